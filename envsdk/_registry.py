@@ -5,15 +5,17 @@ renderer's name and points to its class. In the group `envsdk.environments`, it 
 `register_env` when it is imported. A plug-in that cannot be imported is reported by name, and the others still load.
 """
 
+import functools
 import inspect
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ._specifications import specification
 from .contexts._history_policy import HistoryPolicy
@@ -226,6 +228,8 @@ def register_env(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) 
         raise PluginError(
             f"the environment id {id!r} is taken by {_path(known)}; {_path(entry_point)} needs another id"
         )
+    if not isinstance(entry_point, str) and _imported(_path(entry_point)) is entry_point:
+        entry_point = _path(entry_point)  # so that the spec can be stored, and another process can use it
     gymnasium.registry.pop(id, None)  # a class that is defined again, as in a notebook, replaces its old definition
     gymnasium.register(id, entry_point=entry_point, **kwargs)  # pyright: ignore[reportUnknownMemberType]
     _envs[id] = entry_point
@@ -278,6 +282,24 @@ def is_entry_point(path: str) -> bool:
     return path in map(_path, _envs.values())
 
 
+def spec_of(cls: type, options: Mapping[str, Any]) -> EnvSpec | None:
+    """Return the spec that a class is registered with, or None.
+
+    If there are several, return the one with the most options among those that agree with `options`.
+    """
+    load_plugins()
+    path = _path(cls)
+    specs = [gymnasium.registry[name] for name, entry_point in _envs.items() if _path(entry_point) == path]
+    fitting = [spec for spec in specs if all(spec.kwargs.get(name, value) == value for name, value in options.items())]
+    return max(fitting, key=lambda spec: len(spec.kwargs), default=None)
+
+
+def is_of_plugin(spec: EnvSpec) -> bool:
+    """Return whether an environment is in the package of a plug-in, so that every process knows its id."""
+    package = _path(spec.entry_point).partition(":")[0].partition(".")[0]
+    return package in {point.module.partition(".")[0] for point in _entry_points(ENVIRONMENTS)}
+
+
 def load_plugins() -> None:
     """Import the plug-ins of environments, each once, and emit a `PluginWarning` for each that fails."""
     with _loading:  # another thread waits until all are there
@@ -322,6 +344,14 @@ def _path(entry_point: object) -> str:
     if isinstance(entry_point, str):
         return entry_point
     return f"{getattr(entry_point, '__module__', '?')}:{getattr(entry_point, '__qualname__', repr(entry_point))}"
+
+
+def _imported(path: str) -> object:
+    """Return what an imported module has under `module:name`; None if it has nothing, or is the main program."""
+    module, _, name = path.partition(":")
+    if module == "__main__":
+        return None
+    return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), sys.modules.get(module))
 
 
 def _entry_points(group: str) -> "EntryPoints":

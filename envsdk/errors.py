@@ -7,6 +7,7 @@ import difflib
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,6 +77,12 @@ class TemplateUnsupported(RenderError):
         shown = zip(("expected", "rendered"), around_difference(expected, rendered, 300), strict=True)
         texts = [f"{name} {text!r}" for name, text in shown if text]
         super().__init__(f"{where}{reason}. {'; '.join([*texts, ''])}{self.advice}")
+
+    def advising(self, advice: str) -> "TemplateUnsupported":
+        """Return the same error with other advice."""
+        changed = copy(self)
+        changed.advice, changed.args = advice, (str(self).removesuffix(self.advice) + advice,)
+        return changed
 
 
 class ImageError(EnvsdkError, ValueError):
@@ -318,6 +325,12 @@ def around_difference(one: str, other: str, width: int) -> tuple[str, str]:
 def _shortened(value: object) -> str:
     """Return the beginning of a value's `repr`, without making the whole `repr` of a long list or text."""
     return _REPR.repr(value)[:80]
+
+
+def describe_error(error: BaseException, *, with_notes: bool = True) -> str:
+    """Return an exception as a record has it: its type, its message, and its notes."""
+    notes: list[str] = getattr(error, "__notes__", []) if with_notes else []
+    return " ".join([f"{type(error).__name__}: {message_of(error)}", *(encodable(str(note)) for note in notes)])
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> UnknownName:

@@ -21,9 +21,9 @@ from envsdk._untrusted import MIB
 from envsdk.authoring.tasks import load_tasks
 from envsdk.cli._importing import _documents, _sessions
 from envsdk.errors import EnvsdkError
-from envsdk.rollouts import RunFolder, StoredRun, rollout_many
+from envsdk.rollouts import RunFolder, StoredRun, rollout, rollout_many
 from envsdk.rollouts._recovery import recover
-from envsdk.rollouts.evaluation import runs_of
+from envsdk.rollouts.evaluation import Suite, runs_of
 from envsdk.trajectories._trajectory import Trajectory
 from envsdk.trajectories.records import read_jsonl
 from envsdk.viewer._sources import Source
@@ -94,6 +94,11 @@ def tasks(folder: Path) -> None:
     load_tasks(folder / "tasks.jsonl")
 
 
+def suite(folder: Path) -> None:
+    for file in folder.glob("suite.*"):
+        Suite.read(file)
+
+
 def evaluation(folder: Path) -> None:
     (folder / "run.json").rename(folder / "other.json")
     for _ in runs_of(folder):
@@ -121,6 +126,11 @@ def content(name: str, data: bytes | Callable[[], bytes]) -> Callable[[Path], ob
 def hole(name: str, size_mib: int) -> Callable[[Path], object]:
     """A file of zeros that takes no space."""
     return lambda folder: (remove(folder / name), (folder / name).touch(), os.truncate(folder / name, size_mib * MIB))
+
+
+def image_of(folder: Path) -> str:
+    """The name of an image that the run has stored."""
+    return next(str(file.relative_to(folder)) for file in sorted(folder.glob("media/*")))
 
 
 def fields(name: str, **changed: Any) -> Callable[[Path], object]:
@@ -208,6 +218,8 @@ ATTACKS: dict[str, Attack] = {
     "a run continues after 4 GiB in 130 KB": Attack(compressed(lambda: bomb(b"a")), resumed),
     "millions of frames seem to begin": Attack(compressed(beginnings_of_frames), trajectories),
     "times in a pipe": Attack(pipe("times.jsonl"), shown, "read"),
+    "times in a line of 15 MiB of lists": Attack(content("times.jsonl", lambda: b"[]," * (5 * MIB)), shown, "read"),
+    "thirty million empty lines of times": Attack(content("times.jsonl", lambda: b"\n" * 30_000_000), shown, "read"),
     "samples outside": Attack(link("samples.jsonl", "/etc/passwd"), reported, "... is a link to"),
     # Tokenizers.
     "a vocabulary is a device": Attack(fields(TOKENIZER, vocabulary="/dev/zero"), renderers, "TokenizerError"),
@@ -233,6 +245,21 @@ ATTACKS: dict[str, Attack] = {
     # Images, logs, tasks, reports.
     "a report of an evaluation is a list": Attack(content("evaluation.json", b"[]"), evaluation),
     "a report of an evaluation is deep": Attack(content("evaluation.json", DEEP), evaluation),
+    **{
+        f"an image is {what}": Attack(
+            lambda folder, change=change: change(image_of(folder))(folder), images, "ImageError"
+        )
+        for what, change in {
+            "a pipe": pipe,
+            "a linked device": lambda name: link(name, "/dev/zero"),
+            "a link elsewhere": lambda name: link(name, "/etc/passwd"),
+            "2 GiB long": lambda name: hole(name, 2048),
+        }.items()
+    },
+    "a suite is a pipe": Attack(pipe("suite.toml"), suite, "ConfigError"),
+    "a suite is a device": Attack(link("suite.toml", "/dev/zero"), suite, "ConfigError"),
+    "a suite is deep": Attack(content("suite.toml", b"a = " + DEEP), suite, "ConfigError"),
+    "a suite in YAML is deep": Attack(content("suite.yaml", DEEP), suite, "ConfigError"),
     "a log is a pipe": Attack(pipe("log.json"), imported, "InvalidRecord"),
     "a log is a device": Attack(link("log.json", "/dev/zero"), imported, "InvalidRecord"),
     "a log is deep": Attack(content("log.json", DEEP), imported, "InvalidRecord"),
@@ -290,6 +317,8 @@ def store(path: Path) -> None:
     with RunFolder.create(path, {"env": name}, {"main": env.renderer}) as folder:
         for trajectory in rollout_many(name, "reference", seeds=range(2)):
             asyncio.run(folder.append(trajectory))
+        with_images = rollout("envsdk/ChartReader-v0", "reference", seed=0)
+        asyncio.run(folder.append(with_images))
 
 
 if __name__ == "__main__":

@@ -45,7 +45,11 @@ def to_request(
 ) -> ModelRequest:
     messages = copy.deepcopy(list(messages))  # every request is parsed anew
     received = [
-        ReceivedMessage(Message.from_openai(message), message, (links or {}).get(i))
+        ReceivedMessage(
+            Message.from_openai({key: value for key, value in message.items() if key != "reply_id"}),
+            message,
+            (links or {}).get(i),
+        )
         for i, message in enumerate(messages)
     ]
     body = {"messages": messages, "system": system, "tools": list(tools)}
@@ -64,7 +68,7 @@ class Session:
         return self.conversations.place(self.request)
 
     def reply(
-        self, text: str = "", calls: Sequence[tuple[str, dict[str, Any]]] = (), reasoning: str = "why"
+        self, text: str = "", calls: Sequence[tuple[str, dict[str, Any]]] = (), reasoning: str = "Why? Because."
     ) -> Message:
         made = [ToolCall(name=name, arguments=given, id=f"call_{next(self._ids):06d}") for name, given in calls]
         return Message(role="assistant", content=text, tool_calls=tuple(made), reasoning=reasoning)

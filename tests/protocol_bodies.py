@@ -28,8 +28,14 @@ def responses_body(request: ModelRequest) -> dict[str, Any]:
         if raw["role"] == "tool":
             output = {"type": "function_call_output", "call_id": raw["tool_call_id"], "output": _text(raw)}
             items.append(output)
-        elif _text(raw).strip():
-            items.append({"role": raw["role"], "content": _text(raw)})
+            continue
+        reasoning, reply = raw.get("reasoning_content"), raw.get("reply_id")
+        named = {"id": f"msg_{reply}"} if reasoning and reply else {}
+        if reasoning:
+            content = [{"type": "reasoning_text", "text": reasoning}]
+            items.append({"type": "reasoning", "id": f"rs_{reply}", "summary": [], "content": content})
+        if _text(raw).strip():
+            items.append({"role": raw["role"], "content": _text(raw), **named})
         calls = raw.get("tool_calls", ())
         items += [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
     tools = [{"type": "function", **tool["function"]} for tool in request.tools]
@@ -54,8 +60,13 @@ def messages_body(request: ModelRequest) -> dict[str, Any]:
             for call in raw.get("tool_calls", ())
             for name, arguments in [call["function"].values()]
         ]
-        text = [{"type": "text", "text": _text(raw)}] if uses and _text(raw).strip() else []
-        messages.append({"role": raw["role"], "content": [*text, *uses] if uses else _text(raw)})
+        thinking = [
+            {"type": "thinking", "thinking": raw["reasoning_content"], "signature": f"envsdk_{raw.get('reply_id')}"}
+            for _ in range(bool(raw.get("reasoning_content")))
+        ]
+        text = [{"type": "text", "text": _text(raw)}] if _text(raw).strip() else []
+        blocks = [*thinking, *text, *uses]
+        messages.append({"role": raw["role"], "content": blocks if thinking or uses else _text(raw)})
     tools = [{"name": tool["function"]["name"], "input_schema": {"type": "object"}} for tool in request.tools]
     system = {} if request.system is None else {"system": request.system}
     return {"messages": messages, "tools": tools, "max_tokens": 10_000, **system}

@@ -41,9 +41,9 @@ class Thread:
         self.sent.append(message)
         self.truth.append(Message.from_openai({**message, "name": name} if name else message))
 
-    def hear(self, reply: Message) -> None:
+    def hear(self, reply: Message, reply_id: str | None = None) -> None:
         self.asked, self.has_twin = len(self.sent), False
-        self.sent.append(as_sent(reply))
+        self.sent.append({**as_sent(reply), "reply_id": reply_id})
         self.truth.append(reply)
 
     def cut(self, start: int, stop: int | None = None) -> None:
@@ -78,6 +78,8 @@ class RandomProgram:
         self.threads: list[Thread] = []
         self.changed: list[Message] = []
         """The replies that the program changed, as it means them."""
+        self._changed: set[int] = set()  # those replies as they are sent, by identity
+        self._rethought: set[tuple[str, str]] = set()  # the contents and calls of those with other reasoning
         self._said: set[int] = set()  # messages that were sent before, by identity
         self._kept: list[Any] = []  # so that identities stay unique
 
@@ -106,15 +108,17 @@ class RandomProgram:
     def written(self, message: dict[str, Any]) -> dict[str, Any]:
         is_known = id(message) in self._said  # what is new is recorded as it is sent first
         is_reply = message["role"] == "assistant" and (is_known or not self.is_changed(message))  # it is recorded
+        # Two forks may differ in the reasoning of a reply only.
+        is_reasoned = (message.get("content"), str(message.get("tool_calls"))) in self._rethought
         message, chance = copy.deepcopy(message), self.random.random
         if is_known and chance() < 0.3:
             message["content"] = f" {message['content'].strip()}\n"
-        if is_reply and "reasoning_content" in message and chance() < 0.2:
+        if is_reply and "reasoning_content" in message and not is_reasoned and chance() < 0.2:
             message["content"] = f"<think>\n{message.pop('reasoning_content')}\n</think>\n\n{message['content']}"
         if chance() < 0.3:
             message["content"] = [{"type": "text", "text": message["content"]}]
         if is_reply:
-            if chance() < 0.5:
+            if not is_reasoned and chance() < 0.5:
                 message.pop("reasoning_content", None)
             for call in message.get("tool_calls", ()):
                 arguments = json.loads(call["function"]["arguments"])
@@ -123,8 +127,8 @@ class RandomProgram:
         return message
 
     def is_changed(self, message: dict[str, Any]) -> bool:
-        """Whether a message is a reply as the program changed it: such a reply has no reasoning."""
-        return message["role"] == "assistant" and "reasoning_content" not in message
+        """Whether a message is a reply as the program changed it."""
+        return id(message) in self._changed
 
     def sent(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Messages in other forms; ids are renamed, and results of one reply shuffled, now and then."""
@@ -215,7 +219,12 @@ class RandomProgram:
         if thread.has_twin:
             return self.grows(thread)
         changed = self.changed_reply(reply, is_last=is_last)
-        thread.truth[place], thread.sent[place] = changed, as_sent(changed)
+        sent = {**as_sent(changed), "reply_id": thread.sent[place].get("reply_id")}
+        thread.truth[place], thread.sent[place] = changed, sent
+        self._changed.add(id(sent))
+        if changed.reasoning:
+            self._rethought.add((sent["content"], str(sent.get("tool_calls"))))
+        self._kept.append(sent)
         kept = {call.id: call for call in changed.tool_calls}
         answered = {call.id for call in reply.tool_calls}
         for i in reversed(range(place, len(thread.truth))):
@@ -238,12 +247,13 @@ class RandomProgram:
 
     def changed_reply(self, reply: Message, *, is_last: bool) -> Message:
         calls = list(reply.tool_calls)
-        changes = ["text", "more text"]
+        changes = ["text", "more text", "reasoning"]
         if calls:
             changes += ["arguments", "name"]
             changes += ["call"] if is_last or len(calls) > 1 else []  # else two replies are one in Responses
-            changes += ["no text"] if reply.content and reply.reasoning else []  # else it might be as it was
-        content = reply.content
+            is_own = all(reply is not changed for changed in self.changed)  # else it might be as it was
+            changes += ["no text"] if reply.content and is_own else []
+        content, reasoning = reply.content, None
         match self.random.choice(changes):
             case "text":
                 content = self.text("changed reply")
@@ -251,6 +261,8 @@ class RandomProgram:
                 content = f"{content} {self.text('more')}".strip()
             case "no text":
                 content = ""
+            case "reasoning":
+                reasoning = self.text("changed thought")
             case "arguments":
                 calls[0] = calls[0].model_copy(update={"arguments": {"x": next(self.numbers), "y": 1000000}})
             case "name":
@@ -258,7 +270,7 @@ class RandomProgram:
             case _:
                 del calls[self.random.randrange(len(calls))]
                 content = content or self.text("no call")
-        changed = Message(role="assistant", content=content, tool_calls=tuple(calls))
+        changed = Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(calls))
         self.changed.append(changed)
         return changed
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from .._visible import visible
 from ..contexts._history_policy import HistoryPolicy
 from ..contexts._protocol import Action, Observation
-from ..episodes._environment import StepResult
+from ..episodes._agent import StepResult
 from ..episodes._episode import Episode
 from ..episodes._functions import copied_function
 from ..episodes._handoff import Handoff

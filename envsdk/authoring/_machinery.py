@@ -9,10 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .._registry import find_renderer, refuse_history_options
 from ..contexts._history_policy import HistoryPolicy
-from ..episodes._agent import Agent
+from ..episodes._agent import Agent, EpisodeHeader
 from ..episodes._driver import Driver, driver_of
 from ..episodes._episode import Episode, SummarizerFactory
-from ..episodes._header import EpisodeHeader
 from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from ..limits import Limits, plain_integer
 from ..messages import check_text

@@ -133,7 +133,7 @@ class ToolDriver(EnvDriver):
     async def respond(self, reply: Message) -> Returned:
         """Run the calls of a reply, or call `finish`; see `ToolEnv.respond`."""
         calls = reply.tool_calls[self._answered :]
-        answers = await self._runner().run(calls, self.running.usage.tool_calls_left(len(calls))) if calls else []
+        answers = await self._runner().run(calls, self.running.tool_calls_left(len(calls))) if calls else []
         handoffs = [handoff for answer in answers for handoff in answer.handoffs]
         if handoffs:
             self._handed_over = reply, calls, answers

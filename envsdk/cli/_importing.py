@@ -21,7 +21,7 @@ from ._output import print_error, print_json, print_table, print_text
 from ._summaries import TrajectoryReport, summary, table
 
 if TYPE_CHECKING:
-    from ..trainers._logged import Imported
+    from ..trainers.foreign._importer import Imported
 
 _Format: TypeAlias = Literal["atif", "requests"]
 _Log: TypeAlias = tuple[str, str | None, Any]

@@ -54,7 +54,7 @@ def play(
         try:
             trajectory = Game(played).play(seed)
         except (Quit, EOFError):
-            steps = played.episode.root.usage.steps
+            steps = played.episode.root.steps
             print_text(f"\nYou quit after {steps} {'step' if steps == 1 else 'steps'}.")
             return
         except KeyboardInterrupt:

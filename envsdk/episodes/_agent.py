@@ -1,22 +1,51 @@
 """Who acts in an episode: one environment's part of it, with its contexts, its limits and its counts."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..contexts._context import Context, SampledText
-from ..errors import TurnError
-from ..limits import MAX_ABORTS, MAX_EMPTY_ABORTS, Limits, StopReason
+from ..contexts._context import Context, Delta, SampledText
+from ..contexts._edits import Edit
+from ..contexts._protocol import Break, Observation
+from ..contexts._roles import RoleLog
+from ..errors import ConfigError, HandoffError, RenderError, TurnError, describe_error
+from ..limits import MAX_ABORTS, MAX_EMPTY_ABORTS, STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message, check_calls
 from ..rendering.renderer import NOT_ENDED
-from ..trajectories._steps import Part, Step
-from ._actions import CheckedAction, PromptSize, check_action
-from ._environment import Environment, StepResult
-from ._handoff import Handoff, PendingHandoffs
+from ..trajectories._steps import Origin, Part, Step
+from ._actions import PromptSize, check_action
+from ._handoff import Environment, Handoff, HandoffResult, PendingHandoffs
 from ._turn import Mask, Turn
-from ._usage import Usage
 
 MAIN = "main"
+SUMMARY = "summary"
+"""The role of a sub-agent that writes a summary, in the name of its context."""
+
+
+class StepResult(NamedTuple):
+    """What `reset` and `step` return, in gymnasium's order."""
+
+    observation: Observation
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+@dataclass(slots=True)
+class EpisodeHeader:
+    """What identifies an episode, as its trajectory has it."""
+
+    id: str
+    seed: int | None
+    config: dict[str, Any]
+    """The environment's own options."""
+    group_id: str | None
+    origins: list[Origin] = field(default_factory=list[Origin])
+    """The episodes that it was forked from."""
+    records_roles: bool = False
+    """Whether its contexts record what each token belongs to."""
 
 
 class Phase(Enum):
@@ -64,7 +93,9 @@ class Agent:
         self.adds_reward: bool = (parent is None or parent.adds_reward) and (handoff is None or handoff.adds_reward)
         """Whether its rewards count for the episode, and not only for its own contexts."""
         self.limits = limits
-        self.usage = Usage(limits, None if parent is None else parent.usage, counts_steps_above=not is_summary)
+        self.steps = self.sampled = self.tool_calls = 0
+        """Its own counts, with those of all agents below it."""
+        self.is_summary = is_summary
         self.phase = Phase.ACTIVE
         self.contexts: dict[str, Context] = {}
         self.current: Context | None = None
@@ -87,6 +118,7 @@ class Agent:
         self.full: StopReason | None = None
         """Why its last request, which was refused, did not fit into its context; None if none was refused for that."""
         self.aborts = self.empty_aborts = 0
+        self._handoffs_in_a_row = self._steps_at_handoff = 0
         self._names: dict[str, int] = {}
 
     @property
@@ -153,12 +185,6 @@ class Agent:
             return name
         return MAIN if name == self.name else name.removeprefix(f"{self.name}/")
 
-    def child_name(self, role: str) -> str:
-        """Return a new name for the context of a sub-agent of that role."""
-        name = f"{(self.current or self).name}/{role}"
-        self._names[name] = self._names.get(name, 0) + 1
-        return f"{name}-{self._names[name]}"
-
     # Actions.
 
     def receive(self, step: Step, action: object) -> Message | None:
@@ -171,21 +197,41 @@ class Agent:
             ActionError: If the action is not legal.
         """
         context = self.context
-        vocab_size = context.renderer.tokenizer.vocab_size
-        self._act(step, check_action(action, vocab_size, lambda: self._prompt_of(step)))
-        if step.finish_reason == "abort":
+        checked = check_action(action, context.renderer.tokenizer.vocab_size, lambda: _prompt_size(context, step))
+        context.act(checked.tokens, checked.logprobs)
+        is_first, is_abort, sampled = not step.parts, checked.finish_reason == "abort", len(checked.tokens)
+        stop = context.log_tokens.length
+        step.parts += (Part(stop, checked.temperature, checked.policy_version, checked.extra),)
+        step.finish_reason = checked.finish_reason
+        self.aborts = len(step.parts) if is_abort else 0
+        self.empty_aborts = self.empty_aborts + 1 if is_abort and not sampled else 0
+        if is_first:
+            self.record.append(step)
+            self.last_step = step
+        self.count(steps=int(is_first), sampled=sampled)
+        if is_abort:
             if self.max_tokens() != 0 and not self._is_always_aborted():
                 return None
             step.finish_reason = "length"  # there is no room for the rest, or none comes
-        self.due, self.cut = None, None if step.finish_reason == "stop" else self._cut_by(step)
-        message = self._read_reply(step)
+        self.cut = self._why_cut(step) if step.finish_reason == "length" else None
+        self.due = None
+        return self._read_reply(step, stop - step.action_start)
+
+    def _read_reply(self, step: Step, length: int) -> Message:
+        """Read the reply as a message, and add it to the context."""
+        context = self.context
+        message, text = context.parse_reply(), context.new_text(length)
+        if NOT_ENDED in message.errors and step.finish_reason == "stop":
+            stops = (*context.renderer.stop_strings, *self.turn.stop)
+            if stops and any(stop in str(text) for stop in stops):  # it needs no stop token then
+                errors = tuple(error for error in message.errors if error != NOT_ENDED)
+                message = message.model_copy(update={"errors": errors})
         if message.tool_calls:
             message = check_calls(message, context.tools)
+            self.count(tool_calls=len(message.tool_calls))
         step.reply = len(context.messages)
         context.add_reply(message)
-        if message.tool_calls:
-            self.usage.count(tool_calls=len(message.tool_calls))
-        return message.as_reply(context.new_text(step.stop - step.action_start))
+        return message.as_reply(text)
 
     def shorten_reply(self, step: Step, turn: Turn, *, is_last: bool) -> None:
         """Mask and cut the reply of a step as the turn that answers it says; nothing is cut at the end of the episode.
@@ -195,7 +241,11 @@ class Agent:
         """
         context = self.contexts[step.context]
         sampled = context.new_text(step.stop - step.action_start)
-        count, kept = len(sampled.tokens), _kept(sampled, turn)
+        count = kept = len(sampled.tokens)
+        if turn.keep_reply is not None:
+            kept = turn.keep_reply
+        elif turn.up_to is not None and (at := str(sampled).find(turn.up_to)) >= 0:
+            kept = sampled.tokens_of(at, at + len(turn.up_to))[1]
         masked = [] if turn.mask is None else _masked(sampled, turn.mask)
         if kept < sampled.body:
             if not is_last:
@@ -204,47 +254,54 @@ class Agent:
                 masked.append((kept, count))
         step.masked = tuple((step.action_start + start, step.action_start + stop) for start, stop in _merged(masked))
 
-    def stops(self) -> tuple[str, ...]:
-        """Return the strings at which the next reply should stop."""
-        return (*self.context.renderer.stop_strings, *self.turn.stop)
+    # Counts and limits.
 
-    def _act(self, step: Step, action: CheckedAction) -> None:
-        context = self.context
-        context.act(action.tokens, action.logprobs)
-        stop = context.log_tokens.length
-        step.parts += (Part(stop, action.temperature, action.policy_version, action.extra),)
-        step.finish_reason = action.finish_reason
-        is_abort = action.finish_reason == "abort"
-        self.aborts = len(step.parts) if is_abort else 0
-        self.empty_aborts = self.empty_aborts + 1 if is_abort and not len(action.tokens) else 0
-        is_first = len(step.parts) == 1
-        if is_first:
-            self.record.append(step)
-            self.last_step = step
-        self.usage.count(steps=int(is_first), sampled=len(action.tokens))
+    def count(self, *, steps: int = 0, sampled: int = 0, tool_calls: int = 0) -> None:
+        """Count steps, sampled tokens and tool calls, here and above; a summary is not a step of its parent."""
+        for agent in self.lineage():
+            agent.steps += steps
+            agent.sampled += sampled
+            agent.tool_calls += tool_calls
+            if agent.is_summary:
+                steps = 0
 
-    def _prompt_of(self, step: Step) -> PromptSize:
-        """Return the size of the prompt that an action answers.
+    def limit_reached(self) -> StopReason | None:
+        """Return the limit that is reached, here or above; `no_end` after the steps that are allowed without any."""
+        has_max_steps = False
+        for agent in self.lineage():
+            limits = agent.limits
+            has_max_steps = has_max_steps or limits.max_steps is not None
+            for count, limit, reason in (
+                (agent.steps, limits.max_steps, StopReason.MAX_STEPS),
+                (agent.sampled, limits.max_sampled_tokens, StopReason.MAX_SAMPLED_TOKENS),
+                (agent.tool_calls, limits.max_tool_calls, StopReason.MAX_TOOL_CALLS),
+            ):
+                if limit is not None and count >= limit:
+                    return reason
+        if has_max_steps or self.steps < STEPS_WITHOUT_LIMIT:
+            return None
+        # Each token brings max_sampled_tokens closer, so that steps with tokens come to an end by themselves.
+        has_no_end = self.sampled_left() is None or self.steps - self.sampled >= STEPS_WITHOUT_LIMIT
+        return StopReason.NO_END if has_no_end else None
 
-        The token before the new ones counts as new: a model had not processed it when it was sampled.
-        """
-        length = len(self.context)
-        if not step.start and not step.parts:  # what a new context keeps may be of another model
-            return PromptSize(length, length)
-        observed = 0 if step.parts else step.action_start - step.start
-        return PromptSize(length, min(length, observed + 1))
+    def sampled_left(self) -> int | None:
+        """Return how many tokens may still be sampled; None without a limit."""
+        least: int | None = None
+        for agent in self.lineage():
+            limit = agent.limits.max_sampled_tokens
+            if limit is not None:
+                left = max(0, limit - agent.sampled)
+                least = left if least is None else min(least, left)
+        return least
 
-    def _read_reply(self, step: Step) -> Message:
-        """Read the reply as a message; one that ended at a stop string needs no stop token."""
-        message = self.context.parse_reply()
-        if NOT_ENDED in message.errors and step.finish_reason == "stop" and (stops := self.stops()):
-            text = str(self.context.new_text(step.stop - step.action_start))
-            if any(stop in text for stop in stops):
-                errors = tuple(error for error in message.errors if error != NOT_ENDED)
-                return message.model_copy(update={"errors": errors})
-        return message
-
-    # Limits.
+    def tool_calls_left(self, count: int) -> int:
+        """Return how many of the last reply's `count` calls may be run."""
+        left = count
+        for agent in self.lineage():
+            limit = agent.limits.max_tool_calls
+            if limit is not None:
+                left = min(left, limit - (agent.tool_calls - count))
+        return max(0, left)
 
     def reason_to_stop(self, turn: Turn) -> StopReason | None:
         """Return why the agent ends with a turn: what the turn says comes before any limit."""
@@ -257,56 +314,269 @@ class Agent:
         if self._is_always_aborted():
             return StopReason.ABORTED
         cut = self.cut if self.limits.end_on_cut else None
-        return cut or self.full or self.usage.reached()
+        return cut or self.full or self.limit_reached()
+
+    def max_tokens(self, turn: Turn | None = None, context: Context | None = None) -> int | None:
+        """Return how many tokens the rest of the reply may have: the least that the turn and the limits leave.
+
+        Args:
+            turn: A turn that has not been taken yet, whose reply is meant.
+            context: The context of that turn, as it will be.
+
+        Returns:
+            The number, or None if nothing limits it.
+        """
+        least = self.sampled_left()
+        for left in (self._turn_left() if turn is None else turn.max_tokens, self._context_left(context)):
+            if left is not None:
+                least = left if least is None else min(least, left)
+        return least
+
+    def _turn_left(self) -> int | None:
+        """Return what is left of the turn's `max_tokens`, which the parts of a reply share."""
+        if self.turn.max_tokens is None:
+            return None
+        return max(0, self.turn.max_tokens - (0 if self.due is None else self.due.stop - self.due.action_start))
+
+    def _context_left(self, context: Context | None = None) -> int | None:
+        limit = self.limits.max_context_tokens
+        return None if limit is None else max(0, limit - len(context or self.context))
 
     def _is_always_aborted(self) -> bool:
         return self.empty_aborts >= MAX_EMPTY_ABORTS or self.aborts >= MAX_ABORTS
 
-    def _cut_by(self, step: Step) -> StopReason | None:
+    def _why_cut(self, step: Step) -> StopReason | None:
         """Return what cut a reply, if anything but the author's `Turn(max_tokens=)` did."""
-        if step.finish_reason != "length" or self._turn_left(step) == 0:
+        if self._turn_left() == 0:
             return None
-        if self.usage.sampled_left() == 0:
+        if self.sampled_left() == 0:
             return StopReason.MAX_SAMPLED_TOKENS
-        return StopReason.MAX_CONTEXT_TOKENS if self._context_left(self.context) == 0 else StopReason.CUT
+        return StopReason.MAX_CONTEXT_TOKENS if self._context_left() == 0 else StopReason.CUT
 
-    def max_tokens(self) -> int | None:
-        """Return how many tokens the rest of the reply may have: the least that the turn and the limits leave.
+    # Observations.
 
-        None if nothing limits it.
+    def observe(self, context: Context, turn: Turn, *, is_final: bool = False, summary: str | None = None) -> Delta:
+        """Render a turn in its context."""
+        return context.observe(
+            turn.messages,
+            is_final=is_final,
+            max_tokens=self.limits.max_context_tokens,
+            prefill=turn.prefill,
+            system=turn.system,
+            tools=turn.tools,
+            edit=turn.edit,
+            summary=summary,
+        )
+
+    def info(self, break_: Break | None = None, *, closed_reply: bool = False) -> dict[str, Any]:
+        """Return the `info` of the observation that it gets."""
+        turn, context = self.turn, self.current
+        if context is None:
+            asked = {"stop_token_ids": self.env.renderer.stop_token_ids, "stop": (), "max_tokens": None}
+            asked |= {"sampling": dict(turn.sampling), "context": self.name, "role": self.role}
+        else:
+            asked = for_policy(context, turn, self.max_tokens())
+        about = {"truncated_reply": closed_reply, "rewards": dict(turn.rewards), "metrics": dict(turn.metrics)}
+        return {**asked, **about, **turn.info, **({} if break_ is None else {"break": break_})}
+
+    def switch_to(self, delta: Delta, base: str | None, *, is_new: bool) -> Break | None:
+        """Return the switch that an observation is: to a sub-agent, or back from one; None if it is neither."""
+        name, opening = self.context.name, self.turn.opening
+        if not is_new:
+            is_return = self.phase in (Phase.RETURNED, Phase.REFUSED)
+            return Break("switch", "return", name, name, delta.keep, 0) if is_return else None
+        if self.parent is not None and len(self.contexts) == 1:
+            above = self.parent.current or self.parent
+            return Break("switch", "handoff", name, base or name, delta.keep, 0, f"from {above.name}")
+        if opening is not None and len(self.contexts) > 1:
+            return Break("switch", "handoff", name, base or name, delta.keep, 0, opening.detail)
+        return None
+
+    # New contexts.
+
+    def context_named(self, name: str) -> str:
+        """Return the context that an author means: one of the agent's own, or of its sub-agents.
+
+        Raises:
+            TurnError: If there is no such context.
         """
-        if self.turn.max_tokens is None and self.limits.max_context_tokens is None:  # mostly
-            return self.usage.sampled_left()
-        return self._least(self._turn_left(self.due), self._context_left(self.context))
+        below = [known for item in self.agents() for known in item.contexts]
+        for known in (self.full_name(name), name):
+            if known in below:
+                return known
+        raise TurnError(f"a turn names the context {name!r}; the contexts are {below}")
 
-    def foreseen_max_tokens(self, turn: Turn, context: Context) -> int | None:
-        """Return `max_tokens` for a turn that has not been taken yet, in its context as it will be."""
-        return self._least(turn.max_tokens, self._context_left(context))
+    def opened(
+        self,
+        turn: Turn,
+        name: str,
+        contexts: Mapping[str, Context],
+        *,
+        records_roles: bool,
+        is_final: bool = False,
+    ) -> tuple[Context, Delta, str | None]:
+        """Return the context that a turn opens. It is not the agent's yet: nothing changes.
 
-    def _least(self, *left: int | None) -> int | None:
-        counts = [count for count in (*left, self.usage.sampled_left()) if count is not None]
-        return min(counts) if counts else None
+        Args:
+            turn: The turn.
+            name: The name of the context.
+            contexts: All contexts of the episode by name.
+            records_roles: Whether the context records what each token belongs to.
+            is_final: Whether no further reply is requested, so that the context may be completely full.
 
-    def _turn_left(self, step: Step | None) -> int | None:
-        """Return what a step has left of its turn's `max_tokens`, which the parts of a reply share."""
-        if self.turn.max_tokens is None:
-            return None
-        return max(0, self.turn.max_tokens - (step.stop - step.action_start if step is not None else 0))
+        Returns:
+            The context, the first delta, and the name of the context that it starts from, or None.
 
-    def _context_left(self, context: Context) -> int | None:
-        limit = self.limits.max_context_tokens
-        return None if limit is None else max(0, limit - len(context))
+        Raises:
+            HandoffError: If the name is taken.
+            TurnError: If the context would have no message.
+            ConfigError: If it starts from a context of another renderer, or its tools are not that one's.
+        """
+        if name in contexts:
+            raise HandoffError(f"the context name {name!r} is taken by the role {contexts[name].role!r}")
+        opening, env = turn.opening, self.env
+        above = None if self.parent is None else self.parent.current
+        parent = None if above is None else above.name
+        if opening is not None and opening.base is not None:
+            parent = self.context_named(opening.base)
+        role = opening.role if opening is not None else self.role if turn.context is None else turn.context
+        context = Context(name, role, env.renderer_of(role), env.history, parent=parent)
+        context.is_trainable = opening is None or opening.is_trainable
+        context.roles = RoleLog() if records_roles else None
+        limit = 0 if is_final else self.limits.max_context_tokens
+        handoff = self.handoff if self.current is None else None
+        if handoff is not None and handoff.history == "full":
+            return context, self._open_on_parent(context, turn, limit), parent
+        if opening is not None and parent is not None:
+            base, edit = contexts[parent], Edit(opening.keep, start=opening.start)
+            if context.renderer is not base.renderer:
+                raise ConfigError(f"the context {name!r} begins with {base.name!r}, so it needs the same renderer")
+            given: dict[str, Any] = {"prefill": turn.prefill, "system": turn.system, "tools": turn.tools}
+            return context, context.open_on(base, turn.messages, max_tokens=limit, edit=edit, **given), parent
+        before = [] if handoff is None else handoff.filter_messages([] if above is None else list(above.messages))
+        messages = [*_system_of(turn), *before, *turn.messages]
+        if not messages:
+            raise TurnError(f"the first turn for {name!r} has no message")
+        tools = env.default_tools() if turn.tools is None else turn.tools
+        return context, context.open(messages, tools, max_tokens=limit, prefill=turn.prefill), None
+
+    def _open_on_parent(self, context: Context, turn: Turn, limit: int | None) -> Delta:
+        """Open a context that begins with all of its parent's."""
+        assert self.parent is not None
+        base = self.parent.context
+        if context.renderer is not base.renderer:
+            raise ConfigError(
+                "a handoff with full history needs the renderer of its parent: make the sub-agent without renderer and "
+                "tokenizer"
+            )
+        tools = self.env.default_tools() if turn.tools is None else turn.tools
+        if tools and list(tools) != list(base.tools):
+            raise ConfigError(
+                "a handoff with full history begins with its parent's prompt, so it has its parent's tools; give the "
+                "sub-agent the same tools or none, or the handoff a fresh history"
+            )
+        messages = [*_system_of(turn), *turn.messages]
+        return context.open_on(base, messages, max_tokens=limit, prefill=turn.prefill)
+
+    # Handoffs.
+
+    def hand_over(self, returned: Handoff | Sequence[Handoff], max_depth: int) -> None:
+        """Wait for a handoff, or for a list of them.
+
+        Raises:
+            HandoffError: If the handoff is too deep, goes round in a circle, or goes to an environment that is running.
+        """
+        handoffs = [returned] if isinstance(returned, Handoff) else list(returned)
+        lineage = list(self.lineage())
+        if len(lineage) > max_depth:
+            raise HandoffError(
+                f"{self.name!r} hands over at depth {len(lineage)}, and {max_depth} is allowed: "
+                "Limits(max_handoff_depth=...)"
+            )
+        self._handoffs_in_a_row = self._handoffs_in_a_row + 1 if self.steps == self._steps_at_handoff else 0
+        self._steps_at_handoff = self.steps
+        if self._handoffs_in_a_row > STEPS_WITHOUT_LIMIT:
+            raise HandoffError(
+                f"{self.name!r} handed over {STEPS_WITHOUT_LIMIT:,} times in a row without any reply: let resume() "
+                "return a Turn once a result has an error"
+            )
+        running = {id(agent.env) for agent in lineage}
+        for handoff in handoffs:
+            if handoff.history == "full" and not self.contexts:
+                raise HandoffError(
+                    f"{self.name!r} hands over before its first turn, so there is no conversation yet that a handoff "
+                    'with history="full" could begin with: give it history="fresh"'
+                )
+            if id(handoff.env) in running:
+                raise HandoffError(
+                    f"{self.name!r} hands over to {handoff.env!r}, which is running already: make another object of it"
+                )
+            running.add(id(handoff.env))
+        self.pending = PendingHandoffs(not isinstance(returned, Handoff), handoffs)
+
+    def child_of(self, handoff: Handoff) -> "Agent":
+        """Make the agent of a handoff, and add it to the record."""
+        is_summary = self.pending is not None and self.pending.request is not None
+        role = self.context.role if is_summary else handoff.role  # the agent that needs a summary writes it
+        name = f"{(self.current or self).name}/{handoff.role}"
+        self._names[name] = self._names.get(name, 0) + 1
+        name, limits = f"{name}-{self._names[name]}", handoff.limits or handoff.env.limits
+        child = Agent(handoff.env, name, role, limits, self, handoff, is_summary=is_summary)
+        self.record.append(child)
+        return child
+
+    def end(self, reason: StopReason, error: Exception | None = None) -> HandoffResult:
+        """End as a sub-agent, and return what its parent gets."""
+        if error is None:
+            try:
+                for context in self.contexts.values():
+                    context.check_end()
+            except RenderError as failed:
+                reason, error = StopReason.ERROR, failed
+        self.stop_reason, self.due = reason, None
+        self.error = None if error is None else describe_error(error)
+        context = next(iter(self.contexts.values()), None)
+        messages = [] if context is None else list(context.messages)
+        own = messages[0 if context is None else context.inherited :]
+        rewards = list(self.rewards())
+        return HandoffResult(
+            messages=messages,
+            content=next((message.content for message in reversed(own) if message.role == "assistant"), ""),
+            reward=sum(rewards) if rewards else None,
+            stop_reason=str(reason),
+            error=None if error is None else describe_error(error, with_notes=False),
+            context="" if context is None else context.name,
+        )
 
 
-def _kept(sampled: SampledText, turn: Turn) -> int:
-    """Return how many tokens of a reply stay."""
-    if turn.keep_reply is not None:
-        return turn.keep_reply
-    if turn.up_to is None:
-        return len(sampled.tokens)
-    text = str(sampled)
-    at = text.find(turn.up_to)
-    return len(sampled.tokens) if at < 0 else sampled.tokens_of(at, at + len(turn.up_to))[1]
+def for_policy(context: Context, turn: Turn, max_tokens: int | None) -> dict[str, Any]:
+    """Return the part of a step's `info` that the policy gets; `media` is there if the prompt has images."""
+    media = context.media()
+    return {
+        "stop_token_ids": context.renderer.stop_token_ids,
+        "stop": (*context.renderer.stop_strings, *turn.stop),
+        "max_tokens": max_tokens,
+        "sampling": dict(turn.sampling),
+        "context": context.name,
+        "role": context.role,
+        **({"media": media} if media else {}),
+    }
+
+
+def _prompt_size(context: Context, step: Step) -> PromptSize:
+    """Return the size of the prompt that an action answers.
+
+    The token before the new ones counts as new: a model had not processed it when it was sampled.
+    """
+    length = len(context)
+    if not step.start and not step.parts:  # what a new context keeps may be of another model
+        return PromptSize(length, length)
+    observed = 0 if step.parts else step.action_start - step.start
+    return PromptSize(length, min(length, observed + 1))
+
+
+def _system_of(turn: Turn) -> list[Message]:
+    return [] if turn.system is None else [Message(role="system", content=turn.system)]
 
 
 def _masked(sampled: SampledText, mask: Mask) -> list[tuple[int, int]]:

@@ -9,14 +9,12 @@ from typing import Any, ClassVar, TypeVar
 
 from ..errors import EpisodeError
 from ..rendering.renderer import TokenIds
-from ._agent import Agent
-from ._environment import Machinery, StepResult, machinery_of
-from ._episode import Episode
+from ._agent import Agent, StepResult
+from ._episode import Call, Episode, EpisodeGenerator, Join, Request, RunChildren
 from ._functions import is_async
 from ._handoff import Handoff, HandoffResult, is_handoff
 from ._loop_tasks import Tasks, in_event_loop
 from ._method_errors import explained, wrong_turn
-from ._requests import Call, EpisodeGenerator, Join, Request, RunChildren
 from ._turn import Turn
 
 T = TypeVar("T")
@@ -26,7 +24,7 @@ MethodCaller = Callable[["Driver", Call], Awaitable[Any]]
 """Calls a method of an environment (`Driver.call_method`), such as in a thread, and returns what it returns."""
 
 
-class Driver(Machinery):
+class Driver:
     """Calls an environment's methods, for the episode that it began or that it joined as a sub-agent.
 
     Args:
@@ -235,7 +233,7 @@ class Driver(Machinery):
         error = explained(failed, self.env, method) if isinstance(method, str) else failed
         name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
         seed = self.running_episode.seed
-        error.add_note(f"Raised by {name}() of {self.env.name}, seed {seed}, step {agent.usage.steps}.")
+        error.add_note(f"Raised by {name}() of {self.env.name}, seed {seed}, step {agent.steps}.")
         if agent.parent is not None:  # the parent gets the error as a result, and may answer the model with it
             import logging
 
@@ -330,7 +328,7 @@ async def _closing(episode: EpisodeGenerator, awaited: Awaitable[T]) -> T:
 
 def driver_of(env: object) -> Driver:
     """Return the driver of an environment."""
-    driver = machinery_of(env)
+    driver = getattr(env, "_envsdk")  # noqa: B009 (it is private)
     assert isinstance(driver, Driver)
     return driver
 

@@ -4,6 +4,7 @@ It does no I/O and reads no clock, and knows nothing about gymnasium and event l
 called, it yields a request, and the driver answers it, awaited or not.
 """
 
+import hashlib
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
@@ -14,19 +15,13 @@ import numpy as np
 from ..contexts._context import Context, Delta
 from ..contexts._history_policy import SummaryRequest
 from ..contexts._protocol import Break, Observation
-from ..errors import EpisodeError, NoEndWarning, TurnError, UndeclaredBreak
+from ..errors import EpisodeError, NoEndWarning, TurnError, UndeclaredBreak, describe_error
 from ..limits import STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message
 from ..rendering.renderer import Renderer
 from ..trajectories._steps import Origin, Step
-from ._agent import MAIN, Agent, Phase
-from ._delegation import SUMMARY, child_of, end_child, hand_over, seed_of, why_rejected
-from ._environment import Environment, StepResult
-from ._handoff import Handoff, HandoffResult, PendingHandoffs, is_handoff
-from ._header import EpisodeHeader, describe_error
-from ._observing import RESERVED_INFO, for_policy, info_of, observed, switch_of
-from ._opening import context_named, opened
-from ._requests import Call, EpisodeGenerator, Join, Method, Request, RunChildren
+from ._agent import MAIN, SUMMARY, Agent, EpisodeHeader, Phase, StepResult, for_policy
+from ._handoff import Environment, Handoff, HandoffResult, PendingHandoffs, is_handoff
 from ._turn import Turn
 
 if TYPE_CHECKING:
@@ -36,13 +31,49 @@ if TYPE_CHECKING:
 
 FORK = "/fork-"
 """What separates the id of a forked episode from the fork's number."""
+RESERVED_INFO = frozenset(
+    {
+        *("stop_token_ids", "stop", "max_tokens", "sampling", "context", "role", "media"),
+        *("rewards", "metrics", "truncated_reply", "break", "stop_reason"),
+    }
+)
+"""The keys of a step's `info` that an author's `Turn(info=)` may not have."""
 SummarizerFactory: TypeAlias = Callable[[SummaryRequest, Sequence[Message], Renderer], Environment]
 _Take: TypeAlias = Callable[[Agent, Turn], StepResult | HandoffResult | None]
 """Takes a turn; returns None if the turn has to wait for a summary."""
 
 
+# What an episode requests from its driver.
+
+
+class Call(NamedTuple):
+    """Call a method of an agent's environment, such as `start`, or a function, and send what it returns."""
+
+    agent: Agent
+    method: str | Callable[[Any], Any]
+    argument: Any = None
+
+
+class Join(NamedTuple):
+    """Prepare a sub-agent's environment for its part of the episode."""
+
+    agent: Agent
+    seed: int | None
+
+
+class RunChildren(NamedTuple):
+    """Run sub-agents side by side, and send the list of their results."""
+
+    agents: list[Agent]
+
+
+Request: TypeAlias = Call | Join | RunChildren
+EpisodeGenerator: TypeAlias = Generator[Request, Any, StepResult | HandoffResult]
+"""Yields requests, and returns the next observation, or the result of a sub-agent that has ended."""
+
+
 class PendingReply(NamedTuple):
-    """What a policy that samples a reply may read of the episode: its action may be due, or its turn be foreseen."""
+    """What a policy that samples a reply may read of the episode: its action may be due, or its turn be next."""
 
     env: Environment
     """The environment of the agent that acts."""
@@ -87,7 +118,7 @@ class Episode:
         self.abandoned = False
         """Whether its environment has begun another episode."""
         self._owners: dict[str, Agent] = {}  # the agent of each context
-        self._foreseen: dict[str, PendingReply] = {}  # by the context's name, until the turn is taken
+        self._upcoming: dict[str, PendingReply] = {}  # by the context's name, until the turn is taken
         self._summarizer = summarizer
         self._forks = 0
         self._running_children = 0  # how many agents wait for sub-agents that the driver runs
@@ -113,7 +144,7 @@ class Episode:
     def begin(self) -> EpisodeGenerator:
         """Open the episode."""
         self._reward = 0.0
-        return (yield from self._start(self.root))
+        return (yield from self._call_and_take(self.root, "start", None, self._open))
 
     def step(self, action: object) -> EpisodeGenerator:
         """Take the action that is due, and run until another action is due or the episode is over."""
@@ -130,29 +161,31 @@ class Episode:
             EpisodeError: If no action is due.
             ActionError: If the action is not legal; the episode is then as it was.
         """
-        if agent.due is None and agent.phase is Phase.ENDED_UNASKED:
-            agent.phase = Phase.ACTIVE
-            return self._emit_nothing(agent)
-        if self.trajectory is not None:
-            raise EpisodeError("step() after the end of the episode: call reset()")
         if agent.due is None:
+            if agent.phase is Phase.ENDED_UNASKED:
+                agent.phase = Phase.ACTIVE
+                return self._emit_nothing(agent)
+            if self.trajectory is not None:
+                raise EpisodeError("step() after the end of the episode: call reset()")
             raise EpisodeError(
                 "step() while no action is due: call reset() first, and step() once for each observation"
             )
         reply = agent.receive(agent.due, action)
         if reply is None:
             return self._emit_nothing(agent)
-        returned = yield from self._call(agent, "respond", reply)
-        return (yield from self._settle(agent, returned, self._answer))
+        return (yield from self._call_and_take(agent, "respond", reply, self._answer))
 
     def enter(self, child: Agent) -> EpisodeGenerator:
         """Begin a sub-agent's part of the episode."""
-        self.agent = child
+        self.agent, seed = child, None
+        if self.header.seed is not None:
+            digest = hashlib.blake2b(f"{self.header.seed}/{child.name}".encode(), digest_size=4).digest()
+            seed = int.from_bytes(digest, "big")
         try:
-            yield Join(child, seed_of(self.header.seed, child.name))
+            yield Join(child, seed)
         except Exception as error:
             return self._end_child(child, StopReason.ERROR, error)
-        return (yield from self._start(child))
+        return (yield from self._call_and_take(child, "start", None, self._open))
 
     def resume_parent(self, child: Agent, result: HandoffResult) -> EpisodeGenerator:
         """Give a sub-agent's result to its parent, which continues; and so on, if the parent ends, too."""
@@ -198,8 +231,8 @@ class Episode:
 
     def pending_reply(self, context: str) -> PendingReply:
         """Return what a policy that samples a reply in a context may read of the episode."""
-        if context in self._foreseen:
-            return self._foreseen[context]
+        if context in self._upcoming:
+            return self._upcoming[context]
         agent = self._owners[context]
         return PendingReply(agent.env, agent.contexts[context], agent.turn)
 
@@ -241,16 +274,13 @@ class Episode:
 
     # Calls of authors' methods.
 
-    def _start(self, agent: Agent) -> EpisodeGenerator:
-        """Request the first turn and emit its observation.
+    def _call_and_take(self, agent: Agent, method: str, argument: Any, take: _Take) -> EpisodeGenerator:
+        """Take what an author's method returns, and run until an action is due or the agent has ended."""
+        returned = yield from self._call(agent, method, argument)
+        outcome = self._take(agent, returned, take)
+        return (yield from self._delegate(agent)) if outcome is None else outcome
 
-        Raises:
-            TurnError: If the turn has a reward, an end, no message, or continues a reply.
-        """
-        returned = yield from self._call(agent, "start")
-        return (yield from self._settle(agent, returned, self._open))
-
-    def _call(self, agent: Agent, method: Method, argument: Any = None) -> Generator[Request, Any, Any]:
+    def _call(self, agent: Agent, method: str | Callable[[Any], Any], argument: Any) -> Generator[Request, Any, Any]:
         """Return what an author's method returns; the exception, if it is a sub-agent's, which has failed then."""
         try:
             return (yield Call(agent, method, argument))
@@ -261,22 +291,25 @@ class Episode:
                 raise
             return error
 
-    def _settle(self, agent: Agent, returned: Any, take: _Take) -> EpisodeGenerator:
-        """Take what a method returned, and run until an action is due or the agent has ended."""
-        outcome = self._take(agent, returned, take)
-        return (yield from self._delegate(agent)) if outcome is None else outcome
-
     def _take(self, agent: Agent, returned: Any, take: _Take) -> StepResult | HandoffResult | None:
         """Take a turn, handoffs, or an exception; None if the agent waits for sub-agents."""
         if isinstance(returned, Exception):
             return self._end_child(agent, StopReason.ERROR, returned)
         try:
-            if not is_handoff(returned):
-                return take(agent, _checked(returned))
-            if agent.phase is Phase.REFUSED:  # it hands over again and again, although a limit is reached
-                return take(agent, Turn(reward=None))
-            hand_over(agent, returned, self.root.limits.max_handoff_depth)
-            return None
+            if is_handoff(returned):
+                if agent.phase is Phase.REFUSED:  # it hands over again and again, although a limit is reached
+                    return take(agent, Turn(reward=None))
+                agent.hand_over(returned, self.root.limits.max_handoff_depth)
+                return None
+            if not isinstance(returned, Turn):
+                raise TurnError(
+                    "start(), respond() and resume() return a Turn, a Handoff, or a list of Handoffs that is not "
+                    f"empty; got a {type(returned).__name__}: {returned!r:.80}"
+                )
+            if taken := RESERVED_INFO & returned.info.keys():
+                names = ", ".join(sorted(taken))
+                raise TurnError(f"Turn(info=...) uses names that envsdk uses: {names}. Choose others")
+            return take(agent, returned)
         except UndeclaredBreak:
             raise
         except Exception as error:
@@ -300,33 +333,27 @@ class Episode:
         """Run the sub-agents that an agent waits for; None once each has a result."""
         pending = agent.pending
         assert pending is not None
-        if self.side_by_side and not agent.limit_now():
-            yield from self._run_children(agent, pending)
+        left = pending.handoffs[len(pending.results) :]
+        if left and self.side_by_side and not agent.limit_now():
+            self._running_children += 1
+            have_ended = False
+            try:
+                pending.results += yield RunChildren([agent.child_of(handoff) for handoff in left])
+                have_ended = True
+            finally:
+                self._running_children -= 1
+                self.interrupted = self.interrupted or not have_ended
         while len(pending.results) < len(pending.handoffs):
             reason = agent.limit_now()
             if reason is not None:
                 agent.phase = Phase.REFUSED
                 pending.results.append(HandoffResult([], "", None, str(reason)))
                 continue
-            outcome = yield from self.enter(child_of(agent, pending.handoffs[len(pending.results)]))
+            outcome = yield from self.enter(agent.child_of(pending.handoffs[len(pending.results)]))
             if isinstance(outcome, StepResult):
                 return outcome
             pending.results.append(outcome)
         return None
-
-    def _run_children(self, agent: Agent, pending: PendingHandoffs) -> Generator[Request, Any, None]:
-        """Let the driver run the sub-agents that are left, each on its own."""
-        left = pending.handoffs[len(pending.results) :]
-        if not left:
-            return
-        self._running_children += 1
-        have_ended = False
-        try:
-            pending.results += yield RunChildren([child_of(agent, handoff) for handoff in left])
-            have_ended = True
-        finally:
-            self._running_children -= 1
-            self.interrupted = self.interrupted or not have_ended
 
     def _resume(self, agent: Agent) -> Generator[Request, Any, tuple[Any, _Take]]:
         """Return what an agent returns once its sub-agents have ended, and the function that takes it."""
@@ -348,9 +375,8 @@ class Episode:
         """End a sub-agent; for the agent that was reset, raise what failed."""
         if agent.parent is None:
             raise error if error is not None else EpisodeError(str(reason))
-        result = end_child(agent, reason, error)
         self.agent = agent.parent
-        return result
+        return agent.end(reason, error)
 
     # Summaries.
 
@@ -379,8 +405,17 @@ class Episode:
         self, agent: Agent, turn: Turn, *, child: Agent, result: HandoffResult
     ) -> StepResult | HandoffResult:
         """Emit a turn with the summary that the model wrote, if it is accepted."""
-        child.error = why_rejected(agent, child, result)
-        return self._emit_outcome(agent, _outcome(agent, turn), result.content if child.error is None else None)
+        reason = result.error
+        if reason is None:
+            if result.stop_reason != StopReason.TERMINATED:
+                reason = f"it ended with {result.stop_reason}"
+            elif child.last_step is not None and child.last_step.finish_reason == "length":
+                reason = "it was cut"
+            else:
+                reason = agent.context.rejects(result.content)
+            reason = reason and f"the summary was rejected: {reason}"
+        child.error = reason
+        return self._emit_outcome(agent, _outcome(agent, turn), result.content if reason is None else None)
 
     def _take_text(self, agent: Agent, turn: Turn, *, text: Any) -> StepResult | HandoffResult:
         """Emit a turn with the summary that a function wrote, if it is accepted."""
@@ -394,7 +429,11 @@ class Episode:
     # Turns.
 
     def _open(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult:
-        """Take the first turn, which follows `start`, or the sub-agents that it handed over to."""
+        """Take the first turn, which follows `start`, or the sub-agents that it handed over to.
+
+        Raises:
+            TurnError: If the turn has a reward, an end, no message, or continues a reply.
+        """
         has_delegated = bool(agent.record)
         if any(turn.rewards.values()) or turn.continuation is not None or turn.mask is not None or turn.shortens:
             raise TurnError(
@@ -406,20 +445,16 @@ class Episode:
         self._reward_contexts(agent, turn)
         if reason == StopReason.NO_END:
             _warn_of_no_end(agent)
-        if reason is not None and (agent.parent is not None or not (turn.messages or turn.system)):
-            return self._end_unopened(agent, reason)
+        if reason is not None and agent.parent is not None:
+            return self._end_child(agent, reason)
         if not turn.messages and turn.system is None:
-            raise TurnError("the first turn has no message: start() returns a Turn with at least one")
+            if reason is None:
+                raise TurnError("the first turn has no message: start() returns a Turn with at least one")
+            agent.phase = Phase.ENDED_UNASKED  # only its sub-agents acted: it has no context of its own
+            self._end(reason)
+            return self._emit_nothing(agent)
         delta, base = self._open_context(agent, turn, agent.name_of(turn), is_final=reason is not None)
         return self._emit(agent, turn, delta, reason or delta.full, base=base, is_new=True)
-
-    def _end_unopened(self, agent: Agent, reason: StopReason) -> StepResult | HandoffResult:
-        """End an agent that has no context of its own, since only its sub-agents acted."""
-        if agent.parent is not None:
-            return self._end_child(agent, reason)
-        agent.phase = Phase.ENDED_UNASKED
-        self._end(reason)
-        return self._emit_nothing(agent)
 
     def _answer(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult | None:
         """Take the turn that answers a reply; None if a summary has to be written first."""
@@ -445,7 +480,7 @@ class Episode:
     def _reward_contexts(self, agent: Agent, turn: Turn) -> None:
         """Give contexts the rewards that a turn names for them."""
         if turn.context_rewards:
-            rewards = {context_named(agent, name): reward for name, reward in turn.context_rewards.items()}
+            rewards = {agent.context_named(name): reward for name, reward in turn.context_rewards.items()}
             for name, reward in rewards.items():
                 self.contexts[name].earn(reward)
 
@@ -453,12 +488,18 @@ class Episode:
         """Give a step, or the contexts of an agent that keeps its reward, what a turn says that it earned."""
         if turn.metrics:
             step.metrics = {**step.metrics, **turn.metrics}
-        if agent.adds_reward:
-            step.reward, step.rewards = _sum(step, turn)
-            self._reward += turn.reward or 0.0
-        elif turn.reward is not None:
-            self.contexts[step.context].earn(turn.reward)
-            agent.own_reward = (agent.own_reward or 0.0) + turn.reward
+        if not agent.adds_reward:
+            if turn.reward is not None:
+                self.contexts[step.context].earn(turn.reward)
+                agent.own_reward = (agent.own_reward or 0.0) + turn.reward
+            return
+        self._reward += turn.reward or 0.0
+        if step.reward is None:
+            step.reward, step.rewards = turn.reward, dict(turn.rewards)
+        elif turn.rewards:  # another turn scores the same step
+            step.reward += turn.reward or 0.0
+            for name, value in turn.rewards.items():
+                step.rewards[name] = step.rewards.get(name, 0.0) + value
 
     def _emit_outcome(
         self, agent: Agent, outcome: _StepOutcome, summary: str | None = None
@@ -471,16 +512,15 @@ class Episode:
         if reason is not None and agent.parent is not None:
             replied.messages.extend(turn.messages)
             return self._end_child(agent, reason)
-        max_tokens = agent.limits.max_context_tokens
         if reason is None and turn.continuation is not None:
-            agent.usage.count(tool_calls=-len(replied.messages[-1].tool_calls))  # counted when the reply is whole
-            delta = replied.go_on(turn.continuation, max_tokens=max_tokens)
+            agent.count(tool_calls=-len(replied.messages[-1].tool_calls))  # counted when the reply is whole
+            delta = replied.go_on(turn.continuation, max_tokens=agent.limits.max_context_tokens)
         elif reason is None and outcome.context not in agent.contexts:
             delta, base = self._open_context(agent, turn, outcome.context)
             return self._emit(agent, turn, delta, delta.full, base=base, is_new=True)
         else:
             agent.current = context = agent.contexts.get(outcome.context, replied)
-            delta = observed(context, turn, max_tokens, is_final=reason is not None, summary=summary)
+            delta = agent.observe(context, turn, is_final=reason is not None, summary=summary)
         return self._emit(agent, turn, delta, reason or delta.full)
 
     def why_full(self, agent: Agent, turn: Turn) -> StopReason | None:
@@ -492,44 +532,46 @@ class Episode:
         tried = self._tried(agent, turn)
         return None if tried is None else tried[1].full
 
-    def foreseen(self, agent: Agent, turn: Turn) -> tuple[Observation, dict[str, Any], "NDArray[np.int32]"] | None:
+    def upcoming(self, agent: Agent, turn: Turn) -> tuple[Observation, dict[str, Any], "NDArray[np.int32]"] | None:
         """Return what a policy will get once a turn is taken, while another action is due. No context changes.
 
         Until the turn is taken, `pending_reply` returns what it will return then.
 
         Returns:
-            The observation, the `info` for the policy, and the prompt: int32, shape (n,). None if the turn leaves no
-            room, needs a summary first, or builds on the context whose action is due.
+            The observation, the `info` for the policy, and the prompt: int32, shape (n,). None if that depends on a
+            reply that is due: the turn builds on its context, replies share a number of tokens, or a summary has to be
+            written first. None also if the turn leaves no room.
         """
         name, opening = agent.name_of(turn), turn.opening
-        base = name if opening is None or opening.base is None else context_named(agent, opening.base)
-        if agent.due is not None and agent.due.context in (name, base):
+        base = name if opening is None or opening.base is None else agent.context_named(opening.base)
+        waiting = {*self._upcoming, *([] if agent.due is None else [agent.due.context])}
+        if not waiting.isdisjoint((name, base)) or agent.sampled_left() is not None:
             return None
         tried = self._tried(agent, turn)
         if tried is None or tried[1].full is not None:
             return None
         context, delta, start = tried
-        self._foreseen[name] = PendingReply(agent.env, context, turn)
+        self._upcoming[name] = PendingReply(agent.env, context, turn)
         extends = name in agent.contexts and delta.break_ is None
         observation = Observation(delta.tokens, delta.keep, extends, name, start or name, delta.media)
-        return observation, for_policy(context, turn, agent.foreseen_max_tokens(turn, context)), context.prompt()
+        return observation, for_policy(context, turn, agent.max_tokens(turn, context)), context.prompt()
 
     def _tried(self, agent: Agent, turn: Turn) -> tuple[Context, Delta, str | None] | None:
         """Return what a turn would make of its context, as `opened` does; None if a summary comes first."""
         name = agent.name_of(turn)
         if name not in agent.contexts:
-            return opened(agent, turn, name, self.contexts, records_roles=self.header.records_roles)
+            return agent.opened(turn, name, self.contexts, records_roles=self.header.records_roles)
         trial = agent.contexts[name].trial()
         if trial.request() is not None:
             return None
-        return trial, observed(trial, turn, agent.limits.max_context_tokens), None
+        return trial, agent.observe(trial, turn), None
 
     # New contexts.
 
     def _open_context(self, agent: Agent, turn: Turn, name: str, *, is_final: bool = False) -> tuple[Delta, str | None]:
         """Open the context that a turn addresses; return the first delta, and the context that it starts from."""
         roles = self.header.records_roles
-        context, delta, base = opened(agent, turn, name, self.contexts, records_roles=roles, is_final=is_final)
+        context, delta, base = agent.opened(turn, name, self.contexts, records_roles=roles, is_final=is_final)
         self.contexts[name] = agent.contexts[name] = agent.current = context
         self._owners[name] = agent
         return delta, base
@@ -549,8 +591,8 @@ class Episode:
         """Emit an observation: its action is due, or the agent ends with it for a reason."""
         context = agent.context
         agent.turn = turn
-        self._foreseen.pop(context.name, None)
-        switch = switch_of(agent, base, delta, is_new=is_new)
+        self._upcoming.pop(context.name, None)
+        switch = agent.switch_to(delta, base, is_new=is_new)
         # What a new context leaves out of its base is not dropped.
         break_ = switch if is_new else delta.break_ or switch
         agent.phase = Phase.ACTIVE
@@ -567,7 +609,7 @@ class Episode:
             for one in agent.contexts.values():
                 one.check_end()
             self._end(reason, final_break=break_)
-        info = info_of(agent, break_, closed_reply=delta.closed_reply)
+        info = agent.info(break_, closed_reply=delta.closed_reply)
         if reason is not None:
             info["stop_reason"] = str(reason)
         observation = Observation(delta.tokens, delta.keep, extends, context.name, base or context.name, delta.media)
@@ -580,7 +622,7 @@ class Episode:
         is_open = agent.current is not None
         name, length = (agent.context.name, len(agent.context)) if is_open else (agent.name, 0)
         observation = Observation(np.empty(0, dtype=np.int32), length, is_open, name, name)
-        info = info_of(agent, None, closed_reply=False)
+        info = agent.info()
         info.update(rewards={}, metrics={})
         terminated = truncated = False
         if self.trajectory is not None:
@@ -615,30 +657,3 @@ def _warn_of_no_end(agent: Agent) -> None:
         NoEndWarning,
         stacklevel=2,
     )
-
-
-def _checked(turn: object) -> Turn:
-    """Check what a method returned in place of a handoff.
-
-    Raises:
-        TurnError: If it is not a turn, or its `info` has a reserved key.
-    """
-    if not isinstance(turn, Turn):
-        raise TurnError(
-            "start(), respond() and resume() return a Turn, a Handoff, or a list of Handoffs that is not empty; "
-            f"got a {type(turn).__name__}: {turn!r:.80}"
-        )
-    taken = turn.info and RESERVED_INFO & turn.info.keys()
-    if taken:
-        raise TurnError(f"Turn(info=...) uses names that envsdk uses: {', '.join(sorted(taken))}. Choose others")
-    return turn
-
-
-def _sum(step: Step, turn: Turn) -> tuple[float | None, dict[str, float]]:
-    """Return the reward of a step and its named rewards, with those of another turn that scores the step."""
-    if step.reward is None or not turn.rewards:
-        return (turn.reward if step.reward is None else step.reward), {**step.rewards, **turn.rewards}
-    rewards = dict(step.rewards)
-    for name, value in turn.rewards.items():
-        rewards[name] = rewards.get(name, 0.0) + value
-    return step.reward + (turn.reward or 0.0), rewards

@@ -3,15 +3,48 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
-from ..contexts._history_policy import SummaryRequest
+from ..contexts._history_policy import HistoryPolicy, SummaryRequest
 from ..errors import ConfigError, HandoffError
 from ..limits import Limits
-from ..messages import Message, to_messages
-from ._environment import Environment, machinery_of
+from ..messages import Message, ToolSchema, to_messages
+from ..rendering.renderer import Renderer
 from ._functions import copied_function
 from ._turn import Turn
+
+
+class Environment(Protocol):
+    """What an agent needs of its environment, besides the methods that the driver calls. `Env` implements it."""
+
+    @property
+    def name(self) -> str:
+        """The id that the environment was made by, or its class's name."""
+        ...
+
+    @property
+    def renderer(self) -> Renderer:
+        """The renderer of the environment's contexts."""
+        ...
+
+    @property
+    def history(self) -> HistoryPolicy:
+        """The history policy of the environment's contexts."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of an episode."""
+        ...
+
+    def renderer_of(self, role: str) -> Renderer:
+        """Return the renderer of a role's context."""
+        ...
+
+    def default_tools(self) -> Sequence[ToolSchema]:
+        """Return the tools of a first turn that names none."""
+        ...
+
 
 MessageFilter: TypeAlias = Callable[[list[Message]], Sequence[Message]]
 """Selects the messages of the conversation so far that a sub-agent sees."""
@@ -94,7 +127,7 @@ class Handoff:
         adds_reward: bool = True,
         timeout_s: float | None = None,
     ) -> None:
-        if machinery_of(env) is None:
+        if isinstance(env, type) or not hasattr(env, "_envsdk"):
             given = f"the class {env.__name__}" if isinstance(env, type) else f"a {type(env).__name__}"
             raise HandoffError(f"a handoff goes to an Env, got {given}: give it an object, such as Researcher()")
         if not callable(history) and not (isinstance(history, str) and history in ("fresh", "full")):  # pyright: ignore[reportUnnecessaryIsInstance]

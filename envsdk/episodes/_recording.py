@@ -10,8 +10,7 @@ from ..trajectories._context_log import ContextLog
 from ..trajectories._roles import Roles
 from ..trajectories._steps import Step
 from ..trajectories._trajectory import Status, Trajectory
-from ._agent import Agent
-from ._header import EpisodeHeader
+from ._agent import Agent, EpisodeHeader
 
 
 def record(
@@ -69,12 +68,16 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
     logs: dict[str, ContextLog] = {}
     main = root.env.renderer.tokenizer
     for agent in root.agents():
+        is_child = agent.parent is not None
+        # A sub-agent that acted before its parent's first turn has the first context of an agent above as its parent.
+        above = (name for one in agent.lineage() if one is not agent for name in one.contexts)
+        parent = next(above, None)
         for name, context in agent.contexts.items():
-            length, tokenizer = ends.get(name, 0), context.renderer.tokenizer
-            is_child, is_other = agent.parent is not None, tokenizer.fingerprint != main.fingerprint
+            length, tokenizer, roles = ends.get(name, 0), context.renderer.tokenizer, context.roles
+            is_other = tokenizer.fingerprint != main.fingerprint
             logs[name] = ContextLog(
                 role=context.role,
-                parent=context.parent or _first_above(agent),
+                parent=context.parent or parent,
                 tokens=context.log_tokens.copy(0, length),
                 logprobs=context.log_logprobs.copy(0, length),
                 messages=list(context.messages),
@@ -86,21 +89,10 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
                 task=task_as_json(agent.task) if is_child else None,
                 tokenizer=tokenizer.fingerprint if is_other else "",
                 vocab_size=tokenizer.vocab_size if is_other else 0,
-                roles=_roles(context, length),
+                roles=None if roles is None else Roles.of(roles.legend, roles.codes.copy(0, length)),
                 media=[placed for placed in context.log_media if placed.stop <= length],
             )
     return logs
-
-
-def _roles(context: Context, length: int) -> Roles | None:
-    roles = context.roles
-    return None if roles is None else Roles.of(roles.legend, roles.codes.copy(0, length))
-
-
-def _first_above(agent: Agent) -> str | None:
-    """Return the first context of an agent above, for a sub-agent that acted before its parent's first turn."""
-    above = (name for one in agent.lineage() if one is not agent for name in one.contexts)
-    return next(above, None)
 
 
 def task_as_json(task: Any) -> Any:

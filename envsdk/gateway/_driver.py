@@ -109,7 +109,7 @@ class ProgramDriver(EnvDriver):
 
     def _remember_nothing(self) -> None:
         """Begin without requests and replies."""
-        self._conversations = Conversations(self._role_of)
+        self._conversations = Conversations(self._role_of, self.renderer.reasoning_in_content)
         self._inner: dict[int, tuple[Message, Message]] = {}
         self._calls: dict[str, ToolCall] = {}
         self._replies: list[ModelReply] = []
@@ -334,7 +334,7 @@ class ProgramDriver(EnvDriver):
         if self.running.current is None:
             return None
         limit = self.running.limit_now()
-        return self.running.usage.reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
+        return self.running.limit_reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
 
     def _go_on(self) -> None:
         """Note that a request is taken: what was full before does not end the episode."""

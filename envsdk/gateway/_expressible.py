@@ -8,7 +8,7 @@ from ..messages import Message, ToolSchema
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
 from ..rendering.renderer import Renderer, check_image, refuse_images
-from ._placements import Continues, Opens
+from ._conversations import Continues, Opens
 
 
 def inexpressible(error: RenderError | TokenizerError) -> RequestError:

@@ -1,25 +1,28 @@
-"""Import of exchanges that another proxy or server logged: `from_requests`.
+"""The front end of logged requests: `from_requests`, for what another proxy or server logged.
 
 The contexts are recognized by what the requests mean, as in the gateway itself. The tokens are those of the log: each
-step's delta is computed from its logged prompt and what its context held.
+step's delta is computed from its logged prompt and the tokens that its context held.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast, get_args
 
-from ..errors import ConfigError, InvalidRecord
+from ..contexts._edits import among
+from ..errors import ConfigError, InvalidRecord, RenderError
+from ..images import PlacedImage
 from ..limits import StopReason
-from ..messages import Message
+from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
-from ..trainers._log_fields import LARGEST_ID, read_renderer, read_vocab_size
-from ..trainers._logged import Imported as Imported
-from ..trainers._logged import ImportNote as ImportNote
-from ..trainers._logged_texts import TextReplies
 from ..trainers.atif import from_atif as from_atif
+from ..trainers.foreign._importer import Change, Importer, LoggedReply, finish_reason_of
+from ..trainers.foreign._importer import Imported as Imported
+from ..trainers.foreign._importer import ImportNote as ImportNote
+from ..trainers.foreign._values import LARGEST_ID
 from ..trajectories._trajectory import Status
-from ._conversations import Conversations
-from ._logged_session import LoggedSession
-from ._records import PROTOCOLS, RecordReader, with_unique_call_ids
+from ._conversations import Continues, Conversations, Opens, Repeats
+from ._records import PROTOCOLS, Exchange, LoggedAnswer, RecordReader, with_unique_call_ids
+from ._requests import ModelReply
 
 
 def from_requests(
@@ -45,8 +48,8 @@ def from_requests(
     what the program changed, what a sub-agent is. The tokens of each prompt are the logged ones. A prompt that begins
     with all that its context held extends it. Otherwise the break is declared: `edit` if the program changed messages,
     tools or the system message; `thinking_stripped` if only the reasoning of earlier replies is gone; `template` if the
-    server rendered the same messages differently; `undeclared` if a reply has other tokens than were sampled, which
-    mostly means that its text was tokenized again.
+    server rendered the same messages differently; `undeclared` if the tokens of a reply differ from the sampled ones,
+    which usually means that its text was tokenized again.
 
     A record is a mapping with these keys:
 
@@ -93,42 +96,203 @@ def from_requests(
             and there is no renderer for supervised samples.
         ConfigError: If another argument is invalid.
     """
-    made = read_renderer(renderer, tokenizer)
-    size = read_vocab_size(vocab_size, made)
-    _check_options(protocol, temperature, status)
-    reader = RecordReader(protocol)
-    if isinstance(records, (str, bytes, Mapping)) or not isinstance(records, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        kind = type(cast("Any", records)).__name__
-        raise InvalidRecord(f"records is a {kind}; expected the records of one session, in order")
-    exchanges, renamed = with_unique_call_ids([reader.read(record, index) for index, record in enumerate(records)])
-    texts = TextReplies(made, id)
-    session = LoggedSession(Conversations(role_of), texts, trainable_roles, size, temperature, renamed)
-    for exchange in exchanges:
-        session.add(exchange)
-    session.end()
-    session.writer.earn_whole(reward)
-    texts.check(has_steps=bool(session.writer.steps))
-    is_failed = error is not None or status == "error"
-    trajectory = session.writer.trajectory(
-        id=id,
-        env=env,
-        seed=None,
-        status="error" if is_failed else status,
-        stop_reason=str(StopReason.ERROR if is_failed else StopReason(status)),
-        renderer={} if made is None else made.specification(),
-        renderer_chosen_because="" if made is None else made.chosen_because,
-        tokenizer="" if made is None else made.tokenizer.fingerprint,
-        vocab_size=size,
-        group_id=group_id,
-        error=error,
+    importer = Importer(
+        id, renderer=renderer, tokenizer=tokenizer, vocab_size=vocab_size, trainable_roles=trainable_roles
     )
-    return Imported(trajectory, texts.samples, (*session.notes, *texts.notes))
-
-
-def _check_options(protocol: Any, temperature: Any, status: Any) -> None:
+    given: Any = temperature
     if protocol is not None and protocol not in PROTOCOLS:
         raise ConfigError(f"protocol is {protocol!r:.80}; expected one of {PROTOCOLS}, or None to recognize it")
-    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 <= temperature < LARGEST_ID:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < LARGEST_ID:
         raise ConfigError(f"temperature is {temperature!r:.80}; expected a number of at least 0")
     if status not in get_args(Status):
         raise ConfigError(f"status is {status!r:.80}; expected one of {get_args(Status)}")
+    if isinstance(records, (str, bytes, Mapping)) or not isinstance(records, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = type(cast("Any", records)).__name__
+        raise InvalidRecord(f"records is a {kind}; expected the records of one session, in order")
+    reader = RecordReader(protocol)
+    exchanges, renamed = with_unique_call_ids([reader.read(record, index) for index, record in enumerate(records)])
+    session = _LoggedSession(Conversations(role_of), importer, temperature, renamed)
+    for exchange in exchanges:
+        session.add(exchange)
+    session.end()
+    return importer.finish(reward=reward, stop_reason=StopReason(status), error=error, env=env, group_id=group_id)
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """The conversation of a context.
+
+    Attributes:
+        messages: The messages as the last request has them, and the reply.
+        tools: The tools.
+        change: What changed since the last step.
+        untrained: The indices of the replies without ids that are not trained yet.
+    """
+
+    messages: list[Message]
+    tools: Sequence[ToolSchema]
+    change: Change
+    untrained: list[int] = field(default_factory=list[int])
+
+
+class _LoggedSession:
+    """The exchanges of a session, one after another.
+
+    Args:
+        conversations: Recognizes what the requests mean.
+        importer: Takes the contexts and the replies.
+        temperature: The sampling temperature of requests that name none.
+        renamed: The ids of calls that the log has, by the unique ones that the exchanges have instead.
+    """
+
+    def __init__(
+        self, conversations: Conversations, importer: Importer, temperature: float, renamed: Mapping[str, str]
+    ) -> None:
+        self._conversations, self._importer = conversations, importer
+        self._temperature, self._renamed = temperature, renamed
+        self._restored: dict[int, tuple[Message, Message]] = {}
+        self._open_conversations: dict[str, _Conversation] = {}
+        self._replies: dict[str, str] = {}  # the ids of replies by those of their responses
+        self._count = 0
+
+    def add(self, exchange: Exchange) -> None:
+        """Add an exchange."""
+        if not exchange.answers:
+            self._importer.note("left_out", exchange.where, exchange.left_out)
+            return
+        request = replace(exchange.request, previous=self._replies.get(exchange.request.previous or ""))
+        placed = self._conversations.place(request)
+        assert not isinstance(placed, Repeats)  # no request is reported as failed
+        if placed.was_choice:
+            text = f"it fits several contexts; it was read as part of {placed.context!r}, the one that replied last"
+            self._importer.note("ambiguous", exchange.where, text)
+        replies: list[ModelReply] = []
+        for answer in exchange.answers:
+            if replies:
+                placed = self._conversations.branch(request)
+            if isinstance(placed, Continues):
+                self._continue(placed)
+            else:
+                self._open(placed)
+            self._answer(exchange, answer, placed.context)
+            self._count += 1
+            replies.append(ModelReply(f"reply_{self._count}", answer.message, "stop", 0, ()))
+        self._conversations.answer(request, replies)
+        if exchange.id is not None:
+            self._replies[exchange.id] = replies[0].id
+        self._importer.earn(exchange.rewards)
+
+    def end(self) -> None:
+        """Train the replies without ids that are left."""
+        for name in self._open_conversations:
+            self._train(name)
+
+    def _continue(self, placed: Continues) -> None:
+        """Continue the conversation of a context."""
+        conversation, log = self._open_conversations[placed.context], self._importer.log(placed.context)
+        changed = [name for name, value in (("system", placed.system), ("tools", placed.tools)) if value is not None]
+        reasons = [f"new {' and '.join(changed)}"] if changed else []
+        if placed.keep is not None:
+            reasons.append(placed.changed)
+        if reasons:
+            self._train(placed.context)
+        messages = [self._as_logged(message) for message in placed.messages]
+        new = among(messages, conversation.messages, are=False)
+        del conversation.messages[len(conversation.messages) if placed.keep is None else placed.keep :]
+        if placed.system is not None:
+            log.messages += _set_system(conversation.messages, placed.system)
+        if placed.tools is not None:
+            conversation.tools = placed.tools
+            log.tools = [dict(tool) for tool in placed.tools]
+        conversation.messages += messages
+        log.messages += new
+        if reasons:
+            before = conversation.change.detail if conversation.change.reason else ""
+            conversation.change = Change("edit", "; ".join([before, *reasons] if before else reasons))
+
+    def _open(self, placed: Opens) -> None:
+        """Open a context, with the beginning of its base."""
+        known = self._open_conversations
+        log = self._importer.open(placed.context, placed.role, placed.base, is_handoff=bool(known))
+        messages = list(known[placed.base].messages[: placed.keep]) if placed.base is not None else []
+        log.messages += messages
+        if not messages or messages[0].role != "system" or messages[0].content != placed.system:
+            log.messages += _set_system(messages, placed.system or "")
+        new = [self._as_logged(message) for message in placed.messages]
+        messages += new
+        log.messages += new
+        log.tools = [dict(tool) for tool in placed.tools]
+        self._open_conversations[placed.context] = _Conversation(messages, placed.tools, Change(detail=placed.detail))
+
+    def _as_logged(self, message: Message) -> Message:
+        """Return a message with the ids of calls that the log has. The same message is the same object."""
+        if not self._renamed:
+            return message
+        known = self._restored.get(id(message))
+        if known is None:
+            ids, answered = self._renamed, message.tool_call_id or ""
+            restored = message
+            if answered in ids:
+                restored = message.model_copy(update={"tool_call_id": ids[answered]})
+            elif any(call.id in ids for call in message.tool_calls):
+                calls = [call.model_copy(update={"id": ids.get(call.id or "", call.id)}) for call in message.tool_calls]
+                restored = message.model_copy(update={"tool_calls": tuple(calls)})
+            known = self._restored[id(message)] = message, restored
+        return known[1]
+
+    def _answer(self, exchange: Exchange, answer: LoggedAnswer, context: str) -> None:
+        """Add a reply to its context: as a step if its ids were logged, else as a message."""
+        message, conversation = self._as_logged(answer.message), self._open_conversations[context]
+        conversation.messages.append(message)
+        reply = self._importer.reply(
+            exchange.where,
+            answer.ids,
+            answer.message,
+            finish_reason=finish_reason_of(answer.finish_reason),
+            temperature=self._temperature if exchange.temperature is None else exchange.temperature,
+            policy_version=exchange.policy_version,
+        )
+        log = self._importer.log(context)
+        if reply is not None:
+            media = self._images_in(exchange, reply, conversation.messages[:-1])
+            change, conversation.change = conversation.change, Change()
+            self._importer.add(context, reply, message, base=log.parent, change=change, media=media)
+            return
+        log.messages.append(message)
+        conversation.untrained.append(len(conversation.messages) - 1)
+
+    def _images_in(self, exchange: Exchange, reply: LoggedReply, messages: Sequence[Message]) -> list[PlacedImage]:
+        """Return where the images of a conversation are in a logged prompt: at the placeholders of the processor.
+
+        Raises:
+            InvalidRecord: If the prompt does not have as many placeholders as the renderer's processor makes.
+        """
+        images = [image for message in messages for image in message.images]
+        if not images:
+            return []
+        renderer = self._importer.renderer
+        if renderer is None or renderer.vision is None:
+            raise InvalidRecord(
+                f"{exchange.where}: the request has images, whose tokens in the logged prompt are found with the "
+                "model's processor: pass renderer= of a vision model with processor="
+            )
+        try:
+            return renderer.vision.places(reply.prompt, images)
+        except RenderError as error:
+            raise InvalidRecord(
+                f"{exchange.where}: the tokens of the images in the logged prompt are not those of the renderer's "
+                f"processor: {error}"
+            ) from error
+
+    def _train(self, context: str) -> None:
+        """Make supervised samples of the replies without ids in a conversation, before it changes."""
+        conversation = self._open_conversations[context]
+        indices, conversation.untrained = conversation.untrained, []
+        self._importer.train(context, conversation.messages, indices, conversation.tools)
+
+
+def _set_system(messages: list[Message], system: str) -> list[Message]:
+    """Replace the system message of a conversation; an empty string removes it. Returns the new one."""
+    new = [Message(role="system", content=system)] if system else []
+    messages[: bool(messages) and messages[0].role == "system"] = new
+    return new

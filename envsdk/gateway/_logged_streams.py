@@ -10,24 +10,24 @@ from typing import Any, cast
 
 import pydantic_core
 
-from ..trainers._log_fields import Found
+from ..trainers.foreign._values import LoggedValue
 
 # What a chunk repeats or sends once; other texts and lists of chunks are parts of one.
 _ONCE = frozenset({"id", "type", "role", "index", "finish_reason", "stop_reason", "prompt_token_ids", "meta_info"})
 _ENDED = ("response.completed", "response.incomplete", "response.failed")
 
 
-def is_stream(response: Found) -> bool:
+def is_stream(response: LoggedValue) -> bool:
     """Return whether a response was logged as a list of events."""
     return isinstance(response.value, (list, tuple))
 
 
-def is_anthropic(events: Found) -> bool:
+def is_anthropic(events: LoggedValue) -> bool:
     """Return whether events are those of Anthropic Messages and not the chunks of Chat Completions."""
     return any("type" in event.mapping() for event in events.items()[:1])
 
 
-def assembled(name: str, events: Found) -> Found | None:
+def assembled(name: str, events: LoggedValue) -> LoggedValue | None:
     """Return the body of the response that was sent as these events, or None if they end before the reply does.
 
     Args:
@@ -40,19 +40,19 @@ def assembled(name: str, events: Found) -> Found | None:
     found = events.items()
     failed = next((event for event in found if _is_error(event)), None)
     if failed is not None:
-        return Found({"error": failed.get("error").value or failed.value}, failed.where)
+        return LoggedValue({"error": failed.get("error").value or failed.value}, failed.where)
     whole = {"chat": _chat, "responses": _responses, "anthropic": _anthropic}[name](found)
-    return None if whole is None else Found(whole, events.where)
+    return None if whole is None else LoggedValue(whole, events.where)
 
 
-def _is_error(event: Found) -> bool:
+def _is_error(event: LoggedValue) -> bool:
     return event.get("error").value is not None or event.get("type").value == "error"
 
 
 # Chat Completions.
 
 
-def _chat(chunks: Sequence[Found]) -> dict[str, Any] | None:
+def _chat(chunks: Sequence[LoggedValue]) -> dict[str, Any] | None:
     whole: dict[str, Any] = {}
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
@@ -61,8 +61,8 @@ def _chat(chunks: Sequence[Found]) -> dict[str, Any] | None:
                 whole[key] = value
         for choice in chunk.get("choices").items():
             into = choices.setdefault(choice.get("index").integer() or 0, {"message": {"role": "assistant"}})
-            _add(into, Found({k: v for k, v in choice.mapping().items() if k != "delta"}, choice.where))
-            _add(into["message"], choice.get("delta").or_empty())
+            _add(into, LoggedValue({k: v for k, v in choice.mapping().items() if k != "delta"}, choice.where))
+            _add(into["message"], choice.get("delta").object())
     if not choices or any(not choice.get("finish_reason") for choice in choices.values()):
         return None
     for choice in choices.values():
@@ -70,7 +70,7 @@ def _chat(chunks: Sequence[Found]) -> dict[str, Any] | None:
     return {**whole, "choices": [choices[index] for index in sorted(choices)]}
 
 
-def _add(whole: dict[str, Any], part: Found) -> None:
+def _add(whole: dict[str, Any], part: LoggedValue) -> None:
     """Add the fields of a chunk to those of the chunks before it."""
     for key, value in part.mapping().items():
         if value is None:
@@ -88,7 +88,7 @@ def _add(whole: dict[str, Any], part: Found) -> None:
             whole[key] = value if before is None else before + value
 
 
-def _extend(whole: list[Any], part: Found) -> None:
+def _extend(whole: list[Any], part: LoggedValue) -> None:
     """Add the items of a chunk to those of the chunks before it. Items with an `index`, the calls, come in parts."""
     for item in part.items():
         index = _index_in(item.value)
@@ -106,7 +106,7 @@ def _index_in(item: Any) -> Any:
 # Responses.
 
 
-def _responses(events: Sequence[Found]) -> dict[str, Any] | None:
+def _responses(events: Sequence[LoggedValue]) -> dict[str, Any] | None:
     """Return the response of the last event. Its output may be missing there: each item has an event of its own."""
     last = next((event for event in reversed(events) if event.get("type").value in _ENDED), None)
     if last is None:
@@ -119,7 +119,7 @@ def _responses(events: Sequence[Found]) -> dict[str, Any] | None:
 # Anthropic Messages.
 
 
-def _anthropic(events: Sequence[Found]) -> dict[str, Any] | None:
+def _anthropic(events: Sequence[LoggedValue]) -> dict[str, Any] | None:
     whole: dict[str, Any] = {}
     blocks: dict[int, dict[str, Any]] = {}
     inputs: dict[int, str] = {}
@@ -137,7 +137,7 @@ def _anthropic(events: Sequence[Found]) -> dict[str, Any] | None:
                 inputs[index] = inputs.get(index, "") + (delta.get("partial_json").text() or "")
             else:
                 texts = {k: v for k, v in delta.mapping().items() if k in ("text", "thinking", "signature")}
-                _add(blocks[index], Found(texts, delta.where))
+                _add(blocks[index], LoggedValue(texts, delta.where))
         elif kind == "content_block_stop" and inputs.get(_index(event)):
             blocks[_index(event)]["input"] = _arguments(inputs[_index(event)], event)
         elif kind == "message_delta":
@@ -147,14 +147,14 @@ def _anthropic(events: Sequence[Found]) -> dict[str, Any] | None:
     return {**whole, "content": [blocks[index] for index in sorted(blocks)]}
 
 
-def _index(event: Found) -> int:
+def _index(event: LoggedValue) -> int:
     index = event.get("index").integer()
     if index is None:
         raise event.get("index").invalid("the index of a block")
     return index
 
 
-def _arguments(text: str, event: Found) -> Any:
+def _arguments(text: str, event: LoggedValue) -> Any:
     """Return the input of a call. Where the reply was cut, its JSON is not complete."""
     try:
         return pydantic_core.from_json(text, allow_partial=True)

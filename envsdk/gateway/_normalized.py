@@ -9,12 +9,12 @@ import contextlib
 import json
 import re
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from ..messages import ImagePart, Message, ToolCall, ToolSchema
-from ._requests import INVALID_JSON
+from ._requests import INVALID_JSON, ModelRequest
 
 Form: TypeAlias = tuple[Hashable, ...]
 """Equal for messages that mean the same at one place of a conversation. The text is its last part."""
@@ -25,7 +25,7 @@ Call: TypeAlias = tuple[str, str]
 _CODE_CALL = "\nCalling tools:\n"
 _ID = re.compile(r"[A-Za-z0-9_-]{6,}")
 _WORD = re.compile(r"\w{3,}")
-_TAG = re.compile(r"<(\w*(?:think|thought|reason)\w*)>|\[(\w*think\w*)\]", re.IGNORECASE)
+_TAG = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>|\[(\w*think\w*)\]", re.IGNORECASE)
 _TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
 _INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens in a text
 _EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
@@ -39,12 +39,15 @@ class Entry:
         message: The message. Calls and results have the gateway's ids.
         form: Its form.
         calls: The calls of an assistant message.
+        tagged: The reasoning between tags at the start of an assistant message's text, and the text after it; an empty
+            string and the whole text if there are no such tags.
         reply: The id of the reply that it is; None for a message that the program wrote.
     """
 
     message: Message
     form: Form
     calls: tuple[Call, ...] = ()
+    tagged: tuple[str, str] = ("", "")
     reply: str | None = None
 
     @property
@@ -58,13 +61,19 @@ class Entry:
         return self.message.role == "assistant"
 
 
-def entry_of(message: Message, reply: str | None = None) -> Entry:
-    """Return the entry for a message."""
+def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] | None = None) -> Entry:
+    """Return the entry for a message.
+
+    Args:
+        message: The message.
+        reply: The id of the reply that it is.
+        tags: The tags in which the model's family writes reasoning, besides the well-known ones.
+    """
     text = message.content.strip()
     if message.role == "assistant":
         text = _INVISIBLE.sub("", text).strip()
         calls = tuple(call_form(call) for call in message.tool_calls)
-        return Entry(message, ("assistant", calls, text), calls, reply)
+        return Entry(message, ("assistant", calls, text), calls, _split_reasoning(text, tags), reply)
     if message.role == "tool":
         return Entry(message, ("tool", message.tool_call_id, message.name, _images_of(message), text))
     role = "user" if message.role == "user" else "system"
@@ -105,13 +114,25 @@ def _plain(value: Any) -> Any:
 def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> bool:
     """Return whether a message is what a program made of the assistant's message, and says the same.
 
-    A program may drop the reasoning, or write it in its tags before the text, write the calls into the text, lose
-    arguments that are not the JSON of an object, put back the stop string at which sampling stopped, and append the
-    code of a reply once more as a call.
+    A program may drop the reasoning or all but its end, or write it in its tags before the text, write the calls into
+    the text, lose arguments that are not the JSON of an object, put back the stop string at which sampling stopped, and
+    append the code of a reply once more as a call.
     """
-    reasoning, rest = split_reasoning(sent.text)
+    if not has_same_reasoning(sent, recorded):
+        return False
+    reasoning, rest = sent.tagged
     is_own = reasoning in ("", (recorded.message.reasoning or "").strip())
     return any(_says_the_same(text, sent, recorded, stop) for text in (sent.text, *([rest] if is_own else [])))
+
+
+def has_same_reasoning(sent: Entry, recorded: Entry) -> bool:
+    """Return whether the reasoning in the field of a message is that of the recorded one, its end, or empty.
+
+    White space makes no difference. openai's `.stream()` for node keeps the last delta of the reasoning only.
+    """
+    texts = [_INVISIBLE.sub("", entry.message.reasoning or "") for entry in (recorded, sent)]
+    whole, end = ("".join(text.split()) for text in texts)
+    return whole.endswith(end)
 
 
 def _says_the_same(text: str, sent: Entry, recorded: Entry, stop: Collection[str]) -> bool:
@@ -125,13 +146,15 @@ def _says_the_same(text: str, sent: Entry, recorded: Entry, stop: Collection[str
     return recorded.text in (text, own, without_stop(own, stop)) and _are_same(sent.message.tool_calls, calls)
 
 
-def split_reasoning(text: str) -> tuple[str, str]:
+def _split_reasoning(text: str, tags: tuple[str, str] | None) -> tuple[str, str]:
     """Return the reasoning that is written in its tags at the start of a text, and the rest."""
-    tag = _TAG.match(text)
-    end = "" if tag is None else f"</{tag[1]}>" if tag[1] else f"[/{tag[2]}]"
-    if tag is None or end not in text:
+    opening, closing = tags or ("", "")
+    if not (opening and text.startswith(opening)):
+        found = _TAG.match(text)
+        opening, closing = (found[0], f"</{found[1]}>" if found[1] else f"[/{found[2]}]") if found else ("", "")
+    if not closing or closing not in text:
         return "", text
-    reasoning, _, rest = text[tag.end() :].partition(end)
+    reasoning, _, rest = text.removeprefix(opening).partition(closing)
     return reasoning.strip(), rest.strip()
 
 
@@ -213,7 +236,12 @@ class Setting:
     """
 
     system: str | None = None
-    tools: tuple[ToolSchema, ...] = field(default=())
+    tools: tuple[ToolSchema, ...] = ()
+
+    @staticmethod
+    def of(request: ModelRequest) -> "Setting":
+        """Return the system message and the tools of a request."""
+        return Setting(request.system, tuple(request.tools))
 
     def has_system_of(self, other: "Setting") -> bool:
         """Return whether the system messages have the same text."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -246,7 +247,9 @@ class PlayedSessions:
         assert self._player is not None
         opened = self._opened[job.id]
         try:
-            return (await self._player.play(job)).trajectory
+            played = await self._player.play(job)
+            _release_frames(played.error)
+            return played.trajectory
         except asyncio.CancelledError:
             if not opened.is_late or opened.env is None:
                 raise
@@ -256,6 +259,13 @@ class PlayedSessions:
             trajectory = opened.env.fail(late)
             trajectory.error_kind = "infrastructure"
             return trajectory
+
+
+def _release_frames(error: BaseException | None) -> None:
+    """Let go of the frames in which an error was raised: they hold it, and all of the episode, in a cycle."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__, error = None, error.__cause__ or error.__context__
 
 
 def _summary(trajectory: Trajectory) -> dict[str, Any]:

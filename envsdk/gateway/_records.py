@@ -1,4 +1,4 @@
-"""Reads logged exchanges: the body of a request and the body of its response, in any of the three protocols."""
+"""The reading of logged exchanges: the bodies of a request and its response, in any of the three protocols."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,20 +6,23 @@ from typing import Any, cast
 
 from ..errors import InvalidRecord, RequestError
 from ..messages import Message
-from ..trainers._log_fields import Found
-from ._logged_ids import LoggedIds, ids_of
+from ..trainers.foreign._importer import LoggedIds
+from ..trainers.foreign._values import LoggedValue
 from ._logged_streams import assembled, is_anthropic, is_stream
 from ._protocols import SessionMemory, load_protocol
 from ._requests import ModelRequest
 
 PROTOCOLS = ("chat", "responses", "anthropic")
 
-# What a request says; how its reply was sampled or had to look does not matter any more.
+# The fields that matter after the reply was sampled.
 _SAID = {
     "chat": ("messages", "tools", "functions", "stop"),
     "responses": ("input", "instructions", "tools"),
     "anthropic": ("messages", "system", "tools", "stop_sequences"),
 }
+_TOKENS = ("token_ids", "generation_token_ids", "response_token_ids", "completion_token_ids")
+_LOGPROBS = ("generation_log_probs", "token_logprobs")
+_PREFIX = "token_id:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +85,13 @@ class RecordReader:
         Raises:
             InvalidRecord: If it is damaged; the message names the record and the field.
         """
-        found = Found(record, f"record {index}")
-        body, response = found.get("request"), found.get("response")
-        name = self._protocol_of(found)
+        found = LoggedValue(record, f"record {index}")
         try:
-            return self._read(found, name, body, response)
+            return self._read(found, self._protocol_of(found), found.get("request"), found.get("response"))
         except RequestError as error:
             raise InvalidRecord(f"record {index}: {error}") from error
 
-    def _protocol_of(self, found: Found) -> str:
+    def _protocol_of(self, found: LoggedValue) -> str:
         named = found.get("protocol")
         if named.value is not None and named.value not in PROTOCOLS:
             raise named.invalid(f"one of {PROTOCOLS}")
@@ -101,19 +102,19 @@ class RecordReader:
         response = found.get("response")
         if is_stream(response):
             return "anthropic" if is_anthropic(response) else "chat"
-        return "anthropic" if "content" in response.or_empty().mapping() else "chat"
+        return "anthropic" if "content" in response.object().mapping() else "chat"
 
-    def _read(self, found: Found, name: str, body: Found, response: Found) -> Exchange:
+    def _read(self, found: LoggedValue, name: str, body: LoggedValue, response: LoggedValue) -> Exchange:
         said = {key: body.mapping()[key] for key in _SAID[name] if body.mapping().get(key) is not None}
         if name == "responses":
             said["input"] = self._whole_input(body)
-        headers = {
-            str(key).lower(): value for key, value in (found.get("headers").object() or Found({}, "")).mapping().items()
-        }
+        headers = {str(key).lower(): value for key, value in found.get("headers").object().mapping().items()}
         request = _read_request(name, said, headers, self._memory)
         if request.system is None and not request.messages:
             raise body.get("input" if name == "responses" else "messages").invalid("at least one message")
-        given = assembled(name, response) if is_stream(response) else response.object()
+        given = None if response.value is None else response
+        if is_stream(response):
+            given = assembled(name, response)
         response_id = None if given is None else given.get("id").text()
         left_out = self._left_out(found, given, response_id)
         previous = body.get("previous_response_id").text() if name == "responses" else None
@@ -123,7 +124,7 @@ class RecordReader:
             answers=tuple(_answers(name, given)) if given is not None and not left_out else (),
             left_out=left_out,
             id=response_id,
-            temperature=_temperature(body.get("temperature")),
+            temperature=body.get("temperature").number("a number of at least 0", least=0),
             policy_version=found.get("policy_version").integer(),
             rewards=found.get("reward").rewards(),
         )
@@ -133,7 +134,7 @@ class RecordReader:
             self._by_id.update((item["id"], item) for item in output if isinstance(item.get("id"), str))
         return exchange
 
-    def _left_out(self, found: Found, response: Found | None, id: str | None) -> str:
+    def _left_out(self, found: LoggedValue, response: LoggedValue | None, id: str | None) -> str:
         """Return why a record is left out; empty if it is not."""
         if response is None and is_stream(found.get("response")):
             return "the stream of its response ends before the reply does: it is left out"
@@ -145,7 +146,7 @@ class RecordReader:
         is_same = exchange == [found.get("request").value, response.value]
         return f"it is {where} again: it is left out" if where != found.where and is_same else ""
 
-    def _whole_input(self, body: Found) -> list[Any]:
+    def _whole_input(self, body: LoggedValue) -> list[Any]:
         """Return the items of a conversation, with those of the response that a request continues."""
         previous, given = body.get("previous_response_id"), body.get("input")
         before: list[Any] = []
@@ -157,19 +158,12 @@ class RecordReader:
             return [*before, {"role": "user", "content": given.value}]
         return [*before, *(self._resolved(item) for item in given.items())]
 
-    def _resolved(self, item: Found) -> Any:
+    def _resolved(self, item: LoggedValue) -> Any:
         if item.get("type").value != "item_reference":
             return item.value
         if item.get("id").value not in self._by_id:
             raise item.get("id").invalid("the id of an item that is in an earlier record")
         return self._by_id[item.get("id").value]
-
-
-def _temperature(found: Found) -> float | None:
-    temperature = found.number("a number of at least 0")
-    if temperature is not None and temperature < 0:
-        raise found.invalid("a number of at least 0")
-    return temperature
 
 
 def _read_request(
@@ -185,7 +179,7 @@ def _read_request(
     return load_protocol(name).read(body, own, memory)
 
 
-def _answers(name: str, response: Found) -> list[LoggedAnswer]:
+def _answers(name: str, response: LoggedValue) -> list[LoggedAnswer]:
     if name == "chat":
         choices = response.get("choices").items()
         if not choices:
@@ -198,19 +192,19 @@ def _answers(name: str, response: Found) -> list[LoggedAnswer]:
         return [LoggedAnswer(message, ids_of([response]), response.get("stop_reason").value)]
     output = response.get("output")
     message = _message(name, {"input": [item.mapping() for item in output.items()]}, output)
-    ended = (response.get("incomplete_details").object() or response).get("reason").value
+    ended = response.get("incomplete_details").object().get("reason").value
     places = [*reversed(output.items()), response]
     return [LoggedAnswer(message, ids_of(places), ended or response.get("status").value)]
 
 
-def _choice(choice: Found, response: Found) -> LoggedAnswer:
+def _choice(choice: LoggedValue, response: LoggedValue) -> LoggedAnswer:
     given = choice.get("message")
     fields = {key: value for key, value in given.mapping().items() if key != "role"}
     message = _message("chat", {"messages": [{"role": "assistant", **fields}]}, given)
     return LoggedAnswer(message, ids_of([choice, given, response]), choice.get("finish_reason").value)
 
 
-def _message(name: str, said: Mapping[str, Any], field: Found) -> Message:
+def _message(name: str, said: Mapping[str, Any], field: LoggedValue) -> Message:
     """Return the reply that a response holds, read as a later request would send it back."""
     try:
         read = _read_request(name, said, {}).messages
@@ -220,6 +214,77 @@ def _message(name: str, said: Mapping[str, Any], field: Found) -> Message:
     if len(replies) != 1:
         raise InvalidRecord(f"{field.where} holds {len(replies)} replies; expected one")
     return replies[0]
+
+
+def ids_of(places: Sequence[LoggedValue]) -> LoggedIds:
+    """Return the ids and log-probabilities of a reply; their value is None if they are missing.
+
+    - vLLM (`return_token_ids`): `prompt_token_ids`, `choices[].token_ids`, `choices[].logprobs.content`. With
+      `return_tokens_as_token_ids`, the ids of the reply are in the log-probabilities, as `token_id:123`.
+    - SGLang (`return_prompt_token_ids`, `return_meta_info`): `choices[].prompt_token_ids`, and
+      `choices[].meta_info.output_token_logprobs`, a list of (log-probability, id, text).
+    - LiteLLM, and so agent-lightning: what vLLM adds to a choice is in `choices[].provider_specific_fields`.
+    - NeMo Gym: `prompt_token_ids`, `generation_token_ids` and `generation_log_probs` of a message, or of an item of
+      Responses.
+
+    Args:
+        places: The objects that may have them, the most specific one first.
+    """
+    nearest, last = places[0].where, places[-1].where
+    places = [*places, *(place.get("provider_specific_fields").object() for place in places)]
+
+    def first(keys: Sequence[str]) -> LoggedValue | None:
+        fields = (place.get(key) for place in places for key in keys)
+        return next((field for field in fields if field.value is not None), None)
+
+    sglang = next((ids for place in places if (ids := _sglang_ids(place)) is not None), (None, None))
+    content = next((entries for place in places if (entries := _token_entries(place)) is not None), None)
+    logprobs = None if content is None else LoggedValue(_column(content, "logprob"), content.where)
+    return LoggedIds(
+        first(("prompt_token_ids",)) or LoggedValue(None, f"{last}.prompt_token_ids"),
+        first(_TOKENS) or sglang[0] or _ids_in(content) or LoggedValue(None, f"{nearest}.token_ids"),
+        sglang[1] or first(_LOGPROBS) or logprobs or LoggedValue(None, f"{nearest}.logprobs"),
+    )
+
+
+def _sglang_ids(place: LoggedValue) -> tuple[LoggedValue, LoggedValue] | None:
+    """Return SGLang's ids and log-probabilities, which are in triples with the text of the token."""
+    field = place.get("meta_info").object().get("output_token_logprobs")
+    if field.value is None:
+        return None
+    triples = [item.items() for item in field.items()]
+    for item, triple in zip(field.items(), triples, strict=True):
+        if len(triple) < 2:
+            raise item.invalid("a log-probability, an id and a text")
+    ids, logprobs = [triple[1].value for triple in triples], [triple[0].value for triple in triples]
+    return LoggedValue(ids, field.where), LoggedValue(logprobs, field.where)
+
+
+def _token_entries(place: LoggedValue) -> LoggedValue | None:
+    """Return OpenAI's list of log-probabilities, one object for each token."""
+    logprobs = place.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs.value, dict) else logprobs
+    return None if content.value is None else content
+
+
+def _column(content: LoggedValue, key: str) -> list[Any]:
+    """Return a field of the entry of each token; an entry may be the value itself."""
+    given: Any = content.value
+    if not isinstance(given, list):
+        raise content.invalid("a list")
+    entries = cast("list[Any]", given)
+    return [cast("dict[str, Any]", entry).get(key) if isinstance(entry, dict) else entry for entry in entries]
+
+
+def _ids_in(content: LoggedValue | None) -> LoggedValue | None:
+    """Return the ids that vLLM writes in the place of the tokens' texts."""
+    texts = [] if content is None else _column(content, "token")
+    found = [text.removeprefix(_PREFIX) for text in texts if isinstance(text, str) and text.startswith(_PREFIX)]
+    if content is None or not found or len(found) < len(texts):
+        return None
+    if not all(text.isascii() and text.isdigit() for text in found):
+        return None
+    return LoggedValue([int(text) for text in found], content.where)
 
 
 def with_unique_call_ids(exchanges: Sequence[Exchange]) -> tuple[list[Exchange], dict[str, str]]:
@@ -239,20 +304,16 @@ def with_unique_call_ids(exchanges: Sequence[Exchange]) -> tuple[list[Exchange],
     if not shared:
         return list(exchanges), {}
     renamed: dict[str, str] = {}
-
-    def unique(answer: LoggedAnswer, i: int, k: int) -> LoggedAnswer:
-        calls = [
-            call.model_copy(update={"id": f"logged_{i}_{k}_{j}"}) if call.id in shared else call
-            for j, call in enumerate(answer.message.tool_calls)
-        ]
-        renamed.update(
-            (str(new.id), str(old.id))
-            for new, old in zip(calls, answer.message.tool_calls, strict=True)
-            if new is not old
-        )
-        return replace(answer, message=answer.message.model_copy(update={"tool_calls": tuple(calls)}))
-
-    return [
-        replace(exchange, answers=tuple(unique(answer, i, k) for k, answer in enumerate(exchange.answers)))
-        for i, exchange in enumerate(exchanges)
-    ], renamed
+    unique: list[Exchange] = []
+    for i, exchange in enumerate(exchanges):
+        answers: list[LoggedAnswer] = []
+        for k, answer in enumerate(exchange.answers):
+            calls = list(answer.message.tool_calls)
+            for j, call in enumerate(calls):
+                if call.id in shared:
+                    renamed[f"logged_{i}_{k}_{j}"] = str(call.id)
+                    calls[j] = call.model_copy(update={"id": f"logged_{i}_{k}_{j}"})
+            message = answer.message.model_copy(update={"tool_calls": tuple(calls)})
+            answers.append(replace(answer, message=message))
+        unique.append(replace(exchange, answers=tuple(answers)))
+    return unique, renamed

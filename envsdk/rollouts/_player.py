@@ -18,10 +18,9 @@ from ..authoring._env import Env
 from ..authoring._machinery import EnvDriver
 from ..authoring._making import make
 from ..contexts._protocol import Action
+from ..episodes._agent import StepResult
 from ..episodes._driver import Driver, driver_of, not_cancelled
-from ..episodes._environment import StepResult
-from ..episodes._header import describe_error
-from ..episodes._requests import Call
+from ..episodes._episode import Call
 from ..episodes._turn import Turn
 from ..errors import (
     ActionError,
@@ -38,6 +37,7 @@ from ..errors import (
     TokenizerMismatch,
     UnknownName,
     WorkerLost,
+    describe_error,
 )
 from ..limits import StopReason
 from ..policies._find import asks_environment, find_policy, why_not_sampled

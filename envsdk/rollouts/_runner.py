@@ -1,27 +1,34 @@
-"""Plays an episode to its end. Each concurrent agent plays in its own coroutine."""
+"""Plays an episode to its end. Each concurrent agent plays in its own coroutine.
+
+An agent program may request replies in several contexts at the same time. They are sampled at the same time, one call
+of the policy for each context, and taken in the order of the requests, so that the record is sequential.
+"""
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..authoring._env import Env
 from ..contexts._protocol import Action, Observation
-from ..episodes._agent import Agent
+from ..episodes._agent import Agent, StepResult
 from ..episodes._concurrent import run_all
-from ..episodes._driver import MethodCaller, driver_of
-from ..episodes._environment import StepResult
+from ..episodes._driver import Driver, MethodCaller, driver_of
+from ..episodes._episode import EpisodeGenerator
 from ..episodes._handoff import HandoffResult
-from ..episodes._requests import EpisodeGenerator
+from ..episodes._turn import Turn
 from ..errors import PolicyError
 from ..policies._find import check_policy, check_takes_images, mark_untrainable, streams
 from ..policies._policy import request_of
 from ..trajectories._trajectory import Trajectory
-from ._ahead import UNWANTED, AheadSampler
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
+
+_UNWANTED = object()
+"""What takes the place of a reply whose sampling was canceled because no one wants it anymore."""
 
 
 class EpisodeRunner:
@@ -41,7 +48,8 @@ class EpisodeRunner:
         self._episode = env.episode
         self._episode.side_by_side = True
         self._checked: set[str] = set()  # contexts whose tokenizer is the policy's
-        self._ahead = AheadSampler(self._episode, self._request, self.call_policy)
+        self._begun: dict[str, tuple[NDArray[np.int32], asyncio.Task[Any]]] = {}
+        """The prompts and replies of turns that have not been taken yet, by context."""
 
     async def call_policy(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> Any:
         """Return what the policy returns."""
@@ -50,7 +58,9 @@ class EpisodeRunner:
 
     async def drive(self, episode: EpisodeGenerator) -> StepResult | HandoffResult:
         """Run the state machine of the episode up to its next observation, or to the end of an agent."""
-        return await driver_of(self._env).drive_async(episode, self._run_agents, self.call_method)
+        return await driver_of(self._env).drive_async(
+            episode, lambda children: run_all(map(self._run_agent, children)), self.call_method
+        )
 
     async def run(self, observation: Observation, info: Mapping[str, Any]) -> Trajectory:
         """Play from an observation to the end of the episode."""
@@ -63,7 +73,11 @@ class EpisodeRunner:
             return self._episode.trajectory
         finally:
             self._episode.side_by_side = False
-            await self._ahead.aclose()
+            left = [task for _, task in self._begun.values()]
+            self._begun.clear()
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     async def _step(self, observation: Observation, info: Mapping[str, Any]) -> StepResult | HandoffResult:
         agent = self._episode.agent
@@ -73,10 +87,6 @@ class EpisodeRunner:
         # A fork may start while a sub-agent acts: run the sub-agent to its end, then continue with its parent.
         result = await self._run_agent(agent, StepResult(observation, 0.0, False, False, dict(info)))
         return await self.drive(self._episode.resume_parent(agent, result))
-
-    async def _run_agents(self, children: list[Agent]) -> list[HandoffResult]:
-        """Run sub-agents concurrently. If one of them raises, cancel the others."""
-        return await run_all(self._run_agent(child) for child in children)
 
     async def _run_agent(self, child: Agent, outcome: StepResult | HandoffResult | None = None) -> HandoffResult:
         """Run a sub-agent to its end, from its start or from an observation that it has to answer."""
@@ -100,8 +110,11 @@ class EpisodeRunner:
         is_streamed = streams(self._policy, info["role"])
         while True:
             listener = driver.listener() if is_streamed else None
-            action = await self._ahead.sample(agent, agent.context.prompt(), request, driver, listener)
-            if action is not UNWANTED:
+            streamed = request if listener is None else {**request, "on_tokens": listener}
+            prompt = agent.context.prompt()
+            reply = self._taken(prompt, agent.context.name) or self._call(prompt, streamed, driver.until_unwanted())
+            action = await self._with_others(agent, driver, reply)
+            if action is not _UNWANTED:
                 break
             if not await driver.is_wanted_again():
                 action = Action((), (), "stop")  # of which no token was sampled
@@ -109,6 +122,55 @@ class EpisodeRunner:
         if not isinstance(action, Action):
             raise PolicyError(f"the policy returned a {type(action).__name__}, {action!r:.80}; expected an Action")
         return action
+
+    def _taken(self, prompt: "NDArray[np.int32]", context: str) -> "asyncio.Task[Any] | None":
+        """Return the call that was begun for a turn that is taken now; cancel one whose turn was never taken."""
+        begun = self._begun.pop(context, None)
+        if begun is None or np.array_equal(begun[0], prompt):
+            return None if begun is None else begun[1]
+        begun[1].cancel()
+        begun[1].add_done_callback(_take_error)
+        return None
+
+    async def _with_others(self, agent: Agent, driver: Driver, reply: Awaitable[Any]) -> Any:
+        """Await a reply. Meanwhile, begin the calls for other contexts as their turns come."""
+        turns = driver.ahead()
+        if turns is None:
+            return await reply
+        watching = asyncio.create_task(self._begin_calls(agent, driver, turns))
+        try:
+            return await reply
+        finally:
+            watching.cancel()
+            (ended,) = await asyncio.gather(watching, return_exceptions=True)
+            if isinstance(ended, Exception):
+                raise ended
+
+    async def _begin_calls(self, agent: Agent, driver: Driver, turns: AsyncIterator[Turn]) -> None:
+        async for turn in turns:
+            coming = self._episode.upcoming(agent, turn)
+            if coming is not None:
+                observation, info, prompt = coming
+                reply = self._call(prompt, self._request(observation, info), driver.until_unwanted(turn))
+                self._begun[observation.context] = prompt, asyncio.create_task(reply)
+
+    async def _call(
+        self, prompt: "NDArray[np.int32]", request: Mapping[str, Any], unwanted: Awaitable[None] | None
+    ) -> Any:
+        """Return what the policy returns; `_UNWANTED` if `unwanted` ends first, and the call is canceled."""
+        if unwanted is None:
+            return await self.call_policy(prompt, request)
+        call = asyncio.ensure_future(self.call_policy(prompt, request))
+        waiting = asyncio.ensure_future(unwanted)
+        try:
+            await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            return call.result() if call.done() else _UNWANTED
+        finally:
+            waiting.cancel()
+            if not call.done():
+                call.cancel()
+                await asyncio.wait({call})
+                _take_error(call)
 
     def _request(self, observation: Observation, info: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments for the policy, which has to be one that may answer the observation."""
@@ -120,3 +182,9 @@ class EpisodeRunner:
         if "media" in request:
             check_takes_images(self._policy, info["role"])
         return request
+
+
+def _take_error(task: "asyncio.Future[Any]") -> None:
+    """Take the exception of a task that is not awaited, which asyncio would log."""
+    if not task.cancelled():
+        task.exception()

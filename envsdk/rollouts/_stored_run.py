@@ -1,5 +1,6 @@
 """Reads a run folder, on any machine: it holds the tokenizer and the chat template that its tokens need."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,8 @@ from ..trajectories._trajectory import Trajectory
 from ._journal import read_batches
 from ._recovery import difference_from_manifest
 from ._run_description import Manifest, RunDescription
+
+_log = logging.getLogger(__name__)
 
 
 class StoredRun:
@@ -42,6 +45,8 @@ class StoredRun:
         """What the run was configured with, and on what it ran."""
         self.manifest = manifest
         """What was stored when the manifest was last written; None if it is missing."""
+        if manifest is None:
+            _log.warning("%s has no %s, so its trajectories are not verified", self.path, Manifest.file_name)
 
     @property
     def configuration(self) -> Mapping[str, Any]:
@@ -58,7 +63,7 @@ class StoredRun:
         Raises:
             RunFolderError: If the file was cut or changed, or a line is damaged; the message names it.
         """
-        file, number = self.path / self.description.trajectories, 0
+        file, number, stop = self.path / self.description.trajectories, 0, 0
         try:
             if check and self.manifest is not None and (difference := difference_from_manifest(file, self.manifest)):
                 left = sum(1 for _ in self.trajectories(check=False)) if file.exists() else 0
@@ -69,6 +74,10 @@ class StoredRun:
                 for line in batch.lines:
                     number += 1
                     yield Trajectory.from_json(line, media=self.path / MEDIA)
+                stop = batch.stop
+            is_running = self.manifest is not None and not self.manifest.is_complete
+            if not is_running and file.stat().st_size > stop:
+                _log.warning("%s ends with %d bytes of a line that was cut off", file, file.stat().st_size - stop)
         except InvalidRecord as error:
             raise RunFolderError(f"{file}, line {number}: {error}") from error
         except OSError as error:

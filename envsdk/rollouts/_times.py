@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,9 @@ from ..errors import InvalidRecord
 from ._run_description import now
 
 TIMES = "times.jsonl"
+_MAX_LINE_BYTES = 1 << 16
+_MAX_DAMAGED = 1000
+"""The most lines that are passed over; what follows is not read."""
 _log = logging.getLogger(__name__)
 
 
@@ -57,12 +59,19 @@ def read_times(folder: Path) -> Mapping[str, EpisodeTime]:
         OSError: If the file is there and cannot be read.
     """
     found: dict[str, EpisodeTime] = {}
+    damaged = 0
     try:
         with open_file(folder / TIMES, inside=folder) as file:
             for line in read_lines(file):
-                with suppress(ValidationError):  # a line that is being written, or was cut off
+                try:
+                    if len(line) > _MAX_LINE_BYTES:
+                        raise InvalidRecord(f"a line has more than {_MAX_LINE_BYTES:,} bytes")
                     time = _ADAPTER.validate_json(line)
                     found[time.id] = time
+                except ValidationError:  # a line that is being written, or was cut off
+                    damaged += 1
+                    if damaged > _MAX_DAMAGED:
+                        raise InvalidRecord(f"more than {_MAX_DAMAGED:,} lines are damaged") from None
     except FileNotFoundError:
         pass
     except InvalidRecord as error:

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..episodes._header import describe_error
-from ..errors import EnvsdkError
+from ..errors import EnvsdkError, describe_error
 from ._jobs import Job
 from ._player import Played, Player, PlaySettings
 from ._statistics import PlayStatistics

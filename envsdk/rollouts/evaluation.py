@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .._packages import load
-from .._untrusted import parse_json, read_file
+from .._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
 from .._visible import on_one_line
 from ..authoring._making import find_class
-from ..errors import ConfigError, RunFolderError, what_is_invalid
+from ..errors import ConfigError, InvalidRecord, RunFolderError, what_is_invalid
 from ..policies._named import policy_of
 from ..trajectories._trajectory import Trajectory
 from ._engine import Rollouts
@@ -100,7 +100,7 @@ class Suite(_Part):
             ConfigError: If it cannot be read, or is not a suite; the message names the field.
         """
         try:
-            text = file.read_text(encoding="utf-8")
+            text = read_file(file, MAX_DESCRIPTION_BYTES).decode()
             if file.suffix == ".toml":
                 content = tomllib.loads(text)
             elif file.suffix in (".yaml", ".yml"):
@@ -109,8 +109,10 @@ class Suite(_Part):
             else:
                 raise ConfigError(f"{file} is not a suite: expected a file that ends in .toml, .yaml or .yml")
             return cls.model_validate(content)
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, InvalidRecord) as error:
             raise ConfigError(f"the suite {file} cannot be read: {error}") from error
+        except RecursionError as error:
+            raise ConfigError(f"the suite {file} cannot be read: its lists and tables are nested too deeply") from error
         except ValidationError as error:
             raise ConfigError(f"the suite {file} is not valid: {what_is_invalid(error)}") from error
 

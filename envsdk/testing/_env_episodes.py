@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from .._registry import spec_of
 from ..authoring._env import Env
 from ..contexts._protocol import Action
 from ..episodes._event_loops import run
@@ -89,7 +90,8 @@ class Episodes:
     @property
     def is_random(self) -> bool:
         """Whether the environment is registered as nondeterministic."""
-        return self.sample.spec is not None and self.sample.spec.nondeterministic
+        spec = spec_of(type(self.sample), self.sample.config.model_dump()) or self.sample.spec
+        return spec is not None and spec.nondeterministic
 
     @property
     def policy(self) -> str:

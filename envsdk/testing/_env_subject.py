@@ -1,5 +1,6 @@
 """The environment that is checked: its name, and functions that create new ones, here and in another process."""
 
+import ast
 import copy
 import inspect
 import json
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias, cast
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from .._registry import list_envs
+from .._registry import is_of_plugin, list_envs
 from ..authoring._env import Env
 from ..errors import ConfigError, PluginError, unknown_name
 from ._reports import NotPossible
@@ -34,8 +35,8 @@ class Subject:
     """Creates a new environment with further options; raises `NotPossible` if it cannot set them."""
     source: Callable[[], Env] | None
     """Creates an environment in another process, to which it is pickled. None for an object without an id."""
-    expression: str
-    """The Python expression of the environment."""
+    expression: str = ""
+    """The Python expression of the environment; empty if only this process knows it."""
     module: str = ""
     """The module that the expression needs."""
     is_id: bool = False
@@ -80,24 +81,32 @@ class Subject:
             ) from error
 
     def command(self, check: str, first_seed: int, seeds: int) -> str:
-        """Return a command that repeats a check: for the shell, or for Python if only Python knows the environment."""
+        """Return a command for the shell that repeats a check; empty if only this process knows the environment."""
         if self.is_id or self.command_line:
             command = self.command_line or f"envsdk check {self.name}"
             return f'{command} --seed {first_seed} --seeds {seeds} --only "{check}"'
+        if not self.expression:
+            return ""
         arguments = f"{self.expression}, first_seed={first_seed}, seeds={seeds}, only={json.dumps(check)}"
-        call = f"check_env({arguments}).raise_if_failed()"
-        if not self.module:
-            return call
         imports = f"import {self.module}; from envsdk.testing import check_env"
-        return f"python -c {shlex.quote(f'{imports}; {call}')}"
+        return f"python -c {shlex.quote(f'{imports}; check_env({arguments}).raise_if_failed()')}"
 
 
 def _of_spec(spec: EnvSpec) -> Subject:
     make = partial(_make, spec)
-    if not spec.kwargs or spec == gymnasium.registry.get(spec.id):
-        return Subject(spec.id, make, make, make, repr(spec.id), is_id=True)
-    written = ", ".join([repr(spec.id), *(f"{name}={value!r}" for name, value in spec.kwargs.items())])
-    return Subject(spec.id, make, make, make, f"envsdk.make({written})", "envsdk")
+    is_known = is_of_plugin(spec)
+    if is_known and (not spec.kwargs or spec == gymnasium.registry.get(spec.id)):
+        return Subject(spec.id, make, make, make, is_id=True)
+    options = "".join(f", {name}={value!r}" for name, value in spec.kwargs.items())
+    try:
+        ast.literal_eval(repr(spec.kwargs))
+    except (ValueError, SyntaxError):  # such as a renderer that is an object
+        return Subject(spec.id, make, make, make)
+    if is_known:
+        return Subject(spec.id, make, make, make, f"envsdk.make({spec.id!r}{options})", "envsdk")
+    module, _, name = str(spec.entry_point).partition(":")
+    expression = f"{module}.{name}" if not options else f"{module}.{name}({options[2:]})"
+    return Subject(spec.id, make, make, make, *((expression, module) if name else ("", "")))
 
 
 def _of_maker(make: Any) -> Subject:
@@ -113,7 +122,7 @@ def _of_maker(make: Any) -> Subject:
 def _of_object(env: Env) -> Subject:
     another = partial(copy.deepcopy, env)
     if env.spec is None:
-        return Subject(env.name, another, _refuse_options, None, "env")
+        return Subject(env.name, another, _refuse_options, None)
     made = _of_spec(env.spec)
     return Subject(made.name, another, made.make_with, made.source, made.expression, made.module, made.is_id)
 
@@ -138,8 +147,6 @@ def _call_with(function: Callable[..., Env], **options: Any) -> Env:
 
 
 def _named(value: Any) -> tuple[str, str]:
-    """Return the Python expression of a class or function, and its module; no module if it cannot be imported."""
+    """Return the Python expression of a class or function, and its module; empty if it cannot be imported."""
     module, name = getattr(value, "__module__", "__main__"), getattr(value, "__qualname__", "")
-    if not name or "<" in name or module == "__main__":
-        return name.rpartition(".")[2] if name and "<lambda>" not in name else "make_env", ""
-    return f"{module}.{name}", module
+    return ("", "") if not name or "<" in name or module == "__main__" else (f"{module}.{name}", module)

@@ -34,7 +34,7 @@ class EnvCheck(Check):
     seed: int | None = None
     """The seed of the episode that fails; None if the check passes."""
     command: str = ""
-    """A command that repeats the failure; empty if the check passes."""
+    """A command that repeats the failure; empty if it passes, or if only this process knows the environment."""
     seconds: float = 0.0
     """The time that the check took, in seconds."""
     same_as: str = ""
@@ -59,7 +59,7 @@ class EnvReport(CheckReport[EnvCheck]):
 
 def _reproduction(check: EnvCheck) -> str:
     seed = "" if check.seed is None else f" (seed {check.seed})"
-    return f"{seed}\n{'':12} {check.command}" if check.command else ""
+    return f"{seed}\n{'':12} {check.command}" if check.command else seed
 
 
 OnProgress: TypeAlias = Callable[[str, EnvCheck | None], None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._registry import get_renderer
-from ..errors import PlainTagsWarning, RenderError
+from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import ImagePart, Message, TextPart, ToolCall, ToolSchema
 from ..rendering import _parity as parity
 from ..rendering._parity import assistant
@@ -115,8 +115,10 @@ def summary(renderer: Renderer) -> list[str]:
     lines.append(f"a step under `strip` costs {renderer.history_note or 'O(new)'}")
     if isinstance(renderer, WholeRenderer) and renderer.chat_template is not None:
         try:
-            found = renderer.chosen_because or get_renderer("auto", renderer.tokenizer).chosen_because
-        except RenderError as error:
+            source = renderer.chat_template
+            given = {"template": source.text, "special_tokens": source.special_tokens}
+            found = renderer.chosen_because or get_renderer("auto", renderer.tokenizer, **given).chosen_because
+        except (RenderError, TokenizerError, ConfigError) as error:
             found = str(error)
         lines.append(f"nearest family: {found}")
     return lines

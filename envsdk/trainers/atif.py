@@ -17,9 +17,9 @@ from ..errors import InvalidRecord
 from ..messages import Message, TextPart
 from ..trajectories._replay import Prompt
 from ..trajectories._trajectory import Trajectory
-from ._atif_reading import from_atif as from_atif
 from ._capability import Capability
 from ._checks import check_samples
+from .foreign._atif import from_atif as from_atif
 
 __all__ = ["from_atif", "to_atif"]
 

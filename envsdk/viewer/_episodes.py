@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..contexts._protocol import Break
-from ..episodes._delegation import SUMMARY
+from ..episodes._agent import SUMMARY
 from ..messages import Message
 from ..trajectories._context_log import ContextLog
 from ..trajectories._steps import Step

@@ -10,9 +10,38 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import InvalidRecord
-from ..trajectories._replay import Paths, Piece, Range, ReplayedStep, merged, replay
+from ..trajectories._replay import Paths, Piece, ReplayedStep, replay
 from ..trajectories._segments import Segment, segments, trained_steps
 from ..trajectories._trajectory import Trajectory
+
+
+class Range(NamedTuple):
+    """Consecutive tokens of a log: `contexts[context].tokens[start:stop]`."""
+
+    context: str
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has."""
+        return self.stop - self.start
+
+
+def merged(pieces: Sequence[Piece] | Sequence[Range]) -> list[Range]:
+    """Return pieces as ranges, with those that follow each other in a log as one."""
+    found: list[Range] = []
+    context, first, last = "", 0, 0
+    for piece in pieces:
+        if piece.start == last and piece.context == context:
+            last = piece.stop
+        elif piece.start < piece.stop:
+            if first < last:
+                found.append(Range(context, first, last))
+            context, first, last = piece.context, piece.start, piece.stop
+    if first < last:
+        found.append(Range(context, first, last))
+    return found
 
 
 class StepRanges(NamedTuple):

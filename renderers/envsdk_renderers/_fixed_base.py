@@ -258,15 +258,14 @@ class FixedBase(WholeRenderer):
         found = (self._turns.rewriting(has_system=system, has_tools=tools) for system, tools in kinds)
         return next(filter(None, found), "")
 
-    def _report_rewriting(self, *, has_system: bool, has_tools: bool) -> str:
-        """Return an example of how the template rewrites what prompts keep; warn once, or refuse it.
+    def _report_rewriting(self, example: str) -> None:
+        """Warn once, or refuse, if there is an example of how the template rewrites what prompts keep.
 
         Raises:
             TemplateUnsupported: With `on_rewrite="raise"`.
         """
-        example = self._turns.rewriting(has_system=has_system, has_tools=has_tools)
-        if self._warned or not example:
-            return example
+        if not example or self._warned:
+            return
         if self._options["on_rewrite"] == "raise":
             raise TemplateUnsupported(f"on_rewrite is 'raise', and the template rewrites earlier text: {example}")
         self._warned = True
@@ -276,7 +275,6 @@ class FixedBase(WholeRenderer):
             RewriteWarning,
             stacklevel=2,
         )
-        return example
 
     def check_tools(self, tools: Sequence[ToolSchema]) -> None:
         """Refuse a template that cannot express a user's turn, or a tool's turn if there are tools.
@@ -285,6 +283,15 @@ class FixedBase(WholeRenderer):
             TemplateUnsupported: For the pair of previous and next message that is refused or not possible; if no reply
                 format reads calls as the template writes them; or see `on_rewrite`.
         """
+        try:
+            self._check_usable(tools)
+        except TemplateUnsupported as error:
+            from ._choosing import choose_renderer  # which makes and compares all families
+
+            raise error.advising(choose_renderer(self.tokenizer, self._source).reason) from None
+        self._report_rewriting(self._turns.rewriting(has_system=False, has_tools=bool(tools)))
+
+    def _check_usable(self, tools: Sequence[ToolSchema]) -> None:
         judge = self._turns.judge((), tools)
         pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
         for previous, following in pairs:
@@ -292,7 +299,6 @@ class FixedBase(WholeRenderer):
             judgement = judge.judge(reply, answers, is_after_tool=False, pair=(previous, following))
             if judgement.error is not None:
                 raise judgement.error.with_traceback(None)
-        self._report_rewriting(has_system=False, has_tools=bool(tools))
         if self._options["reply_format"] == "auto" and self._unread is not None:
             raise self._unread.with_traceback(None)
         if tools and self._reply_reader.is_measured:
@@ -304,7 +310,7 @@ class FixedBase(WholeRenderer):
 
         def measure() -> str:
             try:
-                self.check_tools(())
+                self._check_usable(())
             except TemplateUnsupported as error:
                 return str(error)
             return ""
@@ -539,7 +545,8 @@ class FixedBase(WholeRenderer):
             rendered.closed_reply = closed_reply
             return rendered
         has_system = bool(history) and history[0].role == "system"
-        rewriting = self._report_rewriting(has_system=has_system, has_tools=bool(tools))
+        rewriting = self._turns.rewriting(has_system=has_system, has_tools=bool(tools))
+        self._report_rewriting(rewriting)
         before = [*history[:1], *history[-2:-1]] if len(history) > 2 else history[:-1]
         tail, contents = self._turns.tail(before, message, messages, tools)
         self._writer.write(out, self._end(reply, tail.stop))
@@ -639,13 +646,13 @@ class FixedBase(WholeRenderer):
         """Compare the deltas with one rendering of the whole conversation, unless `validate` is `"off"`.
 
         Raises:
-            TemplateUnsupported: If a delta is not what the template would have written.
+            TemplateUnsupported: If a delta is not what the template would have written; or see `on_rewrite`.
         """
         if not deltas or self.validate == "off":
             return
         shown = self._turns.without_moved_texts(self._shown(messages), messages[:1], tools)
         texts = [DeltaText(d.reply, self._text_of(d, messages), d.generation_prompt) for d in deltas]
-        self._validation.episode(shown, texts, self._turns.hide_tools(tools))
+        self._report_rewriting(self._validation.episode(shown, texts, self._turns.hide_tools(tools)))
 
     def _text_of(self, delta: EmittedDelta, messages: Sequence[Message]) -> str:
         """Return the text of a delta, with one token for each image, as the template writes it."""

@@ -59,9 +59,9 @@ def public_names() -> list[Public]:
 
 
 def trainers() -> list[Public]:
-    """Return the public names of the modules of trainers: those with a `CAPABILITY`, and `foreign`."""
+    """Return the public names of the modules of trainers: those with a `CAPABILITY`, and the package `foreign`."""
     files = sorted(file_of("envsdk.trainers").parent.glob("[a-z]*.py"))
-    names = [file.stem for file in files if "CAPABILITY = " in file.read_text("utf-8") or file.stem == "foreign"]
+    names = sorted([file.stem for file in files if "CAPABILITY = " in file.read_text("utf-8")] + ["foreign"])
     return [Public(f"envsdk.trainers.{name}", names_of(file_of(f"envsdk.trainers.{name}"))) for name in names]
 
 

@@ -163,13 +163,22 @@ def test_the_command_does_what_it_says() -> None:
     assert done.returncode == 1 and check.detail in done.stderr.decode()
 
 
-def test_of_an_id_the_command_is_one_of_the_shell(register: Callable[..., str]) -> None:
-    name = register(broken.RaisingReference)
-    (check,) = check_env(name, only="reference policy").failed
-    assert check.command == f'envsdk check {name} --seed 2 --seeds 1 --only "reference policy"'
-    name = register(broken.SameTask)
-    (check,) = check_env(name, seeds=4, first_seed=3, only="distinct tasks").failed
-    assert check.command == f'envsdk check {name} --seed 3 --seeds 4 --only "distinct tasks"'
+def test_of_an_id_of_a_plugin_the_command_is_one_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(envsdk.make("envsdk/GuessNumber-v0")), "reward_range", (0.0, 9.0))
+    (check,) = check_env("envsdk/GuessNumber-v0", seeds=2, first_seed=3, only="reference policy").failed
+    assert check.command == 'envsdk check envsdk/GuessNumber-v0 --seed 3 --seeds 1 --only "reference policy"'
+
+
+def test_of_an_id_that_only_this_process_knows_the_command_names_the_class(register: Callable[..., str]) -> None:
+    (check,) = check_env(register(broken.SameTask), seeds=4, first_seed=3, only="distinct tasks").failed
+    assert "check_env(broken_environments.SameTask, first_seed=3, seeds=4, only=" in check.command
+
+
+@pytest.mark.parametrize("given", [lambda: broken.SameTask(), broken.SameTask()], ids=["function", "object"])
+def test_no_command_is_printed_where_none_can_run(given: Any) -> None:
+    (check,) = check_env(given, seeds=2, only="distinct tasks").failed
+    assert check.command == ""
+    assert str(check).endswith(f"(seed {check.seed})")
 
 
 def test_of_an_object_with_options_the_command_has_them() -> None:
@@ -209,6 +218,26 @@ def test_what_is_registered_as_nondeterministic_is_not_compared(register: Callab
     skipped = {check.name for check in report.checks if "nondeterministic" in check.detail}
     assert skipped >= {"same bytes", ELSEWHERE, "reset clears state", "copies", "forks", "step and rollout"}
     assert {"reference policy", "no global random state", "specification"}.isdisjoint(skipped)
+
+
+def test_a_verdict_does_not_depend_on_how_the_environment_is_named(register: Callable[..., str]) -> None:
+    name = register(broken.Unseeded, nondeterministic=True)
+    for given in (name, broken.Unseeded, lambda: broken.Unseeded(), broken.Unseeded(), envsdk.make(name)):
+        (check,) = check_env(given, seeds=2, only="same bytes").checks
+        assert check.verdict == "NOT POSSIBLE" and "nondeterministic" in check.detail
+
+
+def test_a_class_that_is_registered_is_stored_by_its_name() -> None:
+    class Local(broken.Sound):
+        pass
+
+    for env, entry_point in ((broken.Sound, "broken_environments:Sound"), (Local, Local)):
+        envsdk.register_env("broken/Class-v0", env)
+        try:
+            assert gymnasium.spec("broken/Class-v0").entry_point == entry_point
+        finally:
+            gymnasium.registry.pop("broken/Class-v0")
+            registry._envs.pop("broken/Class-v0")
 
 
 def test_a_specification_that_holds_a_function_is_refused(register: Callable[..., str]) -> None:

@@ -23,7 +23,7 @@ from envsdk import (
     Turn,
     get_renderer,
 )
-from envsdk.episodes._environment import StepResult
+from envsdk.episodes._agent import StepResult
 from envsdk.errors import ConfigError, NoEndWarning, TurnError
 from envsdk.rendering.renderer import NOT_ENDED
 from envsdk.rendering.tokenizers import Tokenizer

@@ -93,6 +93,8 @@ SENT_BACK = {
         "content": f"[THINK]{reply.reasoning}[/THINK]{reply.content}",
     },
     "empty reasoning in the text": lambda reply: {**bare(reply), "content": f"<think>\n\n</think>\n\n{reply.content}"},
+    "other white space in the reasoning": lambda reply: {**as_sent(reply), "reasoning_content": " Why? \n Because. "},
+    "the end of the reasoning": lambda reply: {**as_sent(reply), "reasoning_content": "Because."},
     "calls in the text": flattened,
     "calls in the text in another order": lambda reply: flattened(reply, -1),
     "calls in the text without ids": lambda reply: assistant(flattened(reply)["content"].replace("call_", "x")),
@@ -111,6 +113,21 @@ def test_a_reply_is_recognized_in_every_form(session, form):
     assert named == ([(call.id, call.name) for call in reply.tool_calls] if answers else [])
 
 
+@pytest.mark.parametrize("tags", [("<seed:think>", "</seed:think>"), ("<mm:think>", "</mm:think>"), ("◁a▷", "◁/a▷")])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_reasoning_in_the_text_is_recognized_in_the_tags_of_any_family(tags, is_last):
+    session = Session(reasoning_tags=tags)
+    sent, reply = opened(session)
+    back = {**bare(reply), "content": f"{tags[0]}\n{reply.reasoning}\n{tags[1]}\n{reply.content}"}
+    after = results(reply)
+    if not is_last:
+        session.ask([*sent, *after], "Done.")
+        after += [assistant("Done."), user("And?")]
+    placed = session.place([*sent[:-1], back, *after])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep) == ("main", None)
+
+
 CHANGED = {
     "other text": lambda reply: {**as_sent(reply), "content": "Let me think."},
     "longer text": lambda reply: {**as_sent(reply), "content": f"{reply.content} And then?"},
@@ -126,6 +143,14 @@ CHANGED = {
     "other calls in the text": lambda reply: assistant(flattened(reply)["content"].replace("100.0", "99.0")),
     "calls in another text": lambda reply: assistant(flattened(reply)["content"].replace("look.", "see.")),
     "other reasoning in the text": lambda reply: {**bare(reply), "content": f"<think>no</think>{reply.content}"},
+    "other reasoning": lambda reply: {**as_sent(reply), "reasoning_content": "No."},
+    "longer reasoning": lambda reply: {**as_sent(reply), "reasoning_content": f"{reply.reasoning} Or not?"},
+    "the start of the reasoning": lambda reply: {**as_sent(reply), "reasoning_content": "Why?"},
+    "other reasoning in the field and the text": lambda reply: {
+        **as_sent(reply),
+        "content": f"<think>{reply.reasoning}</think>{reply.content}",
+        "reasoning_content": "No.",
+    },
     "reasoning in another text": lambda reply: {**bare(reply), "content": f"<think>{reply.reasoning}</think>No."},
 }
 ADDED = {"id": "own", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -143,7 +168,8 @@ def test_a_reply_that_says_something_else_is_a_change_in_spite_of_its_ids(sessio
     assert isinstance(placed, Continues)
     assert (placed.context, placed.keep, placed.changed) == ("main", 2, "message 2 (assistant) differs")
     changed = Message.from_openai(back)
-    assert (placed.messages[0].content, placed.messages[0].tool_calls) == (changed.content, changed.tool_calls)
+    fields = [(m.content, m.reasoning, m.tool_calls) for m in (placed.messages[0], changed)]
+    assert fields[0] == fields[1]
     if not is_last:
         assert placed.messages[-2] is second
     session.answer(session.reply("All of this is done."))
@@ -567,3 +593,11 @@ def test_the_result_of_one_agent_in_the_question_to_another_is_no_summary(sessio
     assert isinstance(placed, Opens)
     placed = session.place([user("Check: There are many facts about other things.")])
     assert isinstance(placed, Opens)
+
+
+def test_reasoning_that_the_program_changed_stays_changed_when_it_is_dropped(session):
+    sent, reply = opened(session)
+    after = results(reply)
+    session.ask([*sent[:-1], {**as_sent(reply), "reasoning_content": "No."}, *after], "All of this is done.")
+    placed = session.place([*sent[:-1], bare(reply), *after, assistant("All of this is done."), user("More")])
+    assert (placed.context, placed.keep) == ("main", None)

@@ -33,8 +33,9 @@ class PlacedProgram(RandomProgram):
         made = self.reply()
         calls = [call.model_copy(update={"id": f"call_{next(self.numbers):06d}"}) for call in made.tool_calls]
         reply = made.model_copy(update={"tool_calls": tuple(calls)})
-        self.conversations.answer(request, [ModelReply(f"reply_{next(self.numbers):06d}", reply, "stop", 0, ())])
-        thread.hear(reply)
+        reply_id = f"reply_{next(self.numbers):06d}"
+        self.conversations.answer(request, [ModelReply(reply_id, reply, "stop", 0, ())])
+        thread.hear(reply, reply_id)
         thread.context = placed.context
         self.records[placed.context] = thread.system, list(thread.truth)
 
@@ -71,7 +72,9 @@ class PlacedProgram(RandomProgram):
         """Whether both are the same reply, or the message in its place that the program wrote."""
         is_changed = any(other is changed for changed in self.changed)
         return one is other or (
-            is_changed and (one.content.strip(), one.tool_calls) == (other.content, other.tool_calls)
+            is_changed
+            and (one.content.strip(), one.reasoning, one.tool_calls)
+            == (other.content, other.reasoning, other.tool_calls)
         )
 
     def ask_again(self, thread: Thread) -> None:

@@ -741,7 +741,7 @@ BAD: list[tuple[tuple[Any, ...], Any, str]] = [
     (("response", "choices", 0, "logprobs", "content", 1, "logprob"), float("nan"), r"logprobs\.content: logprob nan"),
     (("response", "choices", 0, "logprobs", "content", 1, "logprob"), -1e300, r"logprobs\.content: logprob -inf"),
     (("response", "choices", 0, "logprobs", "content"), "no", r"logprobs\.content is 'no'; expected a list"),
-    (("response", "id"), 5, r"record 1\.response\.id is 5; expected a text"),
+    (("response", "id"), 5, r"record 1\.response\.id is 5; expected a string"),
     (("reward",), "much", r"record 1\.reward is 'much'; expected a finite number"),
     (("reward",), {"a": float("inf")}, r"record 1\.reward\.a is inf; expected a finite number"),
     (("policy_version",), -1, r"record 1\.policy_version is -1"),

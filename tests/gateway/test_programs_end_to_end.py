@@ -117,7 +117,7 @@ class Played(RandomProgram):
             self.retried += 1
         names = self.contexts(n)
         for choice, reply, name in zip(choices, replies, names, strict=True):
-            choice.hear(reply.message)
+            choice.hear(reply.message, reply.id)
             choice.context, choice.has_twin = name, n > 1
             self._records[name] = list(choice.truth)
         self.threads += choices[1:]
@@ -304,12 +304,14 @@ class OverHttp(Played):
         path, write, ids_of = PROTOCOLS[self.protocol]
         response = self.client.post(path, json={"model": "m", **write(request)})
         assert response.status_code == 200, response.text
-        return [self._heard(made, ids) for made, ids in zip(self._made, ids_of(response.json()), strict=True)]
+        answer = response.json()
+        reply_id = answer["id"][answer["id"].index("reply_") :]
+        return [self._heard(made, ids, reply_id) for made, ids in zip(self._made, ids_of(answer), strict=True)]
 
-    def _heard(self, made: Message, ids: list[str]) -> Any:
+    def _heard(self, made: Message, ids: list[str], reply_id: str) -> Any:
         """The reply, with the ids that the gateway issued."""
         calls = [call.model_copy(update={"id": name}) for call, name in zip(made.tool_calls, ids, strict=True)]
-        return SimpleNamespace(message=made.model_copy(update={"tool_calls": tuple(calls)}))
+        return SimpleNamespace(id=reply_id, message=made.model_copy(update={"tool_calls": tuple(calls)}))
 
 
 class Asking(ProgramEnv):

@@ -360,6 +360,32 @@ def test_an_async_method_that_blocks_its_event_loop_for_ever_is_abandoned() -> N
     assert rollouts.statistics.play.abandoned == 1
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_two_hundred_episodes_of_which_five_block_are_all_accounted_for(is_async: bool) -> None:
+    """All others end while the five still block, although neither is declared."""
+    blocked, released = set[int](), threading.Event()
+
+    class Plain(Counts):
+        def respond(self, reply: Message) -> Turn:
+            seed = self.episode.seed or 0
+            if seed % 40 == 7:
+                blocked.add(seed)
+                released.wait(600)
+            return super().respond(reply)
+
+    class Async(Plain):
+        async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
+            return super().respond(reply)
+
+    rollouts = Rollouts(Async if is_async else Plain, answers, seeds=range(200), method_timeout_s=5)
+    trajectories = rollouts.run()  # which returns while they block
+    released.set()
+    failed = [one for one in trajectories if one.status == "error"]
+    assert len(trajectories) == 200
+    assert [one.seed for one in failed] == sorted(blocked) == [7, 47, 87, 127, 167]
+    assert all("took longer than 5 s" in (one.error or "") for one in failed)
+
+
 def test_a_parent_goes_on_after_a_sub_agent_that_never_returns() -> None:
     release = threading.Event()
 

@@ -195,6 +195,22 @@ def test_a_run_is_read_while_it_is_written(create: Callable[..., RunFolder], epi
     assert [trajectory.id for trajectory in StoredRun(folder.path).trajectories()] == [one.id for one in episodes[:2]]
 
 
+def test_a_run_whose_manifest_is_missing_and_a_line_that_was_cut_are_reported(
+    create: Callable[..., RunFolder], episodes: list[Trajectory], caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = create()
+    append(folder, episodes[:2])
+    folder.close(is_complete=True)
+    StoredRun(folder.path)
+    assert not caplog.messages
+    (folder.path / "manifest.json").unlink()
+    os.truncate(folder.path / FILES[False], (folder.path / FILES[False]).stat().st_size - 10)
+    assert len(list(StoredRun(folder.path).trajectories())) == 1
+    missing, cut = caplog.messages
+    assert "has no manifest.json, so its trajectories are not verified" in missing
+    assert "of a line that was cut off" in cut
+
+
 def test_an_id_is_stored_once(create: Callable[..., RunFolder], episodes: list[Trajectory]) -> None:
     folder = create()
     first, second = append(folder, [episodes[0], episodes[0]])

@@ -293,7 +293,6 @@ def test_deep_recursion_ends_the_program_at_most(limited_run: Run):
 def test_a_program_without_end_is_stopped(limited_run: Run, code: str):
     result = limited_run(code, SHORT)
     assert (result.limit, result.timed_out, result.exit_status, result.ok) == ("time", True, None, False)
-    assert result.seconds < 60
     assert "it ran longer than 0.2 s" in result.report()
 
 

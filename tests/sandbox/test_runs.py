@@ -100,7 +100,7 @@ def test_a_program_has_its_output_its_errors_and_its_status():
     assert (result.stdout, result.stderr, result.exit_status, result.limit) == ("out\n", "err\n", 3, None)
     assert not result.ok
     assert result.report() == "out\n[errors]\nerr\n[exit status 3]"
-    assert 0 < result.seconds < 20
+    assert result.seconds > 0
 
 
 def test_a_program_that_ends_well_is_ok():

@@ -19,10 +19,10 @@ from trainers.episodes import delegated, played, run_page, stripped
 from envsdk import Trajectory, tree_batch
 from envsdk.errors import ConfigError, InvalidRecord
 from envsdk.policies import Aligned, Ragged
-from envsdk.trainers import _open_prompts as open_prompts
 from envsdk.trainers import single_sample
-from envsdk.trainers._open_prompts import OpenPrompts
 from envsdk.trainers.foreign import LoggedStep, from_steps
+from envsdk.trainers.foreign import _chains as open_prompts
+from envsdk.trainers.foreign._chains import OpenPrompts
 
 A = ([1, 2, 3], [10, 11])
 B = ([50, 51, 52], [60, 61])

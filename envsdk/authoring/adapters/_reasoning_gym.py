@@ -64,8 +64,9 @@ class ReasoningGymConfig(EnvConfig):
 
     dataset: str
     """The name of the data set, such as `"chain_sum"`."""
-    options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-    """The options of the data set, such as `{"min_terms": 3}`, which set the difficulty."""
+    options: Annotated[dict[str, JsonValue], NeedsTrust("paths")] = Field(default_factory=dict[str, JsonValue])
+    """The options of the data set, such as `{"min_terms": 3}`, which set the difficulty. Some name a file to read, such
+    as `data_file` of `spell_backward`."""
     split: Split = "train"
     """The split that the tasks are drawn from."""
     trust_scorer: Annotated[bool, NeedsTrust("isolation")] = False

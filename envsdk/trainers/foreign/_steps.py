@@ -1,4 +1,4 @@
-"""The conversion of another system's log, with the full prompt and the reply of each step, to a `Trajectory`.
+"""The front end of token ids: `from_steps` makes a trajectory from the full prompt and the reply of each step.
 
 Such a log specifies neither the contexts nor the breaks. A prompt that begins with an earlier prompt and its reply
 continues the context of that prompt, even if other prompts came between. Every other prompt is an `undeclared` break.
@@ -7,30 +7,25 @@ continues the context of that prompt, even if other prompts came between. Every 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeGuard, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from .._arrays import LARGEST, GrowableArray
-from ..contexts._protocol import Action, Break
-from ..contexts._side_data import Aligned, part_of, per_token
-from ..episodes._actions import CheckedAction, PromptSize, check_action
-from ..errors import ActionError, ConfigError, ImageError, InvalidRecord
-from ..images import Image, ImageSource, PlacedImage
-from ..messages import Message
-from ..trajectories._context_log import ContextLog
-from ..trajectories._steps import Part, Step
-from ..trajectories._trajectory import Status, Trajectory
-from ._differences import with_image_numbers
-from ._open_prompts import Match, OpenPrompts
-
-__all__ = ["LoggedStep", "from_steps"]
+from ..._arrays import LARGEST
+from ...contexts._protocol import Action, Break
+from ...contexts._side_data import part_of, per_token
+from ...episodes._actions import CheckedAction, PromptSize, check_action
+from ...errors import ActionError, ConfigError, ImageError, InvalidRecord
+from ...images import Image, ImageSource, PlacedImage
+from ...messages import Message
+from ...trajectories._trajectory import Status, Trajectory
+from ._chains import Match, OpenPrompts
+from ._writer import LogWriter, with_image_numbers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAIN = "main"
-UNDECLARED: Literal["undeclared"] = "undeclared"
 _LARGEST_ID = np.iinfo(np.int32).max
 
 
@@ -49,7 +44,7 @@ class LoggedStep(NamedTuple):
         mask: Which of the action's tokens were sampled and are trained: shape (m,), bool or 0 and 1; None for all. The
             others are observed, such as results of tools inside a response. Log-probabilities at them are ignored.
         rewards: Named rewards that add up to `reward`, which they replace if it is None.
-        errors: What was wrong with the reply, such as a call that could not be parsed: texts. `loss="without_errors"`
+        errors: What was wrong with the reply, such as a call that could not be parsed: strings. `loss="without_errors"`
             leaves out such a step.
         images: The images in the prompt and the action, in order, each with the range of its placeholder tokens in the
             prompt and the action after it: `PlacedImage`, or tuples of an image (what `ImagePart` takes) and the range.
@@ -69,24 +64,24 @@ class LoggedStep(NamedTuple):
     images: "Sequence[PlacedImage | tuple[ImageSource, int, int]]" = ()
 
 
+class _Outcome(NamedTuple):
+    """The fields of a step besides its tokens."""
+
+    reward: float | None = None
+    rewards: Mapping[str, float] = {}
+    errors: tuple[str, ...] = ()
+
+
 class _MatchedStep(NamedTuple):
     """A validated step, and the chain of prompts that it belongs to."""
 
     observed: "NDArray[np.int32]"
     """The tokens of the prompt that the nearest chain does not have."""
     action: CheckedAction
-    outcome: "_Outcome"
+    outcome: _Outcome
     match: Match
     media: tuple[PlacedImage, ...]
-    """The images in `observed`, with their places in it."""
-
-
-class _Outcome(NamedTuple):
-    """What the log says about a step besides its tokens."""
-
-    reward: float | None = None
-    rewards: Mapping[str, float] = {}
-    errors: tuple[str, ...] = ()
+    """The images in `observed`, with their positions in it."""
 
 
 def from_steps(
@@ -136,7 +131,7 @@ def from_steps(
             raise ConfigError(f"{name} is {value!r:.80}; expected a string{'' if kinds is str else ' or None'}")
     if status not in get_args(Status):
         raise ConfigError(f"status is {status!r:.80}; expected one of {get_args(Status)}")
-    writer = _Writer(_read(steps, vocab_size or _LARGEST_ID))
+    writer = _written(_matched(steps, vocab_size or _LARGEST_ID))
     status = status if error is None else "error"
     return Trajectory(
         id=id,
@@ -153,7 +148,7 @@ def from_steps(
     )
 
 
-def _read(steps: Iterable[LoggedStep | tuple[Any, ...] | Mapping[str, Any]], vocab_size: int) -> list[_MatchedStep]:
+def _matched(steps: Iterable[LoggedStep | tuple[Any, ...] | Mapping[str, Any]], vocab_size: int) -> list[_MatchedStep]:
     if not isinstance(steps, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidRecord(f"steps is a {type(steps).__name__}; expected the steps of one rollout, in order")
     prompts, matched, numbers = OpenPrompts(), list[_MatchedStep](), dict[tuple[str, int], int]()
@@ -190,7 +185,7 @@ def _media(step: LoggedStep, runs: "Sequence[tuple[NDArray[np.int32], CheckedAct
 
 
 def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32], CheckedAction, _Outcome]]":
-    """Return the runs of sampled tokens of a step: for each its full prompt, its action, and what it led to."""
+    """Return the runs of sampled tokens of a step: for each its full prompt, its action, and its outcome."""
     try:
         prompt = check_action(Action(step.prompt_tokens), vocab_size).tokens
     except ActionError as error:
@@ -199,7 +194,11 @@ def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32]
         raise ActionError("the prompt is empty; expected the full prompt that was sampled from")
     sampling: dict[str, Any] = {"temperature": step.temperature, "policy_version": step.policy_version}
     tokens = check_action(Action(step.action_tokens), vocab_size).tokens
-    mask = _mask(step.mask, len(tokens))
+    mask = np.ones(len(tokens), np.bool_) if step.mask is None else np.asarray(step.mask)
+    if mask.shape != tokens.shape or mask.dtype.kind not in "biu" or not np.isin(mask, (0, 1)).all():
+        raise ActionError(
+            f"the mask is {step.mask!r:.80}; expected True or False for each of the {len(tokens)} action tokens"
+        )
     logprobs = step.logprobs
     if logprobs is not None and not mask.all() and len(logprobs) == len(mask):
         logprobs = np.where(mask, np.asarray(logprobs, dtype=np.float64), 0.0)
@@ -209,35 +208,18 @@ def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32]
     if mask.all():
         return [(prompt, action, outcome)]
     whole = np.concatenate([prompt, tokens])
-    runs = _runs(mask) or [(0, 0)]
-    return [
-        (whole[: len(prompt) + start], _part(action, start, stop), outcome if stop == runs[-1][1] else _Outcome())
-        for start, stop in runs
-    ]
-
-
-def _mask(mask: Any, length: int) -> "NDArray[np.bool_]":
-    if mask is None:
-        return np.ones(length, dtype=np.bool_)
-    array = np.asarray(mask)
-    if array.shape != (length,) or array.dtype.kind not in "biu" or not np.isin(array, (0, 1)).all():
-        raise ActionError(f"the mask is {mask!r:.80}; expected True or False for each of the {length} action tokens")
-    return array.astype(np.bool_)
-
-
-def _runs(mask: "NDArray[np.bool_]") -> list[tuple[int, int]]:
-    """Return where the runs of True begin and end."""
-    bounds = np.flatnonzero(np.diff(mask, prepend=False, append=False)).reshape(-1, 2)
-    return [(int(start), int(stop)) for start, stop in bounds]
+    bounds = np.flatnonzero(np.diff(mask.astype(np.bool_), prepend=False, append=False)).reshape(-1, 2).tolist()
+    *earlier, (last_start, last_stop) = bounds or [(0, 0)]
+    runs = [(whole[: len(prompt) + start], _part(action, start, stop), _Outcome()) for start, stop in earlier]
+    return [*runs, (whole[: len(prompt) + last_start], _part(action, last_start, last_stop), outcome)]
 
 
 def _part(action: CheckedAction, start: int, stop: int) -> CheckedAction:
     """Return the tokens of an action from `start` to `stop`, with their log-probabilities and side data."""
-    is_first = not action.tokens[:start].size
     extra = {
         key: part_of(value, start, stop, len(action.tokens))
         for key, value in action.extra.items()
-        if is_first or per_token(value) is not None
+        if not start or per_token(value) is not None
     }
     logprobs = None if action.logprobs is None else action.logprobs[start:stop]
     return action._replace(tokens=action.tokens[start:stop], logprobs=logprobs, extra=extra)
@@ -251,7 +233,7 @@ def _outcome(step: LoggedStep) -> _Outcome:
         raise ActionError(f"the rewards {rewards} add up to {total}, but the reward is {reward}")
     given: Any = step.errors
     if isinstance(given, str) or not all(isinstance(error, str) for error in given):
-        raise ActionError(f"the errors are {given!r:.80}; expected a list of texts")
+        raise ActionError(f"the errors are {given!r:.80}; expected a list of strings")
     return _Outcome(total if rewards and reward is None else reward, rewards, tuple(step.errors))
 
 
@@ -264,92 +246,38 @@ def _reward(reward: Any) -> float:
     return float(reward)
 
 
-class _Writer:
-    """The writer of the steps and contexts of the trajectory. Each chain of prompts is a segment of a context."""
-
-    def __init__(self, matched: Sequence[_MatchedStep]) -> None:
-        self.steps: list[Step] = []
-        self._logs: dict[str, tuple[GrowableArray[np.int32], GrowableArray[np.float32]]] = {}
-        self._media: dict[str, list[PlacedImage]] = {}
-        self._messages: dict[str, list[Message]] = {}  # those whose errors the log has
-        self._names: list[str] = []  # the context of each chain
-        self._lengths: dict[str, int] = {}
-        # For each chain, the last step that continues it or shares a prefix with it.
-        self._last_use = {step.match.nearest: index for index, step in enumerate(matched)}
-        for index, step in enumerate(matched):
-            self._add(step, self._begin(index, step.match) if step.match.is_new else None)
-
-    def contexts(self) -> dict[str, ContextLog]:
-        """Return the contexts by name. All have the same role, because a log does not specify roles."""
-        return {
-            name: ContextLog(
-                role=MAIN,
-                parent=None,
-                tokens=tokens.copy(),
-                logprobs=logprobs.copy(),
-                messages=self._messages.get(name, []),
-                media=self._media.get(name, []),
-            )
-            for name, (tokens, logprobs) in self._logs.items()
-        }
-
-    def _begin(self, index: int, match: Match) -> Break:
-        """Choose the context of a new chain, and return the break that begins it."""
-        base = "" if match.nearest is None else self._names[match.nearest]
-        detail = f"step {index + 1} of the log, which does not specify the reason"
-        if base and self._last_use[match.nearest] == index:
-            self._names.append(base)
-            return Break("rewrite", UNDECLARED, base, base, match.shared, self._lengths[base] - match.shared, detail)
-        name = MAIN if not index else f"{MAIN}-{len(self._logs) + 1}"
-        self._names.append(name)
-        return Break("switch", UNDECLARED, name, base or name, match.shared, 0, detail)
-
-    def _add(self, matched: _MatchedStep, break_: Break | None) -> None:
-        match, action, name = matched.match, matched.action, self._names[matched.match.chain]
-        tokens, logprobs = self._logs.setdefault(name, (GrowableArray(np.int32), GrowableArray(np.float32)))
-        start = len(tokens)
-        self._media.setdefault(name, []).extend(placed.moved(start) for placed in matched.media)
-        for array, its_logprobs in ((matched.observed, 0.0), (action.tokens, _logprobs(action))):
-            tokens.append(array)
-            logprobs.extend(len(array), its_logprobs)
-        self._lengths[name] = match.shared + len(matched.observed) + len(action.tokens)
-        self.steps.append(
-            Step(
-                context=name,
-                base=name if break_ is None else break_.base,
-                keep=match.shared,
-                extends=not match.is_new,
-                start=start,
-                action_start=start + len(matched.observed),
-                parts=(Part(len(tokens), action.temperature, action.policy_version, _recorded(matched, start)),),
-                reply=self._reply(name, matched.outcome),
-                reward=matched.outcome.reward,
-                rewards=dict(matched.outcome.rewards),
-                break_=break_ if self.steps else None,
-            )
+def _written(matched: Sequence[_MatchedStep]) -> LogWriter:
+    """Write steps. Each chain of prompts is a segment of a context; all contexts have the same role."""
+    writer, names, lengths = LogWriter(), list[str](), dict[str, int]()
+    # For each chain, the last step that continues it or shares a prefix with it.
+    last_use = {step.match.nearest: index for index, step in enumerate(matched)}
+    for index, (observed, action, outcome, match, media) in enumerate(matched):
+        break_ = None
+        if match.is_new:
+            base = "" if match.nearest is None else names[match.nearest]
+            detail = f"step {index + 1} of the log, which does not specify the reason"
+            if base and last_use[match.nearest] == index:
+                dropped = lengths[base] - match.shared
+                break_ = Break("rewrite", "undeclared", base, base, match.shared, dropped, detail)
+            else:
+                name = f"{MAIN}-{len(lengths) + 1}" if index else MAIN
+                writer.open(name, MAIN)
+                break_ = Break("switch", "undeclared", name, base or name, match.shared, 0, detail)
+            names.append(break_.context)
+        name = names[match.chain]
+        lengths[name] = match.shared + len(observed) + len(action.tokens)
+        step = writer.add(
+            name,
+            observed,
+            action,
+            keep=match.shared,
+            base=None if break_ is None else break_.base,
+            break_=break_ if index else None,
+            media=media,
         )
-
-    def _reply(self, name: str, outcome: _Outcome) -> int | None:
-        """Return the index of a message that holds the errors of a reply; None if it has none."""
-        if not outcome.errors:
-            return None
-        messages = self._messages.setdefault(name, [])
-        messages.append(Message(role="assistant", errors=outcome.errors))
-        return len(messages) - 1
-
-
-def _recorded(matched: _MatchedStep, start: int) -> dict[str, Any]:
-    """Return the side data of a step, without the rows that earlier steps of the context have."""
-    count = len(matched.observed) + len(matched.action.tokens) + 1
-    return {
-        key: value.take(slice(max(0, len(value) - count), None)) if start and _is_over_all(value) else value
-        for key, value in matched.action.extra.items()
-    }
-
-
-def _is_over_all(value: Any) -> TypeGuard[Aligned]:
-    return isinstance(value, Aligned) and value.over == "all"
-
-
-def _logprobs(action: CheckedAction) -> "NDArray[np.float32] | float":
-    return np.nan if action.logprobs is None else action.logprobs
+        step.reward, step.rewards = outcome.reward, dict(outcome.rewards)
+        if outcome.errors:  # a message holds the errors of a reply
+            messages = writer.log(name).messages
+            step.reply = len(messages)
+            messages.append(Message(role="assistant", errors=outcome.errors))
+    return writer
