@@ -1,4 +1,4 @@
-"""What a vision model of transformers gets besides tokens: the arrays of the images in them, and positions.
+"""The inputs of a vision model of transformers besides tokens: the arrays of the images in them, and positions.
 
 The models are Qwen's (Qwen2-VL and later). Their language model attends to the tokens of an image as to text, causally,
 and a token has three positions: in time, height and width (mRoPE). They are those of the model's own `get_rope_index`.
@@ -25,7 +25,7 @@ _ADVICE = "pip install 'envsdk[torch]'"
 
 
 class _Grid(NamedTuple):
-    """What positions need of an image; its arrays are larger."""
+    """The properties of an image that positions need; its arrays are larger."""
 
     tokens: int
     image_grid_thw: "NDArray[np.int64]"

@@ -23,7 +23,7 @@ class Keep(HistoryPolicy):
 
 
 class Strip(HistoryPolicy):
-    """Show what the model's own chat template shows: mostly, reasoning before the last user query is dropped."""
+    """Show what the model's own chat template shows: usually, reasoning before the last user query is dropped."""
 
     name: ClassVar[str] = "strip"
 

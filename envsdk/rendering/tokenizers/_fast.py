@@ -52,7 +52,7 @@ class FastokensTokenizer(NamedTokenizer):
         reachable = [token for token, piece in pieces.items() if piece and set(piece) <= BYTE_OF_CHAR.keys()]
         self._reachable = np.array(reachable, dtype=np.int32)
         whole = corpus()
-        for text in (whole, *whole.splitlines(keepends=True)):  # it has a path of its own for long texts
+        for text in (whole, *whole.splitlines(keepends=True)):  # it encodes long texts in another way
             if not np.array_equal(self.encode(text), plain.encode(text)):
                 raise TokenizerError(
                     f"{plain.name}: fastokens gives other ids than {type(plain).__name__} for {text[:40]!r}, which the "

@@ -74,7 +74,7 @@ class ModelFiles(NamedTuple):
 
     @property
     def chat_template_file(self) -> str | None:
-        """The text of the chat template, if it has a file of its own."""
+        """The text of the chat template, if it is in a separate file."""
         texts = dict(self.texts)
         name = next((name for name in _TEMPLATES if name in texts), None)
         try:

@@ -56,7 +56,7 @@ _PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normali
 
 
 class NamedTokenizer(ABC):
-    """What all kinds of tokenizers share: names, sizes and decoding. Copies of a tokenizer are the same object."""
+    """The base class of tokenizers: names, sizes and decoding. Copies of a tokenizer are the same object."""
 
     name: str
     chat_template: ChatTemplateSource | None = None
