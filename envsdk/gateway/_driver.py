@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
-from ..authoring._machinery import EnvConfig, EnvDriver
+from ..authoring._driver import Driver
 from ..contexts._edits import Edit
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
@@ -51,20 +51,18 @@ class _Full:
     """How many were refused for that since then."""
 
 
-class ProgramDriver(EnvDriver):
+class ProgramDriver(Driver):
     """Meets the program's requests in a session, and recognizes what they mean."""
 
-    may_be_async: ClassVar[tuple[str, ...]] = ("start", "respond")
     why_no_fork: ClassVar[str | None] = "its program runs; play the episode again with the same seed"
 
-    @override
-    def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
+    def __init__(self, *given: Any) -> None:
         self._session: ProgramSession | None = None
         self._program: Program | None = None
         self._asked: Asked | None = None  # the request that is being answered
         self._placed: deque[tuple[Asked, Turn]] = deque()  # requests whose turns come next
         self._why_not_sampled: Callable[[str, str, Any], str | None] | None = None
-        return super()._read_config(config)
+        super().__init__(*given)
 
     # Episodes.
 

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
+from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
-from ..authoring._machinery import DRIVERS
-from ..episodes._driver import driver_of
 from ..episodes._turn import Turn
 from ..errors import DeadlineExceeded, EpisodeError, RequestError
 from ..limits import Limits, StopReason
@@ -43,21 +42,6 @@ class _Open:
     is_late: bool = False
     """Whether it is ended before its last reply, which takes too long."""
     playing: "asyncio.Task[Trajectory] | None" = None
-
-
-class OutsideEnv(ProgramEnv):
-    """An environment whose program runs elsewhere, and sends its requests to a standalone gateway.
-
-    Args:
-        opened: The sessions by the ids of their episodes.
-        **options: See `Env`.
-    """
-
-    limit_grace_s: ClassVar[float | None] = None  # the session is closed, or becomes idle
-
-    def __init__(self, opened: Mapping[str, _Open], **options: Any) -> None:
-        super().__init__(**options)
-        self.opened = opened
 
 
 class OutsideDriver(ProgramDriver):
@@ -96,7 +80,20 @@ class OutsideDriver(ProgramDriver):
         return cast("OutsideEnv", self.env).opened[episode_id]
 
 
-DRIVERS[OutsideEnv] = OutsideDriver
+class OutsideEnv(ProgramEnv):
+    """An environment whose program runs elsewhere, and sends its requests to a standalone gateway.
+
+    Args:
+        opened: The sessions by the ids of their episodes.
+        **options: See `Env`.
+    """
+
+    _envsdk_driver: ClassVar[type[Driver]] = OutsideDriver
+    limit_grace_s: ClassVar[float | None] = None  # the session is closed, or becomes idle
+
+    def __init__(self, opened: Mapping[str, _Open], **options: Any) -> None:
+        super().__init__(**options)
+        self.opened = opened
 
 
 class PlayedSessions:

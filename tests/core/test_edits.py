@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Edit, Env, Limits, Message, Opening, Trajectory, Turn, rollout
-from envsdk.episodes._driver import driver_of
+from envsdk.authoring._driver import driver_of
 from envsdk.errors import TurnError
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
@@ -190,7 +190,7 @@ def test_messages_that_stay_keep_their_sampled_tokens():
         ({"opening": Opening("side")}, "goes without"),
         ({"opening": Opening("side"), "context": "x", "edit": Edit(0)}, "goes without"),
         ({"opening": Opening("side", None, 3), "context": "x"}, "counts messages of its base"),
-        ({"opening": Opening("", "main", 3), "context": "x"}, "context is ''"),
+        ({"opening": Opening("", "main", 3), "context": "x"}, "expected an Opening.* a name as its role"),
     ],
 )
 def test_wrong_edits_and_openings_are_refused(arguments: dict[str, Any], message: str):
