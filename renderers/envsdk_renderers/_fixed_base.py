@@ -31,22 +31,17 @@ from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_toke
 
 from ._grammars._proof import ReadingVerdict
 from ._replies._formats import PLAIN
-from ._templates._base import Tail
+from ._templates._base import Stop, Tail
 from ._templates._chat_template import FIXED_DATE, TemplateFailed
 from ._templates._conversation import ConversationWriter
-from ._templates._history_probe import HistoryProbe
-from ._templates._history_proof import refutation
-from ._templates._history_rule import HistoryRule
+from ._templates._history import HistoryProbe, HistoryRule, refutation
 from ._templates._measured_grammar import MeasuredGrammar
 from ._templates._reply import ReplyProbe
-from ._templates._reply_reader import ReplyReader
-from ._templates._reply_writer import ReplyWriter
-from ._templates._report import TemplateReport
+from ._templates._reply_formats import ReplyReader, ReplyWriter
 from ._templates._sentinels import FOLLOWING, PREVIOUS, PROBE_TOOL, REASONING, Following, Previous, exchange
-from ._templates._shared import turns_of
-from ._templates._stop import Stop
+from ._templates._turns import turns_of
 from ._templates._validation import DeltaText, Validation
-from ._templates._verdicts import Verdict, sentinel_past
+from ._templates._verdicts import TemplateReport, Verdict, sentinel_past
 from ._templates._writer import TemplateEmission, Writer, any_slot
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ from .._grammars._grammar import Grammar
 from .._grammars._measuring import Renderings, Thought, measure
 from .._grammars._probes import SIMPLE_TOOLS, TOOLS, call_of, reply, two_arguments
 from .._grammars._proof import ReadingVerdict, prove
-from ._base import Base
+from ._base import Base, Stop
 from ._bound_template import BoundTemplate
 from ._reply import ReplyProbe
-from ._stop import Stop
 from ._turns import TemplateTurns
 
 _GRAMMAR = TypeAdapter(Grammar)
