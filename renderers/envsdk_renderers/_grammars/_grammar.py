@@ -6,10 +6,10 @@ templates and tokens.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 from ._styles import CONTROL, JSON, VERBATIM, Piece, Style
 
@@ -141,22 +141,6 @@ class Grammar:
         before = [e for e in self.edges if e.target in self.call[:1] and e.source in ("start", "text")]
         return bool(before) and all(edge.constant.strip() for edge in before)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the grammar as a JSON value."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Grammar":
-        """Return the grammar that `to_json` returned as `data`, also after it was written as JSON text."""
-        given = {name: _tuples(value) for name, value in data.items()}
-        given["edges"] = tuple(Edge(**edge) for edge in data["edges"])
-        given["style"] = _style(data["style"])
-        given["quoted"] = _style(data["quoted"]) if data["quoted"] else None
-        given["values"] = tuple(
-            Values(tuple(values["types"]), values["before"], _style(values["style"])) for values in data["values"]
-        )
-        return cls(**given)
-
 
 def tags(constant: str) -> list[str]:
     """Return the tags and control tokens of a constant, in order; if it has none, the constant without space."""
@@ -164,14 +148,6 @@ def tags(constant: str) -> list[str]:
     found = [token for token in found if len(token) > 1 or CONTROL.match(token)]
     core = constant.strip()
     return found or ([core] if core else [])
-
-
-def _style(data: Mapping[str, Any]) -> Style:
-    return Style(**{name: _tuples(value) for name, value in data.items()})
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)

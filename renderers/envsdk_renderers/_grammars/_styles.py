@@ -99,6 +99,11 @@ def write_value(value: Any, style: Style) -> list[Piece]:
     return written_value(value, style)
 
 
+def written_text(value: Any, style: Style) -> str:
+    """Return the text that `write_value` writes."""
+    return "".join(piece.text for piece in write_value(value, style))
+
+
 def written_value(value: Any, style: Style) -> list[Piece]:
     """Write a value that is known to be one of JSON; see `write_value`."""
     if style.is_default and isinstance(value, (dict, list)):  # mostly
@@ -506,7 +511,10 @@ def read_python_call(
         if not is_whole and (quote or end == stop):
             raise NotPython(CUT, 0)
         if quote:
-            arguments, end = _read_unescaped(text, named.end(), stop, quote)
+            try:
+                arguments, end = _unescaped(text, named.end(), stop, quote)
+            except ValueError:
+                arguments, end = None, stop
     if arguments is None:
         raise NotPython(error, (stop if quote else end) - start)
     try:
@@ -514,14 +522,6 @@ def read_python_call(
     except ValueError as found:
         raise NotPython(found, end - start) from found
     return named[1], arguments, end
-
-
-def _read_unescaped(text: str, start: int, stop: int, quote: str) -> tuple[dict[str, Any] | None, int]:
-    """Read arguments whose strings are not escaped, if they are such; return them and the position after them."""
-    try:
-        return _unescaped(text, start, stop, quote)
-    except ValueError:
-        return None, stop
 
 
 def _keywords(node: ast.expr) -> dict[str, Any]:

@@ -156,7 +156,9 @@ class CallWriter:
             TemplateUnsupported: See `fields`.
             RenderError: See `fields`.
         """
-        written, first, last = self._grammar.written, self._grammar.call[0], self._last_field(call)
+        written, first, (last, *others) = self._grammar.written, self._grammar.call[0], self._grammar.last_fields
+        if others and call.arguments:
+            last = others[0]  # else it is the one before the pairs
         before = written.get(("start", first), "").partition(around[0])[2]
         text = self._text(call) + written.get((last, "end"), "")
         return before + text.rpartition(around[1])[0]
@@ -176,11 +178,6 @@ class CallWriter:
             SampledField(value, item.field != "value" or item.is_verbatim, constant)
             for value, item, constant in zip(values, fields, constants, strict=True)
         ]
-
-    def _last_field(self, call: ToolCall) -> Field:
-        """Return the last field of a call: without arguments, that is the one before its pairs."""
-        first, *others = self._grammar.last_fields
-        return others[0] if others and call.arguments else first
 
     def _text(self, call: ToolCall) -> str:
         """Return the text of a call, from its first field to its last one, with the whitespace around it."""
@@ -370,7 +367,7 @@ def write_after(grammar: Grammar, message: Message, prompted: str) -> list[Piece
     if mark and message.reasoning is None and opener.strip() == mark and not pieces[0].text.startswith(prompted):
         pieces = write_reply(grammar, message.with_reasoning(""))
     first = pieces[0].text
-    if not mark or not _begins(pieces, mark):
+    if not mark or not first.lstrip().startswith(mark):
         return [Piece(first[_begun(prompted, first) :], True), *pieces[1:]]
     rest = first.removeprefix(prompted) if first.startswith(prompted) else first.lstrip().removeprefix(mark).lstrip()
     return [Piece(rest, True), *pieces[1:]]
@@ -383,10 +380,6 @@ def _begun(prompted: str, first: str) -> int:
     fitting = (end for end in range(len(first), 0, -1) if prompted.endswith(first[:end]))
     end = next(fitting, 0)
     return end if is_mark(first[:end].strip()) else 0
-
-
-def _begins(pieces: list[Piece], mark: str) -> bool:
-    return pieces[0].text.lstrip().startswith(mark)
 
 
 def write_form(grammar: Grammar) -> str:

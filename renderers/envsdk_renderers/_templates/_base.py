@@ -82,41 +82,26 @@ class Stops:
         heads = [head for following in followings if (head := self._head(previous, following)) is not None]
         if not heads:
             return None
-        end = self._end(previous)
-        rules = (
-            lambda: self._known_token(heads),
-            lambda: self._openers(heads, self._ends),
-            lambda: self._same_as_text(heads, text_stop),
-            lambda: None if end is None else self._common(heads, end) or self._replaced(heads, end),
-            lambda: None if text_stop and text_stop.written else self._unknown_openers(heads, end or "", previous),
-            lambda: self._unwritten(heads, text_stop if previous == "call" else None),
-        )
-        return next((stop for rule in rules if (stop := rule())), None)
-
-    def _known_token(self, heads: Sequence[str]) -> Stop | None:
-        """Find a token that is known to end a turn, after which the heads differ."""
         shared = heads[0][: shared_start(heads)]
         known = next((item for item in self._mask.controls(shared) if item[0] in self._ends), None)
-        return known and Stop((known[0],), known[0], shared[: known[1]], True)
-
-    def _same_as_text(self, heads: Sequence[str], text_stop: Stop | None) -> Stop | None:
-        """Find the token that ends a turn with text."""
-        shared = heads[0][: shared_start(heads)]
-        if not (text_stop and text_stop.written and text_stop.written in shared):
-            return None
-        return text_stop._replace(closing=shared[: shared.index(text_stop.written)])
-
-    def _unwritten(self, heads: Sequence[str], text_stop: Stop | None) -> Stop | None:
-        """Return the known tokens if the template writes no control token between turns."""
-        if not self._ends or (text_stop and not text_stop.is_unwritten) or any(map(self._mask.controls, heads)):
-            return None
-        return Stop(tuple(self._ends), "", "", True, is_unwritten=True)
-
-    def _unknown_openers(self, heads: Sequence[str], end: str, previous: Previous) -> Stop | None:
-        """Find the tokens that open a next message, right after what ends a conversation or the sentinel."""
-        after_end = [head[shared_start([head, end]) :] for head in heads]
-        found = self._openers(after_end, None, heads[0][: shared_start([heads[0], end])])
-        return found or (self._openers(heads, None) if previous == "text" else None)
+        if known:  # after which the heads differ
+            return Stop((known[0],), known[0], shared[: known[1]], True)
+        if openers := self._openers(heads, self._ends):
+            return openers
+        if text_stop and text_stop.written and text_stop.written in shared:
+            return text_stop._replace(closing=shared[: shared.index(text_stop.written)])
+        end = self._end(previous)
+        if end is not None and (stop := self._common(heads, end) or self._replaced(heads, end)):
+            return stop
+        if not (text_stop and text_stop.written):  # an unknown opener, after what ends a conversation or the sentinel
+            after_end = [head[shared_start([head, end or ""]) :] for head in heads]
+            found = self._openers(after_end, None, heads[0][: shared_start([heads[0], end or ""])])
+            if found := found or (self._openers(heads, None) if previous == "text" else None):
+                return found
+        is_text = previous != "call" or text_stop is None or text_stop.is_unwritten
+        if self._ends and is_text and not any(map(self._mask.controls, heads)):
+            return Stop(tuple(self._ends), "", "", True, is_unwritten=True)
+        return None
 
     def _common(self, heads: Sequence[str], end: str) -> Stop | None:
         """Find the last control token after a turn that is there whatever follows, unless it ends each call."""

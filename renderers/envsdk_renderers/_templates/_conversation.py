@@ -54,12 +54,16 @@ class Boundaries:
         for index, (before, after) in enumerate(pairwise(messages)):
             boundary, (least, most) = self._between(before, after), gaps[index]
             if before.role == "system" and not index:  # the tools may be next to its text
-                start = self._after_system(before, tools, text)
+                try:
+                    start = self._template.mask.shared(text, self._template.text([before], tools))
+                except TemplateFailed:
+                    start = 0
             elif before.role == "assistant":
-                end = self._end_of_reply(before, starts[-1], text)
+                opening = next((o for o in self._openings if text.startswith(o, starts[-1])), "")
+                end = self._end(text, before.content, starts[-1] + len(opening))
                 start = _found(text, boundary, min(max(end, least), most), most)
             else:
-                opened = opener or self._opener(before)
+                opened = opener or self._between(reply_of(), before).opener  # of the first message of a conversation
                 start = self._after_text(before, after, boundary, opened, (starts[-1], least), text)
             starts.append(self._template.mask.outside(text, min(max(start, starts[-1], least), most)))
             opener = boundary.opener
@@ -75,17 +79,6 @@ class Boundaries:
         ends, starts = [0, *(at + len(name) for at in found)], [*found, len(text)]
         return [(ends[before], starts[before]) for before in accumulate(counts[:-1])]
 
-    def _after_system(self, system: Message, tools: Sequence[ToolSchema], text: str) -> int:
-        try:
-            return self._template.mask.shared(text, self._template.text([system], tools))
-        except TemplateFailed:
-            return 0
-
-    def _end_of_reply(self, reply: Message, start: int, text: str) -> int:
-        """Return a position after the text of a reply, before which no later message begins."""
-        opening = next((o for o in self._openings if text.startswith(o, start)), "")
-        return self._end(text, reply.content, start + len(opening))
-
     def _after_text(
         self, before: Message, after: Message, boundary: Boundary, opener: str, bounds: tuple[int, int], text: str
     ) -> int:
@@ -93,7 +86,9 @@ class Boundaries:
         opener = opener.rstrip() or opener if before.images else opener  # see _found
         opened = text.find(opener, bounds[0])
         end = opened + len(opener) if opened >= 0 else bounds[0]
-        for content in _texts_of(before):
+        parts = (before.parts or ()) if before.images else ()
+        texts = [part.text for part in parts if isinstance(part, TextPart)] if before.images else [before.content]
+        for content in texts:  # between its images
             end = self._end(text, content, end)
         end = max(end, bounds[1])
         if text.startswith(boundary.closing, end):
@@ -108,10 +103,6 @@ class Boundaries:
             if at >= 0:
                 return at + len(form)
         return start
-
-    def _opener(self, message: Message) -> str:
-        """Return what opens the first message of a conversation."""
-        return self._between(reply_of(), message).opener
 
     def _between(self, before: Message, after: Message) -> Boundary:
         key = (before.role, bool(before.tool_calls), after.role)
@@ -139,14 +130,9 @@ class Boundaries:
         length = self._template.mask.shared(after, alone)
         closing = after[:length]
         last = max((at for _, at in self._template.mask.controls(closing)), default=length)
-        return Boundary(closing, _before_name(after[length:]), closing[last:])
-
-
-def _texts_of(message: Message) -> list[str]:
-    """Return the texts of a message that a template writes, between its images."""
-    if not message.images:
-        return [message.content]
-    return [part.text for part in message.parts or () if isinstance(part, TextPart)]
+        opener = after[length:]
+        name = opener.lower().find(STEM.lower())  # of the function that the probe calls
+        return Boundary(closing, opener if name < 0 else opener[:name], closing[last:])
 
 
 def _found(text: str, boundary: Boundary, start: int, most: int) -> int:
@@ -159,12 +145,6 @@ def _found(text: str, boundary: Boundary, start: int, most: int) -> int:
         if 0 <= at <= most - len(boundary.end):
             return at + len(boundary.end)
     return start
-
-
-def _before_name(text: str) -> str:
-    """Return a text up to the name of the function that a probe calls."""
-    at = text.lower().find(STEM.lower())
-    return text if at < 0 else text[:at]
 
 
 class ConversationWriter:

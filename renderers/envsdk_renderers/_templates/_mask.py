@@ -125,12 +125,10 @@ class Mask:
         """
         hidden = map_texts(message, self.hide)
         texts = {"content": hidden.content, "reasoning": hidden.reasoning}
-        begun = {name: _BEGUN.sub(self._hide_begun, text) for name, text in texts.items() if text}
+        hide_first: Callable[[re.Match[str]], str] = lambda found: self._words[found[0][0]] + found[0][1:]  # noqa: E731
+        begun = {name: _BEGUN.sub(hide_first, text) for name, text in texts.items() if text}
         changed = {name: text for name, text in begun.items() if text != texts[name]}
         return hidden.model_copy(update=changed) if changed else hidden
-
-    def _hide_begun(self, found: re.Match[str]) -> str:
-        return self._words[found[0][0]] + found[0][1:]
 
     def hide_all(self, value: Any) -> Any:
         """Hide in all strings of a JSON value."""
