@@ -130,7 +130,13 @@ def segments(
         if segment is None:
             return
         if has_past:
-            segment.past = _past(name, path, steps)
+            firsts = {piece.step: at for at, piece in reversed(list(enumerate(path.pieces))) if piece.context == name}
+            ordered = sorted(firsts.items(), key=lambda first: first[1])
+            stops = [*(path.starts[at] for _, at in ordered[1:]), len(path)]
+            segment.past = [
+                PlacedStep(steps[index], path.starts[at], stop)
+                for (index, at), stop in zip(ordered, stops, strict=True)
+            ]
         if has_images:
             segment.media = [placed for placed in placed_images(path, contexts) if placed.stop <= len(segment.tokens)]
         found.append(segment)
@@ -283,14 +289,6 @@ def _roles(path: Path, contexts: Mapping[str, ContextLog], length: int) -> Roles
 
 def _is_over_all(value: Any) -> bool:
     return isinstance(value, Aligned) and value.over == "all"
-
-
-def _past(name: str, path: Path, steps: Sequence[Step]) -> list[PlacedStep]:
-    """Return the steps of a context that its path holds tokens of, in order."""
-    firsts = {piece.step: at for at, piece in reversed(list(enumerate(path.pieces))) if piece.context == name}
-    ordered = sorted(firsts.items(), key=lambda first: first[1])
-    stops = [*(path.starts[at] for _, at in ordered[1:]), len(path)]
-    return [PlacedStep(steps[index], path.starts[at], stop) for (index, at), stop in zip(ordered, stops, strict=True)]
 
 
 def _rows_of(value: Any) -> PerToken:
