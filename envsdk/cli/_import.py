@@ -20,7 +20,7 @@ from ._output import print_error, print_json, print_table, print_text
 from ._summaries import TrajectoryReport, summary, table
 
 if TYPE_CHECKING:
-    from ..trainers.foreign._importer import Imported
+    from ..trainers.foreign._importer import ImportResult
 
 _Format: TypeAlias = Literal["atif", "requests"]
 _Log: TypeAlias = tuple[str, str | None, Any]
@@ -53,7 +53,7 @@ def import_(
     except OSError as error:
         where = str(error.filename or file)
         raise ConfigError(f"{where!r} cannot be read: {error}. Expected a file or a folder of logs") from error
-    imported: list[Imported] = []
+    imported: list[ImportResult] = []
     for where, name, log in logs:
         known: dict[str, Any] = {"id": name, "renderer": made, "reward": reward, "temperature": temperature}
         try:
@@ -123,7 +123,7 @@ def _parsed(text: bytes, where: str) -> Any:
 
 def _print(
     file: Path,
-    imported: "list[Imported]",
+    imported: "list[ImportResult]",
     report: TrajectoryReport,
     samples: list[Sample],
     supervised: list[Sample],
