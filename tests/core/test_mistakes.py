@@ -121,6 +121,7 @@ def test_what_is_no_turn_names_the_method_the_class_and_the_line(
     assert f"Mistaken.{name}() (test_mistakes.py, line {line}) returned {words}" in str(raised.value)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("returned", [coroutine, Later])
 @pytest.mark.parametrize(("base", "name"), METHODS)
 def test_a_forgotten_await_says_so(base: type[Env], name: str, returned: Callable[[], Any]) -> None:
