@@ -999,7 +999,7 @@ def test_what_an_author_does_to_its_mappings_afterwards_changes_nothing():
 
 # Wrong arguments.
 
-WHAT_IT_IS = "expected a text,? or an assistant Message"
+WHAT_IT_IS = "expected a string,? or an assistant Message"
 NOT_TOGETHER = "together with .*: a reply that continues has no prefill"
 
 
@@ -1044,7 +1044,7 @@ NOT_TOGETHER = "together with .*: a reply that continues has no prefill"
         ({"max_tokens": 0}, "max_tokens is 0; expected None or an integer of at least 1"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5; expected None or an integer of at least 1"),
         ({"system": "\ud800"}, "surrogate"),
-        ({"system": ["x"]}, "system is .*; expected a text"),
+        ({"system": ["x"]}, "system is .*; expected a string"),
         ({"reward": "good"}, "reward is 'good'; expected a number"),
         ({"reward": {"right": None}}, "reward is .*; expected a number"),
         ({"reward": {"right": float("nan")}}, "reward is .*; expected numbers that are finite"),
