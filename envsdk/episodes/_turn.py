@@ -81,8 +81,8 @@ class Turn:
         truncated: Whether the episode is cut off although the task is not over.
         info: Entries for the `info` of the step. Keys that envsdk uses itself are refused.
         prefill: The beginning of the next reply, which the policy does not sample: a string, which follows the
-            generation prompt verbatim, or an assistant `Message`. The model continues the message's content if `content` is
-            given (`content=""` closes the reasoning), and its reasoning otherwise.
+            generation prompt verbatim, or an assistant `Message`. The model continues the message's content if
+            `content` is given (`content=""` closes the reasoning), and its reasoning otherwise.
         continues: Let the model continue the reply that this turn answers, with `messages` appended to that reply: a
             text verbatim, or an assistant `Message`, whose reasoning continues an open think block and whose content
             follows it. A stop token that ended the reply is dropped, which is a declared `edit`. If a limit ends the
