@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, cast
 
-from ..episodes._driver import not_cancelled
+from ..authoring._driver import not_cancelled
 from ..episodes._event_loops import close_at_exit, collecting_loop
 from ..errors import DeadlineExceeded
 

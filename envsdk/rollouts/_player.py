@@ -14,12 +14,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ..authoring._driver import Driver, driver_of, not_cancelled
 from ..authoring._env import Env
-from ..authoring._machinery import EnvDriver
 from ..authoring._making import make
 from ..contexts._protocol import Action
 from ..episodes._agent import StepResult
-from ..episodes._driver import Driver, driver_of, not_cancelled
 from ..episodes._episode import Call
 from ..episodes._turn import Turn
 from ..errors import (
@@ -601,7 +600,6 @@ class _Play:
     async def _run(self) -> Trajectory:
         env, job, player = self.seat.env, self._job, self._player
         driver = driver_of(env)
-        assert isinstance(driver, EnvDriver)
         policy = find_policy(self._policy, env, job.seed)
         driver.use_policy(partial(why_not_sampled, policy))
         await player.take_turn()

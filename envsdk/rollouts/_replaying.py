@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._registry import find_creator, is_entry_point
+from ..authoring._driver import is_being_cancelled
 from ..authoring._env import Env
 from ..authoring._making import find_class, make
 from ..authoring._trust import Trust, options_that_need_trust
 from ..contexts._protocol import Action, FinishReason
-from ..episodes._driver import is_being_cancelled
 from ..episodes._event_loops import run as run_in_loop
 from ..errors import CannotReplay, EnvsdkError
 from ..limits import MAX_EMPTY_ABORTS, Limits

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..authoring._driver import Driver, MethodCaller, driver_of
 from ..authoring._env import Env
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import Agent, StepResult
 from ..episodes._concurrent import run_all
-from ..episodes._driver import Driver, MethodCaller, driver_of
 from ..episodes._episode import EpisodeGenerator
 from ..episodes._handoff import HandoffResult
 from ..episodes._turn import Turn

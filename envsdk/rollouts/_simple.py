@@ -5,9 +5,9 @@ import sys
 from functools import partial
 from typing import Any
 
+from ..authoring._driver import driver_of
 from ..authoring._env import Env
 from ..authoring._making import make
-from ..episodes._driver import driver_of
 from ..episodes._event_loops import run
 from ..errors import ConfigError
 from ..policies._find import find_policy, why_not_sampled

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 
+from .._arrays import LARGEST
 from .._cards import card, mask_bar, named
-from ..contexts._arrays import LARGEST
 from ..contexts._protocol import Break, Count
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample
@@ -29,9 +29,9 @@ from ._stored import (
     JsonObject,
     Number,
     Packed,
-    Stored,
     StoredBreak,
     StoredMedia,
+    StoredRecord,
     dump_media,
     pack,
     record_of,
@@ -74,7 +74,7 @@ _SCALARS: Mapping[str, tuple[Any, str]] = {
 
 
 @dataclass(slots=True)
-class Sample(Stored):
+class Sample(StoredRecord):
     """A training record: one append-only sequence of L tokens, made from one segment of a context.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..contexts._arrays import GrowableArray
+from .._arrays import GrowableArray
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import Action, Env, EnvConfig, Handoff, HandoffResult, Limits, Message, Turn
 from envsdk.authoring import NeedsTrust
-from envsdk.authoring._catalog import describe
+from envsdk.authoring._making import describe
 from envsdk.authoring._trust import Trust, options_that_need_trust
 from envsdk.cli import app
 from envsdk.errors import CannotReplay, RunFolderError

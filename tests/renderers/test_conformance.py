@@ -128,8 +128,8 @@ class Counts(Qwen3):
 
 
 class HasAHeaderOfItsOwn(Qwen3):
-    def emit_generation_prompt(self, out: Emission, index: int, prefill: Any = None) -> None:
-        super().emit_generation_prompt(out, index, prefill)
+    def _emit_generation_prompt(self, out: Emission, index: int, prefill: Any = None) -> None:
+        super()._emit_generation_prompt(out, index, prefill)
         out.scaffold("\n")
 
 

@@ -192,7 +192,7 @@ def test_no_word_of_the_mask_is_made_of_two_texts_that_touch(system: str, text: 
 
 def test_a_word_that_a_template_cuts_is_refused_where_it_would_be_emitted() -> None:
     renderer = renderer_of(CHATML)
-    out = renderer.emission()
+    out = renderer._emission()
     out.scaffold(STEM[:1])
     out.scaffold(f"{STEM[1:]}0z")
     with pytest.raises(TemplateUnsupported, match="would reach the model"):
@@ -566,7 +566,7 @@ def test_a_reader_that_reads_the_shared_token_is_found_by_the_check_of_every_env
 ) -> None:
     seamless("Question and Answer").check_tools(())
     monkeypatch.setattr(FixedBase, "after_opening", Renderer.after_opening)
-    for check in (lambda renderer: renderer.check_tools(()), lambda renderer: renderer.prove_reading()):
+    for check in (lambda renderer: renderer.check_tools(()), lambda renderer: renderer.proved_reading):
         with pytest.raises(TemplateUnsupported, match=r"not read back.*\?"):
             check(seamless("Question and Answer"))
 
@@ -741,7 +741,7 @@ def test_reasoning_is_read_as_the_template_writes_it(name: str) -> None:
 
 
 def sampled(renderer: FixedBase, text: str) -> Message:
-    out = renderer.emission()
+    out = renderer._emission()
     out.scaffold(text + "<|im_end|>")
     return renderer.parse(out.tokens()[0])
 

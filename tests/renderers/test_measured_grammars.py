@@ -212,7 +212,7 @@ def test_any_tokens_are_read(name: str, is_full: bool) -> None:
 
 
 def _encoded(renderer: FixedBase, text: str) -> Any:
-    out = renderer.emission()
+    out = renderer._emission()
     out.scaffold(text)
     return out.tokens()[0]
 

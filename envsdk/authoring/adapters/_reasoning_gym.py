@@ -24,8 +24,7 @@ from ...episodes._turn import Turn
 from ...errors import ConfigError, unknown_name
 from ...limits import Limits
 from ...messages import Message
-from .._env import Env
-from .._machinery import EnvConfig
+from .._env import Env, EnvConfig
 from .._trust import NeedsTrust
 from ..tasks import Split, draw_in_split
 from ._reasoning_gym_scorers import may_score
