@@ -202,7 +202,7 @@ def test_a_forked_process_gets_the_same_ids() -> None:
     program = (
         "import os\n"
         "from envsdk import load_tokenizer\n"
-        "from envsdk.rendering.tokenizers._corpus import corpus\n"
+        "from envsdk.rendering.tokenizers._files import corpus\n"
         "fast, plain = load_tokenizer('embedded', backend='fastokens'), load_tokenizer('embedded')\n"
         "fast.encode(corpus())\n"
         "pid = os.fork()\n"
