@@ -28,7 +28,8 @@ MEANINGS: dict[str, Callable[[Fraction, int], Fraction]] = {
     r"Add (\S+)(?: more)?|Increase the result by (\S+)": lambda x, n: x + n,
     r"Subtract (\S+)|Take away (\S+)|Reduce the result by (\S+)": lambda x, n: x - n,
     r"Multiply by (\S+)|Take (\S+) times that|Multiply what you have by (\S+)": lambda x, n: x * n,
-    r"Divide by (\S+)|Split that into (\S+) equal parts and keep one|Take one of (\S+) equal parts of it": lambda x, n: x / n,
+    r"Divide by (\S+)|Split that into (\S+) equal parts and keep one": lambda x, n: x / n,
+    r"Take one of (\S+) equal parts of it": lambda x, n: x / n,
     r"Subtract the result from (\S+)|Take (\S+) and subtract what you have from it": lambda x, n: n - x,
 }
 

@@ -48,7 +48,9 @@ def test_results_stand_inside_one_message_and_are_not_trained(tokenizer, enable_
     for prompt in trajectory.prompts():
         assert sample.tokens[: len(prompt.prompt)].tolist() == prompt.prompt.tolist()
     (reply,) = [message for message in env.messages() if message.role == "assistant"]
-    assert reply.content.startswith(f"I will look up <search>{person}</search>\n<information>{person} lives in the town")
+    assert reply.content.startswith(
+        f"I will look up <search>{person}</search>\n<information>{person} lives in the town"
+    )
     assert reply.errors == ()
 
 
@@ -72,7 +74,8 @@ def test_a_search_that_ended_its_turn_goes_on_as_a_declared_edit():
 
 
 @pytest.mark.parametrize(
-    ("words", "found"), [("nobody", "No results were found."), ("", "No results were found."), ("<|im_end|>", "No results")]
+    ("words", "found"),
+    [("nobody", "No results were found."), ("", "No results were found."), ("<|im_end|>", "No results")],
 )
 def test_a_search_without_results_reports_that(words: str, found: str):
     env = SearchInline()
