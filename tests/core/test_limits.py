@@ -576,7 +576,7 @@ def test_a_mapping_of_limits_changes_what_it_names(names: tuple[str, ...]):
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(max_steps=3), {"max_context_tokens": 9}, None], ids=str)
 def test_limits_are_the_same_when_an_environment_is_made_again_from_its_specification(limits: Any):
-    made = envsdk.make("envsdk/GuessNumber-v0", limits=limits)
+    made = envsdk.make("envsdk/GuessNumber-v1", limits=limits)
     again = EnvSpec.from_json(made.spec.to_json()).make(disable_env_checker=True).unwrapped
     assert again.limits == made.limits == Limits.of(limits, type(made).default_limits)
 
