@@ -19,7 +19,7 @@ from ..policies._vocabularies import ANY_TOKENIZER
 from ..trajectories._steps import Step
 from ..trajectories._trajectory import Trajectory
 from ._comparing import Difference, EndOfRecord, beyond, differences
-from ._simple import arollout
+from ._runner import arollout
 from ._stored_run import StoredRun
 
 if TYPE_CHECKING:
