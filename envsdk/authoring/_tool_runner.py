@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from ..episodes._concurrent import run_all
-from ..episodes._driver import is_being_cancelled
 from ..episodes._event_loops import MethodThread
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
+from ..episodes._loop_tasks import is_being_cancelled
 from ..errors import EnvsdkError, ToolError, message_of, what_is_invalid
 from ..limits import StopReason
 from ..messages import ContentPart, TextPart, ToolCall, check_json

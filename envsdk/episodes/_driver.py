@@ -13,7 +13,7 @@ from ._agent import Agent, StepResult
 from ._episode import Call, Episode, EpisodeGenerator, Join, Request, RunChildren
 from ._functions import is_async
 from ._handoff import Handoff, HandoffResult, is_handoff
-from ._loop_tasks import Tasks, in_event_loop
+from ._loop_tasks import Tasks, in_event_loop, not_cancelled
 from ._method_errors import explained, wrong_turn
 from ._turn import Turn
 
@@ -353,29 +353,3 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     from ._event_loops import run  # which imports asyncio, longer than all of envsdk
 
     return run(coroutine)
-
-
-async def not_cancelled(value: T | Awaitable[T]) -> T:
-    """Return a value, awaited if it is an awaitable.
-
-    Raises:
-        EpisodeError: If something that it waited for was cancelled, and not the running task.
-    """
-    import asyncio
-
-    try:
-        return await value if inspect.isawaitable(value) else value  # pyright: ignore[reportReturnType, reportUnknownVariableType]
-    except asyncio.CancelledError as error:
-        if is_being_cancelled():
-            raise
-        raise EpisodeError("something that it waited for was cancelled") from error
-
-
-def is_being_cancelled() -> bool:
-    """Return whether the running task is being cancelled, and not something that it waits for."""
-    if not in_event_loop():
-        return False
-    import asyncio
-
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -29,8 +29,7 @@ from typing import Any, TypeVar
 
 from ..errors import DeadlineExceeded, EnvsdkError
 from ._concurrent import take_error
-from ._driver import not_cancelled
-from ._loop_tasks import collect, in_event_loop
+from ._loop_tasks import collect, in_event_loop, not_cancelled
 
 T = TypeVar("T")
 _WORKER_NOTE = (

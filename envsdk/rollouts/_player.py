@@ -19,9 +19,10 @@ from ..authoring._making import make
 from ..contexts._protocol import Action
 from ..episodes._agent import StepResult
 from ..episodes._concurrent import take_error, until_ended
-from ..episodes._driver import Driver, driver_of, not_cancelled
+from ..episodes._driver import Driver, driver_of
 from ..episodes._episode import Call
 from ..episodes._event_loops import MethodCall, MethodThread
+from ..episodes._loop_tasks import not_cancelled
 from ..episodes._turn import Turn
 from ..errors import (
     ActionError,

@@ -162,7 +162,9 @@ class RunDescription(_DescriptionFile):
                 del renderer["chosen_because"]  # another version may word it differently
             pair.append(described)
         # What an earlier version of envsdk did not record may be as it is now.
-        return [one for one in unequal(pair[0], pair[1]) if one.stored != MISSING or _part_of(one) not in _ADDED]
+        found = unequal(pair[0], pair[1])
+        added = [f"configuration.{name}" for name in _ADDED]
+        return [one for one in found if one.stored != MISSING or one.path not in added]
 
 
 class Manifest(_DescriptionFile):
@@ -196,14 +198,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _part_of(difference: Unequal) -> str:
-    """Return the name of the part of a configuration that a difference is in."""
-    return difference.path.partition("configuration.")[2].partition(".")[0]
-
-
 def is_changeable(difference: Unequal) -> bool:
     """Return whether a difference between two descriptions may be allowed."""
-    return _part_of(difference) in _CHANGEABLE
+    return difference.path.partition("configuration.")[2].partition(".")[0] in _CHANGEABLE
 
 
 def described(difference: Unequal) -> str:
