@@ -42,7 +42,8 @@ from ..errors import (
     describe_error,
 )
 from ..limits import StopReason
-from ..policies._find import asks_environment, find_policy, why_not_sampled
+from ..policies._built_in import ReplyPolicy
+from ..policies._find import find_policy, of_role, why_not_sampled
 from ..policies._policy import PolicyLike
 from ..trajectories._trajectory import ErrorKind, Trajectory
 from ._jobs import Job
@@ -604,7 +605,7 @@ class _Attempt:
     ) -> Any:
         """Call the policy as the player allows it; if the environment is asked for its reply, as a method of it."""
         call = partial(policy, prompt, **request)
-        if asks_environment(policy, request["role"]):
+        if isinstance(of_role(policy, request["role"]), ReplyPolicy):
             env = cast("Env", self.seat.env.episode.pending_reply(request["context"]).env)
             of_env = partial(self._call, env, f"the reply of {env.name}", call)
         else:

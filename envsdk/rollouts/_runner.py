@@ -25,15 +25,9 @@ from ..episodes._event_loops import run
 from ..episodes._handoff import HandoffResult
 from ..episodes._turn import Turn
 from ..errors import ConfigError, PolicyError
-from ..policies._find import (
-    check_policy,
-    check_takes_images,
-    find_policy,
-    mark_untrainable,
-    streams,
-    why_not_sampled,
-)
+from ..policies._find import check_takes_images, find_policy, of_role, why_not_sampled
 from ..policies._policy import PolicyLike, request_of
+from ..policies._vocabularies import check_tokenizer
 from ..trajectories._trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -87,8 +81,12 @@ class EpisodeRunner:
                 outcome = await self._step(observation, info)
                 assert isinstance(outcome, StepResult)  # only a sub-agent ends with a HandoffResult
                 observation, info = outcome.observation, outcome.info
-            mark_untrainable(self._episode.trajectory, self._policy)
-            return self._episode.trajectory
+            trajectory = self._episode.trajectory
+            for name in {step.context for step in trajectory.steps if step.parts}:
+                log = trajectory.contexts[name]
+                trains = getattr(of_role(self._policy, log.role), "trainable", True)  # it returns what it sampled
+                log.is_trainable = log.is_trainable and bool(trains)
+            return trajectory
         finally:
             self._episode.side_by_side = False
             left = [task for _, task in self._begun.values()]
@@ -125,7 +123,7 @@ class EpisodeRunner:
 
     async def _sample(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Action:
         driver, request = driver_of(agent.env), self._request(observation, info)
-        is_streamed = streams(self._policy, info["role"])
+        is_streamed = getattr(of_role(self._policy, info["role"]), "streams", False)
         while True:
             listener = driver.listener() if is_streamed else None
             streamed = request if listener is None else {**request, "on_tokens": listener}
@@ -194,7 +192,8 @@ class EpisodeRunner:
         """Return the arguments for the policy, which has to be one that may answer the observation."""
         name = observation.context
         if name not in self._checked:
-            check_policy(self._policy, info["role"], self._episode.pending_reply(name).context.renderer)
+            renderer = self._episode.pending_reply(name).context.renderer
+            check_tokenizer(of_role(self._policy, info["role"]), renderer)
             self._checked.add(name)
         request = request_of(observation, info, self._episode.id)
         if "media" in request:
