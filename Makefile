@@ -52,8 +52,9 @@ coverage: $(COVERAGE)
 	$(BIN)/coverage html --quiet
 	$(BIN)/coverage report
 
-# Builds envsdk/viewer/page.html from viewer/, with Node 20 or newer and the pinned packages.
-page:
+# Builds envsdk/viewer/page.html from viewer/, with Node 20 or newer and the pinned packages. Its types are Python's.
+page: $(CORE)
+	$(BIN)/python scripts/viewer_types.py
 	cd viewer && npm ci --ignore-scripts && npm run check && npm test && npm run build
 
 lint: $(LINT)

@@ -14,7 +14,7 @@ from ._registry import list_renderers as list_renderers
 from ._registry import register_env as register_env
 from ._registry import register_renderer as register_renderer
 from .authoring._env import Env as Env
-from .authoring._machinery import EnvConfig as EnvConfig
+from .authoring._env import EnvConfig as EnvConfig
 from .authoring._making import make as make
 from .authoring._tool_env import ToolEnv as ToolEnv
 from .authoring._tool_env import ToolEnvConfig as ToolEnvConfig

@@ -5,10 +5,10 @@ renderer's name and points to its class. In the group `envsdk.environments`, it 
 `register_env` when it is imported. A plug-in that cannot be imported is reported by name, and the others still load.
 """
 
-import functools
+import contextlib
 import inspect
+import pkgutil
 import re
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -228,8 +228,10 @@ def register_env(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) 
         raise PluginError(
             f"the environment id {id!r} is taken by {_path(known)}; {_path(entry_point)} needs another id"
         )
-    if not isinstance(entry_point, str) and _imported(_path(entry_point)) is entry_point:
-        entry_point = _path(entry_point)  # so that the spec can be stored, and another process can use it
+    if not isinstance(entry_point, str) and entry_point.__module__ != "__main__":
+        with contextlib.suppress(ImportError, AttributeError, ValueError):  # a class in a function has no name
+            if pkgutil.resolve_name(_path(entry_point)) is entry_point:  # so that the spec can be stored
+                entry_point = _path(entry_point)
     gymnasium.registry.pop(id, None)  # a class that is defined again, as in a notebook, replaces its old definition
     gymnasium.register(id, entry_point=entry_point, **kwargs)  # pyright: ignore[reportUnknownMemberType]
     _envs[id] = entry_point
@@ -251,7 +253,14 @@ def make_registered(id: str, **kwargs: Any) -> object:
     """
     _refuse_gymnasium_limit(kwargs)
     find_creator(id)
-    options: dict[str, Any] = {name: _as_json(value) for name, value in kwargs.items()}
+    options = dict(kwargs)
+    for name, value in kwargs.items():  # limits and history policies as JSON, so that the environment's spec is JSON
+        if isinstance(value, Limits):
+            options[name] = value.model_dump()  # all fields, because a mapping changes only those that it names
+        elif isinstance(value, HistoryPolicy):
+            from .contexts._history import is_named
+
+            options[name] = value.specification() if is_named(value) else value
     return gymnasium.make(id, disable_env_checker=True, **options).unwrapped
 
 
@@ -303,21 +312,17 @@ def is_of_plugin(spec: EnvSpec) -> bool:
 def load_plugins() -> None:
     """Import the plug-ins of environments, each once, and emit a `PluginWarning` for each that fails."""
     with _loading:  # another thread waits until all are there
-        _load_plugins()
-
-
-def _load_plugins() -> None:
-    # Our own plug-in first, so that another plug-in that uses one of its ids is refused, not ours.
-    for point in sorted(_entry_points(ENVIRONMENTS), key=lambda point: point.name != "envsdk"):
-        key = f"{point.name}={point.value}"
-        if key in _loaded_plugins:
-            continue
-        _loaded_plugins.add(key)
-        try:
-            _load(point)
-        except PluginError as error:
-            _failed_plugins[point.name] = str(error.__cause__)
-            warnings.warn(f"{error}; its environments are not available", PluginWarning, stacklevel=4)
+        # Our own plug-in first, so that another plug-in that uses one of its ids is refused, not ours.
+        for point in sorted(_entry_points(ENVIRONMENTS), key=lambda point: point.name != "envsdk"):
+            key = f"{point.name}={point.value}"
+            if key in _loaded_plugins:
+                continue
+            _loaded_plugins.add(key)
+            try:
+                _load(point)
+            except PluginError as error:
+                _failed_plugins[point.name] = str(error.__cause__)
+                warnings.warn(f"{error}; its environments are not available", PluginWarning, stacklevel=3)
 
 
 def _refuse_gymnasium_limit(kwargs: dict[str, Any]) -> None:
@@ -328,30 +333,11 @@ def _refuse_gymnasium_limit(kwargs: dict[str, Any]) -> None:
         )
 
 
-def _as_json(value: object) -> object:
-    """Return limits and history policies as JSON, so that the environment's spec is JSON; other values unchanged."""
-    if isinstance(value, Limits):
-        return value.model_dump()  # all fields, because a mapping changes only those that it names
-    if not isinstance(value, HistoryPolicy):
-        return value
-    from .contexts._history import is_named
-
-    return value.specification() if is_named(value) else value
-
-
 def _path(entry_point: object) -> str:
     """Return the location of a class or function in the form of an entry point, `module:name`."""
     if isinstance(entry_point, str):
         return entry_point
     return f"{getattr(entry_point, '__module__', '?')}:{getattr(entry_point, '__qualname__', repr(entry_point))}"
-
-
-def _imported(path: str) -> object:
-    """Return what an imported module has under `module:name`; None if it has nothing, or is the main program."""
-    module, _, name = path.partition(":")
-    if module == "__main__":
-        return None
-    return functools.reduce(lambda found, part: getattr(found, part, None), name.split("."), sys.modules.get(module))
 
 
 def _entry_points(group: str) -> "EntryPoints":

@@ -7,6 +7,7 @@ import difflib
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,6 +77,12 @@ class TemplateUnsupported(RenderError):
         shown = zip(("expected", "rendered"), around_difference(expected, rendered, 300), strict=True)
         texts = [f"{name} {text!r}" for name, text in shown if text]
         super().__init__(f"{where}{reason}. {'; '.join([*texts, ''])}{self.advice}")
+
+    def advising(self, advice: str) -> "TemplateUnsupported":
+        """Return the same error with other advice."""
+        changed = copy(self)
+        changed.advice, changed.args = advice, (str(self).removesuffix(self.advice) + advice,)
+        return changed
 
 
 class ImageError(EnvsdkError, ValueError):

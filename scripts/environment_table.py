@@ -12,7 +12,7 @@ from typing import Any
 
 import envsdk
 from envsdk import Trajectory
-from envsdk.authoring._catalog import Entry, describe
+from envsdk.authoring._making import Entry, describe
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "builtin-environments.md"
 BEGIN, END = "<!-- environments: begin -->\n", "<!-- environments: end -->\n"

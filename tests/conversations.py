@@ -77,11 +77,7 @@ def emitted(
     generation_prompt: bool = False,
 ) -> Rendered:
     """Render messages as they are. `render` also reads tags in the content of assistants, which a model may sample."""
-    out = renderer.emission()
-    renderer.emit_history(out, messages, "keep", tools=tools, generation_prompt=generation_prompt)
-    if generation_prompt:
-        renderer.emit_generation_prompt(out, len(messages))
-    return Rendered(out)
+    return renderer._render(messages, "keep", tools=tools, generation_prompt=generation_prompt)
 
 
 def _may(rng: Random, one_in: int = 2) -> bool:

@@ -127,7 +127,7 @@ BEGINNINGS: Mapping[str, Callable[[str], str | Message]] = {
 
 def begun(renderer: Renderer, start: str | Message) -> Iterator[Callable[[], Any]]:
     """Yield what writes the beginning of a reply, and what continues one."""
-    yield lambda: renderer.prefill(start)
+    yield lambda: renderer._prefill(start)
     for reply in (said(), said("a", "r")):
         yield lambda reply=reply: renderer.continuation(renderer.reply(reply)[:-2], start)[1]
     yield lambda: renderer.extension(renderer.reply(said()), [user()], history=[user(), said()], prefill=start).tokens

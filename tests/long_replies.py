@@ -123,6 +123,6 @@ def long_reply(renderer: Renderer, start: str, unit: str, size: int, end: str = 
 
 
 def as_tokens(renderer: Any, text: str) -> "NDArray[np.int32]":
-    out = renderer.emission()
+    out = renderer._emission()
     out.scaffold(text)
     return out.tokens()[0]

@@ -8,7 +8,7 @@ from envsdk_renderers._grammars._styles import JSON, PYTHON, VERBATIM, Style
 from envsdk_renderers._grammars._tagged import Calls, tagged, values_of
 from hypothesis import strategies as st
 
-from envsdk.rendering.renderer import SplitReply
+from envsdk.rendering.reading import SplitReply
 
 ENDED = SplitReply([], True, "")
 THINK = (Edge("start", "reasoning", "<think>\n"), Edge("reasoning", "text", "\n</think>\n\n"))

@@ -218,6 +218,6 @@ def written_by_template(renderer: FixedBase, messages: list[Message], reply: Mes
     prompt, whole = template_text(renderer, messages, tools), template_text(renderer, [*messages, reply], tools)
     if not whole.startswith(prompt) or not has_all(whole[len(prompt) :], reply):
         return None
-    out = Renderer.emission(renderer)  # probes may be in it
+    out = Renderer._emission(renderer)  # probes may be in it
     out.scaffold(whole[len(prompt) :])
     return out.tokens()[0]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from documents import CHECKOUT, PAGES, anchors_of, code_of, name_of, prose_of, run_code_of
+from markdown_it import MarkdownIt
 
 # The others name packages that are not installed here, or have tests of their own: tests/trainers, tests/adapters.
 RUNNABLE = [
@@ -64,3 +65,19 @@ def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(r"^make ([a-z][\w-]*)|`make ([a-z][\w-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     unknown = {first or second for first, second in named} - targets
     assert not unknown, f"{name_of(page)} names {', '.join(sorted(unknown))}"
+
+
+@every_page
+def test_every_table_of_a_page_renders_with_equal_columns(page: Path) -> None:
+    text = prose_of(page)
+    rendered = sum(token.type == "tr_open" for token in MarkdownIt("commonmark").enable("table").parse(text))
+    written, before = 0, 0
+    for line in text.split("\n"):
+        if not line.lstrip().startswith("|"):
+            before = 0
+            continue
+        cells = len(re.findall(r"(?<!\\)\|", line))
+        assert before in (0, cells), f"{name_of(page)}: a row of a table has other columns than the row before: {line}"
+        before = cells
+        written += "---" not in line
+    assert rendered == written, f"{name_of(page)} has {written} rows of tables, and {rendered} are rendered"

@@ -4,12 +4,13 @@ import re
 from fractions import Fraction
 from typing import ClassVar
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ToolError
+
+from ._scoring import TaskData, end_with_verdict, last_word
 
 MAX_CHARS = 200
 """The longest expression that is computed, which also bounds the size of numbers and the depth of brackets."""
@@ -29,10 +30,8 @@ class CalculatorConfig(ToolEnvConfig):
     """No expression is in both splits."""
 
 
-class CalculatorTask(BaseModel):
+class CalculatorTask(TaskData):
     """An expression, whose value is the answer."""
-
-    model_config = ConfigDict(frozen=True)
 
     expression: str
 
@@ -62,7 +61,7 @@ class Calculator(ToolEnv):
     def start(self) -> Turn:
         """Ask for the value of an expression."""
         config: CalculatorConfig = self.config
-        self.expression = self.task.expression if self.task else self._draw(config)
+        self.expression = self.task.expression if self.task else draw_in_split(config.split, self._draw)
         self.value, self.operations = evaluate(self.expression)
         self.computed = 0
         return Turn(
@@ -85,13 +84,19 @@ class Calculator(ToolEnv):
 
     def finish(self, reply: Message) -> Turn:
         """Score the answer and end the episode."""
-        words = reply.content.split()
-        is_right = bool(words) and words[-1].rstrip(".") == str(self.value)
-        verdict = "Right." if is_right else f"No, it is {self.value}."
-        return Turn(verdict, reward={"correct": float(is_right)}, terminated=True)
+        is_right = last_word(reply.content).rstrip(".") == str(self.value)
+        return end_with_verdict(is_right, self.value)
 
-    def _draw(self, config: CalculatorConfig) -> str:
-        return draw_in_split(config.split, lambda: _random(self.np_random, config))
+    def _draw(self) -> str:
+        """Draw an expression with brackets around every two parts, so that it can be computed in steps."""
+        config: CalculatorConfig = self.config
+        numbers = self.np_random.integers(1, config.max_number + 1, size=config.operands)
+        parts = [str(number) for number in numbers]
+        while len(parts) > 1:
+            at = int(self.np_random.integers(len(parts) - 1))
+            sign = "+-*"[int(self.np_random.integers(3))]
+            parts[at : at + 2] = [f"({parts[at]} {sign} {parts[at + 1]})"]
+        return parts[0][1:-1]
 
     def reference_reply(self) -> Message:
         """Compute one operation after the other, then answer."""
@@ -115,14 +120,14 @@ def evaluate(expression: str) -> tuple[Fraction, list[str]]:
     """
     if len(expression) > MAX_CHARS:
         raise ToolError(f"the expression has {len(expression)} characters; at most {MAX_CHARS} are computed")
-    reader = _Reader(expression)
+    reader = _ExpressionReader(expression)
     value = reader.sum(1)
     if reader.tokens:
         raise ToolError(f"{reader.tokens[-1]!r} is out of place in {expression!r}")
     return value, reader.operations
 
 
-class _Reader:
+class _ExpressionReader:
     """Read an expression from left to right, and compute it on the way."""
 
     def __init__(self, expression: str) -> None:
@@ -145,7 +150,17 @@ class _Reader:
             sign = self.tokens.pop()
             right = self.sum(_STRENGTH[sign] + 1)
             self.operations.append(f"{_written(value)} {sign} {_written(right)}")
-            value = _compute(value, sign, right)
+            match sign:
+                case "+":
+                    value += right
+                case "-":
+                    value -= right
+                case "*":
+                    value *= right
+                case _ if right:
+                    value /= right
+                case _:
+                    raise ToolError("it divides by zero")
         return value
 
     def _value(self) -> Fraction:
@@ -167,29 +182,5 @@ class _Reader:
         return Fraction(token)
 
 
-def _compute(left: Fraction, sign: str, right: Fraction) -> Fraction:
-    match sign:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case _ if right:
-            return left / right
-        case _:
-            raise ToolError("it divides by zero")
-
-
 def _written(value: Fraction) -> str:
     return str(value) if value.denominator == 1 else f"({value})"
-
-
-def _random(rng: np.random.Generator, config: CalculatorConfig) -> str:
-    """Draw an expression with brackets around every two parts, so that it can be computed in steps."""
-    parts = [str(number) for number in rng.integers(1, config.max_number + 1, size=config.operands)]
-    while len(parts) > 1:
-        at = int(rng.integers(len(parts) - 1))
-        sign = "+-*"[int(rng.integers(3))]
-        parts[at : at + 2] = [f"({parts[at]} {sign} {parts[at + 1]})"]
-    return parts[0][1:-1]

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import importlib.util
+import itertools
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -10,11 +11,13 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import MissingPackage, TaskError
+
+from ._scoring import TaskData, decline
 
 Operation: TypeAlias = Literal["add", "subtract", "multiply", "divide", "subtract_from"]
 Step: TypeAlias = tuple[Operation, int]
@@ -87,10 +90,8 @@ class ChainArithmeticConfig(EnvConfig):
         return answers
 
 
-class ChainArithmeticTask(BaseModel):
+class ChainArithmeticTask(TaskData):
     """A start value and the steps to apply to it."""
-
-    model_config = ConfigDict(frozen=True)
 
     start: int
     steps: tuple[Step, ...] = Field(min_length=1, max_length=100)
@@ -142,8 +143,7 @@ class ChainArithmetic(Env):
         if config.answers == "integer" and self.values[-1].denominator > 1:
             raise TaskError(f"the answer {self.values[-1]} is not a whole number; use answers='latex' for fractions")
         in_words = self.np_random.random() < 0.5 if config.style == "mixed" else config.style == "words"
-        question = _in_words(self.chain, self.np_random) if in_words else _in_symbols(self.chain)
-        return Turn(question, system=_SYSTEM[config.answers])
+        return Turn(self._question(in_words=in_words), system=_SYSTEM[config.answers])
 
     def respond(self, reply: Message) -> Turn:
         """Score the answer."""
@@ -159,9 +159,19 @@ class ChainArithmetic(Env):
         answer = f"\\boxed{{{_as_latex(value)}}}" if self.config.answers == "latex" else f"Answer: {value}"
         return Message(role="assistant", reasoning=" -> ".join(map(str, self.values)), content=answer)
 
-    def null_reply(self) -> str:
-        """Decline."""
-        return "I do not know."
+    null_reply = decline
+
+    def _question(self, *, in_words: bool) -> str:
+        """Return the chain in words or in symbols."""
+        steps = self.chain.steps
+        if not in_words:
+            lines = [_IN_SYMBOLS[name].format(number if number >= 0 else f"({number})") for name, number in steps]
+            return "\n".join([f"x = {self.chain.start}", *lines, "What is x at the end?"])
+        sentences = [f"Start with {_number_in_words(self.chain.start)}."]
+        for (operation, number), choice in zip(steps, self.np_random.random(len(steps)).tolist(), strict=True):
+            forms = _IN_WORDS[operation]
+            sentences.append(forms[int(choice * len(forms))].format(_number_in_words(number)))
+        return " ".join([*sentences, "What is the result?"])
 
 
 # Answers.
@@ -182,26 +192,19 @@ def _claims(content: str, *, in_latex: bool) -> Iterator[str | None]:
     if not in_latex:
         for line in content.split("\n"):
             before, mark, claim = line.partition("Answer:")
+            claim = claim.strip(" \t\r")
             if mark and not before.strip(" \t"):
-                yield _without_box(claim.strip(" \t\r"))
+                is_box = claim.startswith("\\boxed{") and claim.endswith("}")
+                yield claim.removeprefix("\\boxed{")[:-1].strip() if is_box else claim
     for match in re.finditer(r"\\boxed\{", content):
-        yield _until_closed(content[match.end() : match.end() + MAX_CHARS + 1])
-
-
-def _without_box(claim: str) -> str:
-    """Return the answer of a line, without the box that may be around it."""
-    is_box = claim.startswith("\\boxed{") and claim.endswith("}")
-    return claim.removeprefix("\\boxed{")[:-1].strip() if is_box else claim
-
-
-def _until_closed(text: str) -> str | None:
-    """Return the text up to the brace that closes an open one, or None if no brace does."""
-    depth = 1
-    for position, char in enumerate(text):
-        depth += (char == "{") - (char == "}")
-        if not depth:
-            return text[:position].strip()
-    return None
+        text, depth = content[match.end() : match.end() + MAX_CHARS + 1], 1
+        for position, char in enumerate(text):
+            depth += (char == "{") - (char == "}")
+            if not depth:
+                yield text[:position].strip()
+                break
+        else:
+            yield None
 
 
 def _is_latex_of(answer: str, value: Fraction) -> bool:
@@ -232,7 +235,7 @@ def _as_latex(value: Fraction) -> str:
 # Chains.
 
 
-class _Size(NamedTuple):
+class _ChainSize(NamedTuple):
     steps: int
     max_term: int
     max_factor: int
@@ -240,54 +243,39 @@ class _Size(NamedTuple):
 
 
 _SIZES = {
-    "easy": _Size(5, 50, 9, 1_000),
-    "medium": _Size(8, 99, 12, 100_000),
-    "hard": _Size(16, 999, 25, 10**9),
+    "easy": _ChainSize(5, 50, 9, 1_000),
+    "medium": _ChainSize(8, 99, 12, 100_000),
+    "hard": _ChainSize(16, 999, 25, 10**9),
 }
 
 
 def random_chain(rng: np.random.Generator, config: ChainArithmeticConfig) -> ChainArithmeticTask:
     """Draw a chain of the configured difficulty and split."""
     size = _SIZES[config.difficulty]
-    start, steps = draw_in_split(
-        config.split,
-        lambda: _random_steps(rng, size, with_fractions=config.answers == "latex"),
-        lambda chain: f"{chain[0]} {chain[1]}",
-    )
+    with_fractions = config.answers == "latex"
+
+    def draw() -> tuple[int, list[Step]]:
+        draws = (draw for _ in itertools.count() for draw in rng.random(64).tolist())
+        start = 2 + int(next(draws) * (size.max_term - 1))
+        value, steps = Fraction(start), list[Step]()
+        while len(steps) < size.steps:
+            operation = OPERATIONS[int(next(draws) * len(OPERATIONS))]
+            numbers: Sequence[int] = range(2, size.max_term + 1)
+            if operation in ("multiply", "divide"):
+                numbers = range(2, size.max_factor + 1)
+            if operation == "divide" and not with_fractions:
+                numbers = [factor for factor in numbers if value.numerator % factor == 0]
+            if not numbers:
+                continue
+            number = numbers[int(next(draws) * len(numbers))]
+            result = _apply(value, operation, number)
+            if result and abs(result) <= size.max_value and result.denominator <= MAX_DENOMINATOR:
+                value = result
+                steps.append((operation, number))
+        return start, steps
+
+    start, steps = draw_in_split(config.split, draw, lambda chain: f"{chain[0]} {chain[1]}")
     return ChainArithmeticTask(start=start, steps=tuple(steps))
-
-
-def _random_steps(rng: np.random.Generator, size: _Size, *, with_fractions: bool) -> tuple[int, list[Step]]:
-    draws = _draws(rng)
-    start = 2 + int(next(draws) * (size.max_term - 1))
-    value, steps = Fraction(start), list[Step]()
-    while len(steps) < size.steps:
-        operation = OPERATIONS[int(next(draws) * len(OPERATIONS))]
-        numbers = _numbers(operation, value, size, with_fractions=with_fractions)
-        if not numbers:
-            continue
-        number = numbers[int(next(draws) * len(numbers))]
-        result = _apply(value, operation, number)
-        if result and abs(result) <= size.max_value and result.denominator <= MAX_DENOMINATOR:
-            value = result
-            steps.append((operation, number))
-    return start, steps
-
-
-def _draws(rng: np.random.Generator) -> Iterator[float]:
-    """Yield random numbers from 0 to 1, drawn in batches."""
-    while True:
-        yield from rng.random(64).tolist()
-
-
-def _numbers(operation: Operation, value: Fraction, size: _Size, *, with_fractions: bool) -> Sequence[int]:
-    """Return the numbers that a step may have."""
-    if operation not in ("multiply", "divide"):
-        return range(2, size.max_term + 1)
-    factors = range(2, size.max_factor + 1)
-    if operation == "multiply" or with_fractions:
-        return factors
-    return [factor for factor in factors if value.numerator % factor == 0]
 
 
 def _apply(value: Fraction, operation: Operation, number: int) -> Fraction:
@@ -302,22 +290,6 @@ def _apply(value: Fraction, operation: Operation, number: int) -> Fraction:
             return value / number
         case "subtract_from":
             return number - value
-
-
-def _in_words(chain: ChainArithmeticTask, rng: np.random.Generator) -> str:
-    choices: list[float] = rng.random(len(chain.steps)).tolist()
-    sentences = [
-        _IN_WORDS[operation][int(choice * len(_IN_WORDS[operation]))].format(_number_in_words(number))
-        for (operation, number), choice in zip(chain.steps, choices, strict=True)
-    ]
-    return f"Start with {_number_in_words(chain.start)}. {' '.join(sentences)} What is the result?"
-
-
-def _in_symbols(chain: ChainArithmeticTask) -> str:
-    lines = [
-        _IN_SYMBOLS[operation].format(number if number >= 0 else f"({number})") for operation, number in chain.steps
-    ]
-    return "\n".join([f"x = {chain.start}", *lines, "What is x at the end?"])
 
 
 def _number_in_words(number: int) -> str:

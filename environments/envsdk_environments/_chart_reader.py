@@ -4,7 +4,7 @@ import threading
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from envsdk import Env, EnvConfig, ImagePart, Limits, Message, TextPart, Turn
 from envsdk._packages import load
@@ -12,6 +12,7 @@ from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.images import Image
 
 from ._pictures import different
+from ._scoring import TaskData, last_word
 
 WIDTH, HEIGHT = 320, 240
 """The size of a plot, in pixels."""
@@ -35,19 +36,15 @@ class ChartReaderConfig(EnvConfig):
     """No table is in both splits. Tables in `tasks` are used as they are."""
 
 
-class ChartQuestion(BaseModel):
+class ChartQuestion(TaskData):
     """A question about the plot."""
-
-    model_config = ConfigDict(frozen=True)
 
     text: str
     answer: str
 
 
-class ChartReaderTask(BaseModel):
+class ChartReaderTask(TaskData):
     """A table and the questions about it."""
-
-    model_config = ConfigDict(frozen=True)
 
     labels: tuple[str, ...] = Field(min_length=1)
     values: tuple[int, ...]
@@ -81,7 +78,9 @@ class ChartReader(Env):
     def start(self) -> Turn:
         """Show the plot, and ask the first question."""
         config: ChartReaderConfig = self.config
-        self.table: ChartReaderTask = self.task or draw_in_split(config.split, self._draw, _key)
+        self.table: ChartReaderTask = self.task or draw_in_split(
+            config.split, self._draw, lambda table: f"{table.labels} {table.values}"
+        )
         self.asked = 0
         plot = draw_plot(self.table.labels, self.table.values, config.chart)
         parts = [ImagePart(plot), TextPart(text=self.table.questions[0].text)]
@@ -89,9 +88,9 @@ class ChartReader(Env):
 
     def respond(self, reply: Message) -> Turn:
         """Score the answer, and ask the next question."""
-        questions, words = self.table.questions, reply.content.split()
+        questions = self.table.questions
         answer = questions[self.asked].answer
-        is_right = bool(words) and words[-1].strip(".*").casefold() == answer.casefold()
+        is_right = last_word(reply.content).strip(".*").casefold() == answer.casefold()
         self.asked += 1
         reward = {"correct": is_right / len(questions)}
         if self.asked == len(questions):
@@ -161,8 +160,3 @@ def _question(labels: tuple[str, ...], values: tuple[int, ...], rng: np.random.G
             return ChartQuestion(text="Which name has the highest value?", answer=labels[ranked[-1]])
         case _:
             return ChartQuestion(text="Which name has the lowest value?", answer=labels[ranked[0]])
-
-
-def _key(task: ChartReaderTask) -> str:
-    """Return what identifies a table; the questions do not."""
-    return f"{task.labels} {task.values}"

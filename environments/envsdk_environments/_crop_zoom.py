@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from envsdk import EnvConfig, ImagePart, Limits, Message, TextPart, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.authoring.tasks import Split, draw_in_split
@@ -10,6 +10,7 @@ from envsdk.errors import ToolError
 from envsdk.images import Image
 
 from ._pictures import NAMES, Picture, Point, different
+from ._scoring import TaskData, end_with_verdict, last_word
 
 SHOWN = 320
 """The width and height of the picture as the model sees it, in pixels. A crop is at most as large."""
@@ -36,10 +37,8 @@ class CropZoomConfig(ToolEnvConfig):
     """No picture is in both splits."""
 
 
-class CropZoomItem(BaseModel):
+class CropZoomItem(TaskData):
     """An item of the picture."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     """A color and a shape, such as "red circle"."""
@@ -51,10 +50,8 @@ class CropZoomItem(BaseModel):
     """Its center in the large picture, in pixels from the top."""
 
 
-class CropZoomTask(BaseModel):
+class CropZoomTask(TaskData):
     """The items of the picture; the question is about the first one."""
-
-    model_config = ConfigDict(frozen=True)
 
     items: tuple[CropZoomItem, ...] = Field(min_length=1)
 
@@ -109,14 +106,18 @@ class CropZoom(ToolEnv):
             raise ToolError(f"the crop has {width} x {height} pixels; expected at least {MIN_CROP} x {MIN_CROP}")
         self.has_looked = True
         part = self._large().crop(tuple(edge * SCALE for edge in (left, top, right, bottom)))
-        return [f"The part from ({left}, {top}) to ({right}, {bottom}):", Image.read(_fitted(part))]
+        longest = max(part.size)
+        if longest > SHOWN:  # in the largest size that is shown: whole multiples, or whole fractions
+            part = part.reduce(-(-longest // SHOWN))
+        else:
+            factor = SHOWN // longest
+            part = part.resize((part.width * factor, part.height * factor), resample=0)  # the nearest pixel
+        return [f"The part from ({left}, {top}) to ({right}, {bottom}):", Image.read(part)]
 
     def finish(self, reply: Message) -> Turn:
         """Score the answer and end the episode."""
-        number, words = self.items[0].number, reply.content.split()
-        is_right = bool(words) and words[-1].strip(".*") == str(number)
-        verdict = "Right." if is_right else f"No, it is {number}."
-        return Turn(verdict, reward={"correct": float(is_right)}, terminated=True)
+        number = self.items[0].number
+        return end_with_verdict(last_word(reply.content).strip(".*") == str(number), number)
 
     def reference_reply(self) -> Message:
         """Look at the item, then answer."""
@@ -136,25 +137,13 @@ class CropZoom(ToolEnv):
         return picture.image
 
     def _draw(self) -> CropZoomTask:
+        """Draw items, each with a number and a place in a cell of its own."""
         config: CropZoomConfig = self.config
         names = [NAMES[index] for index in different(self.np_random, config.items, len(NAMES))]
-        cells = different(self.np_random, config.items, _CELLS**2)
-        return CropZoomTask(
-            items=tuple(self._item(name, *divmod(cell, _CELLS)) for name, cell in zip(names, cells, strict=True))
-        )
-
-    def _item(self, name: str, row: int, column: int) -> CropZoomItem:
-        """Draw a number and a place in a cell, for an item."""
-        margin = 2 * _RADIUS
-        x, y = (int(self.np_random.integers(margin, _CELL - margin)) for _ in range(2))
-        number = int(self.np_random.integers(100, 1000))
-        return CropZoomItem(name=name, number=number, x=column * _CELL + x, y=row * _CELL + y)
-
-
-def _fitted(part: Any) -> Any:
-    """Return a part of the large picture in the largest size that is shown: whole multiples, or whole fractions."""
-    longest = max(part.size)
-    if longest > SHOWN:
-        return part.reduce(-(-longest // SHOWN))
-    factor = SHOWN // longest
-    return part.resize((part.width * factor, part.height * factor), resample=0)  # the nearest pixel
+        items, margin = list[CropZoomItem](), 2 * _RADIUS
+        for name, cell in zip(names, different(self.np_random, config.items, _CELLS**2), strict=True):
+            row, column = divmod(cell, _CELLS)
+            x, y = (int(self.np_random.integers(margin, _CELL - margin)) for _ in range(2))
+            number = int(self.np_random.integers(100, 1000))
+            items.append(CropZoomItem(name=name, number=number, x=column * _CELL + x, y=row * _CELL + y))
+        return CropZoomTask(items=tuple(items))

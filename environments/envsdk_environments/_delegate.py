@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from envsdk import (
     EnvConfig,
@@ -22,6 +22,8 @@ from envsdk import (
     tool,
 )
 from envsdk.errors import ToolError
+
+from ._scoring import TaskData, decline, end_with_verdict, last_word
 
 CORRECT, FOUND = 0.75, 0.25
 """The reward for the right answer, and the rewards that researchers can earn in all."""
@@ -65,18 +67,14 @@ class DelegateConfig(ToolEnvConfig):
         return self
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Article(_Frozen):
+class Article(TaskData):
     """An article of the corpus."""
 
     title: str
     text: str
 
 
-class Lead(_Frozen):
+class Lead(TaskData):
     """A piece of information that the parent needs."""
 
     subject: str
@@ -91,7 +89,7 @@ class Lead(_Frozen):
     """The answer that the reference policy gives."""
 
 
-class DelegateTask(_Frozen):
+class DelegateTask(TaskData):
     """A question, the corpus, and the leads to the answer."""
 
     question: str
@@ -106,7 +104,7 @@ class DelegateTask(_Frozen):
         return [lead for leads in self.rounds for lead in leads]
 
 
-class ResearcherTask(_Frozen):
+class ResearcherTask(TaskData):
     """The question to a researcher, and what it can earn."""
 
     question: str
@@ -147,8 +145,11 @@ class Researcher(ToolEnv):
         Args:
             words: One or more words, such as a name.
         """
-        wanted = _words(words)
-        scores = {a.title: len(wanted & _words(a.title)) + len(wanted & _words(a.text)) for a in self.articles.values()}
+        wanted = set(re.findall(r"\w+", words.casefold()))
+        scores: dict[str, int] = {}
+        for article in self.articles.values():
+            found = (wanted.intersection(re.findall(r"\w+", part.casefold())) for part in (article.title, article.text))
+            scores[article.title] = sum(map(len, found))
         titles = sorted((title for title, score in scores.items() if score), key=lambda title: (-scores[title], title))
         return ", ".join(titles[:MAX_TITLES]) or "Nothing was found."
 
@@ -208,7 +209,7 @@ class Delegate(ToolEnv):
 
     def start(self) -> Turn:
         """Ask the question."""
-        self.quest: DelegateTask = self.task or _random(self.np_random, self.config)
+        self.quest: DelegateTask = self.task or _draw_quest(self.np_random, self.config)
         self.researchers = 0
         self.asked_for: set[str] = set()
         return Turn(self.quest.question, system=_SYSTEM)
@@ -230,10 +231,8 @@ class Delegate(ToolEnv):
 
     def finish(self, reply: Message) -> Turn:
         """Score the answer and end the episode."""
-        words = reply.content.split()
-        is_right = bool(words) and words[-1].rstrip(".").casefold() == self.quest.answer.casefold()
-        verdict = "Right." if is_right else f"No, it is {self.quest.answer}."
-        return Turn(verdict, reward={"correct": CORRECT * is_right}, terminated=True)
+        is_right = last_word(reply.content).rstrip(".").casefold() == self.quest.answer.casefold()
+        return end_with_verdict(is_right, self.quest.answer, CORRECT)
 
     def reference_reply(self) -> Message | str:
         """Delegate the leads of one round at a time, then answer if the researchers reported every value."""
@@ -245,38 +244,29 @@ class Delegate(ToolEnv):
         answer = self.quest.answer if knows_all else "I do not know."
         return Message(role="assistant", reasoning="Now I put it together.", content=answer)
 
-    def null_reply(self) -> str:
-        """Decline."""
-        return "I do not know."
+    null_reply = decline
 
     def _handoff(self, question: str) -> Handoff:
+        """Hand a question to a researcher. It earns a reward only for subjects that were not asked about before."""
         config: DelegateConfig = self.config
-        researcher = Researcher(self.quest.articles, config.researcher_articles, history=self.history)
-        limits = Limits(max_steps=config.researcher_steps)
-        return Handoff(researcher, self._assignment(question), limits=limits, result=partial(_with_failure, question))
-
-    def _assignment(self, question: str) -> ResearcherTask:
-        """Return the task of a researcher. It earns a reward only for subjects that were not asked about before."""
         leads = [lead for lead in self.quest.leads if _names(question, lead.subject)]
         values = [lead.value for lead in leads if lead.subject not in self.asked_for]
         self.asked_for.update(lead.subject for lead in leads)
         share = FOUND / max(1, len(self.quest.leads))
-        return ResearcherTask(question=question, leads=tuple(leads), rewards=dict.fromkeys(values, share))
+        task = ResearcherTask(question=question, leads=tuple(leads), rewards=dict.fromkeys(values, share))
+        researcher = Researcher(self.quest.articles, config.researcher_articles, history=self.history)
+        limits = Limits(max_steps=config.researcher_steps)
+        return Handoff(researcher, task, limits=limits, result=partial(_with_failure, question))
 
 
 def _with_failure(question: str, result: HandoffResult) -> HandoffResult:
     """Return the result, with an error if there is no answer."""
-    if result.error is not None:
-        return result
-    if result.stop_reason != StopReason.TERMINATED:
-        return replace(
-            result, error=f"no answer to {question!r:.80}: the researcher was cut off ({result.stop_reason})"
-        )
-    return result if result.content.strip() else replace(result, error=f"no answer to {question!r:.80}")
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"\w+", text.casefold()))
+    error = result.error
+    if error is None and result.stop_reason != StopReason.TERMINATED:
+        error = f"no answer to {question!r:.80}: the researcher was cut off ({result.stop_reason})"
+    elif error is None and not result.content.strip():
+        error = f"no answer to {question!r:.80}"
+    return replace(result, error=error)
 
 
 def _names(text: str, name: str) -> bool:
@@ -296,60 +286,63 @@ def _replies(messages: Sequence[Message]) -> int:
 # Worlds.
 
 
-class _Town(_Frozen):
+class _Town(TaskData):
     name: str
     region: str
     year: int
     inhabitant: str
 
 
-def _random(rng: np.random.Generator, config: DelegateConfig) -> DelegateTask:
+def _draw_quest(rng: np.random.Generator, config: DelegateConfig) -> DelegateTask:
     """Draw a world in which each person lives in a town of their own, and a question about some of the towns."""
     count = config.people
-    names = _random_names(rng, 3 * count, config.split)
-    people, places, regions = names[:count], names[count : 2 * count], names[2 * count :]
+    names = _draw_names(rng, 3 * count, config.split)
     years: list[int] = rng.choice(np.arange(1100, 1900), size=count, replace=False).tolist()
     towns = [
-        _Town(name=n, region=r, year=y, inhabitant=p) for n, r, y, p in zip(places, regions, years, people, strict=True)
+        _Town(name=names[count + i], region=names[2 * count + i], year=years[i], inhabitant=names[i])
+        for i in range(count)
     ]
-    articles = [article for town in towns for article in _articles(town, rng)]
+    articles = [article for town in towns for article in _draw_articles(town, rng)]
     order: list[int] = rng.permutation(len(articles)).tolist()
-    return _question(towns[: config.candidates], [articles[i] for i in order])
-
-
-def _question(towns: Sequence[_Town], articles: Sequence[Article]) -> DelegateTask:
-    oldest = min(towns, key=lambda town: town.year)
-    people = [town.inhabitant for town in towns]
-    everybody = f"{', '.join(people[:-1])} and {people[-1]}"
+    asked = towns[: config.candidates]
+    oldest = min(asked, key=lambda town: town.year)
+    *others, last = (town.inhabitant for town in asked)
+    leads = [
+        Lead(
+            subject=town.inhabitant,
+            value=str(town.year),
+            question=f"In which town does {town.inhabitant} live, and in which year was it founded?",
+            titles=(town.inhabitant, town.name),
+            answer=f"{town.inhabitant} lives in {town.name}, which was founded in {town.year}.",
+        )
+        for town in asked
+    ]
+    to_region = Lead(
+        subject=oldest.name,
+        value=oldest.region,
+        question=f"In which region does the town of {oldest.name} lie?",
+        titles=(oldest.name,),
+        answer=f"{oldest.name} lies in the region of {oldest.region}.",
+    )
     return DelegateTask(
-        question=f"{everybody} live in a town each. In which region lies the one that was founded first?",
+        question=f"{', '.join(others)} and {last} live in a town each. "
+        "In which region lies the one that was founded first?",
         answer=oldest.region,
-        articles=tuple(articles),
-        rounds=(tuple(map(_lead_to_year, towns)), (_lead_to_region(oldest),)),
+        articles=tuple(articles[i] for i in order),
+        rounds=(tuple(leads), (to_region,)),
     )
 
 
-def _lead_to_year(town: _Town) -> Lead:
-    return Lead(
-        subject=town.inhabitant,
-        value=str(town.year),
-        question=f"In which town does {town.inhabitant} live, and in which year was it founded?",
-        titles=(town.inhabitant, town.name),
-        answer=f"{town.inhabitant} lives in {town.name}, which was founded in {town.year}.",
-    )
+def _draw_names(rng: np.random.Generator, count: int, split: str) -> list[str]:
+    """Draw names of three syllables, so that none is a part of another. The last syllable decides the split."""
+    last = _LAST_SYLLABLES[split]
+    first = len(_SYLLABLES)
+    numbers: list[int] = rng.choice(first * first * len(last), size=count, replace=False).tolist()
+    syllables = [(_SYLLABLES[n % first], _SYLLABLES[n // first % first], last[n // first // first]) for n in numbers]
+    return ["".join(parts).title() for parts in syllables]
 
 
-def _lead_to_region(town: _Town) -> Lead:
-    return Lead(
-        subject=town.name,
-        value=town.region,
-        question=f"In which region does the town of {town.name} lie?",
-        titles=(town.name,),
-        answer=f"{town.name} lies in the region of {town.region}.",
-    )
-
-
-def _articles(town: _Town, rng: np.random.Generator) -> list[Article]:
+def _draw_articles(town: _Town, rng: np.random.Generator) -> list[Article]:
     """Draw the articles about a town, its region and its inhabitant, with irrelevant facts among the relevant ones."""
     born, ruled = (int(year) for year in rng.integers(1900, 2000, size=2))
     person, trade = town.inhabitant, _TRADES[int(rng.integers(len(_TRADES)))]
@@ -359,12 +352,3 @@ def _articles(town: _Town, rng: np.random.Generator) -> list[Article]:
         town.region: f"{town.region} is a region since {ruled}. It is known for its {trade}s.",
     }
     return [Article(title=title, text=text) for title, text in texts.items()]
-
-
-def _random_names(rng: np.random.Generator, count: int, split: str) -> list[str]:
-    """Draw names of three syllables, so that none is a part of another. The last syllable decides the split."""
-    last = _LAST_SYLLABLES[split]
-    first = len(_SYLLABLES)
-    numbers: list[int] = rng.choice(first * first * len(last), size=count, replace=False).tolist()
-    syllables = [(_SYLLABLES[n % first], _SYLLABLES[n // first % first], last[n // first // first]) for n in numbers]
-    return ["".join(parts).title() for parts in syllables]

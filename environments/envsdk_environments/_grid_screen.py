@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from envsdk import EnvConfig, ImagePart, Limits, Message, TextPart, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.authoring.tasks import Split, draw_in_split
@@ -10,6 +10,7 @@ from envsdk.errors import ToolError
 from envsdk.images import Image
 
 from ._pictures import NAMES, Picture, Point, different
+from ._scoring import TaskData
 
 COLUMNS, ROWS = 6, 4
 CELL = 40
@@ -39,10 +40,8 @@ class GridScreenConfig(ToolEnvConfig):
         return self
 
 
-class GridScreenTask(BaseModel):
+class GridScreenTask(TaskData):
     """The items, and where they are on each screen."""
-
-    model_config = ConfigDict(frozen=True)
 
     items: tuple[str, ...]
     """The names of the items, such as "red circle"; the first ones are to be clicked, in this order."""
@@ -103,7 +102,8 @@ class GridScreen(ToolEnv):
             raise ToolError(f"the point is outside of the screen, which has {WIDTH} x {HEIGHT} pixels")
         if self.is_over:
             raise ToolError("the task is over")
-        found = self._item_at(x, y)
+        centers = enumerate(map(_center, self.screens[self.clicked]), self.clicked)
+        found = next((item for item, at in centers if max(abs(x - at.x), abs(y - at.y)) <= _RADIUS), None)
         if found is None:
             return ["There is nothing to click.", self._picture()]
         self.has_failed = found != self.clicked
@@ -133,14 +133,6 @@ class GridScreen(ToolEnv):
         return Message.calling(
             "click", {"x": center.x, "y": center.y}, reasoning=f"The {name} is at {center.x}, {center.y}."
         )
-
-    def _item_at(self, x: int, y: int) -> int | None:
-        """Return the number of the item at a point of the current screen."""
-        for number, cell in enumerate(self.screens[self.clicked], self.clicked):
-            center = _center(cell)
-            if max(abs(x - center.x), abs(y - center.y)) <= _RADIUS:
-                return number
-        return None
 
     def _picture(self) -> Image:
         """Draw the current screen."""

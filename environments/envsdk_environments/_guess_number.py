@@ -2,10 +2,12 @@
 
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn, errors
 from envsdk.authoring.tasks import Split, draw_in_split
+
+from ._scoring import TaskData
 
 
 class GuessNumberConfig(EnvConfig):
@@ -25,10 +27,8 @@ class GuessNumberConfig(EnvConfig):
         return self
 
 
-class GuessNumberTask(BaseModel):
+class GuessNumberTask(TaskData):
     """The number to guess."""
-
-    model_config = ConfigDict(frozen=True)
 
     secret: int
 
@@ -52,7 +52,11 @@ class GuessNumber(Env):
         low, high = self.low, self.high = config.low, config.high
         if self.task and not low <= self.task.secret <= high:
             raise errors.TaskError(f"the secret of the task is {self.task.secret}; expected {low} to {high}")
-        self.secret = self.task.secret if self.task else draw_in_split(config.split, self._draw)
+        self.secret = (
+            self.task.secret
+            if self.task
+            else draw_in_split(config.split, lambda: int(self.np_random.integers(low, high + 1)))
+        )
         return Turn(f"I think of a number from {low} to {high}. Guess it.", system="Answer with one number.")
 
     def respond(self, reply: Message) -> Turn:
@@ -68,9 +72,6 @@ class GuessNumber(Env):
             return Turn("Higher.")
         self.high = min(self.high, guess - 1)
         return Turn("Lower.")
-
-    def _draw(self) -> int:
-        return int(self.np_random.integers(self.low, self.high + 1))
 
     def reference_reply(self) -> str:
         """Guess the middle of the remaining range."""

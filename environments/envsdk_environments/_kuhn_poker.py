@@ -1,12 +1,13 @@
 """A card game for two players, in which each has a context of its own and a card that the other does not see."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, Self, TypeAlias
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
+
+from ._scoring import TaskData, last_word
 
 Moves: TypeAlias = tuple[str, ...]
 
@@ -38,6 +39,7 @@ _SYSTEM = (
     "check, the other may check or bet, too. Who is bet against may fold or call with one chip. Who acts first changes "
     "from hand to hand. Answer with one word: check, bet, fold or call."
 )
+_NOTHING: Mapping[str, float] = {}
 _PAST = {"fold": "folded", "call": "called", "check": "checked", "bet": "bet"}
 
 
@@ -53,30 +55,22 @@ class KuhnPokerConfig(EnvConfig):
     """No deck is in matches of both splits."""
 
 
-class KuhnPokerTask(BaseModel):
+class KuhnPokerTask(TaskData):
     """The deck of a match, and the cards that are dealt in each hand."""
-
-    model_config = ConfigDict(frozen=True)
 
     deck: tuple[int, int, int]
     """The three cards, from the lowest to the highest."""
     deals: tuple[tuple[int, int], ...] = Field(min_length=1)
     """For each hand, the indices in the deck (0, 1 or 2) of the first player's card and of the other's."""
 
-    @field_validator("deck")
-    @classmethod
-    def _ascends(cls, deck: tuple[int, int, int]) -> tuple[int, int, int]:
-        if not deck[0] < deck[1] < deck[2]:
-            raise ValueError(f"the deck is {deck}; expected three cards in ascending order")
-        return deck
-
-    @field_validator("deals")
-    @classmethod
-    def _are_two_cards_each(cls, deals: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        wrong = [deal for deal in deals if deal[0] == deal[1] or not {*deal} <= {0, 1, 2}]
+    @model_validator(mode="after")
+    def _can_be_played(self) -> Self:
+        if not self.deck[0] < self.deck[1] < self.deck[2]:
+            raise ValueError(f"the deck is {self.deck}; expected three cards in ascending order")
+        wrong = [deal for deal in self.deals if deal[0] == deal[1] or not {*deal} <= {0, 1, 2}]
         if wrong:
             raise ValueError(f"the deal {wrong[0]} is not two different cards of 0, 1 and 2")
-        return deals
+        return self
 
 
 class KuhnPoker(Env):
@@ -100,7 +94,7 @@ class KuhnPoker(Env):
 
     def start(self) -> Turn:
         """Deal the first hand."""
-        self.match: KuhnPokerTask = self.task or _random(self.np_random, self.config)
+        self.match: KuhnPokerTask = self.task or self._draw()
         self.won = [0.0, 0.0]
         self.bad_replies = 0
         self.news: list[list[str]] = [[], []]
@@ -108,18 +102,18 @@ class KuhnPoker(Env):
         self.met: set[str] = set()
         self.hand = -1
         self._deal()
-        return self._ask({}, {})
+        return self._ask()
 
     def respond(self, reply: Message) -> Turn:
         """Apply a move."""
-        move = _last_word(reply.content)
+        move = last_word(reply.content.casefold()).strip(".,!*\"'")
         if move not in LEGAL[self.moves]:
             return self._refuse()
         self.bad_replies = 0
         self.news[1 - self.player].append(f"They {_PAST[move]}.")
         self.moves = (*self.moves, move)
         if self.moves in LEGAL:
-            return self._ask({}, {})
+            return self._ask()
         return self._end_hand()
 
     @property
@@ -144,7 +138,7 @@ class KuhnPoker(Env):
         for player, news in enumerate(self.news):
             news.append(f"Hand {self.hand + 1} of {len(self.match.deals)}. Your card is {self._card(player)}.")
 
-    def _ask(self, rewards: Mapping[str, float], metrics: Mapping[str, float]) -> Turn:
+    def _ask(self, rewards: Mapping[str, float] = _NOTHING, metrics: Mapping[str, float] = _NOTHING) -> Turn:
         """Ask the player whose turn it is for a move."""
         name = PLAYERS[self.player]
         careful, bold = LEGAL[self.moves]
@@ -166,9 +160,8 @@ class KuhnPoker(Env):
             return Turn(f"That is no legal move. {careful.title()} or {bold}?", metrics={"illegal": 1.0})
         loser, winner = self.player, 1 - self.player
         rewards = {PLAYERS[loser]: -1.0 - self.won[loser], PLAYERS[winner]: 1.0 - self.won[winner]}
-        met = {
-            name: reward for name, reward in rewards.items() if name in self.met
-        }  # a player who has not acted has no context
+        # A player who has not acted has no context.
+        met = {name: reward for name, reward in rewards.items() if name in self.met}
         return Turn(
             "That is no legal move. You lose the match.",
             reward={"played": 0.0},
@@ -183,7 +176,8 @@ class KuhnPoker(Env):
         gain = first_players_gain((self.cards[first], self.cards[1 - first]), self.moves)
         gains = (gain, -gain) if first == 0 else (-gain, gain)
         for player, news in enumerate(self.news):
-            news.append(self._outcome(player, gains[player]))
+            shown = "" if self.moves[-1] == "fold" else f"They had {self._card(1 - player)}. "
+            news.append(f"{shown}You {'win' if gains[player] > 0 else 'lose'} {abs(gains[player])}.")
         shares = [chips / (MOST_CHIPS * len(self.match.deals)) for chips in gains]
         self.won = [won + share for won, share in zip(self.won, shares, strict=True)]
         rewards: dict[str, float] = dict(zip(PLAYERS, shares, strict=True))
@@ -194,12 +188,17 @@ class KuhnPoker(Env):
         text = " ".join(self.news[PLAYERS.index(self.context)])
         return Turn(text, reward={"played": 1.0}, context_rewards=rewards, metrics=metrics, terminated=True)
 
-    def _outcome(self, player: int, chips: int) -> str:
-        shown = "" if self.moves[-1] == "fold" else f"They had {self._card(1 - player)}. "
-        return f"{shown}You {'win' if chips > 0 else 'lose'} {abs(chips)}."
-
     def _card(self, player: int) -> int:
         return self.match.deck[self.cards[player]]
+
+    def _draw(self) -> KuhnPokerTask:
+        """Draw the cards of a match. The sum of the deck decides the split."""
+        config: KuhnPokerConfig = self.config
+        deck: list[int] = []
+        while not deck or (sum(deck) % 5 == 0) != (config.split == "test"):
+            deck = [card + 1 for card in sorted(self.np_random.choice(MAX_CARD, size=3, replace=False).tolist())]
+        deals = [self.np_random.permutation(3).tolist()[:2] for _ in range(config.hands)]
+        return KuhnPokerTask.model_validate({"deck": deck, "deals": deals})
 
 
 def first_players_gain(cards: tuple[int, int], moves: Moves) -> int:
@@ -213,21 +212,3 @@ def first_players_gain(cards: tuple[int, int], moves: Moves) -> int:
         return -1 if len(moves) % 2 else 1
     chips = MOST_CHIPS if moves[-1] == "call" else 1
     return chips if cards[0] > cards[1] else -chips
-
-
-def _last_word(text: str) -> str:
-    words = text.casefold().split()
-    return words[-1].strip(".,!*\"'") if words else ""
-
-
-def _random(rng: np.random.Generator, config: KuhnPokerConfig) -> KuhnPokerTask:
-    deck = _random_deck(rng)
-    while (sum(deck) % 5 == 0) != (config.split == "test"):
-        deck = _random_deck(rng)
-    deals = [rng.permutation(3).tolist() for _ in range(config.hands)]
-    return KuhnPokerTask(deck=deck, deals=tuple((first, second) for first, second, _ in deals))
-
-
-def _random_deck(rng: np.random.Generator) -> tuple[int, int, int]:
-    low, middle, high = sorted(rng.choice(MAX_CARD, size=3, replace=False).tolist())
-    return low + 1, middle + 1, high + 1

@@ -5,11 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ToolError
+
+from ._scoring import TaskData
 
 _SYSTEM = (
     "You are shown messages, one at a time, and asked questions when you have seen the last one. Early messages may "
@@ -35,11 +37,7 @@ class LongNotesConfig(ToolEnvConfig):
     """The maximum length of all notes together, in characters: far less than the messages have."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Fact(_Frozen):
+class NotedFact(TaskData):
     """A fact in a message that a question may be about."""
 
     about: str = Field(pattern=r"^[^;\n]+$")
@@ -50,15 +48,15 @@ class Fact(_Frozen):
     """Whether the value is added to the earlier one; otherwise it replaces it."""
 
 
-class Document(_Frozen):
+class Document(TaskData):
     """A message to read."""
 
     text: str = Field(min_length=1)
-    facts: tuple[Fact, ...] = ()
+    facts: tuple[NotedFact, ...] = ()
     """The facts in it."""
 
 
-class LongNotesTask(_Frozen):
+class LongNotesTask(TaskData):
     """The messages, and the questions at the end."""
 
     topic: str
@@ -143,9 +141,16 @@ class LongNotes(ToolEnv):
 
     def finish(self, reply: Message) -> Turn:
         """Show the next message, ask the questions, or score the answers."""
+        documents, answers = self.quest.documents, self.quest.answers()
         if self.asked:
-            return self._score(reply)
-        documents = self.quest.documents
+            said = read_answers(reply.content)
+            right = sum(said.get(number) == answer for number, answer in enumerate(answers, start=1))
+            return Turn(
+                f"{right} of {len(answers)} answers are right.",
+                reward={"correct": right / len(answers)},
+                metrics={"notes": len(self.notes), "note_chars": sum(map(len, self.notes))},
+                terminated=True,
+            )
         if self.shown == len(documents):
             self.asked = True
             return Turn(self._questions())
@@ -156,16 +161,13 @@ class LongNotes(ToolEnv):
         """Note the facts of each message while the context shows it, and answer from the notes."""
         is_message = self.messages()[-1].role == "user"
         if self.asked:
-            return (
-                Message.calling("read_notes", reasoning="What did I write down?")
-                if is_message
-                else self._answer_from_notes()
-            )
+            if is_message:
+                return Message.calling("read_notes", reasoning="What did I write down?")
+            return self._answer_from_notes(self.messages()[-1].content)
         facts = self.quest.documents[self.shown - 1].facts if self.shown else ()
         if facts and is_message:
-            return Message.calling(
-                "write_note", {"text": "; ".join(map(_as_note, facts))}, reasoning="This may be asked."
-            )
+            note = "; ".join(f"{fact.about} {'+' if fact.adds else '='} {fact.value}" for fact in facts)
+            return Message.calling("write_note", {"text": note}, reasoning="This may be asked.")
         return Message(role="assistant", reasoning="There is nothing to write down now.", content="next")
 
     def null_reply(self) -> str:
@@ -176,24 +178,15 @@ class LongNotes(ToolEnv):
         questions = (f"{number}. What is {about}?" for number, about in enumerate(self.quest.questions, start=1))
         return "\n".join([_QUESTIONS, *questions])
 
-    def _score(self, reply: Message) -> Turn:
-        said, answers = read_answers(reply.content), self.quest.answers()
-        right = sum(said.get(number) == answer for number, answer in enumerate(answers, start=1))
-        return Turn(
-            f"{right} of {len(answers)} answers are right.",
-            reward={"correct": right / len(answers)},
-            metrics={"notes": len(self.notes), "note_chars": sum(map(len, self.notes))},
-            terminated=True,
-        )
-
-    def _answer_from_notes(self) -> Message:
-        """Answer from the last message, which holds the notes."""
-        known = put_together(_facts_in(self.messages()[-1].content))
+    def _answer_from_notes(self, notes: str) -> Message:
+        parts = [part for line in notes.split("\n") for part in re.sub(r"\ANote [0-9]+: ", "", line).split("; ")]
+        matches = [match for part in parts if (match := _NOTED.fullmatch(part))]
+        known = put_together(NotedFact(about=m[1], value=int(m[3]), adds=m[2] == "+") for m in matches)
         answers = [f"{number}. {known.get(about, 0)}" for number, about in enumerate(self.quest.questions, start=1)]
         return Message(role="assistant", reasoning="It is all in the notes.", content="\n".join(answers))
 
 
-def put_together(facts: Iterable[Fact]) -> dict[str, int]:
+def put_together(facts: Iterable[NotedFact]) -> dict[str, int]:
     """Return the value of each subject after all facts, in order: a fact adds to the earlier value or replaces it."""
     known: dict[str, int] = {}
     for fact in facts:
@@ -211,28 +204,17 @@ def read_answers(content: str) -> dict[int, int]:
     return {number: min(values) for number, values in found.items() if len(values) == 1}
 
 
-def _as_note(fact: Fact) -> str:
-    return f"{fact.about} {'+' if fact.adds else '='} {fact.value}"
-
-
-def _facts_in(notes: str) -> list[Fact]:
-    """Return the facts in the reference policy's notes."""
-    parts = [part for line in notes.split("\n") for part in re.sub(r"\ANote [0-9]+: ", "", line).split("; ")]
-    matches = [match for part in parts if (match := _NOTED.fullmatch(part))]
-    return [Fact(about=match[1], value=int(match[3]), adds=match[2] == "+") for match in matches]
-
-
 # Random tasks: the letters to an office that manages depots.
 
 
-class _Size(NamedTuple):
+class _NotesSize(NamedTuple):
     documents: int
     sentences: int
     depots: int
     questions: int
 
 
-_SIZES = {"easy": _Size(10, 4, 3, 2), "medium": _Size(20, 7, 5, 3), "hard": _Size(40, 10, 8, 5)}
+_SIZES = {"easy": _NotesSize(10, 4, 3, 2), "medium": _NotesSize(20, 7, 5, 3), "hard": _NotesSize(40, 10, 8, 5)}
 _TOPIC = (
     "You keep the books of some depots. You will be asked for the gate code of a depot, which is the one that was said "
     "to be valid last, and for its crate count, which is how many crates it received according to all messages "
@@ -341,59 +323,42 @@ class _Draws:
         return [left.pop(self.below(len(left))) for _ in range(count)]
 
 
-class _News(NamedTuple):
-    """A sentence of a message and its fact."""
-
-    sentence: str
-    fact: Fact
-
-
 def random_task(rng: np.random.Generator, config: LongNotesConfig) -> LongNotesTask:
     """Draw messages and questions of the configured difficulty and split."""
     size, draws = _SIZES[config.difficulty], _Draws(rng)
-    depots = _depots(draws, size.depots, config.split)
-    news, abouts = list[list[_News]](), dict[str, None]()
-    while len(abouts) < size.questions:
-        news = [_news_of_message(draws, depots) for _ in range(size.documents)]
-        abouts = {item.fact.about: None for one in news for item in one}
-    documents = tuple(_document(draws, depots, size.sentences, one) for one in news)
+    depots: dict[str, None] = {}
+    while len(depots) < size.depots:
+        depots[draw_in_split(config.split, lambda: "".join(draws.pick(_SYLLABLES) for _ in range(3)).title())] = None
+    news, abouts = list[list[tuple[str, NotedFact]]](), dict[str, None]()
+    while len(abouts) < size.questions:  # up to two facts in a message, of different depots
+        news = [
+            [_draw_news(draws, depot) for depot in draws.some(depots, draws.below(3))] for _ in range(size.documents)
+        ]
+        abouts = {fact.about: None for one in news for _, fact in one}
+    documents = tuple(_draw_document(draws, list(depots), size.sentences, one) for one in news)
     return LongNotesTask(topic=_TOPIC, documents=documents, questions=tuple(draws.some(abouts, size.questions)))
 
 
-def _depots(draws: _Draws, count: int, split: Split) -> list[str]:
-    """Draw distinct names of the split."""
-    names: dict[str, None] = {}
-    while len(names) < count:
-        names[draw_in_split(split, lambda: "".join(draws.pick(_SYLLABLES) for _ in range(3)).title())] = None
-    return list(names)
+def _draw_news(draws: _Draws, depot: str) -> tuple[str, NotedFact]:
+    """Draw a sentence of a message and its fact."""
+    is_code = draws.below(2)
+    about, forms, (low, high) = (
+        ("gate code", _CODES, _CODE_RANGE) if is_code else ("crate count", _CRATES, _CRATE_RANGE)
+    )
+    fact = NotedFact(about=f"the {about} of {depot}", value=low + draws.below(high - low), adds=not is_code)
+    return draws.pick(forms).format(depot=depot, number=fact.value), fact
 
 
-def _news_of_message(draws: _Draws, depots: Sequence[str]) -> list[_News]:
-    """Draw the facts of a message: up to two, of different depots."""
-    return [_draw_news(draws, depot) for depot in draws.some(depots, draws.below(3))]
-
-
-def _draw_news(draws: _Draws, depot: str) -> _News:
-    if draws.below(2):
-        code = _CODE_RANGE[0] + draws.below(_CODE_RANGE[1] - _CODE_RANGE[0])
-        fact = Fact(about=f"the gate code of {depot}", value=code)
-        return _News(draws.pick(_CODES).format(depot=depot, number=code), fact)
-    crates = _CRATE_RANGE[0] + draws.below(_CRATE_RANGE[1] - _CRATE_RANGE[0])
-    fact = Fact(about=f"the crate count of {depot}", value=crates, adds=True)
-    return _News(draws.pick(_CRATES).format(depot=depot, number=crates), fact)
-
-
-def _document(draws: _Draws, depots: Sequence[str], sentences: int, news: Sequence[_News]) -> Document:
-    """Draw a message that hides its facts among irrelevant sentences."""
+def _draw_document(
+    draws: _Draws, depots: Sequence[str], sentences: int, news: Sequence[tuple[str, NotedFact]]
+) -> Document:
+    """Draw a message that hides its facts among irrelevant sentences, some of which look like facts."""
     text = draws.many(_FILLERS, sentences)
-    beside = [_beside_the_point(draws, draws.pick(depots)) for _ in range(1 + draws.below(2))]
-    for sentence in (*beside, *(item.sentence for item in news)):
+    beside: list[str] = []
+    for _ in range(1 + draws.below(2)):
+        depot, sentence = draws.pick(depots), draws.pick(_BESIDE_THE_POINT)
+        low, high = _CODE_RANGE if "code" in sentence else _CRATE_RANGE
+        beside.append(sentence.format(depot=depot, number=low + draws.below(high - low)))
+    for sentence in (*beside, *(sentence for sentence, _ in news)):
         text.insert(draws.below(len(text) + 1), sentence)
-    return Document(text=" ".join(text), facts=tuple(item.fact for item in news))
-
-
-def _beside_the_point(draws: _Draws, depot: str) -> str:
-    """Draw an irrelevant sentence that looks like a fact."""
-    sentence = draws.pick(_BESIDE_THE_POINT)
-    low, high = _CODE_RANGE if "code" in sentence else _CRATE_RANGE
-    return sentence.format(depot=depot, number=low + draws.below(high - low))
+    return Document(text=" ".join(text), facts=tuple(fact for _, fact in news))

@@ -1,12 +1,13 @@
 """Several small arithmetic questions in one conversation, for models that think before they answer."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
 from envsdk.authoring.tasks import Split, draw_in_split
+
+from ._scoring import TaskData, decline, last_word
 
 
 class MathChatConfig(EnvConfig):
@@ -20,10 +21,8 @@ class MathChatConfig(EnvConfig):
     """No conversation is in both splits."""
 
 
-class MathChatTask(BaseModel):
+class MathChatTask(TaskData):
     """The questions of one conversation, and their answers."""
-
-    model_config = ConfigDict(frozen=True)
 
     questions: tuple[str, ...] = Field(min_length=1)
     answers: tuple[int, ...] = Field(min_length=1)
@@ -52,8 +51,9 @@ class MathChat(Env):
 
     def start(self) -> Turn:
         """Ask the first question."""
+        config: MathChatConfig = self.config
         self.chat: MathChatTask = self.task or draw_in_split(
-            self.config.split, self._random_task, lambda chat: " ".join(chat.questions)
+            config.split, self._draw, lambda chat: " ".join(chat.questions)
         )
         self.asked = 0
         return Turn(self.chat.questions[0], system="Think, then answer with the number alone.")
@@ -61,8 +61,7 @@ class MathChat(Env):
     def respond(self, reply: Message) -> Turn:
         """Score the answer, and ask the next question."""
         answer = str(self.chat.answers[self.asked])
-        words = reply.content.split()
-        is_right = bool(words) and words[-1].rstrip(".") == answer
+        is_right = last_word(reply.content).rstrip(".") == answer
         verdict = "Right." if is_right else f"No, it is {answer}."
         reward = {"correct": 1.0 / len(self.chat.questions) if is_right else 0.0}
         self.asked += 1
@@ -76,17 +75,14 @@ class MathChat(Env):
         reasoning = f"The question is: {question} I work it out step by step, and the result is {answer}."
         return Message(role="assistant", reasoning=reasoning, content=str(answer))
 
-    def null_reply(self) -> str:
-        """Decline."""
-        return "I do not know."
+    null_reply = decline
 
-    def _random_task(self) -> MathChatTask:
-        sums = [_random_sum(self.np_random, self.config.max_number) for _ in range(self.config.questions)]
-        return MathChatTask(questions=tuple(q for q, _ in sums), answers=tuple(a for _, a in sums))
-
-
-def _random_sum(rng: np.random.Generator, max_number: int) -> tuple[str, int]:
-    a, b = (int(number) for number in rng.integers(2, max_number + 1, size=2))
-    kinds: list[tuple[str, Any]] = [("+", a + b), ("-", a - b), ("*", a * b)]
-    sign, answer = kinds[int(rng.integers(len(kinds)))]
-    return f"What is {a} {sign} {b}?", answer
+    def _draw(self) -> MathChatTask:
+        config: MathChatConfig = self.config
+        questions, answers = list[str](), list[int]()
+        for _ in range(config.questions):
+            a, b = (int(number) for number in self.np_random.integers(2, config.max_number + 1, size=2))
+            sign, answer = (("+", a + b), ("-", a - b), ("*", a * b))[int(self.np_random.integers(3))]
+            questions.append(f"What is {a} {sign} {b}?")
+            answers.append(answer)
+        return MathChatTask(questions=tuple(questions), answers=tuple(answers))

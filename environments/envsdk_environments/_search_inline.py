@@ -3,10 +3,12 @@
 from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
 from envsdk.authoring.tasks import Split, draw_in_split
+
+from ._scoring import TaskData, end_with_verdict
 
 _TAGS = ("search", "answer")
 _STOP = ("</search>", "</answer>")
@@ -35,23 +37,19 @@ class SearchInlineConfig(EnvConfig):
     """No question is in both splits."""
 
 
-class Fact(BaseModel):
+class SearchFact(TaskData):
     """A sentence that a search for its subject finds."""
-
-    model_config = ConfigDict(frozen=True)
 
     subject: str
     text: str
 
 
-class SearchInlineTask(BaseModel):
+class SearchInlineTask(TaskData):
     """A question, and the facts that a search finds."""
-
-    model_config = ConfigDict(frozen=True)
 
     question: str
     answer: str
-    facts: tuple[Fact, ...] = Field(min_length=1)
+    facts: tuple[SearchFact, ...] = Field(min_length=1)
     path: tuple[str, ...] = ()
     """The searches that lead to the answer, in order. The reference policy makes them."""
 
@@ -71,7 +69,9 @@ class SearchInline(Env):
     def start(self) -> Turn:
         """Ask the question."""
         config: SearchInlineConfig = self.config
-        self.quest: SearchInlineTask = self.task or self._draw(config)
+        self.quest: SearchInlineTask = self.task or draw_in_split(
+            config.split, lambda: _random(self.np_random, config), lambda quest: quest.question
+        )
         self.searches = 0
         return Turn(self.quest.question, system=_SYSTEM, stop=_STOP)
 
@@ -82,14 +82,10 @@ class SearchInline(Env):
             return Turn("Write <search>words</search> or <answer>the answer</answer>.", stop=_STOP)
         if tag == "answer":
             is_right = said.strip().casefold() == self.quest.answer.casefold()
-            verdict = "Right." if is_right else f"No, it is {self.quest.answer}."
-            return Turn(verdict, reward={"correct": float(is_right)}, terminated=True)
+            return end_with_verdict(is_right, self.quest.answer)
         self.searches += 1
         found = self.search(said)
         return Turn(f"\n<information>{found}</information>\n", continues=True, stop=_STOP, metrics={"searches": 1})
-
-    def _draw(self, config: SearchInlineConfig) -> SearchInlineTask:
-        return draw_in_split(config.split, lambda: _random(self.np_random, config), lambda quest: quest.question)
 
     def search(self, words: str) -> str:
         """Return the facts whose subject is in the query."""
@@ -121,10 +117,14 @@ def first_tagged(text: str) -> tuple[str | None, str]:
 
 def _random(rng: np.random.Generator, config: SearchInlineConfig) -> SearchInlineTask:
     """Draw a world in which each person lives in a town of their own, and a question about one of them."""
-    names = _names(rng, config.people * len(_QUESTIONS) + config.people)
+    # Names of four syllables, so that none is a part of another.
+    count = config.people * (len(_QUESTIONS) + 1)
+    numbers: list[int] = rng.choice(len(_SYLLABLES) ** 4, size=count, replace=False).tolist()
+    places: list[int] = [len(_SYLLABLES) ** place for place in range(4)]
+    names = ["".join(_SYLLABLES[number // place % len(_SYLLABLES)] for place in places).title() for number in numbers]
     chains = [names[i :: config.people] for i in range(config.people)]  # person, town, region, river
     facts = [
-        Fact(subject=subject, text=text.format(subject, value))
+        SearchFact(subject=subject, text=text.format(subject, value))
         for chain in chains
         for text, subject, value in zip(_FACTS, chain[:-1], chain[1:], strict=True)
     ]
@@ -135,10 +135,3 @@ def _random(rng: np.random.Generator, config: SearchInlineConfig) -> SearchInlin
         facts=tuple(facts),
         path=tuple(chain[: config.hops]),
     )
-
-
-def _names(rng: np.random.Generator, count: int) -> list[str]:
-    """Draw distinct names of four syllables, so that none is a part of another."""
-    numbers: list[int] = rng.choice(len(_SYLLABLES) ** 4, size=count, replace=False).tolist()
-    places: list[int] = [len(_SYLLABLES) ** place for place in range(4)]
-    return ["".join(_SYLLABLES[number // place % len(_SYLLABLES)] for place in places).title() for number in numbers]

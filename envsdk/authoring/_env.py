@@ -1,7 +1,6 @@
 """The class that authors of environments write, which is a `gymnasium.Env`."""
 
 import copy
-import functools
 import math
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
@@ -10,24 +9,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
 
 import gymnasium
 import numpy as np
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from .._visible import visible
-from ..contexts._history_policy import HistoryPolicy
+from ..contexts._history_policy import HistoryPolicy, SummaryRequest
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import StepResult
 from ..episodes._episode import Episode
-from ..episodes._functions import copied_function
+from ..episodes._functions import copied_function, is_async
 from ..episodes._handoff import Handoff
 from ..episodes._turn import Turn
-from ..errors import ConfigError
+from ..errors import ConfigError, EpisodeError
 from ..limits import Limits
 from ..messages import Message, ToolSchema
+from ..rendering._whole import WholeRenderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer
-from ._machinery import DRIVERS, EnvConfig, EnvDriver
-from ._mistakes import check_methods, missing_init
-from ._reserved import check_attribute, check_class
+from ._driver import Driver, driver_of
+from ._mistakes import check_class, check_names, check_value, missing_init
 from ._spaces import ActionSpace, ObservationSpace
 from .tasks import Rows, load_tasks
 
@@ -38,6 +37,13 @@ if TYPE_CHECKING:
 
 Returned: TypeAlias = Turn | Handoff | Sequence[Handoff]
 """What `start`, `respond` and `resume` may return."""
+_REFERENCE_CHARS = 60
+
+
+class EnvConfig(BaseModel):
+    """The options of an environment. A subclass of `Env` declares its own in a subclass of this, named `Config`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class _NotMade:
@@ -102,7 +108,14 @@ class Env(gymnasium.Env[Observation, Any]):
     """Whether episodes record what each token belongs to (`ContextLog.roles`), which samples then have, too."""
     task: Any
     """The current task, if there are tasks."""
-    _envsdk: EnvDriver = cast("EnvDriver", _NotMade())  # all that the SDK keeps of an environment
+    tasks: Rows | None = None
+    """Task data."""
+
+    # What the SDK keeps of an environment, and of a class, has names with this prefix.
+    _envsdk: Driver = cast("Driver", _NotMade())
+    _envsdk_driver: ClassVar[type[Driver]] = Driver
+    _envsdk_config: ClassVar[type[EnvConfig]] = EnvConfig  # what `Config` derives from
+    _envsdk_runs_tools: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -119,23 +132,45 @@ class Env(gymnasium.Env[Observation, Any]):
             raise ConfigError(f"render_mode is {render_mode!r}; expected 'ansi' or None")
         self.render_mode = render_mode
         self.task = None
-        driver = DRIVERS[_sdk_class(type(self))]
-        object.__setattr__(self, "_envsdk", driver(self, config, renderer, tokenizer, history, limits))
-        self.tasks: Rows | None = None if tasks is None else load_tasks(tasks)
+        self._envsdk_check()
+        self._envsdk = self._envsdk_driver(self, config, renderer, tokenizer, history, limits)
+        self.tasks = None if tasks is None else load_tasks(tasks)
         self.observation_space = ObservationSpace(self.renderer.tokenizer.vocab_size)
         self.action_space = ActionSpace(self.renderer.tokenizer.vocab_size)
-        if self.renderer.renders_whole:  # it is measured: what it cannot render is refused here, not in an episode
+        if isinstance(
+            self.renderer, WholeRenderer
+        ):  # it is measured: what it cannot render is refused here, not in an episode
             self.renderer.check_tools(self.default_tools())
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        sdk = next(base for base in cls.__mro__ if base in DRIVERS)
-        check_class(cls, Env, sdk)
-        check_methods(cls, DRIVERS[sdk].config_base, runs_tools=DRIVERS[sdk].runs_tools)
+        check_names(cls)
+        check_class(cls, cls._envsdk_config, runs_tools=cls._envsdk_runs_tools)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        check_attribute(_sdk_class(type(self)), name, value)
+        if hasattr(type(self), name) and not name.startswith("_envsdk"):
+            check_value(type(self), name, value)
         super().__setattr__(name, value)
+
+    # What the driver calls, besides the authors' methods.
+
+    def _envsdk_check(self) -> None:
+        """Check the class when the environment is made."""
+
+    def _envsdk_prepare(self) -> None:
+        """Prepare for an episode: the task is chosen, and `start` is called next."""
+
+    def _envsdk_started(self, turn: Returned) -> None:
+        """Learn what `start` returned."""
+
+    @staticmethod
+    def _envsdk_summarizer(request: SummaryRequest, before: Sequence[Message], renderer: Renderer) -> "Env":
+        """Return the environment in which the model writes a summary."""
+        return Summarizer(request, before, renderer)
+
+    def _envsdk_waits(self) -> bool:
+        """Return whether a step may have to wait; if not, `step` needs no event loop."""
+        return any(is_async(getattr(self, name)) for name in ("start", "respond", "resume"))
 
     # What authors write.
 
@@ -287,7 +322,6 @@ class Env(gymnasium.Env[Observation, Any]):
             ActionError: If the action is not legal; the episode is then as it was.
         """
         driver = self._envsdk
-        driver.refuse_event_loop()
         result = driver.drive(driver.running_episode.step(action))
         if result.terminated or result.truncated:
             driver.end_tasks()
@@ -329,7 +363,26 @@ class Env(gymnasium.Env[Observation, Any]):
             EpisodeError: If no action is due, or only the rest of one; while sub-agents run side by side; for a
                 sub-agent; or if something cannot be copied, such as a nested function that refers to the environment.
         """
-        return self._envsdk.fork()
+        driver = self._envsdk
+        if driver.why_no_fork is not None:
+            raise EpisodeError(f"{self!r} cannot be copied: {driver.why_no_fork}")
+        agent, episode = driver.running, driver.running_episode
+        if agent.parent is not None:
+            raise EpisodeError(f"{agent.name!r} is a sub-agent: fork the environment that was reset")
+        episode.check_fork()
+        for one in agent.agents():
+            _ = driver_of(one.env).env.np_random  # gymnasium makes it at its first use
+        try:
+            other = copy.deepcopy(self)
+        except EpisodeError:
+            raise
+        except Exception as error:
+            raise EpisodeError(
+                f"{self!r} cannot be copied: {type(error).__name__}: {error}. Let __getstate__ leave out what "
+                "cannot be copied, and __setstate__ make another"
+            ) from error
+        other.episode.become_fork(episode)
+        return other
 
     def fail(self, error: BaseException) -> "Trajectory":
         """End the episode because something failed, and return its trajectory so far.
@@ -345,7 +398,12 @@ class Env(gymnasium.Env[Observation, Any]):
         """Return the conversation as text that is safe to print, if `render_mode` is `"ansi"`."""
         if self.render_mode is None:
             return None
-        return "\n".join(_line(message) for message in self.messages())
+        lines: list[str] = []
+        for message in self.messages():
+            thinking = "" if message.reasoning is None else f"<think>{message.reasoning}</think> "
+            calls = "".join(f" -> {call.name}({call.arguments})" for call in message.tool_calls)
+            lines.append(visible(f"[{message.role}] {thinking}{message.content}{calls}"))
+        return "\n".join(lines)
 
     def close(self) -> None:
         """Free what the environment and its sub-agents hold. It may be called again."""
@@ -357,8 +415,11 @@ class Env(gymnasium.Env[Observation, Any]):
     # Python's own protocols.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        for shared in self._envsdk.shared_by_copies():
-            memo[id(shared)] = shared
+        driver = self._envsdk
+        contexts = {} if driver.episode is None else driver.episode.contexts
+        messages = (message for context in contexts.values() for message in context.messages)
+        for shared in (driver.config, self.tasks, self.spec, driver.history, *messages):
+            memo[id(shared)] = shared  # it never changes
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         state = self.__getstate__()
@@ -376,15 +437,30 @@ class Env(gymnasium.Env[Observation, Any]):
         return f"<{self.name} renderer={self.renderer.name!r} history={self.history.specification()}>"
 
 
-DRIVERS[Env] = EnvDriver
+class Summarizer(Env):
+    """Ask the model for a summary of the conversation so far: a sub-agent that takes the first reply.
 
+    Args:
+        request: What the history policy requests.
+        before: The messages before the request: results of tools that the last reply waits for.
+        renderer: The renderer of the context that is summarized.
+    """
 
-@functools.cache
-def _sdk_class(cls: type) -> type:
-    return next(base for base in cls.__mro__ if base in DRIVERS)
+    def __init__(self, request: SummaryRequest, before: Sequence[Message], renderer: Renderer) -> None:
+        super().__init__(renderer=renderer)
+        self._request = request
+        self._before = before
 
+    def start(self) -> Turn:
+        """Return the request."""
+        question = Message(role="user", content=self._request.instruction)
+        return Turn([*self._before, question], max_tokens=self._request.max_tokens)
 
-def _line(message: Message) -> str:
-    thinking = "" if message.reasoning is None else f"<think>{message.reasoning}</think> "
-    calls = "".join(f" -> {call.name}({call.arguments})" for call in message.tool_calls)
-    return visible(f"[{message.role}] {thinking}{message.content}{calls}")
+    def respond(self, reply: Message) -> Turn:
+        """End: the reply is the summary."""
+        return Turn(terminated=True)
+
+    def reference_reply(self) -> Message | str:
+        """Return how each message begins."""
+        lines = (f"{message.role}: {message.content[:_REFERENCE_CHARS]}" for message in self._request.messages)
+        return "\n".join(lines)

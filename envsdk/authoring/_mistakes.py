@@ -1,21 +1,120 @@
-"""Checks for common mistakes of authors. Their errors name the method, its class, its file and its line."""
+"""Mistakes of authors: which names they may not use, what a class may not be, and what a method may not return.
 
+An author may give any name to an attribute or a method, except those that users call; names that begin with `_envsdk`
+are envsdk's own. Such a name is refused when the class is defined or the attribute is set, not later, when something
+fails because of it. The errors name the method, its class, its file and its line.
+"""
+
+import functools
 import inspect
-from collections.abc import Iterator
-from types import CodeType
-from typing import Any, NoReturn
+import linecache
+import re
+import traceback
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, cast
+
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from ..episodes._functions import is_async
-from ..episodes._method_errors import where
-from ..errors import ConfigError
+from ..errors import ConfigError, ReservedName, TaskError, TurnError
 from ..limits import Limits
 from ._tools import Tool
+from .tasks import load_tasks
 
+METHODS = frozenset(
+    {
+        *("start", "respond", "resume", "renderer_of", "reference_reply", "null_reply", "default_tools"),
+        *("finish", "after_tools", "on_bad_reply", "after_handoff"),
+        *("run", "prepare", "score", "role_of"),
+        *("render", "close"),
+    }
+)
+"""Methods that authors may override, with something that can be called."""
+DECLARATIONS = frozenset(
+    {
+        *("Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "reported_exceptions"),
+        *("blocking", "shows_images", "records_roles", "command", "trainable_roles", "sampling", "limit_grace_s"),
+    }
+)
+"""Class attributes that authors may declare."""
+_SETTABLE: Mapping[str, tuple[type, ...]] = {
+    "task": (object,),
+    "tasks": (object,),
+    "observation_space": (object,),
+    "action_space": (object,),
+    "render_mode": (str, type(None)),
+    "spec": (EnvSpec, type(None)),
+    "np_random": (np.random.Generator,),
+    "_np_random": (np.random.Generator,),
+    "_np_random_seed": (int, np.integer, type(None)),
+}
+"""The attributes that both envsdk and a program may set on an environment, and the types of their values."""
 _PLAIN = ("renderer_of", "reference_reply", "null_reply", "default_tools", "render", "close")
 """Methods of authors that are never awaited."""
 
 
-def check_methods(cls: type, config: type, *, runs_tools: bool) -> None:
+@functools.cache
+def _names_of(cls: type) -> tuple[Set[str], Set[str]]:
+    """Return which names of a class authors may not use at all, and which only for methods: those of envsdk's class."""
+    sdk = next(base for base in cls.__mro__ if base.__module__.startswith("envsdk."))
+    names = {name for name in dir(sdk) if not name.startswith("__")}
+    return names - METHODS - DECLARATIONS - set(dir(Protocol)), METHODS & names
+
+
+def check_names(cls: type) -> None:
+    """Check the names that a subclass of `Env` and its mixins define.
+
+    Raises:
+        ReservedName: If a definition hides a member of every environment, or an attribute that envsdk sets.
+    """
+    reserved, methods = _names_of(cls)
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] not in ("envsdk", "gymnasium", "typing", "builtins"):
+            for name in sorted((reserved | _SETTABLE.keys()) & vars(base).keys()):
+                raise ReservedName(_hides(f"{base.__name__}.{name}", name))
+    for name in methods:
+        if not callable(getattr(cls, name)):
+            raise ReservedName(
+                f"{cls.__name__}.{name} is a method that envsdk calls, and here it cannot be called; give "
+                "the attribute another name"
+            )
+
+
+def check_value(cls: type, name: str, value: Any) -> None:
+    """Check a value before it is set as an attribute of an environment of a class.
+
+    Raises:
+        ReservedName: If the name is reserved, or envsdk uses the attribute and the value does not fit.
+        TaskError: If it is set as `tasks`, and is not a list of tasks.
+    """
+    reserved, methods = _names_of(cls)
+    if name == "tasks" and value is not None:
+        load_tasks(value)
+    if name in _SETTABLE:
+        fits, expected = isinstance(value, _SETTABLE[name]), " or ".join(one.__name__ for one in _SETTABLE[name])
+    elif name in methods:
+        fits, expected = callable(value), "a function"
+    elif name in reserved and not name.startswith("_envsdk"):
+        raise ReservedName(_hides(f"self.{name}", name))
+    else:
+        return
+    if not fits:
+        raise ReservedName(
+            f"self.{name} is set to {value!r:.80}; expected {expected}, since envsdk uses this attribute. Give your "
+            "own attribute another name"
+        )
+
+
+def _hides(what: str, name: str) -> str:
+    return (
+        f"{what} hides `{name}`, which every environment has and other code relies on; take another name, such as "
+        f"`my_{name.lstrip('_')}`. The behavior of an environment belongs in start() and respond()"
+    )
+
+
+def check_class(cls: type, config: type, *, runs_tools: bool) -> None:
     """Check the methods and declarations of an environment class when it is defined.
 
     Args:
@@ -44,26 +143,20 @@ def check_methods(cls: type, config: type, *, runs_tools: bool) -> None:
             f"{where(cls, tools[0])} is a @tool, but {cls.__name__} is an Env, which does not run tools; derive it "
             f"from ToolEnv, class {cls.__name__}(ToolEnv), and write finish() instead of respond()"
         )
-    if runs_tools and not _may_run_tools(cls):
-        raise ConfigError(
-            f"{where(cls, 'respond')} replaces the method that runs the tools; write finish(reply) for a reply without "
-            "a call and after_tools(reply, results) for a reply with calls, or call super().respond(reply) in it"
-        )
 
 
-def refuse_without_tools(env: object) -> NoReturn:
+def refuse_without_tools(cls: type) -> NoReturn:
     """Refuse a `ToolEnv` that has no tool.
 
     Raises:
         ConfigError: Always. The message names methods that may have been meant as tools.
     """
-    cls = type(env)
-    own = [name for base in cls.__mro__ if base.__module__.partition(".")[0] != "envsdk" for name in vars(base)]
-    methods = [
-        name for name in dict.fromkeys(own) if not name.startswith("_") and inspect.isfunction(vars(cls).get(name))
+    own = [name for base in cls.__mro__ if not base.__module__.startswith("envsdk.") for name in vars(base)]
+    meant = [
+        f"{name}()"
+        for name in dict.fromkeys(own)
+        if not name.startswith("_") and name not in _names_of(cls)[1] and inspect.isfunction(vars(cls).get(name))
     ]
-    known = ("start", "finish", "after_tools", "on_bad_reply", "after_handoff", "respond", "resume", *_PLAIN)
-    meant = [f"{name}()" for name in methods if name not in known]
     advice = f"Is @tool missing above {' or '.join(meant)}?" if meant else "Decorate a method with @tool"
     raise ConfigError(
         f"{cls.__name__} is a ToolEnv without a tool. {advice}. For an environment without tools, derive from Env; for "
@@ -74,7 +167,7 @@ def refuse_without_tools(env: object) -> NoReturn:
 def missing_init(cls: type) -> ConfigError:
     """Return the error for an environment that is used before `Env.__init__` has run."""
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
-    if owner.__module__.partition(".")[0] == "envsdk":
+    if owner.__module__.startswith("envsdk."):
         return ConfigError(
             f"a {cls.__name__} lacks the state that its __init__ made: if it has its own __getstate__ or __setstate__, "
             "start from super().__getstate__() and pass the state to super().__setstate__(state)"
@@ -86,18 +179,56 @@ def missing_init(cls: type) -> ConfigError:
     )
 
 
-def _may_run_tools(cls: type) -> bool:
-    """Return whether `respond` is envsdk's own, or a method of the class that overrides it may call that one."""
-    owner = next(base for base in cls.__mro__ if "respond" in vars(base))
-    if owner.__module__.partition(".")[0] == "envsdk":
-        return True
-    functions: Iterator[Any] = (inspect.unwrap(value) for value in vars(owner).values() if inspect.isfunction(value))
-    return any("respond" in _names(function.__code__) for function in functions)
+def wrong_turn(env: object, method: str, returned: object) -> TurnError:
+    """Return the error for a method that returned something other than a `Turn`."""
+    if returned is None:
+        what = "None, not a Turn: is a `return` missing on one of its paths?"
+    elif isinstance(returned, str):
+        what = f"the text {returned!r:.60}, not a Turn: return Turn({returned!r:.60})"
+    elif isinstance(returned, Mapping):
+        keys = ", ".join(map(str, cast("Mapping[Any, Any]", returned)))
+        what = f"a mapping with {keys:.80}, not a Turn: return Turn(...) with its items as arguments"
+    elif inspect.isgenerator(returned) or inspect.isasyncgen(returned):
+        what = "a generator, not a Turn: it has a `yield`, where it should `return` a Turn"
+    elif inspect.isawaitable(returned):
+        if inspect.iscoroutine(returned):
+            returned.close()
+        what = "an awaitable, not a Turn: an `await` is missing"
+    elif isinstance(returned, type):
+        what = f"the class {returned.__name__}, not a Turn: call it, such as Turn('Well done.')"
+    else:
+        kind = type(returned).__name__
+        what = f"a {kind}, not a Turn, a Handoff, or a list of them that is not empty: {returned!r:.80}"
+    return TurnError(f"{where(type(env), method)} returned {what}")
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names that code uses, including nested functions."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+def explained(error: Exception, env: Any, method: str) -> Exception:
+    """Return an exception of an author's method, or a `TaskError` if it was raised because `self.task` is None."""
+    if not isinstance(error, (TypeError, AttributeError)) or "NoneType" not in str(error) or env.task is not None:
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return error
+    frame, cls = frames[-1], cast("type[Any]", type(env))
+    failed = linecache.getline(frame.filename, frame.lineno or 0)
+    if frame.colno is not None and frame.end_colno is not None and frame.end_lineno == frame.lineno:
+        failed = failed[frame.colno : frame.end_colno]
+    if not re.search(r"\bself\.task\b", failed):
+        return error
+    explanation = TaskError(
+        f"{where(cls, method)} reads self.task, which is None (line {frame.lineno}: {(frame.line or '').strip():.80}). "
+        f"Give tasks, {cls.__name__}(tasks=[...]), or the task of an episode, reset(options={{'task': ...}}). If the "
+        "environment can also make its own tasks, test `if self.task is None`"
+    )
+    explanation.__cause__ = error
+    return explanation.with_traceback(error.__traceback__)
+
+
+def where(cls: type, name: str) -> str:
+    """Return a method as `Class.name() (file, line)`."""
+    value: Any = inspect.getattr_static(cls, name, None)
+    value = getattr(value, "function", value)  # a tool's
+    function: Any = inspect.unwrap(getattr(value, "__func__", value))
+    code = getattr(function, "__code__", None)
+    place = "" if code is None else f" ({Path(code.co_filename).name}, line {code.co_firstlineno})"
+    return f"{cls.__name__}.{name}(){place}"

@@ -1,6 +1,6 @@
 """Gymnasium spaces of actions and observations. `contains` checks an array in one vectorized comparison."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
@@ -9,19 +9,11 @@ from ..contexts._protocol import Observation
 from ..episodes._actions import check_action
 from ..errors import ActionError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 _SAMPLE_LENGTH = 8
 
 
-class ActionSpace(Space[Any]):
-    """The space of actions: token arrays with ids below the vocabulary's size, and `Action` objects that hold them.
-
-    Args:
-        vocab_size: The size of the vocabulary.
-        seed: Seeds `sample`.
-    """
+class _TokenSpace(Space[Any]):
+    """A space of token arrays of any length, with ids below the size of a vocabulary."""
 
     def __init__(self, vocab_size: int, seed: int | None = None) -> None:
         super().__init__(None, np.int32, seed)
@@ -32,10 +24,25 @@ class ActionSpace(Space[Any]):
         """False: arrays of any length have no fixed flat form."""
         return False
 
-    def sample(self, mask: None = None, probability: None = None) -> "NDArray[np.int32]":
+    def sample(self, mask: None = None, probability: None = None) -> Any:
         """Return a few random ids: int32, shape (n,)."""
         length = int(self.np_random.integers(1, _SAMPLE_LENGTH + 1))
         return self.np_random.integers(0, self.vocab_size, size=length, dtype=np.int32)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and other.vocab_size == self.vocab_size
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.vocab_size})"
+
+
+class ActionSpace(_TokenSpace):
+    """The space of actions: token arrays with ids below the vocabulary's size, and `Action` objects that hold them.
+
+    Args:
+        vocab_size: The size of the vocabulary.
+        seed: Seeds `sample`.
+    """
 
     def contains(self, x: Any) -> bool:
         """Return whether `step` accepts the action."""
@@ -45,14 +52,8 @@ class ActionSpace(Space[Any]):
             return False
         return True
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ActionSpace) and other.vocab_size == self.vocab_size
 
-    def __repr__(self) -> str:
-        return f"ActionSpace({self.vocab_size})"
-
-
-class ObservationSpace(Space[Observation]):
+class ObservationSpace(_TokenSpace):
     """The space of observations: deltas whose token ids are below the vocabulary's size.
 
     Args:
@@ -60,20 +61,9 @@ class ObservationSpace(Space[Observation]):
         seed: Seeds `sample`.
     """
 
-    def __init__(self, vocab_size: int, seed: int | None = None) -> None:
-        super().__init__(None, None, seed)
-        self.vocab_size = vocab_size
-
-    @property
-    def is_np_flattenable(self) -> bool:
-        """False: arrays of any length have no fixed flat form."""
-        return False
-
     def sample(self, mask: None = None, probability: None = None) -> Observation:
         """Return a random first observation of a context."""
-        length = int(self.np_random.integers(1, _SAMPLE_LENGTH + 1))
-        tokens = self.np_random.integers(0, self.vocab_size, size=length, dtype=np.int32)
-        return Observation(tokens, 0, False, "main", "main")
+        return Observation(super().sample(), 0, False, "main", "main")
 
     def contains(self, x: Any) -> bool:
         """Return whether `x` is a well-formed observation."""
@@ -93,9 +83,3 @@ class ObservationSpace(Space[Observation]):
             and isinstance(media, tuple)  # pyright: ignore[reportUnnecessaryIsInstance]
             and all(0 <= placed.start < placed.stop <= len(tokens) for placed in media)
         )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObservationSpace) and other.vocab_size == self.vocab_size
-
-    def __repr__(self) -> str:
-        return f"ObservationSpace({self.vocab_size})"

@@ -8,20 +8,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
 from pydantic import Field
-from typing_extensions import override
 
-from ..episodes._driver import driver_of
 from ..episodes._functions import is_async
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
-from ..episodes._method_errors import wrong_turn
 from ..episodes._turn import Turn
 from ..errors import ConfigError
 from ..messages import Message, ToolCall, ToolSchema
-from ._env import Env, Returned
-from ._machinery import DRIVERS, EnvConfig, EnvDriver
-from ._mistakes import refuse_without_tools
+from ._env import Env, EnvConfig, Returned
+from ._mistakes import refuse_without_tools, where, wrong_turn
 from ._tool_runner import Answer, ToolRunner
-from ._tools import Tool, as_tool
+from ._tools import Tool, tool_of
 
 _MAX_REPORTED = 8
 _MAX_ERROR_CHARS = 1000
@@ -62,6 +58,12 @@ class ToolEnv(Env):
     """
 
     Config: ClassVar[type[EnvConfig]] = ToolEnvConfig
+    _envsdk_config: ClassVar[type[EnvConfig]] = ToolEnvConfig
+    _envsdk_runs_tools: ClassVar[bool] = True
+    _envsdk_functions: dict[str, Tool] | None = None  # the tools of the current episode by name
+    _envsdk_handed_over: tuple[Message, Sequence[ToolCall], list[Answer]] | None = None
+    _envsdk_bad_replies = 0
+    _envsdk_answered = 0  # how many calls of a reply that continues were answered
     tools: "Sequence[Tool | Callable[..., Any]]" = ()
     """Tools that are not methods; functions become tools. It may be set in `__init__`."""
     reported_exceptions: ClassVar[tuple[type[Exception], ...]] = (Exception,)
@@ -101,11 +103,27 @@ class ToolEnv(Env):
 
         If tools return handoffs, those run first, and their results answer the calls.
         """
-        return await tool_driver_of(self).respond(reply)
+        calls = reply.tool_calls[self._envsdk_answered :]
+        answers: list[Answer] = []
+        if calls:
+            allowed = self._envsdk.running.tool_calls_left(len(calls))
+            answers = await ToolRunner(self, self._envsdk_tools()).run(calls, allowed)
+        handoffs: list[Handoff] = []
+        for answer in answers:
+            handoffs += answer.handoffs
+        if handoffs:
+            self._envsdk_handed_over = reply, calls, answers
+            return handoffs
+        return await self._envsdk_conclude(reply, calls, answers)
 
     async def resume(self, result: list[HandoffResult]) -> Returned:
         """Answer the calls that handed over with their results, and continue as after any tool."""
-        return await tool_driver_of(self).resume(result)
+        if self._envsdk_handed_over is None:
+            return await self._envsdk_call("after_handoff", result)
+        (reply, calls, answers), self._envsdk_handed_over = self._envsdk_handed_over, None
+        left, runner = iter(result), ToolRunner(self, self._envsdk_tools())
+        answers = [runner.with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]
+        return await self._envsdk_conclude(reply, calls, answers)
 
     def after_handoff(self, result: Any) -> Turn | Awaitable[Turn]:
         """Return the turn after a handoff by `finish`, `after_tools` or `on_bad_reply`, such as to a judge.
@@ -119,166 +137,127 @@ class ToolEnv(Env):
 
     def default_tools(self) -> list[ToolSchema]:
         """Return the tools of a first turn that names none: the schemas of all tools."""
-        return [tool.schema for tool in tool_driver_of(self).tools().values()]
+        return [tool.schema for tool in tools_of(self).values()]
 
+    # What follows a reply.
 
-class ToolDriver(EnvDriver):
-    """The driver of a `ToolEnv`: it runs the calls of each reply and calls the author's hooks."""
-
-    env: ToolEnv
-    config_base: ClassVar[type[EnvConfig]] = ToolEnvConfig
-    runs_tools: ClassVar[bool] = True
-    may_be_async: ClassVar[tuple[str, ...]] = ("start", "finish", "after_tools", "on_bad_reply", "after_handoff")
-
-    async def respond(self, reply: Message) -> Returned:
-        """Run the calls of a reply, or call `finish`; see `ToolEnv.respond`."""
-        calls = reply.tool_calls[self._answered :]
-        answers = await self._runner().run(calls, self.running.tool_calls_left(len(calls))) if calls else []
-        handoffs = [handoff for answer in answers for handoff in answer.handoffs]
-        if handoffs:
-            self._handed_over = reply, calls, answers
-            return handoffs
-        return await self._conclude(reply, calls, answers)
-
-    async def resume(self, result: list[HandoffResult]) -> Returned:
-        """Continue after a handoff; see `ToolEnv.resume`."""
-        if self._handed_over is None:
-            turn = await self._call_hook("after_handoff", result)
-            self._learn_tools(turn)
-            return turn
-        (reply, calls, answers), self._handed_over = self._handed_over, None
-        left, runner = iter(result), self._runner()
-        answers = [runner.with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]
-        return await self._conclude(reply, calls, answers)
-
-    async def _conclude(self, reply: Message, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> Returned:
-        """Return what the author's hook returns for a reply whose calls are all answered."""
-        messages = [
-            Message(role="tool", content=answer.content, name=call.name or None, tool_call_id=call.id)
-            for call, answer in zip(calls, answers, strict=True)
-        ]
-        is_unreadable = bool(reply.errors) and not reply.content.strip() and not self._answered
-        is_bad = not any(answer.was_run for answer in answers) if answers else is_unreadable
-        self._bad_replies = self._bad_replies + 1 if is_bad else 0
+    async def _envsdk_conclude(self, reply: Message, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> Returned:
+        """Return what the author's method returns for a reply whose calls are all answered."""
+        messages: list[Message] = []
+        failed = crashed = were_run = 0
+        for call, answer in zip(calls, answers, strict=True):
+            messages.append(Message(role="tool", content=answer.content, name=call.name or None, tool_call_id=call.id))
+            failed, crashed = failed + answer.is_error, crashed + answer.is_crash
+            were_run += answer.was_run
+        is_unreadable = bool(reply.errors) and not reply.content.strip() and not self._envsdk_answered
+        is_bad = not were_run if answers else is_unreadable
+        self._envsdk_bad_replies = self._envsdk_bad_replies + 1 if is_bad else 0
         if is_bad:
-            turn = await self._call_hook("on_bad_reply", reply, messages or [_correction(reply)], self._bad_replies)
+            corrections = messages or [_correction(reply)]
+            turn = await self._envsdk_call("on_bad_reply", reply, corrections, self._envsdk_bad_replies)
         elif messages:
-            turn = await self._call_hook("after_tools", reply, messages)
+            turn = await self._envsdk_call("after_tools", reply, messages)
         else:
-            turn = await self._call_hook("finish", reply)
+            turn = await self._envsdk_call("finish", reply)
         if not isinstance(turn, Turn):
             return turn
-        self._learn_tools(turn)
-        self._answered = len(reply.tool_calls) if turn.continuation is not None else 0
+        self._envsdk_answered = len(reply.tool_calls) if turn.continuation is not None else 0
+        turn = copy.copy(turn)
         metrics = {
             "tool_calls": len(answers),
-            "tool_errors": sum(answer.is_error for answer in answers),
-            "tool_crashes": sum(answer.is_crash for answer in answers),
+            "tool_errors": failed,
+            "tool_crashes": crashed,
             "bad_replies": int(is_bad),
         }
-        return _with_metrics(turn, metrics)
+        turn.metrics = {**metrics, **turn.metrics}
+        return turn
 
-    async def _call_hook(self, method: str, *arguments: Any) -> Returned:
-        """Return what an author's method returns, awaited if it is async."""
-        returned: object = getattr(self.env, method)(*arguments)
+    async def _envsdk_call(self, method: str, *arguments: Any) -> Returned:
+        """Return what an author's method returns, awaited if it is async; a turn may set other tools."""
+        returned: object = getattr(self, method)(*arguments)
         returned = await returned if inspect.isawaitable(returned) else returned
-        if isinstance(returned, Turn) or is_handoff(returned):
-            return cast("Returned", returned)
-        raise wrong_turn(self.env, method, returned)
+        if isinstance(returned, Turn):
+            if returned.tools is not None:
+                self._envsdk_functions = {**tools_of(self), **cast("Mapping[str, Tool]", returned.functions)}
+                self._envsdk.waits = None
+        elif not is_handoff(returned):
+            raise wrong_turn(self, method, returned)
+        return cast("Returned", returned)
 
-    # Episodes.
+    # What the driver calls.
 
-    @override
-    def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
-        _tool_methods(type(self.env))
-        self._functions: dict[str, Tool] | None = None  # the tools of the current episode
-        return super()._read_config(config)
-
-    @override
-    def _prepare(self, seed: int | None, chosen: list[Any]) -> None:
-        super()._prepare(seed, chosen)
-        self._functions = None
-        self._handed_over: tuple[Message, Sequence[ToolCall], list[Answer]] | None = None
-        self._bad_replies = 0
-        self._answered = 0  # how many calls of a reply that continues were answered
-
-    @override
-    def started(self, turn: Turn | Handoff) -> None:
-        """Take over the tools of the first turn; refuse an environment without a tool."""
-        self._functions = {**self.tools(), **getattr(turn, "functions", {})}
-        if not self._functions and getattr(turn, "tools", ()) is None:  # a handoff has no tools
-            refuse_without_tools(self.env)
-
-    @override
-    def waits(self) -> bool:
-        """Return whether a step may have to wait; if not, `step` needs no event loop."""
-        hooks = (getattr(self.env, name) for name in self.may_be_async)
-        overrides_respond = type(self.env).respond is not ToolEnv.respond
-        if overrides_respond or self.config.concurrent_tools or any(map(is_async, hooks)):
-            return True
-        tools = self.tools() if self._functions is None else self._functions
-        limit_s = self.config.tool_timeout_s
-        return any(tool.is_async or tool.timeout_s is not None or limit_s is not None for tool in tools.values())
-
-    # Tools.
-
-    def tools(self) -> dict[str, Tool]:
-        """Return the environment's tools by name.
-
-        Raises:
-            ConfigError: If `tools` contains something else, or two tools have the same name.
-        """
-        cls = type(self.env).__name__
-        try:
-            given = [as_tool(tool) for tool in self.env.tools]
-        except TypeError as error:
+    def _envsdk_check(self) -> None:
+        cls = type(self)
+        _tool_methods(cls)
+        if cls.respond is not ToolEnv.respond and cls.finish is ToolEnv.finish:
             raise ConfigError(
-                f"`tools` of {cls} is {self.env.tools!r:.80}; expected a list of tools and functions ({error})"
-            ) from error
-        tools = [*map(self._bound, _tool_methods(type(self.env))), *given]
-        by_name = {tool.name: tool for tool in tools}
-        if len(by_name) < len(tools):
-            name = Counter(tool.name for tool in tools).most_common(1)[0][0]
-            raise ConfigError(f"{cls} has several tools named {name!r}; give each its own name, @tool(name=...)")
-        return by_name
-
-    def _bound(self, name: str) -> Tool:
-        tool = getattr(self.env, name)
-        if not isinstance(tool, Tool):
-            raise ConfigError(
-                f"the tool {name!r} of {type(self.env).__name__} is hidden by an attribute of that name; rename the "
-                "attribute"
+                f"{where(cls, 'respond')} replaces the method that runs the tools, and there is no finish(); write "
+                "finish(reply) for a reply without a call and after_tools(reply, results) for a reply with calls. A "
+                "respond() that calls super().respond(reply) needs finish(), too"
             )
-        return tool
 
-    def _runner(self) -> ToolRunner:
-        if self._functions is None:  # the environment was unpickled
-            self._functions = self.tools()
-        return ToolRunner(self.env, self._functions)
+    def _envsdk_prepare(self) -> None:
+        self._envsdk_functions = self._envsdk_handed_over = None
+        self._envsdk_bad_replies = self._envsdk_answered = 0
 
-    def _learn_tools(self, turn: Returned) -> None:
-        """Replace the tools of the episode if a turn sets tools."""
-        if isinstance(turn, Turn) and turn.tools is not None:
-            self._functions = {**self.tools(), **cast("Mapping[str, Tool]", turn.functions)}
+    def _envsdk_started(self, turn: Returned) -> None:
+        """Take over the tools of the first turn; refuse an environment without a tool."""
+        self._envsdk_functions = {**tools_of(self), **getattr(turn, "functions", {})}
+        if not self._envsdk_functions and getattr(turn, "tools", ()) is None:  # a handoff has no tools
+            refuse_without_tools(type(self))
+
+    def _envsdk_waits(self) -> bool:
+        names = ("start", "finish", "after_tools", "on_bad_reply", "after_handoff")
+        if self.config.concurrent_tools or any(is_async(getattr(self, name)) for name in names):
+            return True
+        tools = self._envsdk_tools().values()
+        return (
+            type(self).respond is not ToolEnv.respond
+            or (self.config.tool_timeout_s is not None and bool(tools))
+            or any(tool.is_async or tool.timeout_s is not None for tool in tools)
+        )
+
+    def _envsdk_tools(self) -> dict[str, Tool]:
+        """Return the tools of the episode by name; the environment's own before `start`, and after unpickling."""
+        return tools_of(self) if self._envsdk_functions is None else self._envsdk_functions
 
     # Python's own protocols.
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        other = type(self).__new__(type(self))
-        memo[id(self)] = other
-        other.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        other = super().__deepcopy__(memo)
+        other._envsdk_functions = copy.deepcopy(self._envsdk_functions, memo)
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_functions": None}  # tools that are methods are bound to this environment
+        return {**super().__getstate__(), "_envsdk_functions": None}  # tools that are methods are bound to this object
 
 
-def tool_driver_of(env: ToolEnv) -> ToolDriver:
-    """Return the driver of an environment with tools."""
-    return cast("ToolDriver", driver_of(env))
+def tools_of(env: ToolEnv) -> dict[str, Tool]:
+    """Return an environment's tools by name: its methods, and the contents of `tools`.
 
-
-DRIVERS[ToolEnv] = ToolDriver
+    Raises:
+        ConfigError: If `tools` contains something else, or two tools have the same name.
+    """
+    cls = type(env).__name__
+    tools: list[Tool] = []
+    for name in _tool_methods(type(env)):
+        tool = getattr(env, name)
+        if not isinstance(tool, Tool):
+            raise ConfigError(
+                f"the tool {name!r} of {cls} is hidden by an attribute of that name; rename the attribute"
+            )
+        tools.append(tool)
+    try:
+        tools += [tool if isinstance(tool, Tool) else tool_of(tool) for tool in env.tools]
+    except TypeError as error:
+        raise ConfigError(
+            f"`tools` of {cls} is {env.tools!r:.80}; expected a list of tools and functions ({error})"
+        ) from error
+    by_name = {tool.name: tool for tool in tools}
+    if len(by_name) < len(tools):
+        name = Counter(tool.name for tool in tools).most_common(1)[0][0]
+        raise ConfigError(f"{cls} has several tools named {name!r}; give each its own name, @tool(name=...)")
+    return by_name
 
 
 @functools.cache
@@ -289,7 +268,8 @@ def _tool_methods(env: type) -> list[str]:
         ConfigError: If a subclass replaces a tool by something else, or a tool hides a member of every environment.
     """
     defined = [(name, value) for cls in reversed(env.__mro__) for name, value in vars(cls).items()]
-    names = dict.fromkeys(name for name, value in defined if isinstance(_unwrapped(value), Tool))
+    unwrapped = ((name, getattr(value, "__func__", getattr(value, "fget", value))) for name, value in defined)
+    names = dict.fromkeys(name for name, value in unwrapped if isinstance(value, Tool))
     methods: list[str] = []
     for name in names:
         value = inspect.getattr_static(env, name)
@@ -309,18 +289,7 @@ def _tool_methods(env: type) -> list[str]:
     return methods
 
 
-def _unwrapped(value: Any) -> Any:
-    """Return the function of a static method, class method or property, and any other value unchanged."""
-    return getattr(value, "__func__", getattr(value, "fget", value))
-
-
 def _correction(reply: Message) -> Message:
     more = [f"and {len(reply.errors) - _MAX_REPORTED} more"] if len(reply.errors) > _MAX_REPORTED else []
     wrong = "; ".join([*(error[:_MAX_ERROR_CHARS] for error in reply.errors[:_MAX_REPORTED]), *more])
     return Message(role="user", content=f"Your reply could not be read: {wrong}. Please reply again.")
-
-
-def _with_metrics(turn: Turn, metrics: Mapping[str, float]) -> Turn:
-    turn = copy.copy(turn)
-    turn.metrics = {**metrics, **turn.metrics}
-    return turn

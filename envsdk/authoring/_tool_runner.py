@@ -4,13 +4,15 @@ Whatever goes wrong with a call, the model receives an answer. The texts of thes
 """
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import json
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from pydantic import ValidationError
@@ -21,10 +23,13 @@ from ..episodes._event_loops import MethodThread
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
 from ..episodes._loop_tasks import is_being_cancelled
 from ..errors import EnvsdkError, ToolError, message_of, what_is_invalid
+from ..images import Image
 from ..limits import StopReason
-from ..messages import ContentPart, TextPart, ToolCall, check_json
-from ._tool_images import is_binary, not_a_result, parts_of
+from ..messages import ContentPart, ImagePart, TextPart, ToolCall, check_json
 from ._tools import Tool
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 _logged: set[tuple[str, str, str, str, int]] = set()
@@ -35,7 +40,7 @@ class Answer(NamedTuple):
     """The answer to a tool call.
 
     Attributes:
-        content: What the model receives: a text, or a list of texts and images (`ContentPart`).
+        content: What the model receives: a string, or a list of texts and images (`ContentPart`).
         is_error: Whether the call failed.
         was_run: Whether the tool was called at all.
         handoffs: The handoffs that the tool returned; their results become the answer.
@@ -69,82 +74,94 @@ class ToolRunner:
             calls: The calls.
             allowed: How many of them may be run; the others are refused.
         """
-        running = (self._answer(call, index < allowed) for index, call in enumerate(calls))
-        answers = await run_all(running) if self._config.concurrent_tools else [await a for a in running]
-        return self._refuse_busy_agents(answers)
+        answers: list[Answer] = []
+        if self._config.concurrent_tools:
+            answers = await run_all(self._answer(call, index < allowed) for index, call in enumerate(calls))
+        else:
+            for index, call in enumerate(calls):
+                answers.append(await self._answer(call, index < allowed))
+        busy: set[int] = set()  # an environment runs one episode at a time
+        for index, answer in enumerate(answers):
+            if answer.handoffs:
+                envs = {id(handoff.env) for handoff in answer.handoffs}
+                if len(envs) < len(answer.handoffs) or envs & busy:
+                    answers[index] = self._error("it is busy with another call of this reply; call it again")
+                busy |= envs
+        return answers
 
     def with_results(self, answer: Answer, results: Sequence[HandoffResult]) -> Answer:
-        """Return the answer to a call that handed over, made from the results; other answers are unchanged."""
+        """Return the answer to a call that handed over, made from the results; other answers are unchanged.
+
+        A sub-agent's result is its last reply, with a note if it did not finish.
+        """
         if not results:
             return answer
-        texts = [_text_of_result(result) for result in results]
-        if len(texts) > 1:
-            texts = [f"{one.context.rpartition('/')[2]}: {text}" for one, text in zip(results, texts, strict=True)]
+        texts: list[str] = []
+        for result in results:
+            text = result.content
+            if result.error is not None:
+                text = f"Error: {result.error}"
+            elif result.stop_reason != StopReason.TERMINATED:
+                text = f"{text}\n[It did not finish: {result.stop_reason}]".lstrip()
+            texts.append(text if len(results) == 1 else f"{result.context.rpartition('/')[2]}: {text}")
         return Answer(self._cut("\n\n".join(texts)), is_error=any(result.error is not None for result in results))
-
-    def _refuse_busy_agents(self, answers: list[Answer]) -> list[Answer]:
-        """Refuse the second call of a reply for the same sub-agent, since an environment runs one episode at a time."""
-        busy: set[int] = set()
-        checked: list[Answer] = []
-        for answer in answers:
-            envs = {id(handoff.env) for handoff in answer.handoffs}
-            is_busy = len(envs) < len(answer.handoffs) or bool(envs & busy)
-            busy |= envs
-            checked.append(
-                self._failed("it is busy with another call of this reply; call it again") if is_busy else answer
-            )
-        return checked
 
     async def _answer(self, call: ToolCall, is_allowed: bool) -> Answer:
         tool = self._tools.get(call.name)
         if call.error is not None:
-            return self._refused(call.error)
+            return self._error(call.error, was_run=False)
         if tool is None:
-            return self._refused(f"the tool {call.name!r} has no function in this environment")
+            return self._error(f"the tool {call.name!r} has no function in this environment", was_run=False)
         if not is_allowed:
-            return self._refused("it was not run: no more calls of tools are allowed")
+            return self._error("it was not run: no more calls of tools are allowed", was_run=False)
         try:
-            arguments = tool.read(_arguments(call))
+            arguments: Any = call.arguments
+            if isinstance(arguments, str):
+                arguments = _parsed(arguments)
+            if not isinstance(arguments, dict):
+                raise ValueError(f"they are not a JSON object, but a {type(arguments).__name__}")
+            arguments = tool.read(cast("dict[str, Any]", arguments))
         except ValueError as error:
-            return self._refused(f"{tool.name}: wrong arguments: {_describe(error)}")
+            reason = what_is_invalid(error) if isinstance(error, ValidationError) else message_of(error)
+            return self._error(f"{tool.name}: wrong arguments: {reason}", was_run=False)
         except Exception as error:  # an author's own validator may raise anything
-            refused = self._refused(f"{tool.name}: wrong arguments: {_describe(error)}")
-            return self._crashed(tool, error, refused)
+            reason = f"{tool.name}: wrong arguments: {type(error).__name__}: {message_of(error)}"
+            return self._crashed(tool, error, self._error(reason, was_run=False))
         return await self._run(tool, arguments)
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> Answer:
         try:
-            result = await self._call(tool, arguments)
+            result = await self._result(tool, arguments)
             if is_handoff(result):
                 return Answer("", handoffs=(result,) if isinstance(result, Handoff) else tuple(result))
-            parts = parts_of(result)
-            return Answer(self._cut(_as_text(result)) if parts is None else self._cut_parts(parts))
+            return Answer(self._content(result))
         except ToolError as error:
-            return self._failed(message_of(error))
+            return self._error(message_of(error))
         except EnvsdkError:
             raise
         except (*self._env.reported_exceptions, SystemExit) as error:
-            return self._crashed(tool, error, self._failed(f"{tool.name}: {type(error).__name__}: {message_of(error)}"))
+            return self._crashed(tool, error, self._error(f"{tool.name}: {type(error).__name__}: {message_of(error)}"))
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
-            return self._failed(f"{tool.name}: CancelledError")
+            return self._error(f"{tool.name}: CancelledError")
         except Exception as error:
             error.add_note(f"Raised by the tool {tool.name!r}.")
             raise
 
-    async def _call(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+    async def _result(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+        """Return what a tool returns, awaited if it is async, within its time limit."""
         limit_s = self._config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
-        call = functools.partial(tool.function, **arguments)
-        in_thread = not tool.is_async and (limit_s is not None or self._config.concurrent_tools)
-        if limit_s is None:
-            return await _result(call, in_thread)
-        clock = asyncio.timeout(limit_s)
+        clock = asyncio.timeout(limit_s) if limit_s is not None else contextlib.nullcontext()
         try:
             async with clock:
-                return await _result(call, in_thread)
+                if (limit_s is not None or self._config.concurrent_tools) and not tool.is_async:
+                    result = await _in_thread(functools.partial(tool.function, **arguments))
+                else:
+                    result = tool.function(**arguments)
+                return await result if inspect.isawaitable(result) else result
         except TimeoutError:
-            if not clock.expired():
+            if not isinstance(clock, asyncio.Timeout) or not clock.expired():
                 raise  # raised by the tool itself
             raise ToolError(f"{tool.name}: it did not finish within {limit_s:g} s") from None
 
@@ -155,7 +172,9 @@ class ToolRunner:
         if self._config.raise_tool_errors:
             error.add_note(f"Raised by the tool {tool.name!r}.")
             raise error
-        place = (type(self._env).__qualname__, tool.name, type(error).__qualname__, *_place(error))
+        frames = traceback.extract_tb(error.__traceback__)
+        file, line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
+        place = (type(self._env).__qualname__, tool.name, type(error).__qualname__, file, line)
         if place not in _logged:
             _logged.add(place)
             _log.error(
@@ -167,47 +186,42 @@ class ToolRunner:
             )
         return answer._replace(is_crash=True)
 
-    def _failed(self, reason: str) -> Answer:
-        return Answer(self._cut(f"Error: {reason}"), is_error=True)
-
-    def _refused(self, reason: str) -> Answer:
-        return self._failed(reason)._replace(was_run=False)
+    def _error(self, reason: str, *, was_run: bool = True) -> Answer:
+        return Answer(self._cut(f"Error: {reason}"), is_error=True, was_run=was_run)
 
     def _cut(self, text: str) -> str:
         limit = self._config.max_result_chars
         return text if len(text) <= limit else f"{text[:limit]}\n[cut: {limit:,} of {len(text):,} characters are shown]"
 
-    def _cut_parts(self, parts: Sequence[ContentPart]) -> list[ContentPart]:
-        """Cut the texts of an answer with images as one text would be; the images stay."""
-        limit, shown, length = self._config.max_result_chars, list[ContentPart](), 0
-        for part in parts:
-            if isinstance(part, TextPart):
-                left, length = max(0, limit - length), length + len(part.text)
-                part = TextPart(text=part.text[:left])
-            shown.append(part)
+    def _content(self, result: Any) -> str | list[ContentPart]:
+        """Return a tool's result as the model receives it.
+
+        An `Image`, an `ImagePart`, an image of Pillow, and a list of these with texts between them are content parts;
+        anything else is a text. Texts are cut, and images stay.
+        """
+        if isinstance(result, str):
+            result.encode()  # raises for an unpaired surrogate
+            return self._cut(result)
+        items: Sequence[Any] = cast("Sequence[Any]", result) if isinstance(result, (list, tuple)) else [result]
+        if not any(map(_is_image, items)):
+            if _is_binary(result):
+                raise _not_a_result(cast("object", result))
+            return self._cut(to_json(result, fallback=_plain).decode())
+        limit, length, parts = self._config.max_result_chars, 0, list[ContentPart]()
+        for item in items:
+            if isinstance(item, (str, TextPart)):
+                text = item if isinstance(item, str) else item.text
+                parts.append(TextPart(text=text[: max(0, limit - length)]))
+                length += len(text)
+            elif _is_image(item):
+                parts.append(item if isinstance(item, ImagePart) else ImagePart(item))
+            else:
+                raise TypeError(
+                    f"a tool returned a list with an image and a {type(item).__name__}; expected only texts and images"
+                )
         if length > limit:
-            shown.append(TextPart(text=f"\n[cut: {limit:,} of {length:,} characters are shown]"))
-        return shown
-
-
-def _place(error: BaseException) -> tuple[str, int]:
-    """Return the file and the line where an exception was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
-
-
-def _text_of_result(result: HandoffResult) -> str:
-    """Return the sub-agent's last reply for the model, with a note if the sub-agent did not finish."""
-    if result.error is not None:
-        return f"Error: {result.error}"
-    if result.stop_reason == StopReason.TERMINATED:
-        return result.content
-    return f"{result.content}\n[It did not finish: {result.stop_reason}]".lstrip()
-
-
-async def _result(call: Callable[[], Any], in_thread: bool) -> Any:
-    result = await _in_thread(call) if in_thread else call()
-    return await result if inspect.isawaitable(result) else result
+            parts.append(TextPart(text=f"\n[cut: {limit:,} of {length:,} characters are shown]"))
+        return parts
 
 
 async def _in_thread(function: Callable[[], Any]) -> Any:
@@ -220,45 +234,42 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
         thread.stop()
 
 
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    """Return a call's arguments by name. A text is read as JSON, as in the OpenAI form."""
-    arguments: Any = call.arguments
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-            check_json(arguments)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"they are no JSON object: {error}") from None
-    if not isinstance(arguments, dict):
-        raise ValueError(f"they are no JSON object, but a {type(arguments).__name__}")
-    return cast("dict[str, Any]", arguments)
+def _parsed(arguments: str) -> Any:
+    """Return arguments that are JSON, as in the OpenAI form."""
+    try:
+        parsed = json.loads(arguments)
+        check_json(parsed)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"they are not a JSON object: {error}") from None
+    return parsed
 
 
-def _describe(error: Exception) -> str:
-    match error:
-        case ValidationError():
-            return what_is_invalid(error)
-        case ValueError():
-            return message_of(error)
-        case _:
-            return f"{type(error).__name__}: {message_of(error)}"
+def _is_image(value: Any) -> bool:
+    pillow = sys.modules.get("PIL.Image")  # there are images of Pillow only if something imported it
+    return isinstance(value, (Image, ImagePart)) or (pillow is not None and isinstance(value, pillow.Image))
 
 
-def _as_text(result: Any) -> str:
-    """Return a tool's result as the text that the model receives."""
-    if isinstance(result, str):
-        text = result
-    elif is_binary(result):
-        raise not_a_result(result)
-    else:
-        text = to_json(result, fallback=_plain).decode()
-    text.encode()  # raises for half of a surrogate pair
-    return text
+def _is_binary(value: Any) -> bool:
+    """Return whether a value is bytes, or the pixels of an image: uint8, shape (height, width, 3 or 4)."""
+    if not isinstance(value, np.ndarray):
+        return isinstance(value, (bytes, bytearray, memoryview))
+    array = cast("NDArray[Any]", value)
+    return array.dtype == np.uint8 and array.ndim == 3 and array.shape[2] in (3, 4)
+
+
+def _not_a_result(value: object) -> TypeError:
+    """Return the error for bytes, or the pixels of an image, that a tool returned: they may be meant as an image."""
+    is_array = isinstance(value, np.ndarray)
+    what = f"an array of uint8 with the shape {cast('Any', value).shape}" if is_array else type(value).__name__
+    return TypeError(
+        f"a tool returned {what}, which is not a text: return an image as envsdk.ImagePart(data), and anything else as "
+        "text or JSON (an array as array.tolist())"
+    )
 
 
 def _plain(value: Any) -> Any:
-    if is_binary(value):
-        raise not_a_result(value)
+    if _is_binary(value):
+        raise _not_a_result(value)
     if isinstance(value, (np.generic, np.ndarray)):
         return cast("Any", value).tolist()
     raise TypeError(f"a tool returned a {type(value).__name__}, which cannot be written as JSON")

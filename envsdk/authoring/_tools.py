@@ -7,14 +7,14 @@ the same hints. This module knows nothing about environments.
 import contextlib
 import difflib
 import functools
-import importlib
 import inspect
 import json
+import pkgutil
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
-from typing import Annotated, Any, NamedTuple, NotRequired, cast, get_args, get_origin, get_type_hints, overload
+from typing import Annotated, Any, NotRequired, cast, get_args, get_origin, get_type_hints, overload
 
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.errors import PydanticUserError
@@ -105,7 +105,7 @@ class Tool:
         function: Any = inspect.unwrap(self.function)
         if owner is not None:
             return getattr, (owner, function.__name__)
-        return _imported, (function.__module__, function.__qualname__)
+        return pkgutil.resolve_name, (f"{function.__module__}:{function.__qualname__}",)
 
 
 @overload
@@ -148,17 +148,13 @@ def tool(
     return decorate if function is None else decorate(function)
 
 
-def as_tool(value: object) -> Tool:
-    """Return a tool unchanged, or the tool made from a function; the same function always gives the same tool.
+@functools.lru_cache(maxsize=1024)
+def tool_of(function: Any) -> Tool:
+    """Return the tool that is made from a function; the same function always gives the same tool.
 
     Raises:
-        ConfigError: If the value is neither a tool nor a function.
+        ConfigError: If it is not a function, or no tool can be made from it.
     """
-    return value if isinstance(value, Tool) else _cached_tool(value)
-
-
-@functools.lru_cache(maxsize=1024)
-def _cached_tool(function: Any) -> Tool:
     return tool(function)
 
 
@@ -169,43 +165,33 @@ def _make(function: Any, name: str | None, description: str | None, timeout_s: f
     if not callable(function) or isinstance(function, (Tool, type)) or not inspect.isroutine(plain):
         raise ConfigError(f"a tool is made from a function or a method, got {function!r:.80}")
     name = str(name or getattr(function, "__name__", getattr(plain, "__name__", "")))
-    documentation = _documentation(function if function.__doc__ and plain is function else plain)
+    documentation, described = _documentation(function if function.__doc__ and plain is function else plain)
     parameters = list(inspect.signature(function).parameters.values())
     is_method = bool(parameters) and parameters[0].name == "self"
     own = parameters[is_method:]
-    _check_described(name, documentation.parameters, [parameter.name for parameter in own])
-    arguments = _arguments_type(name, plain, own, documentation.parameters)
+    names = [parameter.name for parameter in own]
+    for unknown in described.keys() - set(names):
+        near = difflib.get_close_matches(unknown, names, n=1, cutoff=0.5)
+        advice = f"did you mean {near[0]!r}?" if near else f"its parameters: {', '.join(names) or 'none'}"
+        raise ConfigError(
+            f"the docstring of the tool {name!r} describes {unknown!r}, which is not one of its parameters; {advice}"
+        )
+    arguments = _arguments_type(name, plain, own, described)
     try:
         adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(arguments)
         schema = adapter.json_schema(schema_generator=_WithoutTitles)
     except PydanticUserError as error:
         raise ConfigError(f"the tool {name!r} has a parameter whose type has no JSON schema: {error}") from error
-    text = documentation.text if description is None else description
-    return Tool(name, text, _in_usual_order(schema), function, timeout_s, adapter.validate_python, is_method)
+    text = documentation if description is None else description
+    # Models have seen this form most: type and properties first, no `additionalProperties`.
+    left_out = ("additionalProperties", "title", "description")
+    first: dict[str, Any] = {"type": "object", "properties": {}}
+    schema = first | {key: value for key, value in schema.items() if key not in left_out}
+    return Tool(name, text, schema, function, timeout_s, adapter.validate_python, is_method)
 
 
-def _check_described(tool: str, described: Mapping[str, str], parameters: Sequence[str]) -> None:
-    for name in described.keys() - set(parameters):
-        near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.5)
-        advice = f"did you mean {near[0]!r}?" if near else f"its parameters: {', '.join(parameters) or 'none'}"
-        raise ConfigError(
-            f"the docstring of the tool {tool!r} describes {name!r}, which is not one of its parameters; {advice}"
-        )
-
-
-def _imported(module: str, name: str) -> Any:
-    """Return the tool that a module contains under the name of its function."""
-    return functools.reduce(getattr, name.split("."), cast("Any", importlib.import_module(module)))
-
-
-class _Documentation(NamedTuple):
-    text: str
-    """The docstring without its sections."""
-    parameters: Mapping[str, str]
-    """The descriptions of parameters by name."""
-
-
-def _documentation(function: Any) -> _Documentation:
+def _documentation(function: Any) -> tuple[str, Mapping[str, str]]:
+    """Return a docstring without its sections, and the descriptions of parameters by name."""
     from docstring_parser import ParseError  # here, since an Env without tools does not need it
     from docstring_parser import parse as parse_docstring
 
@@ -213,19 +199,12 @@ def _documentation(function: Any) -> _Documentation:
     try:
         documentation = parse_docstring(text)
     except (ParseError, IndexError):  # an unknown form
-        return _Documentation(text, {})
+        return text, {}
     parameters = [p for p in documentation.params if p.args and p.args[0] == "param" and p.description]
     descriptions = {name.strip(): str(p.description) for p in parameters for name in p.arg_name.split(",")}
     gap = "\n\n" if documentation.blank_after_short_description else "\n"
     texts = (documentation.short_description, documentation.long_description)
-    return _Documentation(gap.join(text for text in texts if text), descriptions)
-
-
-def _in_usual_order(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema in the form that models have seen most: type and properties first, no `additionalProperties`."""
-    first: dict[str, Any] = {"type": "object", "properties": {}}
-    left_out = ("additionalProperties", "title", "description")
-    return {**first, **{key: value for key, value in schema.items() if key not in left_out}}
+    return gap.join(text for text in texts if text), descriptions
 
 
 class _WithoutTitles(GenerateJsonSchema):

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .._registry import PluginWarning, list_envs
-from ..authoring._catalog import Entry, describe
+from ..authoring._making import Entry, describe
 from ._output import print_error, print_json, print_text
 
 

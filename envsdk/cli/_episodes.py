@@ -14,7 +14,7 @@ import typer
 
 from .._registry import list_envs
 from .._visible import on_one_line
-from ..authoring._catalog import describe
+from ..authoring._making import describe
 from ..episodes._event_loops import run
 from ..errors import ConfigError
 from ..policies._find import SERVED, policy_of

@@ -15,7 +15,7 @@ from ..errors import EnvsdkError
 from ..messages import ImagePart, Message, ToolSchema
 from ..policies import ReplyPolicy
 from ..trajectories._trajectory import Trajectory
-from ..viewer._images import image_name
+from ..viewer._episodes import image_name
 from ._options import ENVIRONMENT, NAMED, OPTION, RENDERER, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from ._output import print_text, writable, write
 from ._typed import HELP, TypingError, read_reply, signatures

@@ -4,25 +4,23 @@ A context only truncates and appends. Its log holds every token that was observe
 is the prompt as it is now. Sampled tokens are never decoded and encoded again.
 """
 
+import codecs
 import copy
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
 
 import numpy as np
 
+from .._arrays import GrowableArray
 from ..errors import ContextFull, UndeclaredBreak, encodable
 from ..images import PlacedImage
 from ..limits import StopReason
 from ..messages import Message, ToolSchema, check_calls
-from ..rendering.renderer import Renderer
-from ._arrays import GrowableArray
+from ..rendering.renderer import Prompt, Renderer, as_given, as_prefill
 from ._edits import Edit, among, edited
 from ._history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
 from ._protocol import Break, RewriteReason
 from ._roles import RoleLog
-from ._sampled import SampledText
-from ._view import View
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,15 +84,17 @@ class Context:
         """The images in the log, with their positions in it."""
         self.roles: RoleLog | None = None
         """What each token of the log belongs to, if that is recorded."""
-        self._view = View(renderer)
+        self._prompt = Prompt()
         self._seen = 0  # how many messages of the view the policy has seen
         self._seen_before = 0  # the same before its last call
         self._opening = 0
         self._state: dict[str, Any] = {}
+        self.rewriting = ""
+        """An example of how the chat template rewrites earlier text that the prompts keep, if it does."""
         self._cut = 0  # how many tokens of the last reply were dropped since the last observation
 
     def __len__(self) -> int:
-        return self._view.tokens.length
+        return self._prompt.tokens.length
 
     def earn(self, reward: float) -> None:
         """Add to the context's own reward."""
@@ -102,25 +102,25 @@ class Context:
 
     def prompt(self) -> "NDArray[np.int32]":
         """Return the whole context: int32, shape (n,), a copy."""
-        return self._view.tokens.copy()
+        return self._prompt.tokens.copy()
 
     def media(self) -> tuple[PlacedImage, ...]:
         """Return the images of the whole context, in order, with their positions in it."""
-        return () if self.renderer.vision is None else tuple(self._view.placed_images())
+        return tuple(self._prompt.placed_images(self.renderer.vision))
 
     @property
     def view(self) -> Sequence[Message]:
         """The messages that the model sees."""
-        return self._view.messages
+        return self._prompt.messages
 
     @property
     def tools(self) -> Sequence[ToolSchema]:
         """The tools that the model may call."""
-        return self._view.tools
+        return self._prompt.tools
 
     def token_counts(self) -> dict[int, int]:
         """Return how many tokens each message of the view has, by the identity of the message."""
-        return {id(message): self._view.count(index) for index, message in enumerate(self._view.messages)}
+        return {id(message): self._prompt.count(index) for index, message in enumerate(self._prompt.messages)}
 
     def trial(self) -> "Context":
         """Return a copy that shows what a turn would make of the context. Its log is empty."""
@@ -128,14 +128,14 @@ class Context:
         other.messages, other.conversation = list(self.messages), list(self.conversation)
         other.log_tokens, other.log_logprobs = GrowableArray(np.int32), GrowableArray(np.float32)
         other.log_media = []
-        other._view, other._state = self._view.copy(), copy.deepcopy(self._state)
+        other._prompt, other._state = self._prompt.copy(), copy.deepcopy(self._state)
         return other
 
     # Replies.
 
     def act(self, tokens: "NDArray[np.int32]", logprobs: "NDArray[np.float32] | None") -> None:
         """Append sampled tokens verbatim. Log-probabilities that are not known are NaN in the log."""
-        self._view.tokens.append(tokens)
+        self._prompt.tokens.append(tokens)
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), np.nan if logprobs is None else logprobs)
         if self.roles is not None:
@@ -143,44 +143,44 @@ class Context:
 
     def parse_reply(self) -> Message:
         """Parse what was sampled since the generation prompt."""
-        view, tokens = self._view, self._view.tokens.view
-        return self.renderer.parse(tokens[view.body :], prompt_tail=tokens[view.end : view.body], tools=view.tools)
+        prompt, tokens = self._prompt, self._prompt.tokens.view
+        prompt_tail = tokens[prompt.end : prompt.body]
+        return self.renderer.parse(tokens[prompt.body :], prompt_tail=prompt_tail, tools=prompt.tools)
 
     def read_reply(self) -> "tuple[ReplyReader, list[ReplyEvent]]":
         """Return a reader of the reply that is sampled next, and what it reports of the part that was sampled."""
         prompt_tail, sampled = self.reply_tokens()
-        reader = self.renderer.reader(prompt_tail=prompt_tail, tools=self._view.tools)
+        reader = self.renderer.reader(prompt_tail=prompt_tail, tools=self._prompt.tools)
         return reader, reader.feed(sampled)
 
     def reply_tokens(self) -> "tuple[NDArray[np.int32], NDArray[np.int32]]":
         """Return the end of the prompt from the assistant's opening on, and what was sampled since: copies."""
-        view, tokens = self._view, self._view.tokens.view
-        return tokens[view.end : view.body].copy(), tokens[view.body :].copy()
+        prompt, tokens = self._prompt, self._prompt.tokens.view
+        return tokens[prompt.end : prompt.body].copy(), tokens[prompt.body :].copy()
 
     def add_reply(self, message: Message) -> None:
         """Add the reply to the record and the view."""
         self._add([message])
-        self._view.add_reply(message)
+        self._prompt.add(message, self._prompt.end, self._prompt.body)
         self.steps += 1
         if self.roles is not None:
-            self.roles.read(self._view)
+            self.roles.read(self.renderer, self._prompt)
 
-    def new_text(self, count: int) -> SampledText:
+    def new_text(self, count: int) -> "SampledText":
         """Return the text of the last `count` tokens of the log, decoded when it is used."""
         length = self.log_tokens.length
         return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
 
     def cut_reply(self, count: int) -> None:
         """Drop the last `count` tokens of the last reply; the next observation declares that as an `edit`."""
-        view = self._view
-        view.tokens.truncate(len(view.tokens) - count)
-        view.messages[-1] = self.conversation[-1] = check_calls(self.parse_reply(), view.tools)
+        prompt = self._prompt
+        prompt.tokens.truncate(len(prompt.tokens) - count)
+        prompt.messages[-1] = self.conversation[-1] = check_calls(self.parse_reply(), prompt.tools)
         self._cut = count
 
     def check_end(self) -> None:
         """Let a renderer that measures its template compare all deltas with a full rendering, at the end."""
-        if self.renderer.renders_whole:
-            self.renderer.check_episode(self._view.messages, self._view.emitted(), self._view.tools)
+        self.renderer.check_episode(self.view, self._prompt.emitted(), self.tools)
 
     # Turns.
 
@@ -193,18 +193,11 @@ class Context:
         prefill: str | Message | None = None,
     ) -> Delta:
         """Render the first messages; see `observe`."""
-        messages = self._read(messages)
-        prefill = None if prefill is None else self.renderer.as_prefill(prefill)
-        self.renderer.check_tools(tools)
-        self._view.tools = tuple(tools)
-        self._opening = len(messages)
-        out = self.renderer.emission()
-        self.renderer.emit_conversation(out, messages, tools=tools)
-        self.renderer.emit_generation_prompt(out, len(messages), prefill)
-        tokens, starts = out.tokens()
-        self._view.append(tokens, messages, starts, prefill)
+        messages, self._opening = self._read(messages), len(messages)
+        self._prompt.prefill = None if prefill is None else as_prefill(self.renderer, prefill)
+        self.renderer.rewrite(self._prompt, 0, messages, tools=tuple(tools))
         self._add(messages)
-        return self._emit(self._rewrite(Delta(tokens, 0)), max_tokens)
+        return self._emit(self._rewrite(Delta(self._prompt.tokens.copy(), 0)), max_tokens)
 
     def open_on(
         self,
@@ -218,7 +211,7 @@ class Context:
         edit: Edit | None = None,
     ) -> Delta:
         """Start with all of another context, after its last reply, or with what `edit` keeps of it; see `observe`."""
-        self._view, self.conversation = base._view.copy(), list(base.conversation)
+        self._prompt, self.conversation = base._prompt.copy(), list(base.conversation)
         self.messages = list(base.messages)
         if edit is not None:
             repeated = among(messages, base.conversation)
@@ -255,29 +248,27 @@ class Context:
         Raises:
             RenderError: If the model family cannot express one of the messages.
         """
-        view, length = self._view, self._view.tokens.length
+        prompt, length = self._prompt, len(self)
         messages = self._read(messages)
-        prefill = None if prefill is None else self.renderer.as_prefill(prefill)
+        prefill = None if prefill is None else as_prefill(self.renderer, prefill)
         given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
         messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
-        reply = view.tokens.view[view.body :]
-        closed_reply = not self.renderer.is_closed(reply)
-        cut = 0 if is_final else self.renderer.rewritten_end(reply, messages)
-        reply = reply[: len(reply) - cut]
         rendered = self.renderer.extension(
-            reply,
+            prompt.tokens.view[prompt.body :],
             messages,
-            history=view.messages,
-            tools=view.tools,
+            history=prompt.messages,
+            tools=prompt.tools,
             generation_prompt=not is_final,
             prefill=prefill,
+            drops_end=not is_final,
         )
-        delta = Delta(rendered.tokens, length - cut, closed_reply=closed_reply)
-        if cut or self._cut:
-            view.tokens.truncate(delta.keep)
-            reason = "edit" if self._cut else "template"
-            delta = delta._replace(break_=self._break(reason, delta.keep, length + self._cut, "the end of the reply"))
-        view.append(rendered.tokens, messages, rendered.starts, None if is_final else prefill)
+        self.rewriting = self.rewriting or rendered.rewriting
+        delta = Delta(rendered.tokens, length + self._cut, closed_reply=rendered.closed_reply)
+        if rendered.dropped or self._cut:
+            keep = length - rendered.dropped
+            prompt.tokens.truncate(keep)
+            delta = self._declared(delta, "edit" if self._cut else "template", keep, "the end of the reply")
+        prompt.append(rendered, messages, None if is_final else prefill)
         if is_final:
             self._add(unknown)
             return self._emit(delta)
@@ -298,102 +289,114 @@ class Context:
         Raises:
             RenderError: If it does not fit the reply; the context is then as it was.
         """
-        view, length = self._view, len(self)
-        self.renderer.warn_of_tags(addition if isinstance(addition, str) else addition.content)
-        body = view.bodies[-1]
-        kept, tokens = self.renderer.continuation(view.tokens.view[body:], addition)
-        dropped = view.tokens.copy(body + kept)
+        prompt, length = self._prompt, len(self)
+        body = prompt.bodies[-1]
+        kept, tokens = self.renderer.continuation(prompt.tokens.view[body:], addition)
+        dropped = prompt.tokens.copy(body + kept)
         reply = self.conversation.pop()
         self.messages.pop()
-        view.reopen_reply(kept, tokens)
+        prompt.reopen_reply(kept, tokens)
         self.steps -= 1
         self._seen = self._seen_before
-        delta = Delta(tokens, body + kept)
+        delta = Delta(tokens, length + self._cut)
         if len(dropped) or self._cut:
             detail = "the end of the reply" if self._cut else "the reply continues after its end"
-            delta = delta._replace(break_=self._break("edit", delta.keep, length + self._cut, detail))
+            delta = self._declared(delta, "edit", body + kept, detail)
         rewritten = self._rewrite(delta)
         full = rewritten.full or self._is_full(max_tokens)
         if full is None:
             return self._emit(rewritten)
-        view.tokens.truncate(view.body + kept)
-        view.tokens.append(dropped)
+        # There is no room: the reply ends as it was.
+        prompt.tokens.truncate(prompt.body + kept)
+        prompt.tokens.append(dropped)
         self.add_reply(reply)
-        is_rewritten = rewritten.break_ is not delta.break_
-        cut = self._break("edit", length, length + self._cut, "the end of the reply") if self._cut else None
-        ended = Delta(tokens, rewritten.keep, rewritten.break_) if is_rewritten else Delta(tokens, length, cut)
-        sampled = view.tokens.view[view.body :]
-        closing = self.renderer.extension(sampled, [], history=view.messages, tools=view.tools, generation_prompt=False)
-        closed_reply = not self.renderer.is_closed(sampled)
-        view.append(closing.tokens, [], closing.starts)
-        return self._emit(ended._replace(closed_reply=closed_reply, full=full))
+        if rewritten.break_ is not delta.break_:
+            ended = Delta(tokens, rewritten.keep, rewritten.break_)
+        else:
+            ended = Delta(tokens, length + self._cut)
+            ended = self._declared(ended, "edit", length, "the end of the reply") if self._cut else ended
+        closing = self.renderer.extension(
+            prompt.tokens.view[prompt.body :], [], history=self.view, tools=self.tools, generation_prompt=False
+        )
+        prompt.append(closing, [])
+        return self._emit(ended._replace(closed_reply=closing.closed_reply, full=full))
 
     def _read(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages of a turn as the family reads them, apart from those that the conversation has."""
         if all(message.role != "assistant" for message in messages):
             return messages
         known = {id(message) for message in self.conversation}
-        return [message if id(message) in known else self.renderer.as_given(message) for message in messages]
+        return [message if id(message) in known else as_given(self.renderer, message) for message in messages]
 
     def _edit(self, delta: Delta, system: str | None, tools: Sequence[ToolSchema] | None) -> Delta:
         """Change the system message or the tools, if they differ."""
-        view, first = self._view, self._view.messages[0]
+        prompt, first = self._prompt, self.view[0]
         if system is not None and first.role == "system" and first.content == system:
             system = None
-        if tools is not None and list(tools) == list(view.tools):
+        if tools is not None and list(tools) == list(prompt.tools):
             tools = None
         changed = [name for name, value in (("system", system), ("tools", tools)) if value is not None]
         if not changed:
             return delta
-        count = len(view.messages)
-        view.reopen(system, None if tools is None else tuple(tools))
+        count, messages = len(prompt.messages), list(prompt.messages)
         if system is not None:
-            self.messages.append(view.messages[0])
-            self.conversation[: first.role == "system"] = view.messages[:1]
-        self._opening += len(view.messages) - count
-        self._seen += len(view.messages) - count
-        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
-        return delta._replace(keep=0, break_=self._break("edit", 0, length, f"new {' and '.join(changed)}"))
+            messages[: first.role == "system"] = [Message(role="system", content=system)]
+        self.renderer.rewrite(prompt, 0, messages, tools=None if tools is None else tuple(tools))
+        if system is not None:
+            self.messages.append(messages[0])
+            self.conversation[: first.role == "system"] = messages[:1]
+        self._opening += len(messages) - count
+        self._seen += len(messages) - count
+        return self._declared(delta, "edit", 0, f"new {' and '.join(changed)}")
 
     def _replace(self, delta: Delta, whole: Sequence[Message], detail: str) -> Delta:
         """Make `whole` the conversation; the policy then sees a past that it has not seen."""
         start, messages = edited(self.view, self.conversation, whole)
-        keep = self._view.rewrite(Rewrite(start, messages, "edit", detail))
+        keep = self.renderer.rewrite(self._prompt, start, messages)
         self.conversation[:] = whole
         first_reply = (i for i, message in enumerate(self.view) if message.role == "assistant")
         self._opening = min(self._opening, next(first_reply, len(self.view)))
         self._seen = 0
         self._state.clear()
         before = delta.break_
-        length = delta.keep if before is None else before.kept + before.dropped
         if before is not None and before.reason == "edit":
             detail = f"{before.detail}; {detail}"
         elif keep >= delta.keep:
             return delta
-        keep = min(keep, delta.keep)
-        return delta._replace(keep=keep, break_=self._break("edit", keep, length, detail))
+        return self._declared(delta, "edit", min(keep, delta.keep), detail)
 
     def _add(self, messages: Sequence[Message]) -> None:
         self.messages.extend(messages)
         self.conversation.extend(messages)
 
     def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
-        """Let the policy rewrite the view. Of two rewrites, the break is the one that keeps less."""
+        """Let the policy rewrite the view. If two rewrites apply, the break is the one that keeps fewer tokens.
+
+        Raises:
+            UndeclaredBreak: If the policy returns anything but None or a legal rewrite.
+        """
         try:
-            rewrite = self._policy_rewrite(summary)
+            rewrite = self.policy.view(self._history(summary))
         except ContextFull:
             return delta._replace(full=StopReason.CONTEXT_FULL)
         if rewrite is None:
             return delta
-        keep = self._view.rewrite(rewrite)
-        if keep >= delta.keep:
-            return delta
-        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
-        break_ = self._break(rewrite.reason, keep, length, rewrite.detail)
-        return Delta(delta.tokens, keep, break_, delta.closed_reply)
+        if not _is_legal(rewrite, len(self.view)):
+            raise UndeclaredBreak(
+                f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
+                f"{len(self.view)} messages. It returns None or a Rewrite that starts in the view, leaves a "
+                f"message, and has one of the reasons {_REASONS} and a detail in valid Unicode"
+            )
+        known = {message.content for message in self.view[rewrite.start :] if message.role == "assistant"}
+        messages = [m if m.content in known else as_given(self.renderer, m) for m in rewrite.messages]
+        keep = self.renderer.rewrite(self._prompt, rewrite.start, messages, as_template=rewrite.as_template)
+        return delta if keep >= delta.keep else self._declared(delta, rewrite.reason, keep, rewrite.detail)
 
-    def _break(self, reason: RewriteReason, keep: int, length: int, detail: str) -> Break:
-        return Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
+    def _declared(self, delta: Delta, reason: RewriteReason, keep: int, detail: str) -> Delta:
+        """Return a delta that keeps fewer tokens, with the break that declares all that was dropped."""
+        length = delta.keep if delta.break_ is None else delta.break_.kept + delta.break_.dropped
+        break_ = Break("rewrite", reason, self.name, self.name, keep, length - keep, detail)
+        return delta._replace(keep=keep, break_=break_)
 
     def request(self) -> SummaryRequest | None:
         """Return the summary that the history policy requests before the next turn is rendered, or None."""
@@ -407,60 +410,37 @@ class Context:
 
     def _history(self, summary: str | None = None) -> History:
         """Return what the history policy sees."""
-        view = self._view
+        prompt, renderer = self._prompt, self.renderer
         return History(
-            messages=ReadOnly(view.messages),
+            messages=ReadOnly(prompt.messages),
             new=self._seen,
             opening=self._opening,
             steps=self.steps,
-            length=view.tokens.length,
-            renderer=self.renderer,
+            length=prompt.tokens.length,
+            renderer=renderer,
             state=self._state,
-            tokens=view.count,
-            measure=view.measure,
+            tokens=prompt.count,
+            measure=lambda index, message: renderer.measure(prompt, index, message),
             summary=summary,
         )
-
-    def _policy_rewrite(self, summary: str | None) -> Rewrite | None:
-        """Return the policy's rewrite of the view, or None.
-
-        Raises:
-            UndeclaredBreak: If the policy returns anything but None or a legal rewrite.
-        """
-        view = self._view
-        rewrite = self.policy.view(self._history(summary))
-        if rewrite is not None and not _is_legal(rewrite, len(view.messages)):
-            raise UndeclaredBreak(
-                f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
-                f"{len(view.messages)} messages. It returns None or a Rewrite that starts in the view, leaves a "
-                f"message, and has one of the reasons {_REASONS} and a detail in valid Unicode"
-            )
-        return None if rewrite is None else self._as_given(rewrite)
-
-    def _as_given(self, rewrite: Rewrite) -> Rewrite:
-        """Return a rewrite with the replies that the policy wrote itself as the family reads them."""
-        known = {message.content for message in self.view[rewrite.start :] if message.role == "assistant"}
-        messages = [m if m.content in known else self.renderer.as_given(m) for m in rewrite.messages]
-        return replace(rewrite, messages=messages)
 
     def _is_full(self, max_tokens: int | None) -> StopReason | None:
         return StopReason.MAX_CONTEXT_TOKENS if max_tokens is not None and len(self) >= max_tokens else None
 
     def _emit(self, delta: Delta, max_tokens: int | None = None) -> Delta:
         """Log the tokens after those that are kept, and return them as a delta."""
-        view = self._view
-        self._seen_before, self._seen, self._cut = self._seen, len(view.messages), 0
+        prompt = self._prompt
+        self._seen_before, self._seen, self._cut = self._seen, len(prompt.messages), 0
         full = delta.full or self._is_full(max_tokens)
         if full is not None:
-            view.drop_generation_prompt()
-        tokens = view.tokens.copy(delta.keep)
-        placed = view.placed_images(delta.keep)
-        media = tuple([image.moved(-delta.keep) for image in placed]) if placed else ()
+            prompt.drop_generation_prompt()
+        tokens = prompt.tokens.copy(delta.keep)
+        media = tuple([image.moved(-delta.keep) for image in prompt.placed_images(self.renderer.vision, delta.keep)])
         self.log_media += [image.moved(len(self.log_tokens)) for image in media]
         self.log_tokens.append(tokens)
         self.log_logprobs.extend(len(tokens), 0.0)
         if self.roles is not None:
-            self.roles.observe(view, delta.keep)
+            self.roles.observe(self.renderer, prompt, delta.keep)
         return Delta(tokens, delta.keep, delta.break_, delta.closed_reply, full, media)
 
 
@@ -496,3 +476,51 @@ def _is_legal(rewrite: object, length: int) -> bool:
         and isinstance(rewrite.detail, str)  # pyright: ignore[reportUnnecessaryIsInstance]
         and rewrite.detail == encodable(rewrite.detail)
     )
+
+
+_CONTINUATION = frozenset(bytes([byte]) for byte in range(0x80, 0xC0))
+"""The bytes that continue a character in UTF-8."""
+
+
+class SampledText:
+    """The text of sampled tokens, decoded by `str()`. A stop token at the end is not part of it."""
+
+    __slots__ = ("_renderer", "tokens")
+
+    def __init__(self, renderer: Renderer, tokens: "NDArray[np.int32]") -> None:
+        self._renderer = renderer
+        self.tokens = tokens
+
+    def __str__(self) -> str:
+        return self._renderer.tokenizer.decode(self.tokens[: self.body])
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+    @property
+    def body(self) -> int:
+        """How many tokens there are before the stop token at the end."""
+        count = len(self.tokens)
+        return count - 1 if count and int(self.tokens[-1]) in self._renderer.stop_token_ids else count
+
+    def bounds(self) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
+        """Return for each token the first character that it has a part of, and the one after the last: int64, (n,).
+
+        Tokens that share a character both have it.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        starts, stops, decoded, is_open = list[int](), list[int](), 0, False
+        for piece in self._renderer.tokenizer.token_bytes(self.tokens[: self.body]):
+            continues = piece[:1] in _CONTINUATION
+            starts.append(decoded + (is_open and not continues))
+            decoded += len(decoder.decode(piece))
+            is_open = bool(decoder.getstate()[0])  # the bytes of a character that is not complete
+            stops.append(decoded + is_open)
+        return np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
+
+    def tokens_of(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the range of the tokens that have a part of the characters `start` to `stop`."""
+        if start >= stop:
+            return 0, 0
+        starts, stops = self.bounds()
+        return int(np.argmax(stops > start)), int(np.count_nonzero(starts < stop))

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from .._arrays import GrowableArray
 from ..messages import Message
-from ..rendering.renderer import Renderer
-from ._arrays import GrowableArray
-from ._view import View
+from ..rendering.emission import Emission
+from ..rendering.family import FamilyRenderer
+from ..rendering.renderer import Prompt, Renderer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,10 +38,10 @@ class RoleLog:
         self.codes = GrowableArray(np.int16)
         self._unread = 0  # how many sampled tokens at the end have no label yet
 
-    def observe(self, view: View, keep: int) -> None:
-        """Add the labels of the tokens of a view from `keep` on."""
-        codes = np.full(len(view.tokens) - keep, self._code(SCAFFOLD), dtype=np.int16)
-        for span in _spans_from(view, keep):
+    def observe(self, renderer: Renderer, prompt: Prompt, keep: int) -> None:
+        """Add the labels of the tokens of a prompt from `keep` on."""
+        codes = np.full(len(prompt.tokens) - keep, self._code(SCAFFOLD), dtype=np.int16)
+        for span in _spans_from(renderer, prompt, keep):
             codes[max(span.start - keep, 0) : max(span.stop - keep, 0)] = self._code(span.label)
         self.codes.append(codes)
         self._unread = 0
@@ -50,11 +51,11 @@ class RoleLog:
         self.codes.extend(count, UNKNOWN)
         self._unread += count
 
-    def read(self, view: View) -> None:
+    def read(self, renderer: Renderer, prompt: Prompt) -> None:
         """Label the sampled tokens of the last message, a reply that was read."""
-        tokens = view.tokens.view[view.starts[-1] :]
+        tokens = prompt.tokens.view[prompt.starts[-1] :]
         codes = np.full(len(tokens), self._code(SCAFFOLD), dtype=np.int16)
-        for span in reply_spans(view.renderer, tokens, view.messages[-1]):
+        for span in reply_spans(renderer, tokens, prompt.messages[-1]):
             codes[span.start : span.stop] = self._code(span.label)
         if self._unread:
             self.codes.view[-self._unread :] = codes[-self._unread :]
@@ -65,28 +66,28 @@ class RoleLog:
         return self.legend.index(label)
 
 
-def _spans_from(view: View, keep: int) -> Iterator[LabeledSpan]:
-    """Yield the spans of the messages of which a view has tokens from `keep` on. All other tokens are scaffold."""
-    bounds = [*view.starts, view.end]
-    for index in range(len(view.messages) - 1, -1, -1):
+def _spans_from(renderer: Renderer, prompt: Prompt, keep: int) -> Iterator[LabeledSpan]:
+    """Yield the spans of the messages of which a prompt has tokens from `keep` on. All other tokens are scaffold."""
+    bounds = [*prompt.starts, prompt.end]
+    for index in range(len(prompt.messages) - 1, -1, -1):
         start, stop = bounds[index], bounds[index + 1]
         if stop <= keep:
             break
-        tokens, message = view.tokens.view[start:stop], view.messages[index]
+        tokens, message = prompt.tokens.view[start:stop], prompt.messages[index]
         is_reply = message.role == "assistant"
-        spans = reply_spans(view.renderer, tokens, message) if is_reply else _text_spans(view, index, tokens)
-        for span in spans:
-            yield LabeledSpan(start + span.start, start + span.stop, span.label)
+        found = reply_spans(renderer, tokens, message) if is_reply else _text_spans(renderer, prompt, index, tokens)
+        yield from (LabeledSpan(start + span.start, start + span.stop, span.label) for span in found)
 
 
-def _text_spans(view: View, index: int, tokens: "NDArray[np.int32]") -> list[LabeledSpan]:
+def _text_spans(renderer: Renderer, prompt: Prompt, index: int, tokens: "NDArray[np.int32]") -> list[LabeledSpan]:
     """Return the spans of the text of a message that the model did not write, as the renderer attributes them."""
-    message, renderer = view.messages[index], view.renderer
+    message = prompt.messages[index]
     label = f"tool:{message.name}" if message.role == "tool" and message.name else message.role
-    out = renderer.emission()
-    renderer.emit_conversation(out, view.messages, tools=view.tools, first=index, stop=index + 1)
-    if np.array_equal(out.tokens()[0], tokens):
-        return [LabeledSpan(span.start, span.stop, label) for span in out.spans() if span.is_content]
+    if isinstance(renderer, FamilyRenderer):
+        out = Emission(renderer.encoder)
+        renderer.emit_conversation(out, prompt.messages, tools=prompt.tools, first=index, stop=index + 1)
+        if np.array_equal(out.tokens()[0], tokens):
+            return [LabeledSpan(span.start, span.stop, label) for span in out.spans() if span.is_content]
     text = _Text(renderer, tokens)  # a template that is measured has another neighbor's scaffold among its tokens
     return [LabeledSpan(*found, label) for found in [text.find(message.content)] if found is not None]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from ._arrays import fill_value
+from .._arrays import fill_value
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

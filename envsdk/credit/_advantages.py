@@ -302,7 +302,13 @@ def _over_groups(
                 "`episode_id`)"
             )
         seen.add(segment)
-        group = _group_of(index, sample, by_role)
+        if sample.group_id is None:
+            raise ConfigError(
+                f"sample {index}, of trajectory {sample.trajectory_id!r}, has no group_id, so it cannot be compared "
+                "with other samples: roll out several episodes of each task with the same group_id (reset option "
+                "`group_id`)"
+            )
+        group = f"group {sample.group_id!r}" + (f", role {sample.role!r}" if by_role else "")
         for key in own:
             groups.setdefault((group, None if states is None else states[key]), {})[key] = None
     advantages: dict[_Key, float] = {}
@@ -328,7 +334,10 @@ def _rewards_of_contexts(
                 f"trajectory {name!r} was not scored, because no turn had a reward: leave it out, or return "
                 "Turn(..., reward=0.0) where a turn earns nothing"
             )
-        reward = sample.reward if rewards is None else _reward_of(rewards, name, context)
+        reward = sample.reward
+        if rewards is not None:
+            given = _entry(f"rewards[{name!r}]", _entry("rewards", rewards, name), context)
+            reward = finite_array(f"the rewards of {(name, context)}", [given]).tolist()[0]
         known = values.setdefault((name, context), reward)
         if known != reward:
             raise InvalidSample(
@@ -345,9 +354,21 @@ def _returns_of_steps(
     values: dict[_Key, float] = {}
     keys: list[list[_Key]] = []
     for index, sample in enumerate(samples):
-        steps = _steps_of(index, sample)
-        keys.append([(sample.trajectory_id, step) for step in steps])
-        values.update(zip(keys[-1], _returns_of(returns, sample.trajectory_id, steps), strict=True))
+        name, steps = sample.trajectory_id, cast("list[int]", sample.metadata.get("steps"))
+        if not isinstance(steps, list) or len(steps) != len(sample.step_rewards):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidSample(
+                f"metadata['steps'] of sample {index} is {steps!r:.80}; expected the index of each of its "
+                f"{len(sample.step_rewards)} steps in the trajectory"
+            )
+        found = finite_array(f"the returns of {name!r}", _entry("returns", returns, name))
+        missing = [step for step in steps if not 0 <= step < len(found)]
+        if missing:
+            raise ConfigError(
+                f"returns has no value for step {missing[0] + 1} of trajectory {name!r}; expected one for each step: "
+                "step_returns(trajectory)"
+            )
+        keys.append([(name, step) for step in steps])
+        values.update(zip(keys[-1], found[steps].tolist(), strict=True))
     return values, keys
 
 
@@ -372,45 +393,9 @@ def _anchor_of(anchors: Any, trajectory: str, step: Any) -> Hashable:
     return (anchor,)
 
 
-def _group_of(index: int, sample: Sample, by_role: bool) -> str:
-    if sample.group_id is None:
-        raise ConfigError(
-            f"sample {index}, of trajectory {sample.trajectory_id!r}, has no group_id, so it cannot be compared with "
-            "other samples: roll out several episodes of each task with the same group_id (reset option `group_id`)"
-        )
-    return f"group {sample.group_id!r}" + (f", role {sample.role!r}" if by_role else "")
-
-
-def _reward_of(rewards: Any, trajectory: str, context: str) -> float:
-    of_contexts: Any = _entry("rewards", rewards, trajectory)
-    reward: Any = _entry(f"rewards[{trajectory!r}]", of_contexts, context)
-    return finite_array(f"the rewards of {(trajectory, context)}", [reward]).tolist()[0]
-
-
-def _returns_of(returns: "Mapping[str, Values]", trajectory: str, steps: Sequence[int]) -> list[float]:
-    found = finite_array(f"the returns of {trajectory!r}", _entry("returns", returns, trajectory))
-    missing = [step for step in steps if not 0 <= step < len(found)]
-    if missing:
-        raise ConfigError(
-            f"returns has no value for step {missing[0] + 1} of trajectory {trajectory!r}; expected one for each step: "
-            "step_returns(trajectory)"
-        )
-    return found[list(steps)].tolist()
-
-
 def _entry(name: str, mapping: Any, key: str) -> Any:
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{name} is {mapping!r:.80}; expected a mapping with the key {key!r}")
     if key not in mapping:
         raise ConfigError(f"{name} has no key {key!r}; it has {list(cast('Mapping[str, Any]', mapping))!r:.200}")
     return cast("Mapping[str, Any]", mapping)[key]
-
-
-def _steps_of(index: int, sample: Sample) -> list[int]:
-    steps: Any = sample.metadata.get("steps")
-    if not isinstance(steps, list) or len(cast("list[Any]", steps)) != len(sample.step_rewards):
-        raise InvalidSample(
-            f"metadata['steps'] of sample {index} is {steps!r:.80}; expected the index of each of its "
-            f"{len(sample.step_rewards)} steps in the trajectory"
-        )
-    return cast("list[int]", steps)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..contexts._arrays import LARGEST
+from .._arrays import LARGEST
 from ..diagnostics._forward import forward_logprobs
 from ..diagnostics._inputs import logprobs_of, valid_samples
 from ..errors import ConfigError

@@ -88,7 +88,8 @@ def step_returns(trajectory: Trajectory, gamma: float = 1.0, scope: Scope = "lin
     counting = _counting_contexts(trajectory, scope)
     for name in dict.fromkeys(step.context for step in trajectory.steps):
         counted = [t for t, step in enumerate(trajectory.steps) if step.context in counting[name]]
-        own = _own_reward(trajectory, name, scope)
+        owner = name if scope == "context" else _lineage(trajectory, name)[-1]
+        own = None if scope == "trajectory" else trajectory.contexts[owner].reward
         counted_rewards = rewards[counted]
         if own is not None:
             counted_rewards[:] = 0.0
@@ -119,13 +120,6 @@ def _counting_contexts(trajectory: Trajectory, scope: Scope) -> dict[str, set[st
             for ancestor in _ancestors(trajectory, name):
                 counting[ancestor].add(name)
     return counting
-
-
-def _own_reward(trajectory: Trajectory, name: str, scope: Scope = "lineage") -> float | None:
-    """Return the reward of a context or of the parent that it shares with; None if it shares the trajectory's."""
-    if scope == "trajectory":
-        return None
-    return trajectory.contexts[name if scope == "context" else _lineage(trajectory, name)[-1]].reward
 
 
 def _ancestors(trajectory: Trajectory, name: str) -> list[str]:

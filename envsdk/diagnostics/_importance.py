@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from ..contexts._arrays import LARGEST
+from .._arrays import LARGEST
 from ..errors import ConfigError, InvalidSample, unknown_name
 from ..trajectories._samples import Sample
 from ._logprobs import LogprobPair, pair_logprobs

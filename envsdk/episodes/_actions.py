@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from ..contexts._arrays import LARGEST
+from .._arrays import LARGEST
 from ..contexts._protocol import Action, FinishReason
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import ActionError

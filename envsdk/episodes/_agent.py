@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from ..contexts._context import Context, Delta
+from ..contexts._context import Context, Delta, SampledText
 from ..contexts._edits import Edit
 from ..contexts._protocol import Break, Observation
 from ..contexts._roles import RoleLog
-from ..contexts._sampled import SampledText
 from ..errors import ConfigError, HandoffError, RenderError, TurnError, describe_error
 from ..limits import MAX_ABORTS, MAX_EMPTY_ABORTS, STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message, check_calls
@@ -119,6 +118,7 @@ class Agent:
         self.full: StopReason | None = None
         """Why its last request, which was refused, did not fit into its context; None if none was refused for that."""
         self.aborts = self.empty_aborts = 0
+        self.is_always_aborted = False
         self._handoffs_in_a_row = self._steps_at_handoff = 0
         self._names: dict[str, int] = {}
 
@@ -206,15 +206,24 @@ class Agent:
         step.finish_reason = checked.finish_reason
         self.aborts = len(step.parts) if is_abort else 0
         self.empty_aborts = self.empty_aborts + 1 if is_abort and not sampled else 0
+        self.is_always_aborted = self.empty_aborts >= MAX_EMPTY_ABORTS or self.aborts >= MAX_ABORTS
         if is_first:
             self.record.append(step)
             self.last_step = step
         self.count(steps=int(is_first), sampled=sampled)
         if is_abort:
-            if self.max_tokens() != 0 and not self._is_always_aborted():
+            if self.max_tokens() != 0 and not self.is_always_aborted:
                 return None
             step.finish_reason = "length"  # there is no room for the rest, or none comes
-        self.cut = self._why_cut(step) if step.finish_reason == "length" else None
+        self.cut = None
+        if step.finish_reason == "length" and (
+            self.turn.max_tokens is None or stop - step.action_start < self.turn.max_tokens
+        ):
+            limit = self.limits.max_context_tokens
+            is_full = limit is not None and len(context) >= limit
+            self.cut = StopReason.MAX_CONTEXT_TOKENS if is_full else StopReason.CUT
+            if self.sampled_left() == 0:
+                self.cut = StopReason.MAX_SAMPLED_TOKENS
         self.due = None
         return self._read_reply(step, stop - step.action_start)
 
@@ -312,7 +321,7 @@ class Agent:
 
     def limit_now(self) -> StopReason | None:
         """Return the limit that ends the agent after its last reply: its own, or that of an agent above it."""
-        if self._is_always_aborted():
+        if self.is_always_aborted:
             return StopReason.ABORTED
         cut = self.cut if self.limits.end_on_cut else None
         return cut or self.full or self.limit_reached()
@@ -327,32 +336,15 @@ class Agent:
         Returns:
             The number, or None if nothing limits it.
         """
-        least = self.sampled_left()
-        for left in (self._turn_left() if turn is None else turn.max_tokens, self._context_left(context)):
-            if left is not None:
-                least = left if least is None else min(least, left)
+        least, of_turn, of_context = self.sampled_left(), (turn or self.turn).max_tokens, self.limits.max_context_tokens
+        if of_turn is not None:  # the parts of a reply share it
+            sampled = 0 if turn is not None or self.due is None else self.due.stop - self.due.action_start
+            left = max(0, of_turn - sampled)
+            least = left if least is None else min(least, left)
+        if of_context is not None:
+            left = max(0, of_context - len(context or self.context))
+            least = left if least is None else min(least, left)
         return least
-
-    def _turn_left(self) -> int | None:
-        """Return what is left of the turn's `max_tokens`, which the parts of a reply share."""
-        if self.turn.max_tokens is None:
-            return None
-        return max(0, self.turn.max_tokens - (0 if self.due is None else self.due.stop - self.due.action_start))
-
-    def _context_left(self, context: Context | None = None) -> int | None:
-        limit = self.limits.max_context_tokens
-        return None if limit is None else max(0, limit - len(context or self.context))
-
-    def _is_always_aborted(self) -> bool:
-        return self.empty_aborts >= MAX_EMPTY_ABORTS or self.aborts >= MAX_ABORTS
-
-    def _why_cut(self, step: Step) -> StopReason | None:
-        """Return what cut a reply, if anything but the author's `Turn(max_tokens=)` did."""
-        if self._turn_left() == 0:
-            return None
-        if self.sampled_left() == 0:
-            return StopReason.MAX_SAMPLED_TOKENS
-        return StopReason.MAX_CONTEXT_TOKENS if self._context_left() == 0 else StopReason.CUT
 
     # Observations.
 

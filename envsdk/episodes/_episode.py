@@ -296,16 +296,16 @@ class Episode:
         if isinstance(returned, Exception):
             return self._end_child(agent, StopReason.ERROR, returned)
         try:
-            if is_handoff(returned):
+            if not isinstance(returned, Turn):
+                if not is_handoff(returned):
+                    raise TurnError(
+                        "start(), respond() and resume() return a Turn, a Handoff, or a list of Handoffs that is not "
+                        f"empty; got a {type(returned).__name__}: {returned!r:.80}"
+                    )
                 if agent.phase is Phase.REFUSED:  # it hands over again and again, although a limit is reached
                     return take(agent, Turn(reward=None))
                 agent.hand_over(returned, self.root.limits.max_handoff_depth)
                 return None
-            if not isinstance(returned, Turn):
-                raise TurnError(
-                    "start(), respond() and resume() return a Turn, a Handoff, or a list of Handoffs that is not "
-                    f"empty; got a {type(returned).__name__}: {returned!r:.80}"
-                )
             if taken := RESERVED_INFO & returned.info.keys():
                 names = ", ".join(sorted(taken))
                 raise TurnError(f"Turn(info=...) uses names that envsdk uses: {names}. Choose others")

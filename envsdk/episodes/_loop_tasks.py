@@ -9,7 +9,7 @@ import contextvars
 import inspect
 import sys
 import weakref
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import EpisodeError
@@ -61,9 +61,14 @@ class Tasks:
     def __init__(self) -> None:
         self._created: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
-    def collecting(self) -> "_Collecting":
+    @contextlib.contextmanager
+    def collecting(self) -> Generator[None]:
         """Collect the tasks that are created in the `with` block, and the tasks that those create."""
-        return _Collecting(self)
+        token = _collector.set(self)
+        try:
+            yield
+        finally:
+            _collector.reset(token)
 
     def add(self, task: "asyncio.Task[Any]") -> None:
         """Add a task."""
@@ -93,21 +98,6 @@ class Tasks:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tasks, ()  # a copy, such as a fork's, has not started any task
-
-
-class _Collecting:
-    """A `with` block whose tasks are collected. It is entered at each step, where a generator would cost more."""
-
-    __slots__ = ("_tasks", "_token")
-
-    def __init__(self, tasks: Tasks) -> None:
-        self._tasks = tasks
-
-    def __enter__(self) -> None:
-        self._token = _collector.set(self._tasks)
-
-    def __exit__(self, *failure: object) -> None:
-        _collector.reset(self._token)
 
 
 _collector: contextvars.ContextVar[Tasks | None] = contextvars.ContextVar("envsdk tasks", default=None)

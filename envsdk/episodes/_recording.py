@@ -57,10 +57,7 @@ def record(
 
 def _rewriting(contexts: Iterable[Context]) -> str:
     """Return an example of earlier text that a template rewrites, and that a context showed again as it was."""
-    prompted = (context for context in contexts if context.steps > 1)
-    kinds = dict.fromkeys((c.renderer, c.messages[0].role == "system", bool(c.tools)) for c in prompted)
-    found = (renderer.rewriting(has_system=system, has_tools=tools) for renderer, system, tools in kinds)
-    return next(filter(None, found), "")
+    return next((context.rewriting for context in contexts if context.steps > 1 and context.rewriting), "")
 
 
 def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:

@@ -2,12 +2,12 @@
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias, TypeGuard, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, cast
 
 from pydantic import ValidationError
 
-from ..contexts._arrays import LARGEST
+from .._arrays import LARGEST
 from ..contexts._edits import Edit
 from ..errors import TurnError, what_is_invalid
 from ..limits import plain_integer
@@ -181,37 +181,81 @@ class Turn:
         train_dropped: bool = True,
     ) -> None:
         _refuse_awaitables(messages=messages, reward=reward, prefill=prefill)
+        max_tokens = plain_integer(max_tokens)
+        given: dict[str, Any] = {
+            "system": system,
+            "info": info,
+            "max_tokens": max_tokens,
+            "sampling": sampling,
+            "context": context,
+            "context_rewards": context_rewards,
+            "edit": edit,
+            "opening": opening,
+            "mask": mask,
+            "keep_reply": keep_reply,
+            "up_to": up_to,
+        }
+        for name, value in given.items():
+            if value is not None and not _RULES[name][0](value):
+                raise TurnError(f"{name} is {value!r:.80}; expected {_RULES[name][1]}")
+        try:
+            self.stop: tuple[str, ...] = (stop,) if isinstance(stop, str) else tuple(stop)
+        except TypeError:
+            self.stop = ("",)
+        if self.stop and not all(map(_is_string, self.stop)):
+            raise TurnError(f"stop is {stop!r:.80}; expected a list of strings that are not empty")
         if terminated or truncated:
-            _check_end(prefill, keep_reply if up_to is None else up_to, terminated, truncated)
+            _check_end(prefill, keep_reply if up_to is None else up_to, terminated and truncated)
         if continues:
-            _check_continues(prefill, system, tools, context, edit, terminated or truncated)
+            others: dict[str, Any] = {
+                "prefill": prefill,
+                "system": system,
+                "tools": tools,
+                "context": context,
+                "edit": edit,
+            }
+            others["an end"] = terminated or truncated or None
+            if together := [name for name, value in others.items() if value is not None]:
+                raise TurnError(
+                    f"continues=True is given together with {' and '.join(together)}: a reply that continues has no "
+                    "prefill, keeps its system message, tools and context, and does not end the episode"
+                )
+        if opening is not None and (context is None or edit is not None):
+            raise TurnError("opening= describes the new context that context= names; it goes without edit=")
+        if keep_reply is not None and up_to is not None:
+            raise TurnError("keep_reply and up_to both say where the reply ends: give one of them")
         self.continuation = (
             _read_start_of_reply("the message of a Turn(continues=True)", messages) if continues else None
         )
-        self.messages = [] if continues else _read_messages(messages)
+        try:
+            self.messages = [] if continues else to_messages(messages)
+            self.system = None if system is None else check_text(system)
+        except ValidationError as error:
+            raise TurnError(f"a message of a Turn cannot be read: {what_is_invalid(error)}") from error
+        except (TypeError, KeyError, ValueError) as error:
+            raise TurnError(f"the messages of a Turn cannot be read: {error}") from error
         self.prefill = None if prefill is None else _read_start_of_reply("prefill", prefill)
-        self.system = None if system is None else _read_system(system)
-        self.functions: dict[str, FunctionTool] = {t.name: t for t in tools if _is_tool(t)} if tools else {}
-        self.tools = None if tools is None else _read_schemas(tools)
+        self.functions: dict[str, FunctionTool] = {}
+        self.tools: list[ToolSchema] | None = None
+        if tools is not None:
+            self.functions = {tool.name: tool for tool in tools if _is_tool(tool)}
+            self.tools = [_read_schema(tool) for tool in tools]
         self.rewards = {} if reward is None else _read_numbers("reward", reward)
         self.reward = None if reward is None else sum(self.rewards.values(), 0.0)
         self.metrics = _read_numbers("metrics", metrics) if metrics else {}
-        self.context_rewards = {} if context_rewards is None else _read_context_rewards(context_rewards)
-        self.context = None if context is None else _read_context(context)
-        self.edit = None if edit is None else _read_edit(edit)
-        self.opening = None if opening is None else _read_opening(opening, context, edit)
-        self.mask = None if mask is None else _read_mask(mask)
-        if keep_reply is not None or up_to is not None:
-            _check_cut(keep_reply, up_to)
+        self.context_rewards = _read_numbers("context_rewards", context_rewards) if context_rewards else {}
+        self.context = context
+        self.edit = edit
+        self.opening = opening
+        self.mask = mask
         self.keep_reply = keep_reply
         self.up_to = up_to
         self.train_dropped = bool(train_dropped)
         self.terminated = bool(terminated)
         self.truncated = bool(truncated)
-        self.max_tokens = None if max_tokens is None else _read_max_tokens(max_tokens)
-        self.info = {} if info is None else _read_mapping("info", info)
-        self.stop = _read_stop(stop)
-        self.sampling = {} if sampling is None else _read_mapping("sampling", sampling)
+        self.max_tokens: int | None = max_tokens
+        self.info: dict[str, Any] = dict(info or {})
+        self.sampling: dict[str, Any] = dict(sampling or {})
 
     @property
     def shortens(self) -> bool:
@@ -223,13 +267,57 @@ class Turn:
         return f"<Turn of {len(self.messages)} messages, reward {self.reward}{end}>"
 
 
-# Rules about several arguments.
+def _are_counts(first: object, second: object) -> bool:
+    return type(first) is int and type(second) is int and 0 <= first <= second
+
+
+def _is_string(text: object) -> bool:
+    return isinstance(text, str) and text != ""
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and name.isprintable()
+
+
+def _is_span(span: Any) -> bool:
+    if not isinstance(span, (tuple, list)) or len(cast("Any", span)) != 2:
+        return False
+    start, stop = cast("tuple[Any, Any]", span)
+    return _are_counts(start, start if stop is None else stop)
+
+
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "system": (lambda system: isinstance(system, str), "a text"),
+    "info": (lambda info: isinstance(info, Mapping), "a mapping"),
+    "max_tokens": (lambda count: _are_counts(1, count), "None or an integer of at least 1"),
+    "sampling": (lambda sampling: isinstance(sampling, Mapping), "a mapping"),
+    "context": (_is_name, "a name without control characters"),
+    "context_rewards": (lambda rewards: isinstance(rewards, Mapping), "a mapping of context names to numbers"),
+    "edit": (
+        lambda edit: isinstance(edit, Edit) and _are_counts(edit.start, edit.keep) and type(edit.detail) is str,
+        "an Edit(keep, detail) with an integer of at least 0 and a text",
+    ),
+    "opening": (
+        lambda opening: (
+            isinstance(opening, Opening)
+            and _are_counts(opening.start, opening.keep)
+            and _is_name(opening.role)
+            and (opening.base is not None or not opening.keep)
+        ),
+        "an Opening(role, base, keep) with a name as its role, and keep at least 0, which counts messages of its base",
+    ),
+    "mask": (
+        lambda mask: isinstance(mask, Mask) and all(map(_is_span, (*mask.characters, *mask.tokens))),
+        "a Mask of spans (start, stop): integers of at least 0, or None for the end",
+    ),
+    "keep_reply": (lambda count: _are_counts(0, count), "how many tokens stay, an integer of at least 0"),
+    "up_to": (_is_string, "a text that is not empty"),
+}
+"""What each argument may be besides None, and in words."""
 
 
 def _refuse_awaitables(**given: object) -> None:
     for name, value in given.items():
-        if value is None or type(value) in (str, float, Message):  # the common case
-            continue
         parts = cast("Mapping[str, object]", value).values() if isinstance(value, Mapping) else (value,)
         for part in parts:
             if inspect.isawaitable(part):
@@ -238,8 +326,8 @@ def _refuse_awaitables(**given: object) -> None:
                 raise TurnError(f"{name} of a Turn is an awaitable: an `await` is missing before it")
 
 
-def _check_end(prefill: object, cut: object, terminated: bool, truncated: bool) -> None:
-    if terminated and truncated:
+def _check_end(prefill: object, cut: object, is_both: bool) -> None:
+    if is_both:
         raise TurnError(
             "a Turn cannot be both terminated and truncated: set terminated if the task is over, truncated if the "
             "episode is cut off before that"
@@ -253,33 +341,11 @@ def _check_end(prefill: object, cut: object, terminated: bool, truncated: bool) 
         )
 
 
-def _check_continues(prefill: object, system: object, tools: object, context: object, edit: object, ends: bool) -> None:
-    others = {"prefill": prefill, "system": system, "tools": tools, "context": context, "edit": edit}
-    others["an end"] = ends or None
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise TurnError(
-            f"continues=True is given together with {' and '.join(given)}: a reply that continues has no prefill, "
-            "keeps its system message, tools and context, and does not end the episode"
-        )
-
-
-# Rules about one argument: each function returns what the Turn holds.
-
-
-def _read_messages(value: Any) -> list[Message]:
-    try:
-        return to_messages(value)
-    except ValidationError as error:
-        raise TurnError(f"a message of a Turn cannot be read: {what_is_invalid(error)}") from error
-    except (TypeError, KeyError, ValueError) as error:
-        raise TurnError(f"the messages of a Turn cannot be read: {error}") from error
-
-
 def _read_start_of_reply(what: str, value: Any) -> str | Message:
-    """Return a text as it is, and an assistant's reasoning and content as a `Message`."""
+    """Return a string as it is, and an assistant's reasoning and content as a `Message`."""
     try:
-        message = value if isinstance(value, Message) else Message.from_openai(_as_assistant(value))
+        given = {"role": "assistant", "content": value} if isinstance(value, str) else value
+        message = given if isinstance(given, Message) else Message.from_openai({**given})
     except ValidationError as error:
         raise TurnError(f"{what} cannot be read: {what_is_invalid(error)}") from error
     except TypeError:
@@ -291,27 +357,15 @@ def _read_start_of_reply(what: str, value: Any) -> str | Message:
     return value if isinstance(value, str) else message
 
 
-def _as_assistant(value: Any) -> Mapping[str, Any]:
-    return {"role": "assistant", "content": value} if isinstance(value, str) else {**value}
-
-
-def _read_system(system: object) -> str:
-    if not isinstance(system, str):
-        raise TurnError(f"system is a {type(system).__name__}; expected a text")
-    try:
-        Message(role="system", content=system)
-    except ValidationError as error:
-        raise TurnError(f"system cannot be read: {what_is_invalid(error)}") from error
-    return system
-
-
 def _read_numbers(field: str, value: float | Mapping[str, float]) -> dict[str, float]:
     """Return named finite numbers; a single number gets the field's name."""
-    if type(value) is float and abs(value) <= LARGEST:
-        return {field: value}
     named: Mapping[str, Any] = value if isinstance(value, Mapping) else {field: value}
+    numbers: dict[str, float] = {}
     try:
-        numbers = {check_text(str(name)): _as_float(number) for name, number in named.items()}
+        for name, number in named.items():
+            if isinstance(number, (str, bytes)):  # float() would read them
+                raise TypeError("a text is not a number")
+            numbers[check_text(str(name))] = float(number)
     except (TypeError, ValueError, OverflowError) as error:
         raise TurnError(
             f"{field} is {value!r:.80}; expected a number or a mapping of names to numbers ({error})"
@@ -321,120 +375,22 @@ def _read_numbers(field: str, value: float | Mapping[str, float]) -> dict[str, f
     return numbers
 
 
-def _as_float(number: Any) -> float:
-    if isinstance(number, (str, bytes)):  # float() would read them
-        raise TypeError("a text is not a number")
-    return float(number)
-
-
-def _read_context_rewards(value: object) -> dict[str, float]:
-    if not isinstance(value, Mapping):
-        raise TurnError(f"context_rewards is {value!r:.80}; expected a mapping of context names to numbers")
-    return _read_numbers("context_rewards", cast("Mapping[str, float]", value)) if value else {}
-
-
-def _read_context(name: object) -> str:
-    if not isinstance(name, str) or not name or not name.isprintable():
-        raise TurnError(f"context is {name!r:.80}; expected a name without control characters")
-    return name
-
-
-def _read_edit(edit: Any) -> Edit:
-    if not isinstance(edit, Edit) or not _are_counts(edit.start, edit.keep) or not isinstance(edit.detail, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TurnError(
-            f"edit is {edit!r:.80}; expected an Edit(keep, detail) with an integer of at least 0 and a text"
-        )
-    return edit
-
-
-def _read_opening(opening: Any, context: object, edit: object) -> Opening:
-    if context is None or edit is not None:
-        raise TurnError("opening= describes the new context that context= names; it goes without edit=")
-    if not isinstance(opening, Opening) or not _are_counts(opening.start, opening.keep):
-        raise TurnError(f"opening is {opening!r:.80}; expected an Opening(role, base, keep) with keep at least 0")
-    _read_context(opening.role)
-    if opening.keep and opening.base is None:
-        raise TurnError(f"opening is {opening!r:.80}: keep counts messages of its base, which is None")
-    return opening
-
-
-def _read_mask(mask: Any) -> Mask:
-    if not isinstance(mask, Mask) or not all(_is_span(span) for span in (*mask.characters, *mask.tokens)):
-        raise TurnError(
-            f"mask is {mask!r:.80}; expected a Mask of spans (start, stop): integers of at least 0, or None for the end"
-        )
-    return mask
-
-
-def _is_span(span: Any) -> bool:
-    if not isinstance(span, (tuple, list)) or len(cast("Any", span)) != 2:
-        return False
-    start, stop = cast("tuple[Any, Any]", span)
-    return _are_counts(start, start if stop is None else stop)
-
-
-def _check_cut(keep_reply: object, up_to: object) -> None:
-    if keep_reply is not None and up_to is not None:
-        raise TurnError("keep_reply and up_to both say where the reply ends: give one of them")
-    if keep_reply is not None and not _are_counts(0, keep_reply):
-        raise TurnError(f"keep_reply is {keep_reply!r:.80}; expected how many tokens stay, an integer of at least 0")
-    if up_to is not None and (not isinstance(up_to, str) or not up_to):
-        raise TurnError(f"up_to is {up_to!r:.80}; expected a text that is not empty")
-
-
-def _are_counts(start: object, keep: object) -> bool:
-    return type(start) is int and type(keep) is int and 0 <= start <= keep
-
-
-def _read_max_tokens(value: object) -> int:
-    number = plain_integer(value)
-    if type(number) is not int or number < 1:
-        raise TurnError(f"max_tokens is {number!r:.80}; expected None or an integer of at least 1")
-    return number
-
-
-def _read_mapping(field: str, value: Any) -> dict[str, Any]:
-    try:
-        return dict(value or {})
-    except (TypeError, ValueError) as error:
-        raise TurnError(f"{field} is {value!r:.80}; expected a mapping ({error})") from error
-
-
-def _read_stop(stop: Any) -> tuple[str, ...]:
-    try:
-        texts = (stop,) if isinstance(stop, str) else tuple(stop)
-    except TypeError:
-        _refuse_stop(stop)
-    if texts and not all(isinstance(text, str) and text for text in texts):
-        _refuse_stop(stop)
-    return texts
-
-
-def _refuse_stop(stop: object) -> NoReturn:
-    raise TurnError(f"stop is {stop!r:.80}; expected a list of strings that are not empty")
-
-
 def _is_tool(tool: object) -> TypeGuard[FunctionTool]:
     return not isinstance(tool, Mapping) and hasattr(tool, "schema")
 
 
-def _read_schemas(tools: Sequence[ToolSchema | FunctionTool]) -> list[ToolSchema]:
-    """Return the tools' schemas. Mappings are copied, so that the author's own stay as they are."""
-    return [tool.schema if _is_tool(tool) else copy.deepcopy(_checked_schema(tool)) for tool in tools]
-
-
-def _checked_schema(tool: Any) -> ToolSchema:
+def _read_schema(tool: Any) -> ToolSchema:
+    """Return the schema of a tool. A mapping is copied, so that the author's own stays as it is."""
+    if _is_tool(tool):
+        return tool.schema
     function: Any = cast("Any", tool).get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(cast("Any", function).get("name"), str):
         raise TurnError(
             f"a tool is {tool!r:.80}; expected what `envsdk.tool` makes, or a JSON schema in the OpenAI form, "
             "{'type': 'function', 'function': {'name': ...}}"
         )
-    _check_parameters(cast("Any", function).get("parameters") or {})
-    return cast("ToolSchema", tool)
-
-
-def _check_parameters(parameters: Any) -> None:
+    parameters: Any = cast("Any", function).get("parameters") or {}
     required: Any = cast("Any", parameters).get("required") or () if isinstance(parameters, Mapping) else None
     if not isinstance(required, (list, tuple)):
         raise TurnError(f"the parameters of a tool are {parameters!r:.80}; expected the JSON schema of an object")
+    return copy.deepcopy(cast("ToolSchema", tool))

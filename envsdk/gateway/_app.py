@@ -322,17 +322,17 @@ class ModelRoutes:
     ) -> tuple[ModelRequest, Any]:
         """Return what a request asks for, and its body."""
         limits = self._limits
-        body = await read_json(request, limits.max_body_bytes, limits.body_timeout_s, lambda: opened.last_body)
+        body, size = await read_json(request, limits.max_body_bytes, limits.body_timeout_s)
+        opened.largest_body = max(opened.largest_body, size)
         images = RequestImages(opened.session.check_image, PixelBudget(limits.max_pixels, limits.max_image_pixels))
 
         def read_it() -> ModelRequest:
             with images.reading():
-                return read(body.value, request.headers, opened.memory)
+                return read(body, request.headers, opened.memory)
 
         async with opened.reading, self._readers:
             asked = await asyncio.to_thread(read_it)
-        opened.last_body = body
-        return asked, body.value
+        return asked, body
 
     def _abandon(self, opened: OpenSession, asked: ModelRequest, exchange: Exchange) -> None:
         if self._metrics is not None:

@@ -2,13 +2,12 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from typing import Any
 
 import orjson
 from starlette.requests import Request
 
 from ._exchange import Refusal
-from ._growing_json import ParsedBody, parse
 
 _JSON = "application/json"
 _MAX_VALUES = 300_000
@@ -16,16 +15,13 @@ _MAX_VALUES = 300_000
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
-async def read_json(
-    request: Request, max_bytes: int, timeout_s: float, last: Callable[[], ParsedBody | None] = lambda: None
-) -> ParsedBody:
-    """Return the body of a request, parsed as JSON.
+async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple[Any, int]:
+    """Return the body of a request, parsed as JSON, and its size in bytes.
 
     Args:
         request: The request.
         max_bytes: The largest body, in bytes.
         timeout_s: How long the client may take to send it, in seconds.
-        last: Returns the parsed body whose beginning it may repeat, or None. It is called when the body is there.
 
     Raises:
         RequestError: If the content type is not JSON, or the body is too large, too slow or not JSON.
@@ -39,7 +35,7 @@ async def read_json(
     if _values(body) > _MAX_VALUES and await asyncio.to_thread(lambda: _values(_STRING.sub(b"", body))) > _MAX_VALUES:
         raise Refusal(413, "request_too_large", f"the body has more than {_MAX_VALUES:,} values")
     try:
-        return parse(body, last())
+        return orjson.loads(body), len(body)
     except orjson.JSONDecodeError as error:
         raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from None
 

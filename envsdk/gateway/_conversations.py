@@ -1,39 +1,197 @@
 """Decides which conversation of a session each request of a program belongs to. It does no I/O and sees no tokens.
 
-The rules, from DESIGN and FIELD, section 12, in their order: what the program names (a context, the reply that it
-continues); the ids that the gateway issued; the meaning of the messages; the previous request without our reply; a
-retry; other tools or another system message; a summary in the place of what it summarizes. Two conversations are never
-taken for one: in doubt, a request opens a context, whose `base` is the conversation that it begins with.
+The rules of FIELD, section 12, in their order:
+
+1. A request that repeats one whose reply did not reach the program is a retry (`place`).
+2. Which conversations it may continue (`_candidates`): the context that it names; the reply that it names; the last
+   assistant message that is known, by the ids that the gateway issued, by its meaning, or by ids in its text; else the
+   conversations that begin as it does.
+3. Whether it continues one of them, and what it changes (`_fit`): it extends all that is recorded; or the last reply is
+   in it, and other messages were changed; or the program left out or edited the last reply.
+4. Whether a summary is in the place of what it summarizes (`_compacted`).
+5. Else it opens a context (`_open`): a branch of the conversation that it begins with, a side request (fewer tools, an
+   instruction), or another agent's conversation (other tools and another system message).
+
+Two conversations are never taken for one: in doubt, a request opens a context.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import TypeAlias
 
-from ..messages import Message
-from ._normalized import Entry, entry_of, is_edited_reply, is_long, is_quoted, without_stop
-from ._placements import Continues, Opens, Repeats
-from ._reading import Reading, Replies, is_repeated, keeps, read
+from ..messages import Message, ToolSchema
+from ._normalized import Entry, Setting, entry_of, is_edited_reply, is_long, is_quoted, without_stop
+from ._reading import Reading, Replies, read
 from ._requests import ModelReply, ModelRequest, ReceivedMessage
-from ._rules import (
-    Context,
-    Fit,
-    Placed,
-    closeness,
-    difference,
-    givers,
-    is_alike,
-    is_longer,
-    kind_of,
-    may_change_setting,
-    same_end,
-    setting_of,
-    shares_history,
-)
 
 _RETRIED = 64  # requests that are remembered for a retry
 _RECENT = 8  # replies that may be the summary with which a request begins
+
+
+@dataclass(frozen=True, slots=True)
+class Continues:
+    """A request that continues a conversation.
+
+    Attributes:
+        context: The name of its context.
+        messages: The messages after `keep`. One that is recorded already, such as a reply, is the recorded object.
+        keep: None if the whole conversation stays and `messages` follow; else how many of its messages stay, including
+            its system message if it has one: `messages` replace the others.
+        changed: What changed first, for people; empty if `keep` is None.
+        system: The new system text, empty if it was left out; None if it is the context's.
+        tools: The new tools; None if they are the context's.
+        was_choice: Whether it fits other contexts equally well.
+    """
+
+    context: str
+    messages: tuple[Message, ...]
+    keep: int | None = None
+    changed: str = ""
+    system: str | None = None
+    tools: tuple[ToolSchema, ...] | None = None
+    was_choice: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opens:
+    """A request that opens a context.
+
+    Attributes:
+        context: Its name, which no other context has.
+        role: Its role.
+        messages: The messages after the first `keep` of `base`, without the system message.
+        system: The text of its system message, which replaces that of `base`; None without any.
+        tools: Its tools.
+        base: The context whose messages it begins with; None if it shares none.
+        keep: How many messages of `base` it begins with, including the system message of `base` if that has one. They
+            may include those of a request to which no reply was given yet.
+        was_choice: Whether it begins with other contexts equally well.
+    """
+
+    context: str
+    role: str
+    messages: tuple[Message, ...]
+    system: str | None
+    tools: tuple[ToolSchema, ...]
+    base: str | None = None
+    keep: int = 0
+    was_choice: bool = False
+
+    @property
+    def detail(self) -> str:
+        """Why the context is opened, for people."""
+        return f"{self.role}: a conversation of its own" if self.base is None else f"from {self.base}"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """A retry of a request whose reply did not reach the program.
+
+    Attributes:
+        request: The earlier request; its replies are the answer.
+    """
+
+    request: ModelRequest
+
+
+@dataclass(eq=False, slots=True)
+class ProgramConversation:
+    """The conversation of a context.
+
+    Attributes:
+        name: The name of the context.
+        role: Its role.
+        setting: Its system message and its tools.
+        base: The conversation that it begins with, or None.
+        is_side: Whether it is a side branch of its base.
+        record: Its messages, which end with the last reply.
+        pending: The request that waits for a reply, or None.
+        answered: The last request that got one; None if that is long ago.
+        answered_at: How many replies the session had then.
+    """
+
+    name: str
+    role: str
+    setting: Setting
+    base: "ProgramConversation | None" = None
+    is_side: bool = False
+    record: Reading = field(default_factory=Reading)
+    pending: "PlacedRequest | None" = None
+    answered: "PlacedRequest | None" = None
+    answered_at: int = 0
+
+    @property
+    def newest(self) -> Reading:
+        """What is recorded and asked."""
+        return self.pending.reading if self.pending else self.record
+
+    @property
+    def bases(self) -> "list[ProgramConversation]":
+        """The base, the base of that, ..."""
+        bases: list[ProgramConversation] = []
+        while base := (bases[-1] if bases else self).base:
+            bases.append(base)
+        return bases
+
+    def position(self, messages: int) -> int:
+        """Return a number of messages with the system message."""
+        setting = self.pending.setting if self.pending else self.setting
+        return messages + (setting.system is not None)
+
+    def is_alike(self, request: ModelRequest) -> bool:
+        """Return whether a request has its role, its system message and its tools."""
+        return request.role in (None, self.role) and Setting.of(request).is_same(self.setting)
+
+
+@dataclass(eq=False, slots=True)
+class PlacedRequest:
+    """A request in a conversation, with its retries, and the conversations of its further replies (`n`)."""
+
+    requests: list[ModelRequest]
+    placement: Continues | Opens
+    reading: Reading
+    setting: Setting
+    branches: list[ProgramConversation] = field(default_factory=list[ProgramConversation])
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A request, read as the continuation of a conversation.
+
+    Attributes:
+        conversation: The conversation.
+        reading: The messages of the request.
+        reach: How many of them are explained if it continues the conversation; -1 if it does not.
+        changed: What changed first, if anything did.
+        is_alike: Whether it has the role, the system message and the tools of the conversation.
+    """
+
+    conversation: ProgramConversation
+    reading: Reading
+    reach: int = -1
+    changed: str = ""
+    is_alike: bool = False
+
+    @property
+    def rank(self) -> tuple[int, bool, bool]:
+        """How well it fits."""
+        return self.reach, self.is_alike, not self.changed
+
+    def shares_history(self, setting: Setting) -> bool:
+        """Return whether a request with a setting begins with messages of the conversation.
+
+        The question to another agent, with another system message or other tools, is not enough.
+        """
+        reading, base = self.reading, self.conversation.setting
+        has_reply = bool(reading.starts) and reading.starts[0][1] < reading.keep
+        is_asked_again = setting.has_system_of(base) and (setting.has_tools_of(base) or not setting.tools)
+        return reading.keep > 0 and (has_reply or is_asked_again)
+
+
+FitsIn: TypeAlias = dict[ProgramConversation, Fit]
 
 
 class Conversations:
@@ -54,45 +212,66 @@ class Conversations:
         reasoning_tags: tuple[str, str] | None = None,
     ) -> None:
         self._role_of = role_of
-        self._contexts: dict[str, Context] = {}
-        self._placed: dict[int, Placed] = {}  # by the identity of each request
-        self._answered: deque[Placed] = deque()
-        self._failed: deque[Placed] = deque(maxlen=_RETRIED)
+        self._open: dict[str, ProgramConversation] = {}  # by the names of their contexts
+        self._placed: dict[int, tuple[ProgramConversation, PlacedRequest]] = {}  # by the identity of each request
+        self._answered: deque[tuple[ProgramConversation, PlacedRequest]] = deque()
+        self._failed: deque[tuple[ProgramConversation, PlacedRequest]] = deque(maxlen=_RETRIED)
         self._opened: dict[str, int] = {}  # contexts by role
         self._replies = Replies(reasoning_tags)
-        self._owners: dict[Entry, Context] = {}  # of the replies
-        self._meanings: dict[Hashable, dict[Context, Entry]] = {}  # assistant messages by their calls and their text
-        self._asked: dict[Hashable, dict[Context, None]] = {}  # by the last assistant message of a request
+        self._owners: dict[Entry, ProgramConversation] = {}  # of the replies
+        self._meanings: dict[
+            Hashable, dict[ProgramConversation, Entry]
+        ] = {}  # assistant messages by calls, and by text
+        self._asked: dict[Hashable, dict[ProgramConversation, None]] = {}  # by the last assistant message of a request
         self._clock = 0
 
     def place(self, request: ModelRequest) -> Continues | Opens | Repeats:
         """Return what a request is, and keep it pending until it is answered or fails."""
-        failed = self._take_failed(request)
-        if failed and failed.context.answered is failed:
-            failed.requests.append(request)
-            self._placed[id(request)] = failed
-            return Repeats(failed.requests[0])
+        failed = next((one for one in self._failed if request.repeats(one[1].requests[0])), None)
+        if failed:
+            self._failed.remove(failed)
+            if failed[0].answered is failed[1]:
+                failed[1].requests.append(request)
+                self._placed[id(request)] = failed
+                return Repeats(failed[1].requests[0])
         fits = self._fits(request)
-        best = self._best(request, fits)
+        best = max(fits, key=lambda fit: (*fit.rank, fit.conversation.answered_at), default=None)
+        if request.context is not None and request.context not in self._open:
+            best = None
+        elif best is None or best.reach < 0:
+            shared = max((fit.reading.keep for fit in fits), default=0)
+            best = self._compacted(request, shared) if request.context is None else None
         if best is None:
-            placed = self._open(request, fits, failed)
+            conversation, placed = self._opening(request, fits, failed)
         else:
-            placed = _continue(request, best, was_choice=sum(fit.rank == best.rank for fit in fits) > 1)
-        placed.context.pending = self._placed[id(request)] = placed
+            conversation, setting = best.conversation, Setting.of(request)
+            keep = best.reading.keep
+            placement = Continues(
+                context=conversation.name,
+                messages=_messages(best.reading.path[keep:]),
+                keep=conversation.position(keep) if keep < len(conversation.record.path) else None,
+                changed=best.changed,
+                system=None if setting.has_system_of(conversation.setting) else setting.system or "",
+                tools=None if setting.has_tools_of(conversation.setting) else setting.tools,
+                was_choice=sum(fit.rank == best.rank for fit in fits) > 1,
+            )
+            placed = PlacedRequest([request], placement, best.reading, setting)
+        conversation.pending = placed
+        self._placed[id(request)] = conversation, placed
         for key in _last_assistant(placed.reading):
-            self._asked.setdefault(key, {})[placed.context] = None
+            self._asked.setdefault(key, {})[conversation] = None
         return placed.placement
 
     def branch(self, request: ModelRequest) -> Opens:
         """Open a context for a further reply to a pending request (`n`), which `answer` then expects."""
-        placed = self._pending(request)
-        base, setting = placed.context, placed.setting
-        name = self._name(base.role)
-        context = Context(name, base.role, setting, base, base.is_side, pending=placed)
-        self._contexts[name] = context
-        placed.branches.append(context)
+        base, placed = self._pending(request)
+        branch = ProgramConversation(
+            self._new_name(base.role), base.role, placed.setting, base, base.is_side, pending=placed
+        )
+        self._open[branch.name] = branch
+        placed.branches.append(branch)
         keep = base.position(len(placed.reading.path))
-        return Opens(name, base.role, (), setting.system, setting.tools, base.name, keep)
+        return Opens(branch.name, base.role, (), placed.setting.system, placed.setting.tools, base.name, keep)
 
     def answer(self, request: ModelRequest, replies: Sequence[ModelReply]) -> None:
         """Record the replies to a pending request: that of its context, then those of its branches in their order.
@@ -100,112 +279,114 @@ class Conversations:
         Raises:
             ValueError: If the request is not pending, or has another number of replies.
         """
-        placed = self._pending(request)
-        contexts = [placed.context, *placed.branches]
-        if len(replies) != len(contexts):
+        conversation, placed = self._pending(request)
+        conversations = [conversation, *placed.branches]
+        if len(replies) != len(conversations):
             raise ValueError(
-                f"got {len(replies)} replies to a request with {len(contexts) - 1} branches; expected one for the "
+                f"got {len(replies)} replies to a request with {len(conversations) - 1} branches; expected one for the "
                 "request and one for each branch: call branch() for each further reply before answer()"
             )
-        for context, reply in zip(contexts, replies, strict=True):
-            self._record(context, placed, entry_of(reply.message, reply.id))
-        self._answered.append(placed)
+        placed.branches = []
+        for answered, reply in zip(conversations, replies, strict=True):
+            entry = entry_of(reply.message, reply.id, self._replies.tags)
+            self._clock += 1
+            answered.record = replace(placed.reading, path=(*placed.reading.path, entry))
+            answered.setting, answered.pending = placed.setting, None
+            answered.answered, answered.answered_at = placed, self._clock
+            self._replies.add(entry)
+            self._owners[entry] = answered
+            for new in (*placed.reading.path[placed.reading.keep :], entry):
+                for meaning in _meanings(new):
+                    self._meanings.setdefault(meaning, {})[answered] = new
+        self._answered.append((conversation, placed))
         if len(self._answered) > _RETRIED:
-            self._forget(self._answered.popleft())
+            self._forget(*self._answered.popleft())
 
     def fail(self, request: ModelRequest) -> None:
         """Note that a request got no reply, or that its reply did not reach the program.
 
         Without a reply, its context is as it was before `place`, and a context that it opened is gone. With a reply,
         the context keeps it. In both cases the same request again is a retry.
+
+        Raises:
+            ValueError: If the request is neither pending nor one of the last that were answered.
         """
-        placed = self._placed.get(id(request))
-        if placed is None:
+        if id(request) not in self._placed:
             raise ValueError("the request is neither pending nor one of the last that were answered")
-        self._failed.append(placed)
-        if placed.context.pending is not placed:
+        conversation, placed = self._placed[id(request)]
+        self._failed.append((conversation, placed))
+        if conversation.pending is not placed:
             return
-        self._forget(placed)
-        opened = [*placed.branches, *([placed.context] if isinstance(placed.placement, Opens) else [])]
-        for context in opened:
-            del self._contexts[context.name]
+        self._forget(conversation, placed)
+        opened = [*placed.branches, *([conversation] if isinstance(placed.placement, Opens) else [])]
+        for gone in opened:
+            del self._open[gone.name]
             for key in _last_assistant(placed.reading):
-                self._asked[key].pop(context, None)
-        placed.context.pending = None
+                self._asked[key].pop(gone, None)
+        placed.branches = []
+        conversation.pending = None
 
-    def _pending(self, request: ModelRequest) -> Placed:
-        placed = self._placed.get(id(request))
-        if placed is None or placed.context.pending is not placed:
+    def _pending(self, request: ModelRequest) -> tuple[ProgramConversation, PlacedRequest]:
+        found = self._placed.get(id(request))
+        if found is None or found[0].pending is not found[1]:
             raise ValueError("the request is not pending: place it first, and answer it once")
-        return placed
+        return found
 
-    def _forget(self, placed: Placed) -> None:
+    def _forget(self, conversation: ProgramConversation, placed: PlacedRequest) -> None:
         """Let go of a request, which is large."""
         for request in placed.requests:
             self._placed.pop(id(request), None)
-        if placed.context.answered is placed:
-            placed.context.answered = None
+        if conversation.answered is placed:
+            conversation.answered = None
 
-    def _take_failed(self, request: ModelRequest) -> Placed | None:
-        """Return the failed request that a request repeats, once."""
-        for placed in self._failed:
-            if request.repeats(placed.requests[0]):
-                self._failed.remove(placed)
-                return placed
-        return None
-
-    def _record(self, context: Context, placed: Placed, reply: Entry) -> None:
-        self._clock += 1
-        context.record = replace(placed.reading, path=(*placed.reading.path, reply))
-        context.setting, context.pending = placed.setting, None
-        context.answered, context.answered_at = placed, self._clock
-        self._replies.add(reply)
-        self._owners[reply] = context
-        for entry in (*placed.reading.path[placed.reading.keep :], reply):
-            for meaning in _meanings(entry):
-                self._meanings.setdefault(meaning, {})[context] = entry
-
-    # Which contexts a request may belong to.
+    # Which conversations a request may continue.
 
     def _fits(self, request: ModelRequest) -> list[Fit]:
-        """Return how a request fits the contexts that share its last known reply, or at least its first message."""
-        fits: dict[Context, Fit] = {}
-
-        def find(index: int, contexts: Iterable[Context]) -> bool:
-            new = dict.fromkeys(context for context in contexts if context not in fits)
-            fits.update(self._fits_in([c for c in new if self._contexts.get(c.name) is c], request))
-            return any(fit.reach >= 0 or (index >= 0 and fit.reading.knows(index)) for fit in fits.values())
-
-        for index, contexts in self._candidates(request):
-            others = [context for context in contexts if not is_alike(request, context)]
-            is_found = find(-1, contexts) or find(-1, givers(request, others))  # an agent may get a conversation back
-            if is_found or find(index, ()) or find(index, self._branches(contexts)):
-                break
+        """Return how a request fits the conversations that share its last known reply, or at least its beginning."""
+        fits: FitsIn = {}
+        for index, candidates in self._candidates(request):
+            for step, near in enumerate(self._near(candidates, request)):
+                new = [one for one in dict.fromkeys(near) if one not in fits and self._open.get(one.name) is one]
+                fits |= self._fits_in(new, request)
+                if any(fit.reach >= 0 or (step and fit.reading.knows(index)) for fit in fits.values()):
+                    return list(fits.values())
         return list(fits.values())
 
-    def _fits_in(self, contexts: Sequence[Context], request: ModelRequest) -> dict[Context, Fit]:
-        """Return how a request fits contexts; only those that fit best if it continues one of them without a change.
+    def _fits_in(self, conversations: Sequence[ProgramConversation], request: ModelRequest) -> FitsIn:
+        """Return how a request fits conversations.
 
-        The others have to share as many messages with it, so it is not read against them beyond the first that differs.
+        If it only adds messages of the program to one of them, after its last reply, then others that do not share all
+        messages up to that reply are left out: they fit less well, and reading a request against each of many long
+        conversations would take long.
         """
-        likely = next((context for context in contexts if is_repeated(request, context.newest)), None)
-        fit = None if likely is None else self._fit(likely, request)
-        least = fit.reach if fit is not None and fit.is_plain else 0
+        likely = next(
+            (one for one in conversations if 0 < len(one.newest.sent) == one.newest.repeated_by(request)), None
+        )
+        fit = self._fit(likely, request) if likely else None
+        known: Sequence[Entry] = ()
+        is_plain = fit is not None and fit.rank == (fit.reading.keep, True, True) and bool(fit.reading.starts)
+        if fit is not None and is_plain and fit.reading.starts[-1][1] == fit.reach - 1:
+            known = fit.reading.path[: fit.reach]
         return {
-            context: fit if fit is not None and context is likely else self._fit(context, request)
-            for context in contexts
-            if context is likely or not least or keeps(request, context.newest, self._replies, least)
+            one: fit if fit is not None and one is likely else self._fit(one, request)
+            for one in conversations
+            if one is likely or one.newest.begins_with(known)
         }
 
-    def _branches(self, contexts: Sequence[Context]) -> list[Context]:
-        """Return the branches of contexts, and theirs."""
-        bases = set(contexts)
-        return [c for c in self._contexts.values() if not bases.isdisjoint(c.bases)] if bases else []
+    def _near(
+        self, candidates: Sequence[ProgramConversation], request: ModelRequest
+    ) -> Iterator[Sequence[ProgramConversation]]:
+        """Yield conversations, then the bases from which a request may get its conversation back, then the branches."""
+        yield candidates
+        others = [candidate for candidate in candidates if not candidate.is_alike(request)]
+        yield [base for other in others for base in other.bases if base.is_alike(request)]
+        bases = set(candidates)
+        yield [c for c in self._open.values() if not bases.isdisjoint(c.bases)] if bases else []
 
-    def _candidates(self, request: ModelRequest) -> Iterator[tuple[int, list[Context]]]:
-        """Yield contexts with the index of the message that they may share with the request, the last one first."""
-        if request.context in self._contexts:
-            yield 0, [self._contexts[request.context]]
+    def _candidates(self, request: ModelRequest) -> Iterator[tuple[int, Sequence[ProgramConversation]]]:
+        """Yield conversations with the index of the message that they may share with a request, the last one first."""
+        if request.context in self._open:
+            yield 0, [self._open[request.context]]
             return
         if (reply := self._replies.get(request.previous)) is not None:
             yield 0, self._around(reply, self._owners[reply])
@@ -216,148 +397,163 @@ class Conversations:
         if request.messages:
             yield 0, list(self._asked.get(_first_line(request.messages[0].message), ()))
 
-    def _with(self, received: ReceivedMessage, stop: Sequence[str]) -> list[Context]:
-        """Return the contexts with an assistant message."""
+    def _with(self, received: ReceivedMessage, stop: Sequence[str]) -> list[ProgramConversation]:
+        """Return the conversations with an assistant message."""
         if reply := self._replies.named(received):
             return self._around(reply, self._owners[reply])
         entry = entry_of(received.message, tags=self._replies.tags)
-        texts = (without_stop(entry.text, stop), entry.tagged[1])
-        meanings = dict.fromkeys([*_meanings(entry), *texts])
+        meanings = dict.fromkeys([*_meanings(entry), without_stop(entry.text, stop), entry.tagged[1]])
         found = [pair for meaning in meanings for pair in self._meanings.get(meaning, {}).items()]
         if not found and (reply := self._replies.written(received.message)):
             return self._around(reply, self._owners[reply])
-        return [near for context, known in found for near in self._around(known, context)]
+        return [near for owner, known in found for near in self._around(known, owner)]
 
-    def _around(self, entry: Entry, owner: Context) -> list[Context]:
+    def _around(self, entry: Entry, owner: ProgramConversation) -> list[ProgramConversation]:
+        """Return the conversation that an assistant message is in, and those whose last request ended with it."""
         return [owner, *self._asked.get(entry, ())]
 
-    def _best(self, request: ModelRequest, fits: Sequence[Fit]) -> Fit | None:
-        """Return the context that a request continues, or None if it opens one."""
-        if request.context is not None and request.context not in self._contexts:
-            return None
-        best = max(fits, key=lambda fit: (*fit.rank, fit.context.answered_at), default=None)
-        if best is not None and best.reach >= 0:
-            return best
-        shared = max((fit.reading.keep for fit in fits), default=0)
-        return self._compacted(request, shared) if request.context is None else None
+    # Whether a request continues a conversation.
 
-    def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
-        """Return the context of which a request has only a summary, which a side branch of it or itself replied.
-
-        Args:
-            request: The request.
-            shared: How many messages it shares with any context. What it shares with another one is no summary.
-        """
-        recent = heapq.nlargest(_RECENT, self._contexts.values(), key=lambda context: context.answered_at)
-        for context in recent:
-            whole = context.base if context.is_side else context
-            if whole is None or self._contexts.get(whole.name) is not whole:  # the request that opened it failed
-                continue
-            if context.pending or whole.pending or not is_alike(request, whole):
-                continue
-            reading = read(request, whole.record, self._replies)
-            new = [entry.text for entry in reading.path[reading.keep :][:3] if not entry.is_assistant]
-            is_its_own = reading.keep >= shared and (context.is_side or reading.keep)
-            if is_its_own and is_quoted(context.record.path[-1], new):
-                return Fit(whole, reading, 0, f"compacted: the reply of {context.name!r} is in the place of messages")
-        return None
-
-    def _fit(self, context: Context, request: ModelRequest) -> Fit:
-        """Return whether a request continues a context, and what it changes."""
-        reading = read(request, context.newest, self._replies)
-        is_same, is_named = is_alike(request, context), request.context == context.name
-        fit, whole, keep = Fit(context, reading, is_alike=is_same), context.record.path, reading.keep
-        if context.pending or request.role not in (None, context.role):
+    def _fit(self, conversation: ProgramConversation, request: ModelRequest) -> Fit:
+        """Return whether a request continues a conversation, and what it changes."""
+        reading = read(request, conversation.newest, self._replies)
+        is_same, is_named = conversation.is_alike(request), request.context == conversation.name
+        fit, whole, keep = Fit(conversation, reading, is_alike=is_same), conversation.record.path, reading.keep
+        if conversation.pending or request.role not in (None, conversation.role):
             return fit
-        if keep == len(whole):
-            return replace(fit, reach=keep) if is_same or is_named or may_change_setting(context, request) else fit
-        changed, head, following = difference(context, reading), whole[-1], reading.path[keep:]
+        if keep == len(whole):  # it extends what is recorded
+            is_own = is_same or is_named or _may_change_setting(conversation, request)
+            return replace(fit, reach=keep) if is_own else fit
+        changed, head, following = _difference(conversation, reading), whole[-1], reading.path[keep:]
         last = head if head in following else reading.changed.get(head)
-        if last in following:
+        if last in following:  # the last reply is in it, perhaps changed
             reach = reading.path.index(last) + 1
-            is_known = (head in reading.named or last is not head) and may_change_setting(context, request)
-            if is_named or is_known or (is_same and self._is_evidence(same_end(whole, reading.path[:reach]), keep)):
+            is_known = (head in reading.named or last is not head) and _may_change_setting(conversation, request)
+            if is_named or is_known or (is_same and self._is_evidence(whole, reading.path[:reach], keep)):
                 return replace(fit, reach=reach, changed=changed)
-        elif is_same and following and keep == len(whole) - 2 and is_longer(following[0], whole[keep]):
-            return replace(fit, reach=keep, changed=f"the reply {context.position(keep + 1)} was left out")
+        elif is_same and following and keep == len(whole) - 2 and _is_longer(following[0], whole[keep]):
+            return replace(fit, reach=keep, changed=f"the reply {conversation.position(keep + 1)} was left out")
         elif is_same and following and keep == len(whole) - 1:
             if not following[0].is_assistant:
-                return replace(fit, reach=keep, changed=f"the reply {context.position(keep)} was left out")
+                return replace(fit, reach=keep, changed=f"the reply {conversation.position(keep)} was left out")
             if is_edited_reply(following[0], head):
                 return replace(fit, reach=keep + 1, changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
 
-    def _is_evidence(self, run: Sequence[Entry], shared: int) -> bool:
-        """Return whether messages at the end are those of a context, of which a request shares others at the start."""
+    def _is_evidence(self, whole: Sequence[Entry], path: Sequence[Entry], shared: int) -> bool:
+        """Return whether the messages at the ends of a record and a request are the same by more than chance."""
+        pairs = takewhile(lambda pair: pair[0].form == pair[1].form, zip(reversed(whole), reversed(path), strict=False))
+        run = [entry for entry, _ in pairs]
         is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
         return (len(run) > 1 or (is_unique and shared > 0)) and is_long(run)
 
+    def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
+        """Return the conversation of which a request has only a summary, which a side branch of it or itself replied.
+
+        Args:
+            request: The request.
+            shared: How many messages it shares with any conversation. What it shares with another is not a summary.
+        """
+        recent = heapq.nlargest(_RECENT, self._open.values(), key=lambda conversation: conversation.answered_at)
+        for side in recent:
+            whole = side.base if side.is_side else side
+            if whole is None or self._open.get(whole.name) is not whole:  # the request that opened it failed
+                continue
+            if side.pending or whole.pending or not whole.is_alike(request):
+                continue
+            reading = read(request, whole.record, self._replies)
+            new = [entry.text for entry in reading.path[reading.keep :][:3] if not entry.is_assistant]
+            is_its_own = reading.keep >= shared and (side.is_side or reading.keep)
+            if is_its_own and is_quoted(side.record.path[-1], new):
+                return Fit(whole, reading, 0, f"compacted: the reply of {side.name!r} is in the place of messages")
+        return None
+
     # Opening a context.
 
-    def _open(self, request: ModelRequest, fits: Sequence[Fit], failed: Placed | None) -> Placed:
-        setting = setting_of(request)
-        shared = [fit for fit in fits if shares_history(fit, setting)]
-        best = max(shared, key=lambda fit: (fit.reading.keep, *closeness(fit.context, setting)), default=None)
+    def _opening(
+        self, request: ModelRequest, fits: Sequence[Fit], failed: tuple[ProgramConversation, PlacedRequest] | None
+    ) -> tuple[ProgramConversation, PlacedRequest]:
+        """Open a context for a request, based on the conversation with which it shares most."""
+        setting = Setting.of(request)
+        shared = [fit for fit in fits if fit.shares_history(setting)]
+        best = max(shared, key=lambda fit: _closeness(fit, setting), default=None)
         reading = best.reading if best else read(request, Reading(), self._replies)
-        base, keep = (best.context, best.reading.keep) if best else (None, 0)
-        others = [
-            fit
-            for fit in shared
-            if fit.reading.keep == keep and fit.reading.path[keep - 1] is not reading.path[keep - 1]
-        ]
-        kind = kind_of(base, setting) if self._contexts else "main"
-        role = request.role or self._given_role(request) or (base.role if base and kind == "branch" else kind)
-        context = Context(self._new_name(request, role, failed), role, setting, base, kind == "side")
-        self._contexts[context.name] = context
-        opens = Opens(
-            context=context.name,
+        base, keep = (best.conversation, reading.keep) if best else (None, 0)
+        kind = "agent"
+        if base and setting.is_same(base.setting):
+            kind = "branch"
+        elif base and (not setting.tools or setting.has_system_of(base.setting)):
+            kind = "side"
+        role = request.role
+        if role is None and self._role_of is not None:
+            system = [] if request.system is None else [Message(role="system", content=request.system)]
+            role = self._role_of([*system, *(received.message for received in request.messages)])
+        role = role or ("main" if not self._open else base.role if base and kind == "branch" else kind)
+        if request.context is not None and request.context not in self._open:
+            name = request.context
+        elif failed and isinstance(failed[1].placement, Opens) and failed[0].name not in self._open:
+            name = failed[0].name
+        else:
+            name = self._new_name(role) if self._open else "main"
+        conversation = ProgramConversation(name, role, setting, base, bool(self._open) and kind == "side")
+        self._open[name] = conversation
+        others = (fit.reading for fit in shared if fit.reading.keep == keep)
+        placement = Opens(
+            context=name,
             role=role,
             messages=_messages(reading.path[keep:]),
             system=setting.system,
             tools=setting.tools,
             base=base.name if base else None,
             keep=base.position(keep) if base else 0,
-            was_choice=bool(others),
+            was_choice=any(other.path[keep - 1] is not reading.path[keep - 1] for other in others),
         )
-        return Placed([request], opens, context, reading, setting)
+        return conversation, PlacedRequest([request], placement, reading, setting)
 
-    def _given_role(self, request: ModelRequest) -> str | None:
-        if self._role_of is None:
-            return None
-        system = [] if request.system is None else [Message(role="system", content=request.system)]
-        return self._role_of([*system, *(received.message for received in request.messages)])
-
-    def _new_name(self, request: ModelRequest, role: str, failed: Placed | None) -> str:
-        if request.context is not None and request.context not in self._contexts:
-            return request.context
-        if failed and isinstance(failed.placement, Opens) and failed.context.name not in self._contexts:
-            return failed.context.name
-        return self._name(role) if self._contexts else "main"
-
-    def _name(self, role: str) -> str:
+    def _new_name(self, role: str) -> str:
         """Return a name that no context had."""
         while True:
             self._opened[role] = number = self._opened.get(role, 0) + 1
-            if (name := f"main/{role}-{number}") not in self._contexts:
+            if (name := f"main/{role}-{number}") not in self._open:
                 return name
 
 
-def _continue(request: ModelRequest, fit: Fit, *, was_choice: bool) -> Placed:
-    context, reading, setting = fit.context, fit.reading, setting_of(request)
-    is_edit = reading.keep < len(context.record.path)
-    continues = Continues(
-        context=context.name,
-        messages=_messages(reading.path[reading.keep :]),
-        keep=context.position(reading.keep) if is_edit else None,
-        changed=fit.changed,
-        system=None if setting.has_system_of(context.setting) else setting.system or "",
-        tools=None if setting.has_tools_of(context.setting) else setting.tools,
-        was_choice=was_choice,
-    )
-    return Placed([request], continues, context, reading, setting)
+def _may_change_setting(conversation: ProgramConversation, request: ModelRequest) -> bool:
+    """Return whether a request with another system message or other tools may continue a conversation.
+
+    Both are other in another conversation. Fewer tools and an instruction, or another system message without any tools,
+    are those of a side request, such as for a title.
+    """
+    old, new = conversation.setting, Setting.of(request)
+    if new.has_tools_of(old):
+        return new.has_system_of(old) or bool(new.tools) or new.resembles(old)
+    is_instructed = not request.messages or request.messages[-1].message.role != "tool"
+    return new.has_system_of(old) and bool(new.tools) and (new.extends_tools_of(old) or not is_instructed)
 
 
-def _messages(path: Sequence[Entry]) -> tuple[Message, ...]:
+def _closeness(fit: Fit, setting: Setting) -> tuple[int, int, bool, int]:
+    """Return how conversations with the same messages are told apart as a base."""
+    base = fit.conversation
+    return fit.reading.keep, -len(base.bases), setting.is_same(base.setting), base.answered_at
+
+
+def _is_longer(sent: Entry, recorded: Entry) -> bool:
+    """Return whether a message is another one to which text was added: programs merge messages of one role."""
+    return sent.form[:-1] == recorded.form[:-1] and sent.text.startswith(recorded.text) and not sent.is_assistant
+
+
+def _difference(conversation: ProgramConversation, reading: Reading) -> str:
+    """Return what changed first, for people. Messages are counted like `keep`."""
+    keep, first = reading.keep, conversation.position(reading.keep)
+    dropped, following = conversation.record.path[keep:], reading.path[keep:]
+    if following and following[0] not in dropped:
+        is_inserted = dropped[:1] == following[1:2]
+        return f"message {first} ({following[0].message.role}) {'was inserted' if is_inserted else 'differs'}"
+    last = first - 1 + (dropped.index(following[0]) if following else len(dropped))
+    return f"message {first} was left out" if last == first else f"messages {first} to {last} were left out"
+
+
+def _messages(path: Iterable[Entry]) -> tuple[Message, ...]:
     return tuple(entry.message for entry in path)
 
 

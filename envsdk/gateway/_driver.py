@@ -8,18 +8,19 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
-from ..authoring._machinery import EnvConfig, EnvDriver
+from ..authoring._driver import Driver
 from ..contexts._edits import Edit
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
 from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
 from ..limits import StopReason
 from ..messages import Message, ToolCall
-from ..rendering.renderer import TokenIds
+from ..rendering.renderer import TokenIds, as_given, check_image
 from ._background import background_server
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
@@ -50,20 +51,18 @@ class _Full:
     """How many were refused for that since then."""
 
 
-class ProgramDriver(EnvDriver):
+class ProgramDriver(Driver):
     """Meets the program's requests in a session, and recognizes what they mean."""
 
-    may_be_async: ClassVar[tuple[str, ...]] = ("start", "respond")
     why_no_fork: ClassVar[str | None] = "its program runs; play the episode again with the same seed"
 
-    @override
-    def _read_config(self, config: Mapping[str, Any]) -> EnvConfig:
+    def __init__(self, *given: Any) -> None:
         self._session: ProgramSession | None = None
         self._program: Program | None = None
         self._asked: Asked | None = None  # the request that is being answered
         self._placed: deque[tuple[Asked, Turn]] = deque()  # requests whose turns come next
         self._why_not_sampled: Callable[[str, str, Any], str | None] | None = None
-        return super()._read_config(config)
+        super().__init__(*given)
 
     # Episodes.
 
@@ -134,7 +133,7 @@ class ProgramDriver(EnvDriver):
 
     def new_session(self) -> ProgramSession:
         """Return the session of an episode."""
-        return ProgramSession(self.count_tokens, self.renderer.check_image)
+        return ProgramSession(self.count_tokens, partial(check_image, self.renderer))
 
     def open_session(self, session: ProgramSession) -> None:
         """Serve the session, and start the program."""
@@ -425,7 +424,7 @@ class ProgramDriver(EnvDriver):
         known = self._inner.get(id(message))
         if known is not None:
             return known[1]
-        inner = self.renderer.as_given(message)
+        inner = as_given(self.renderer, message)
         if message.role == "tool":
             inner = inner.model_copy(update={"tool_call_id": self._inner_id(message.tool_call_id, message.name)})
         elif message.tool_calls:  # a reply that the program changed, or wrote

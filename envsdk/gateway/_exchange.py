@@ -154,6 +154,7 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 async def error_response(error: RequestError, exchange: Exchange) -> Response:
     """Return an error in the form of the request's protocol."""
+    error.__traceback__ = None  # its frames hold the request, whose future holds the error
     headers = error.headers if isinstance(error, Refusal) else None
     wire = await wire_format(exchange.protocol)
     return json_response(wire.error(error), error.status, headers)

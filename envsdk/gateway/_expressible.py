@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from ..contexts._context import Context
 from ..errors import RenderError, RequestError, TokenizerError, message_of
 from ..messages import Message, ToolSchema
-from ..rendering.renderer import Renderer
-from ._placements import Continues, Opens
+from ..rendering.emission import Emission
+from ..rendering.family import FamilyRenderer
+from ..rendering.renderer import Renderer, check_image, refuse_images
+from ._conversations import Continues, Opens
 
 
 def inexpressible(error: RenderError | TokenizerError) -> RequestError:
@@ -19,7 +21,7 @@ def check_expressible(
 ) -> None:
     """Check that a renderer can express a request. Nothing is tokenized, and a continuation costs O(new messages).
 
-    A renderer that renders whole conversations only is asked about images only: it would render at each request.
+    Of a renderer of whole conversations, only images are checked: it would render at each request.
 
     Args:
         renderer: The renderer.
@@ -32,15 +34,15 @@ def check_expressible(
     """
     try:
         _check_images(renderer, messages, _first_new(placed, contexts))
-        if renderer.renders_whole:
+        if not isinstance(renderer, FamilyRenderer):
             return
-        out = renderer.emission()
+        out = Emission(renderer.encoder)
         if isinstance(placed, Continues) and placed.keep is None and placed.system is None and placed.tools is None:
             known = contexts[placed.context].conversation
             renderer.emit_conversation(out, [known[-1], *messages], first=1)
             return
         whole, tools = _whole(placed, messages, contexts)
-        renderer.emit_history(out, whole, "keep", tools=tools, generation_prompt=True)
+        renderer.emit_conversation(out, whole, tools=tools)
     except RenderError as error:
         raise inexpressible(error) from error
 
@@ -54,9 +56,9 @@ def _first_new(placed: Continues | Opens, contexts: Mapping[str, Context]) -> in
 
 def _check_images(renderer: Renderer, messages: Sequence[Message], first: int) -> None:
     """Check that a renderer can write the images of messages. The processor's results are cached."""
-    renderer.refuse_images(messages, first)
+    refuse_images(renderer, messages, first)
     for image in (image for message in messages for image in message.images):
-        renderer.check_image(image)
+        check_image(renderer, image)
 
 
 def _whole(

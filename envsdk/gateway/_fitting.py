@@ -10,7 +10,7 @@ from ..images import Image
 from ..messages import Message
 from ..rendering._vision import Vision
 from ..rendering.renderer import Renderer
-from ._placements import Continues, Opens
+from ._conversations import Continues, Opens
 
 _SCAFFOLD = 64  # tokens of a model family around a message, and for the next reply
 

@@ -170,9 +170,9 @@ class Gateway:
 
     async def _read(self, request: Request, body: type[Body]) -> Body:
         """Return a checked body."""
-        read = await read_json(request, self.limits.max_body_bytes, self.limits.body_timeout_s)
+        value, _ = await read_json(request, self.limits.max_body_bytes, self.limits.body_timeout_s)
         try:
-            return body.model_validate(read.value)
+            return body.model_validate(value)
         except ValidationError as error:
             raise RequestError(what_is_invalid(error)) from None
 

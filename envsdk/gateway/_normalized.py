@@ -9,12 +9,12 @@ import contextlib
 import json
 import re
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from ..messages import ImagePart, Message, ToolCall, ToolSchema
-from ._requests import INVALID_JSON
+from ._requests import INVALID_JSON, ModelRequest
 
 Form: TypeAlias = tuple[Hashable, ...]
 """Equal for messages that mean the same at one place of a conversation. The text is its last part."""
@@ -236,7 +236,12 @@ class Setting:
     """
 
     system: str | None = None
-    tools: tuple[ToolSchema, ...] = field(default=())
+    tools: tuple[ToolSchema, ...] = ()
+
+    @staticmethod
+    def of(request: ModelRequest) -> "Setting":
+        """Return the system message and the tools of a request."""
+        return Setting(request.system, tuple(request.tools))
 
     def has_system_of(self, other: "Setting") -> bool:
         """Return whether the system messages have the same text."""

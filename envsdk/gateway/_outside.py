@@ -2,22 +2,24 @@
 
 import asyncio
 import secrets
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
+from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
-from ..authoring._machinery import DRIVERS
-from ..episodes._driver import driver_of
 from ..episodes._turn import Turn
 from ..errors import DeadlineExceeded, EpisodeError, RequestError
 from ..limits import Limits, StopReason
 from ..messages import Message
 from ..policies._policy import PolicyLike
+from ..rendering.renderer import check_image
 from ..rollouts._jobs import Job
 from ..rollouts._player import Player, PlaySettings
 from ..rollouts._run_folder import RunFolder
@@ -40,21 +42,6 @@ class _Open:
     is_late: bool = False
     """Whether it is ended before its last reply, which takes too long."""
     playing: "asyncio.Task[Trajectory] | None" = None
-
-
-class OutsideEnv(ProgramEnv):
-    """An environment whose program runs elsewhere, and sends its requests to a standalone gateway.
-
-    Args:
-        opened: The sessions by the ids of their episodes.
-        **options: See `Env`.
-    """
-
-    limit_grace_s: ClassVar[float | None] = None  # the session is closed, or becomes idle
-
-    def __init__(self, opened: Mapping[str, _Open], **options: Any) -> None:
-        super().__init__(**options)
-        self.opened = opened
 
 
 class OutsideDriver(ProgramDriver):
@@ -93,7 +80,20 @@ class OutsideDriver(ProgramDriver):
         return cast("OutsideEnv", self.env).opened[episode_id]
 
 
-DRIVERS[OutsideEnv] = OutsideDriver
+class OutsideEnv(ProgramEnv):
+    """An environment whose program runs elsewhere, and sends its requests to a standalone gateway.
+
+    Args:
+        opened: The sessions by the ids of their episodes.
+        **options: See `Env`.
+    """
+
+    _envsdk_driver: ClassVar[type[Driver]] = OutsideDriver
+    limit_grace_s: ClassVar[float | None] = None  # the session is closed, or becomes idle
+
+    def __init__(self, opened: Mapping[str, _Open], **options: Any) -> None:
+        super().__init__(**options)
+        self.opened = opened
 
 
 class PlayedSessions:
@@ -174,7 +174,7 @@ class PlayedSessions:
         if episode_id in self._opened or (self.folder is not None and self.folder.has(episode_id)):
             raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
         counting = self._counting
-        session = ProgramSession(counting.count_tokens, counting.renderer.check_image, options.get("role"))
+        session = ProgramSession(counting.count_tokens, partial(check_image, counting.renderer), options.get("role"))
         opened = self._opened[episode_id] = _Open(session, limits)
         self._ids[session.id] = episode_id
         task = {"task": options["task"]} if options.get("task") is not None else {}
@@ -244,7 +244,9 @@ class PlayedSessions:
         assert self._player is not None
         opened = self._opened[job.id]
         try:
-            return (await self._player.play(job)).trajectory
+            played = await self._player.play(job)
+            _release_frames(played.error)
+            return played.trajectory
         except asyncio.CancelledError:
             if not opened.is_late or opened.env is None:
                 raise
@@ -254,6 +256,13 @@ class PlayedSessions:
             trajectory = opened.env.fail(late)
             trajectory.error_kind = "infrastructure"
             return trajectory
+
+
+def _release_frames(error: BaseException | None) -> None:
+    """Let go of the frames in which an error was raised: they hold it, and all of the episode, in a cycle."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__, error = None, error.__cause__ or error.__context__
 
 
 def _summary(trajectory: Trajectory) -> dict[str, Any]:

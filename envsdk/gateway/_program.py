@@ -4,9 +4,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
-from ..authoring._machinery import DRIVERS
-from ..episodes._driver import driver_of
 from ..episodes._turn import Turn
 from ..messages import Message
 from ._driver import ProgramDriver
@@ -36,6 +35,7 @@ class ProgramEnv(Env):
     It needs the packages of `pip install 'envsdk[gateway]'`. A program that runs cannot be copied: `fork` is refused.
     """
 
+    _envsdk_driver: ClassVar[type[Driver]] = ProgramDriver
     blocking: ClassVar[bool | None] = False  # its program runs in a thread of its own
     command: Sequence[str] | None = None
     """The program and its arguments; it may be set in `__init__` or `prepare`. None calls `run`."""
@@ -96,6 +96,3 @@ def _driver(env: ProgramEnv) -> ProgramDriver:
     driver = driver_of(env)
     assert isinstance(driver, ProgramDriver)
     return driver
-
-
-DRIVERS[ProgramEnv] = ProgramDriver

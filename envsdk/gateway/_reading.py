@@ -1,13 +1,12 @@
 """Reads the messages of a request as the messages of a recorded conversation, wherever they are the same.
 
-What was the same JSON in the context's last request is neither normalized nor compared again.
+What was the same JSON in the conversation's last request is neither normalized nor compared again.
 """
 
-import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice, takewhile
+from itertools import groupby, takewhile
 
 from ..messages import Message, ToolCall
 from ._normalized import Entry, Form, entry_of, has_same_reasoning, ids_in, is_same_reply
@@ -26,7 +25,7 @@ class Reading:
         calls: The calls by the ids that the program sent instead of the gateway's.
         keep: How many messages at the start are those of the conversation that it was read against.
         named: The replies that were identified by an id, or by it and their text.
-        changed: The messages in the place of replies that were identified by an id, but say something else.
+        changed: The messages in the place of replies that were identified by an id, but have other content.
     """
 
     path: tuple[Entry, ...] = ()
@@ -42,6 +41,17 @@ class Reading:
         """Return whether the assistant message that the program sent at an index is one of the first `keep`."""
         found = bisect_left(self.starts, (index, 0))
         return found < len(self.starts) and self.starts[found][0] == index and self.starts[found][1] < self.keep
+
+    def begins_with(self, messages: Sequence[Entry]) -> bool:
+        """Return whether its first messages are the same as those given."""
+        pairs = zip(messages, self.path, strict=False)
+        return len(self.path) >= len(messages) and all(one.form == other.form for one, other in pairs)
+
+    def repeated_by(self, request: ModelRequest) -> int:
+        """Return how many messages at the start of a request are those that were sent, as the same JSON."""
+        pairs = zip(self.sent, request.messages, strict=False)
+        same = (one is other or (one.raw is not None and one.raw == other.raw) for one, other in pairs)
+        return len(list(takewhile(bool, same)))
 
 
 class Replies:
@@ -81,7 +91,13 @@ class Replies:
 
 def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
     """Return the conversation of a request, with the recorded messages of another one wherever they are the same."""
-    begin, known, keep = _same_json(request, recorded)
+    begin = recorded.repeated_by(request)
+    known, keep = len(recorded.starts), recorded.asked
+    if begin < len(recorded.sent):
+        # Read on from the reply before the change, which names the calls of its results.
+        known = max(0, bisect_right(recorded.starts, (begin, len(recorded.path))) - 1)
+        is_after_reply = recorded.starts and recorded.starts[known][0] <= begin
+        begin, keep = recorded.starts[known] if is_after_reply else (0, 0)
     reader = _Reader(recorded, replies, request.stop, keep)
     for turn in _turns(request.messages[begin:], replies):
         reader.read(turn)
@@ -97,47 +113,6 @@ def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
     )
 
 
-def keeps(request: ModelRequest, recorded: Reading, replies: Replies, least: int) -> bool:
-    """Return whether `read` would find the first `least` messages of a recorded conversation at the start of a request.
-
-    It costs O(messages up to the first change).
-    """
-    begin, _, keep = _same_json(request, recorded)
-    reader = _Reader(recorded, replies, request.stop, keep)
-    for turn in _turns(request.messages[begin:], replies):
-        if reader.keep >= least or reader.is_changed:
-            break
-        reader.read(turn)
-    return reader.keep >= least
-
-
-def is_repeated(request: ModelRequest, recorded: Reading) -> bool:
-    """Return whether a request begins with all messages that the program sent before, as the same JSON."""
-    return 0 < len(recorded.sent) == _common(recorded.sent, request.messages)
-
-
-def _same_json(request: ModelRequest, recorded: Reading) -> tuple[int, int, int]:
-    """Return where to begin to read a request: how many messages, assistant messages and recorded ones come before."""
-    begin = _common(recorded.sent, request.messages)
-    if begin == len(recorded.sent):
-        return begin, len(recorded.starts), recorded.asked
-    # Read on from the reply before the change, which names the calls of its results.
-    known = max(0, bisect_right(recorded.starts, (begin, len(recorded.path))) - 1)
-    begin, keep = recorded.starts[known] if recorded.starts and recorded.starts[known][0] <= begin else (0, 0)
-    return begin, known, keep
-
-
-def _common(before: Sequence[ReceivedMessage], now: Sequence[ReceivedMessage]) -> int:
-    """Return how many messages at the start are the same objects, or have the same JSON."""
-    same = len(list(takewhile(bool, map(operator.is_, before, now))))
-    rest = zip(islice(before, same, None), islice(now, same, None), strict=False)
-    return same + len(list(takewhile(lambda pair: _is_same_json(*pair), rest)))
-
-
-def _is_same_json(one: ReceivedMessage, other: ReceivedMessage) -> bool:
-    return one is other or (one.raw is not None and one.raw == other.raw)
-
-
 def _turns(messages: Sequence[ReceivedMessage], replies: Replies) -> Iterator[list[ReceivedMessage]]:
     """Yield messages in turns that end with a reply. What follows has no effect on how a turn is read.
 
@@ -150,9 +125,12 @@ def _turns(messages: Sequence[ReceivedMessage], replies: Replies) -> Iterator[li
         if ends is not None and received.message.role == "tool":
             after.append(received)
             continue
-        if ends is not None and not _is_split(ends, received, replies, has_results=bool(after)):
-            yield turn
-            turn = []
+        if ends is not None:
+            reply = replies.named(received) if received.message.role == "assistant" else None
+            first = replies.named(ends)
+            if reply is None or not (first is reply or (first is None and not after and not ends.message.tool_calls)):
+                yield turn
+                turn = []
         turn += after
         turn.append(received)
         ends, after = received if received.message.role == "assistant" else None, []
@@ -160,14 +138,6 @@ def _turns(messages: Sequence[ReceivedMessage], replies: Replies) -> Iterator[li
         yield turn
         turn = []
     yield turn + after
-
-
-def _is_split(one: ReceivedMessage, other: ReceivedMessage, replies: Replies, *, has_results: bool) -> bool:
-    """Return whether two messages may be parts of the same reply."""
-    if (reply := replies.named(other)) is None or other.message.role != "assistant":
-        return False
-    first = replies.named(one)
-    return first is reply or (first is None and not has_results and not one.message.tool_calls)
 
 
 def _in_call_order(messages: Sequence[ReceivedMessage]) -> Iterator[ReceivedMessage]:
@@ -187,19 +157,17 @@ class _Reader:
 
     def __init__(self, recorded: Reading, replies: Replies, stop: Sequence[str], keep: int) -> None:
         self._recorded, self._replies, self._stop = recorded, replies, stop
-        self.path = list(islice(recorded.path, keep))
+        self.path = list(recorded.path[:keep])
         self.keep = keep
         self.starts: list[tuple[int, int]] = []
         self.calls: dict[str, ToolCall] = {}
         self.named: set[Entry] = set()
         self.changed: dict[Entry, Entry] = {}
-        self._later: _Later | None = None  # after the first change: what is left of the record
+        self._later: dict[Entry, int] | None = None
+        """After the first change: the places of the recorded messages that were left then."""
+        self._next = 0
+        """The first of these places that may still come: messages are recognized in their order."""
         self._read = 0
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether a message was not the recorded one at its place."""
-        return self._later is not None
 
     def read(self, messages: Sequence[ReceivedMessage]) -> None:
         """Read the messages of a turn."""
@@ -207,8 +175,7 @@ class _Reader:
         while index < len(messages):
             if merged := self._merged(messages, index):
                 index += merged
-                continue
-            if messages[index].message.role == "assistant":
+            elif messages[index].message.role == "assistant":
                 index += self._reply(messages, index)
             else:
                 self._append(self._other(messages[index].message))
@@ -221,44 +188,60 @@ class _Reader:
         return self._recorded.path[self.keep] if self._later is None and self.keep < len(self._recorded.path) else None
 
     def _append(self, entry: Entry) -> None:
-        if entry is self._expected:
+        expected = self._expected
+        if entry is expected:
             self.keep += 1
-        elif self._expected:
-            self._later = _Later(self._recorded.path, self.keep)
-        if self._later:
-            self._later.pass_by(entry)
+        elif expected is not None:
+            self._change()
+        if self._later is not None:
+            self._next = max(self._next, self._later.get(entry, -1) + 1)
         self.path.append(entry)
+
+    def _change(self) -> None:
+        """Note that a message was not the recorded one at its place."""
+        self._next, path = self.keep, self._recorded.path
+        self._later = {path[place]: place for place in range(self.keep, len(path))}
 
     def _known(self, sent: Entry) -> Entry:
         """Return the recorded message that a message is, or the message itself."""
         if (expected := self._expected) is not None:
             if expected.form == sent.form and has_same_reasoning(sent, expected):
                 return expected
-            self._later = _Later(self._recorded.path, self.keep)
+            self._change()
         if self._later is None:
             return sent
-        bare = self._later.find(sent, (*sent.form[:-1], sent.tagged[1])) if sent.is_assistant else None
-        return self._later.find(sent, sent.form) or (bare if bare and is_same_reply(sent, bare) else sent)
+        bare = self._left(sent, (*sent.form[:-1], sent.tagged[1])) if sent.is_assistant else None
+        return self._left(sent, sent.form) or (bare if bare and is_same_reply(sent, bare) else sent)
+
+    def _left(self, sent: Entry, form: Form) -> Entry | None:
+        """Return the next recorded message with a form, and with the reasoning that was sent."""
+        left = (self._recorded.path[place] for place in range(self._next, len(self._recorded.path)))
+        return next((entry for entry in left if entry.form == form and has_same_reasoning(sent, entry)), None)
 
     def _reply(self, messages: Sequence[ReceivedMessage], index: int) -> int:
         """Read an assistant's message, or all parts of a reply that was split; return how many messages they are."""
         parts = [received for received in messages[index:] if received.message.role == "assistant"]
         link = next((entry for part in parts if (entry := self._replies.named(part))), None)
-        if (
-            len(parts) > 1
-            and link is not None
-            and is_same_reply(entry_of(_joined(parts), tags=self._replies.tags), link, self._stop)
-        ):
-            self._append_reply(_joined(parts), link, index)
-            for received in messages[index:]:
-                if received.message.role == "tool":
-                    self._append(self._other(received.message))
-            return len(messages) - index
+        if len(parts) > 1 and link is not None:
+            texts = (part.message.content.strip() for part in parts)
+            reasoning = dict.fromkeys(part.message.reasoning for part in parts if part.message.reasoning)
+            whole = Message(
+                role="assistant",
+                content="\n".join(filter(None, texts)),
+                reasoning="\n".join(reasoning) or None,
+                tool_calls=tuple(call for part in parts for call in part.message.tool_calls),
+            )
+            if is_same_reply(entry_of(whole, tags=self._replies.tags), link, self._stop):
+                self._append_reply(whole, link, index)
+                for received in messages[index:]:
+                    if received.message.role == "tool":
+                        self._append(self._other(received.message))
+                return len(messages) - index
         message = messages[index].message
         link = self._replies.named(messages[index]) or self._replies.written(message)
-        sent, expected = entry_of(message, tags=self._replies.tags), self._expected
         changed = self._recorded.changed.get(link) if link else None  # what the program put in its place before
-        likely = (changed if changed in self._recorded.path else None, link, expected)
+        likely = (changed if changed in self._recorded.path else None, link, self._expected)
+        sent = entry_of(message, tags=self._replies.tags)
         same = (one for one in likely if one and one.is_assistant and is_same_reply(sent, one, self._stop))
         entry = next(same, None) or self._known(sent)
         if link is not None and entry is not link:
@@ -278,77 +261,34 @@ class _Reader:
         self._append(entry)
 
     def _other(self, message: Message) -> Entry:
-        call = self._call(message.tool_call_id) if message.role == "tool" else None
-        if call and (call.id, call.name) != (message.tool_call_id, message.name):
-            message = message.model_copy(update={"tool_call_id": call.id, "name": call.name})
+        """Return the message of the program that a message is; a result names its call as the program sent it."""
+        if (name := message.tool_call_id) is not None and message.role == "tool":
+            call = self.calls.get(name) or self._recorded.calls.get(name)
+            if call is None and (reply := self._replies.get(name)) is not None:
+                call = next((call for call in reply.message.tool_calls if call.id == name), None)
+            if call and (call.id, call.name) != (name, message.name):
+                message = message.model_copy(update={"tool_call_id": call.id, "name": call.name})
         return self._known(entry_of(message))
-
-    def _call(self, name: str | None) -> ToolCall | None:
-        """Return the call that a result names: as the program sent it, if it changed the call."""
-        if (call := self.calls.get(name or "") or self._recorded.calls.get(name or "")) is not None:
-            return call
-        reply = self._replies.get(name)
-        return reply and next((call for call in reply.message.tool_calls if call.id == name), None)
 
     def _merged(self, messages: Sequence[ReceivedMessage], index: int) -> int:
         """Read messages that have the text of as many or more or fewer recorded ones, and return how many they are."""
         expected = self._expected
-        if not expected or messages[index].message.role in ("assistant", "tool") or expected.form[0] in _UNMERGED:
-            return 0
-        if expected.message.images:  # only texts are merged
-            return 0
-        first, place, sent, recorded = index, self.keep, "", ""
+        if not expected or expected.message.images or expected.message.role in ("assistant", "tool"):
+            return 0  # only texts of the program are merged
+        form, first, place, sent, recorded = expected.form[:-1], index, self.keep, "", ""
         while sent or recorded or index == first:
             if not sent:
-                if (
-                    index == len(messages)
-                    or (entry := entry_of(messages[index].message)).form[:-1] != expected.form[:-1]
-                ):
+                if index == len(messages) or (entry := entry_of(messages[index].message)).form[:-1] != form:
                     return 0
                 sent, index = entry.text, index + 1
             if not recorded:
-                if (
-                    place == len(self._recorded.path)
-                    or (entry := self._recorded.path[place]).form[:-1] != expected.form[:-1]
-                ):
+                path = self._recorded.path
+                if place == len(path) or path[place].form[:-1] != form:
                     return 0
-                recorded, place = entry.text, place + 1
+                recorded, place = path[place].text, place + 1
             if not (sent.startswith(recorded) or recorded.startswith(sent)):
                 return 0
             sent, recorded = sent[len(recorded) :].lstrip(), recorded[len(sent) :].lstrip()
         for entry in self._recorded.path[self.keep : place]:
             self._append(entry)
         return index - first
-
-
-_UNMERGED = ("assistant", "tool")
-
-
-def _joined(parts: Sequence[ReceivedMessage]) -> Message:
-    """Return the parts of a reply as one message."""
-    messages = [part.message for part in parts]
-    text = "\n".join(filter(None, (message.content.strip() for message in messages)))
-    reasoning = "\n".join(dict.fromkeys(message.reasoning for message in messages if message.reasoning)) or None
-    calls = tuple(call for message in messages for call in message.tool_calls)
-    return Message(role="assistant", content=text, reasoning=reasoning, tool_calls=calls)
-
-
-class _Later:
-    """The recorded messages that may still come after a change, in their order."""
-
-    def __init__(self, path: Sequence[Entry], start: int) -> None:
-        self._path, self._next = path, start
-        self._place = {path[place]: place for place in range(start, len(path))}
-        self._places: dict[Form, list[int]] = {}
-        for entry, place in self._place.items():
-            self._places.setdefault(entry.form, []).append(place)
-
-    def find(self, sent: Entry, form: Form) -> Entry | None:
-        """Return the next message with a form, and the reasoning that was sent."""
-        places = self._places.get(form, [])
-        later = (self._path[place] for place in islice(places, bisect_left(places, self._next), None))
-        return next((entry for entry in later if has_same_reasoning(sent, entry)), None)
-
-    def pass_by(self, entry: Entry) -> None:
-        """Find only what comes after a message, if it is one of them."""
-        self._next = max(self._next, self._place.get(entry, -1) + 1)

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from ..errors import ConfigError, RequestError
 from ..images import Image
-from ._growing_json import ParsedBody
 from ._protocols import SessionMemory
 from ._requests import ModelReply, ModelRequest
 
@@ -96,8 +95,7 @@ class OpenSession:
         waiting: How many requests are being answered.
         memory: What the protocols remember of earlier requests.
         reading: Held while a request is read, because `memory` cannot be used by two threads.
-        last_body: The body of the last request that was read. The next one begins with most of it. It takes at
-            most `ServerLimits.max_body_bytes`, and as much as its value; it is freed with the session.
+        largest_body: The size of the largest body of a request, in bytes.
     """
 
     session: Session
@@ -108,7 +106,7 @@ class OpenSession:
     waiting: int = 0
     memory: SessionMemory = field(default_factory=SessionMemory)
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    last_body: ParsedBody | None = None
+    largest_body: int = 0
 
     @contextmanager
     def answering(self) -> Generator[None]:

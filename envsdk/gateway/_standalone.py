@@ -18,7 +18,7 @@ from ._sessions import OpenSession, Session, Sessions
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 1000
-_LARGE_BYTES = 2**20  # of the last request of a session, whose memory is given back when it is closed
+_LARGE_BYTES = 2**20  # of a request of a session, whose memory is given back when it is closed
 
 
 class SessionFactory(Protocol):
@@ -154,7 +154,7 @@ class ManagedSessions:
             removed = self.open_sessions.remove(session_id)
             if removed is None:
                 raise not_found()
-            is_large = removed.last_body is not None and len(removed.last_body.body) > _LARGE_BYTES
+            is_large = removed.largest_body > _LARGE_BYTES
             closing = self._closing[session_id] = asyncio.create_task(self._close(session_id, reason, is_large))
             del removed  # with what it holds
             closing.add_done_callback(retrieve)

@@ -78,7 +78,7 @@ class ReplyPolicy:
         renderer = pending.context.renderer
         reply = self._reply(cast("Env", pending.env))  # every environment of an episode is an Env
         message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
-        tokens = renderer.reply(renderer.as_given(message))
+        tokens = renderer.reply(message)
         pieces = renderer.tokenizer.token_bytes(tokens)
         text = b"".join(pieces)
         ends = [text.index(name) + len(name) for name in map(str.encode, stop) if name in text]

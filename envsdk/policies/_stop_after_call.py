@@ -101,9 +101,8 @@ class _Watch:
 
     def _can_end(self) -> bool:
         """Return whether the reply, closed as the next observation closes it, reads without errors."""
-        out = self._renderer.emission()
-        out.scaffold(self._renderer.closing(self._sampled))
-        closed = [*self._sampled, *out.tokens()[0].tolist()]
+        closing = self._renderer.extend(self._sampled, [], generation_prompt=False)
+        closed = [*self._sampled, *closing.tolist()]
         stops = [index for index, token in enumerate(closed) if token in self._renderer.stop_token_ids]
         read = closed[: stops[0] + 1] if stops else closed
         return not self._renderer.parse(read, prompt_tail=self._prompt_tail).errors

@@ -125,7 +125,7 @@ def render_template(
         RenderError: If the tokenizer has no chat template, or the template rejects the conversation.
     """
     text, arguments = own_template(renderer)
-    read = renderer.template_messages(messages)
+    read = [*map(renderer.template_form, messages)]
     return render_text(text, read, tools, generation_prompt=generation_prompt, arguments=arguments)
 
 

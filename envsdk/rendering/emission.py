@@ -8,8 +8,8 @@ pieces: where each message starts, and which tokens are scaffold, content or sam
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from itertools import accumulate, groupby, pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
 
 
 _TEXT = -1
-_Value = TypeVar("_Value")
 
 MAX_REMEMBERED = 1024
-"""How many scaffold texts an encoder caches. A family has a few dozen, but some of them contain ids and names."""
+"""How many strings of scaffold an encoder caches. A family has a few dozen, but some of them contain ids and names."""
 
 
 class Piece(NamedTuple):
@@ -58,9 +57,6 @@ class Attribution(NamedTuple):
     """Whether a model would have sampled the pieces."""
 
 
-_BEFORE_MESSAGES = Attribution(0, -1, "system", False)
-
-
 class Span(NamedTuple):
     """A run of tokens with the same attribution."""
 
@@ -79,7 +75,7 @@ class Span(NamedTuple):
 
 
 class Encoder:
-    """Encodes text and scaffold for one renderer, and caches recent scaffold.
+    """Cuts text at control tokens for one renderer.
 
     Args:
         tokenizer: The tokenizer.
@@ -94,54 +90,39 @@ class Encoder:
         # A longer name wins over one that it starts with, as in the `tokenizers` library.
         names = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control_token = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
-        self.scaffolds: dict[str, tuple[Piece, ...]] = {}
-        """The recent scaffold, cut at its control tokens."""
-        self.encoded: dict[str, NDArray[np.int32]] = {}
-        """The tokens of the recent texts of scaffold between two control tokens."""
-        self._images: dict[str, tuple[Piece, ...]] = {}
-        self._image_texts: dict[str, tuple[Piece, ...]] = {}
         self._control_names = {token: name for name, token in tokenizer.control_tokens.items()}
-        self._single = {token: np.array([token], dtype=np.int32) for token in self._control_names}
+        self._scaffolds: dict[str, list[Piece]] = {}
 
-    def scaffold(self, text: str) -> tuple[Piece, ...]:
-        """Cut scaffold at its control tokens."""
-        pieces = self.scaffolds.get(text)
+    def scaffold(self, text: str) -> list[Piece]:
+        """Cut scaffold at its control tokens. Recent results are cached: a vocabulary may have a thousand of them."""
+        pieces = self._scaffolds.get(text)
         if pieces is None:
-            pieces = _remember(self.scaffolds, text, tuple(self._cut(text, is_content=False)))
+            pieces = self._cut(text, is_content=False)
+            if len(self._scaffolds) >= MAX_REMEMBERED:
+                self._scaffolds.clear()  # threads that share the encoder may do that at any time
+            self._scaffolds[text] = pieces
         return pieces
 
-    def content(self, text: str) -> tuple[Piece, ...]:
+    def content(self, text: str) -> list[Piece]:
         """Return content as one piece of text; with `unsafe_content`, cut it like scaffold."""
-        return tuple(self._cut(text, is_content=True)) if self.unsafe_content else (Piece(text, _TEXT, True),)
+        return self._cut(text, is_content=True) if self.unsafe_content else [Piece(text, _TEXT, True)]
 
     def controls_in(self, text: str) -> list[str]:
         """Return the names of control tokens in a text, each once."""
         return [*dict.fromkeys(match[0] for match in self._control_token.finditer(text))]
 
-    def image(self, image: Image) -> tuple[Piece, ...]:
+    def image(self, image: Image) -> list[Piece]:
         """Return what is written for an image in place of the token that a chat template writes."""
-        pieces = self._images.get(image.sha256)
-        if pieces is None:
-            if self.vision is None:
-                raise RenderError(f"{image!r} cannot be written: the renderer has no processor of images")
-            pieces = _remember(self._images, image.sha256, self._of_image(self.vision.process(image).text))
-        return pieces
-
-    def _of_image(self, text: str) -> tuple[Piece, ...]:
-        """Cut what is written for an image, the same for images of the same size; equal placeholders are one piece."""
-        pieces = self._image_texts.get(text)
-        if pieces is None:
-            cut = groupby(self._cut(text, is_content=False), key=_control_of)
-            pieces = _remember(self._image_texts, text, tuple(_repeated([*run]) for _, run in cut))
-        return pieces
-
-    def _cut(self, text: str, *, is_content: bool) -> Iterator[Piece]:
-        for index, part in enumerate(self._control_token.split(text)):
-            if index % 2:
-                token = self.tokenizer.token_id(part)
-                yield Piece(part, token, is_content, self._single[token])
-            elif part:
-                yield Piece(part, _TEXT, is_content)
+        if self.vision is None:
+            raise RenderError(f"{image!r} cannot be written: the renderer has no processor of images")
+        written: list[Piece] = []
+        for _, run in groupby(
+            self._cut(self.vision.process(image).text, is_content=False), key=lambda piece: piece.control
+        ):
+            first, count = (equal := [*run])[0], len(equal)  # equal placeholders are one piece
+            tokens = None if first.tokens is None else np.repeat(first.tokens, count)
+            written.append(first._replace(text=first.text * count, tokens=tokens))
+        return written
 
     def is_control(self, token: int) -> bool:
         """Return whether an id is that of a control token."""
@@ -149,39 +130,17 @@ class Encoder:
 
     def control(self, token: int) -> Piece:
         """Return a control token as a piece."""
-        return Piece(self._control_names[token], token, False, self._single[token])
+        return Piece(self._control_names[token], token, False, np.array([token], dtype=np.int32))
 
-    def text(self, pieces: Sequence[Piece]) -> "NDArray[np.int32]":
-        """Encode adjacent texts as one string; only scaffold is cached."""
-        text, _, is_content, _ = pieces[0]
-        if len(pieces) > 1:
-            for other, _, is_other_content, _ in pieces[1:]:
-                text += other
-                is_content = is_content or is_other_content
-        if is_content:
-            return self.tokenizer.encode(text)
-        tokens = self.encoded.get(text)
-        return _remember(self.encoded, text, self.tokenizer.encode(text)) if tokens is None else tokens
-
-
-def _control_of(piece: Piece) -> int:
-    return piece.control
-
-
-def _repeated(run: Sequence[Piece]) -> Piece:
-    """Return equal pieces as one."""
-    first = run[0]
-    if first.tokens is None or len(run) == 1:
-        return first
-    return first._replace(text=first.text * len(run), tokens=np.repeat(first.tokens, len(run)))
-
-
-def _remember(memory: dict[str, _Value], text: str, value: _Value) -> _Value:
-    """Cache a value. A full cache is cleared, which threads that share the encoder may do at any time."""
-    if len(memory) >= MAX_REMEMBERED:
-        memory.clear()
-    memory[text] = value
-    return value
+    def _cut(self, text: str, *, is_content: bool) -> list[Piece]:
+        parts = enumerate(self._control_token.split(text))
+        return [
+            self.control(self.tokenizer.token_id(part))._replace(is_content=is_content)
+            if index % 2
+            else Piece(part, _TEXT, is_content)
+            for index, part in parts
+            if part
+        ]
 
 
 class Emission:
@@ -193,7 +152,7 @@ class Emission:
         self._encoder = encoder
         self._pieces: list[Piece] = []
         self._starts: list[int] = []
-        self._attributions: list[Attribution] = [_BEFORE_MESSAGES]
+        self._attributions: list[Attribution] = [Attribution(0, -1, "system", False)]
         self._message = -1
         self._pending: list[Image] = []  # the images of the message that are not written yet, the next one last
 
@@ -205,9 +164,8 @@ class Emission:
         Raises:
             RenderError: If the message before had more images than its scaffold has such tokens.
         """
-        if self._pending:
-            self._refuse_pending()
-        self._message, self._pending = message, [*reversed(images)] if images else []
+        self._refuse_pending()
+        self._message, self._pending = message, [*reversed(images)]
         self._starts.append(len(self._pieces))
         self.attribute(message, role)
 
@@ -221,31 +179,29 @@ class Emission:
 
     def scaffold(self, text: str) -> None:
         """Write the family's own text; names of control tokens in it become control tokens."""
-        pieces = self._encoder.scaffolds.get(text) or self._encoder.scaffold(text)
-        if self._encoder.vision is None:
-            self._pieces.extend(pieces)
-        else:
-            for piece in pieces:
-                self._pieces.extend(self._with_image(piece, self._encoder.vision))
-
-    def _with_image(self, piece: Piece, vision: "Vision") -> Sequence[Piece]:
-        """Return a piece of scaffold, or what is written for the next image in place of the template's token for it."""
-        if piece.control < 0 or piece.text != vision.placeholder:
-            return (piece,)
-        if not self._pending:
-            raise RenderError(f"message {self._message} is written with more images than it has")
-        return self._encoder.image(self._pending.pop())
+        pieces, vision = self._encoder.scaffold(text), self._encoder.vision
+        if vision is None:
+            self._pieces += pieces
+            return
+        for piece in pieces:
+            if piece.control < 0 or piece.text != vision.placeholder:
+                self._pieces.append(piece)
+            elif self._pending:
+                self._pieces += self._encoder.image(self._pending.pop())
+            else:
+                raise RenderError(f"message {self._message} is written with more images than it has")
 
     def _refuse_pending(self) -> None:
-        raise RenderError(
-            f"message {self._message} has {len(self._pending)} images that the model family does not write there: "
-            f"a message of this role, or after this one, cannot have images"
-        )
+        if self._pending:
+            raise RenderError(
+                f"message {self._message} has {len(self._pending)} images that the model family does not write there: "
+                f"a message of this role, or after this one, cannot have images"
+            )
 
     def content(self, text: str) -> None:
         """Write the text of a message; it never becomes a control token."""
         if text:
-            self._pieces.extend(self._encoder.content(text))
+            self._pieces += self._encoder.content(text)
 
     def encoded(self, tokens: "NDArray[np.int32]", *, content_after: int | None) -> None:
         """Write tokens that another library encoded; text after the control token `content_after` is content."""
@@ -284,36 +240,32 @@ class Emission:
         Raises:
             RenderError: If images of the last message are not written.
         """
-        if self._pending:
-            self._refuse_pending()
-        chunks: list[NDArray[np.int32]] = []
+        self._refuse_pending()
+        chunks: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
         token_of_piece: dict[int, int] = {}
         length = 0
-        encode, encoded = self._encoder.text, self._encoder.encoded
         for first, run in self._runs():
             token_of_piece[first] = length
-            text, _, is_content, chunk = run[0]
-            if chunk is None and len(run) == 1 and not is_content:
-                chunk = encoded.get(text)
+            chunk = run[0].tokens
             if chunk is None:
-                chunk = encode(run)
+                chunk = self._encoder.tokenizer.encode("".join([piece.text for piece in run]))
             chunks.append(chunk)
             length += chunk.size
         token_of_piece[len(self._pieces)] = length
-        tokens = np.concatenate(chunks) if chunks else np.empty(0, dtype=np.int32)
-        starts = [token_of_piece[p] if p in token_of_piece else self._start_inside(p) for p in self._starts]
-        return tokens, starts
+        if any(piece not in token_of_piece for piece in self._starts):  # a message begins inside a text
+            token_of_piece |= {index: start for index, (start, _) in enumerate(self._places())}
+        return np.concatenate(chunks), [token_of_piece[piece] for piece in self._starts]
 
     def spans(self) -> list[Span]:
         """Return the runs of tokens with their attribution; a token across a seam belongs to the later piece."""
         spans: list[Span] = []
         attributions = [*self._attributions, Attribution(len(self._pieces), -1, "", False)]
         following = 1
-        for index, (start, stop, piece) in enumerate(self._located()):
+        for index, (start, stop) in enumerate(self._places()):
             while attributions[following].piece <= index:
                 following += 1
             _, message, role, is_sampled = attributions[following - 1]
-            span = Span(start, stop, message, role, is_sampled, piece.is_content)
+            span = Span(start, stop, message, role, is_sampled, self._pieces[index].is_content)
             if spans and spans[-1][2:] == span[2:]:
                 spans[-1] = spans[-1]._replace(stop=stop)
             elif start < stop:
@@ -323,41 +275,37 @@ class Emission:
     def _runs(self) -> list[tuple[int, Sequence[Piece]]]:
         """Return the runs of pieces that are encoded together, with the index of the first piece of each.
 
-        Adjacent texts that are not encoded yet are one run; every other piece is a run of its own.
+        Adjacent texts that are not encoded yet are one run; every other piece is a separate run.
         """
-        pieces, start = self._pieces, 0
         runs: list[tuple[int, Sequence[Piece]]] = []
-        for index, piece in enumerate(pieces):
-            if piece[3] is not None:
+        start = 0
+        for index, piece in enumerate(self._pieces):
+            if piece.tokens is not None:
                 if start < index:
-                    runs.append((start, pieces[start:index]))
+                    runs.append((start, self._pieces[start:index]))
                 runs.append((index, (piece,)))
                 start = index + 1
-        if start < len(pieces):
-            runs.append((start, pieces[start:]))
+        if start < len(self._pieces):
+            runs.append((start, self._pieces[start:]))
         return runs
 
-    def _located(self) -> Iterator[tuple[int, int, Piece]]:
-        """Yield each piece with the index of its first token and the index after its last one."""
-        at = 0
+    def _places(self) -> Iterator[tuple[int, int]]:
+        """Yield the index of each piece's first token, and the index after its last one.
+
+        Of a text that was encoded as one string, a token belongs to the piece of its last byte.
+        """
+        tokenizer, at = self._encoder.tokenizer, 0
         for _, run in self._runs():
-            encoded = run[0].tokens
-            bounds = self._bounds(run) if encoded is None else [0, len(encoded)]
-            for start, stop, piece in zip(bounds[:-1], bounds[1:], run, strict=True):
-                yield at + start, at + stop, piece
+            bounds = [0]
+            if run[0].tokens is not None:
+                bounds.append(len(run[0].tokens))
+            else:
+                text = "".join([piece.text for piece in run])
+                _, ends = tokenizer.encode_with_ends(text)
+                for seam in accumulate(len(piece.text) for piece in run[:-1]):
+                    byte = len(tokenizer.normalize(text[:seam]).encode())
+                    # The first token that ends past a seam is the first token of the piece after it.
+                    bounds.append(int(np.searchsorted(ends, byte, side="right")))
+                bounds.append(len(ends))
+            yield from ((at + start, at + stop) for start, stop in pairwise(bounds))
             at += bounds[-1]
-
-    def _bounds(self, run: Sequence[Piece]) -> list[int]:
-        """Return where the pieces of one text begin, in tokens: a token belongs to the piece of its last byte."""
-        tokenizer = self._encoder.tokenizer
-        text, seams = "", [0]
-        for piece in run:
-            text += piece.text
-            seams.append(len(tokenizer.normalize(text).encode()))
-        _, ends = tokenizer.encode_with_ends(text)
-        # The first token that ends past a seam is the first token of the piece after it.
-        return [int(np.searchsorted(ends, seam, side="right")) for seam in seams[:-1]] + [len(ends)]
-
-    def _start_inside(self, index: int) -> int:
-        """Return the first token of a piece inside a run of texts."""
-        return next(start for position, (start, _, _) in enumerate(self._located()) if position == index)

@@ -1,18 +1,19 @@
-"""Reading a reply while it is sampled: what a renderer's reader reports, and the readers of all renderers.
+"""Reading a reply: how it is cut at the control tokens of its family, and what a reader reports while it is sampled.
 
 Knows nothing about formats: a family gives a `Reading`, which reads a reply that is cut at its control tokens.
 """
 
+import codecs
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from ..messages import Message, ToolCall
-from ._splitting import Segment, SplitReply, Splitter
+from .tokenizers import Tokenizer
 
 __all__ = [
     "CallArguments",
@@ -30,6 +31,99 @@ __all__ = [
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class Segment(NamedTuple):
+    """A part of a reply: a control token (empty at the start of the reply or of a part of it) and the text after it."""
+
+    control: str
+    """The name of the control token, or an empty string."""
+    text: str
+    """The text after it, up to the next control token."""
+
+
+class SplitReply(NamedTuple):
+    """A reply cut at the control tokens of its family."""
+
+    segments: list[Segment]
+    """The parts, in order, without the stop token."""
+    is_ended: bool
+    """Whether there is a stop token."""
+    overrun: str
+    """The text after the first stop token."""
+
+
+class Marks:
+    """The control tokens that the replies of a family are cut at.
+
+    Args:
+        tokenizer: The tokenizer.
+        names: The names of the control tokens.
+        stops: Those that end a reply.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, names: Sequence[str], stops: Sequence[str]) -> None:
+        self.token_bytes, self.names, self.stops = tokenizer.token_bytes, names, stops
+        self._number_of_token = np.zeros(max(tokenizer.vocab_size, 1), dtype=np.uint8)
+        for number, name in enumerate(names, start=1):
+            self._number_of_token[tokenizer.token_id(name)] = number
+
+    def places(self, tokens: "Sequence[int] | NDArray[np.int32]") -> list[tuple[int, str]]:
+        """Return the positions of marks in tokens of shape (n,), each with the name of the mark."""
+        numbers = self._number_of_token.take(np.asarray(tokens, dtype=np.int32), mode="clip")
+        return [(position, self.names[int(numbers[position]) - 1]) for position in numbers.nonzero()[0].tolist()]
+
+    def split(self, tokens: "Sequence[int] | NDArray[np.int32]") -> SplitReply:
+        """Cut a whole reply, up to its first stop token."""
+        splitter = Splitter(self)
+        segments = splitter.feed(np.asarray(tokens, dtype=np.int32))
+        rest = splitter.end()
+        if rest.segments:  # a character that is cut
+            segments[-1] = Segment(segments[-1].control, segments[-1].text + rest.segments[0].text)
+        return SplitReply(segments, rest.is_ended, rest.overrun)
+
+
+class Splitter:
+    """Cuts one reply, of which any number of tokens comes at a time.
+
+    Args:
+        marks: The control tokens that it is cut at.
+    """
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+        self._held = b""
+        """The beginning of a character that is cut."""
+        self._is_ended = False
+        self._overrun: list[bytes] = []
+
+    def feed(self, tokens: "NDArray[np.int32]") -> list[Segment]:
+        """Return the next segments; a character that is cut is held back, and nothing comes after a stop token."""
+        pieces = self._marks.token_bytes(tokens)
+        if self._is_ended:
+            self._overrun += pieces
+            return []
+        segments: list[Segment] = []
+        control, start = "", 0
+        for position, name in self._marks.places(tokens):
+            data = self._held + b"".join(pieces[start:position])
+            self._held = b""
+            segments.append(Segment(control, data.decode("utf-8", "replace")))
+            control, start = name, position + 1
+            if control in self._marks.stops:
+                self._is_ended, self._overrun = True, pieces[start:]
+                return segments
+        data = self._held + b"".join(pieces[start:])
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[used:]
+        segments.append(Segment(control, text))
+        return segments
+
+    def end(self) -> SplitReply:
+        """Return the rest of the reply, and how it ended."""
+        rest = "" if self._is_ended else self._held.decode("utf-8", "replace")
+        overrun = b"".join(self._overrun).decode("utf-8", errors="replace")
+        return SplitReply([Segment("", rest)] if rest else [], self._is_ended, overrun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +207,9 @@ class ReplyReader(ABC):
     What was reported stays true: the texts of the events, joined, are the message's reasoning, content and arguments.
     """
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self._is_over = False
+
     def feed(self, tokens: "int | Sequence[int] | NDArray[np.int32]") -> list[ReplyEvent]:
         """Return what the next tokens report.
 
@@ -123,14 +219,28 @@ class ReplyReader(ABC):
         Raises:
             RuntimeError: If the reply was ended.
         """
+        self._refuse_more()
+        return self._feed(np.atleast_1d(np.asarray(tokens, dtype=np.int32)))
 
-    @abstractmethod
     def end(self) -> list[ReplyEvent]:
         """Return the rest, after the last token; the last event is a `ReplyRead`.
 
         Raises:
             RuntimeError: If the reply was ended already.
         """
+        self._refuse_more()
+        self._is_over = True
+        return self._end()
+
+    def _refuse_more(self) -> None:
+        if self._is_over:
+            raise RuntimeError("the reply was ended: make a new reader with renderer.reader()")
+
+    @abstractmethod
+    def _feed(self, tokens: "NDArray[np.int32]") -> list[ReplyEvent]: ...
+
+    @abstractmethod
+    def _end(self) -> list[ReplyEvent]: ...
 
 
 class Reading(Protocol):
@@ -159,29 +269,27 @@ class Reading(Protocol):
 
 
 class StreamedReader(ReplyReader):
-    """Reads a reply as it comes.
+    """Reads a reply as it arrives.
 
     Args:
-        reading: Reads the text; it has read the beginning of the reply in the prompt.
-        splitter: Cuts the tokens at the control tokens.
+        reading: Reads the text; `Renderer.parse` uses the same.
+        marks: The control tokens that the reply is cut at.
+        begun: The beginning of the reply in the prompt, shape (n,).
     """
 
-    def __init__(self, reading: Reading, splitter: Splitter) -> None:
+    def __init__(self, reading: Reading, marks: Marks, begun: "Sequence[int] | NDArray[np.int32]" = ()) -> None:
+        super().__init__()
+        if len(begun):
+            reading.feed(marks.split(begun).segments)
         self._reading = reading
-        self._splitter = splitter
+        self._splitter = Splitter(marks)
         self._errors: set[str] = set()
-        self._is_over = False
 
-    def feed(self, tokens: "int | Sequence[int] | NDArray[np.int32]") -> list[ReplyEvent]:
-        """See `ReplyReader.feed`."""
-        _refuse_more(self._is_over)
-        self._reading.feed(self._splitter.feed(_array(tokens)))
+    def _feed(self, tokens: "NDArray[np.int32]") -> list[ReplyEvent]:
+        self._reading.feed(self._splitter.feed(tokens))
         return self._reported()
 
-    def end(self) -> list[ReplyEvent]:
-        """See `ReplyReader.end`."""
-        _refuse_more(self._is_over)
-        self._is_over = True
+    def _end(self) -> list[ReplyEvent]:
         split = self._splitter.end()
         self._reading.end(split.segments)
         events, message = self._reported(), self._reading.message(split)
@@ -202,37 +310,18 @@ class WholeReader(ReplyReader):
     """
 
     def __init__(self, parse: "Callable[[NDArray[np.int32]], Message]") -> None:
+        super().__init__()
         self._parse = parse
         self._parts: list[NDArray[np.int32]] = []
-        self._is_over = False
 
-    def feed(self, tokens: "int | Sequence[int] | NDArray[np.int32]") -> list[ReplyEvent]:
-        """See `ReplyReader.feed`."""
-        _refuse_more(self._is_over)
-        self._parts.append(_array(tokens))
+    def _feed(self, tokens: "NDArray[np.int32]") -> list[ReplyEvent]:
+        self._parts.append(tokens)
         return []
 
-    def end(self) -> list[ReplyEvent]:
-        """See `ReplyReader.end`."""
-        _refuse_more(self._is_over)
-        self._is_over = True
+    def _end(self) -> list[ReplyEvent]:
         message = self._parse(np.concatenate([np.zeros(0, dtype=np.int32), *self._parts]))
-        return message_events(message)
-
-
-def message_events(message: Message) -> list[ReplyEvent]:
-    """Return the events of a whole reply."""
-    events: list[ReplyEvent] = [ReasoningText(message.reasoning)] if message.reasoning else []
-    events += [ContentText(message.content)] if message.content else []
-    for index, call in enumerate(message.tool_calls):
-        events += call_events(index, call)
-    return [*events, *map(ReadingError, message.errors), ReplyRead(message)]
-
-
-def _array(tokens: "int | Sequence[int] | NDArray[np.int32]") -> "NDArray[np.int32]":
-    return np.atleast_1d(np.asarray(tokens, dtype=np.int32))
-
-
-def _refuse_more(is_over: bool) -> None:
-    if is_over:
-        raise RuntimeError("the reply was ended: make a new reader with renderer.reader()")
+        events: list[ReplyEvent] = [ReasoningText(message.reasoning)] if message.reasoning else []
+        events += [ContentText(message.content)] if message.content else []
+        for index, call in enumerate(message.tool_calls):
+            events += call_events(index, call)
+        return [*events, *map(ReadingError, message.errors), ReplyRead(message)]

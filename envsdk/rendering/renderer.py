@@ -1,33 +1,42 @@
-"""The base class of renderers: messages to tokens, and sampled tokens back to a message, for one model family.
+"""The interface of renderers: messages to tokens, and sampled tokens back to a message, for one model family.
 
-A family specifies once how a message is written. The full rendering, the delta after a reply, the generation prompt,
-the masks and the attribution all come from that one path. Knows nothing about environments and history policies.
+Knows nothing about environments and history policies. `FamilyRenderer` and `WholeRenderer` are the base classes of the
+two kinds of renderers.
 """
 
 import reprlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
 from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
-from ._splitting import Segment, SplitReply, Splitter
-from .emission import Emission, Encoder, Span
+from ._prompt import EmittedDelta, Prompt, Rendered
+from .emission import Emission, Encoder
+from .reading import Marks, ReplyReader, WholeReader
 from .tokenizers import Tokenizer
 
-__all__ = ["EmittedDelta", "Rendered", "Renderer", "TokenIds", "errors_at_end", "sets_content", "writable"]
+__all__ = [
+    "EmittedDelta",
+    "Prompt",
+    "Rendered",
+    "Renderer",
+    "TokenIds",
+    "errors_at_end",
+    "sets_content",
+    "writable",
+]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..images import Image
     from ._vision import Vision
-    from .reading import Reading, ReplyReader
     from .tokenizers import ChatTemplateSource
 
 TokenIds: TypeAlias = "Sequence[int] | NDArray[np.int32]"
@@ -43,54 +52,17 @@ _KNOWN_TAGS = (
 _PREFILL_END = "\ue000"  # a private-use character that marks where in a reply a prefill ends
 
 
-def _vision_of(processor: Any, tokenizer: Tokenizer) -> "Vision":
-    from ._vision import Vision  # only models with images need it
-
-    return Vision(processor, tokenizer)
-
-
 def errors_at_end(*, is_ended: bool, overrun: str) -> list[str]:
     """Return what is wrong with the end of a reply: text after its first stop token, or no stop token."""
     errors = [f"there is text after the end of the turn: {overrun[:40]!r}"] if overrun else []
     return errors if is_ended else [*errors, NOT_ENDED]
 
 
-class Rendered:
-    """A rendered conversation."""
-
-    __slots__ = ("_emission", "starts", "tokens")
-
-    def __init__(self, emission: Emission) -> None:
-        self._emission = emission
-        self.tokens: NDArray[np.int32]
-        """The token ids, shape (n,)."""
-        self.starts: list[int]
-        """The index of each message's first token; with a generation prompt, also the index of its first token."""
-        self.tokens, self.starts = emission.tokens()
-
-    @property
-    def spans(self) -> list[Span]:
-        """Runs of tokens with their message, role, and whether they are sampled and content (computed on request)."""
-        return self._emission.spans()
-
-
-class EmittedDelta(NamedTuple):
-    """The tokens that were emitted after a reply."""
-
-    reply: int
-    """The index of the reply among the messages. The delta holds the messages between it and the next reply."""
-    tokens: "NDArray[np.int32]"
-    """The tokens from the end of the reply to the end of the generation prompt, shape (n,)."""
-    generation_prompt: bool
-    """Whether the delta ends with a generation prompt."""
-
-
 class Renderer(ABC):
     """Converts messages to tokens and sampled tokens back to a message, for one model family.
 
-    A family sets the class attributes and implements `emit_start`, `emit_message`, `emit_reply`, `visible`, `settles`
-    and `parse`. Messages begin and end at control tokens, so the tokens of a message depend only on the message and on
-    the properties of its neighbors that `seam` returns.
+    There are two kinds: a `FamilyRenderer` specifies how each message is written, and a `WholeRenderer` writes only
+    whole conversations, as a chat template does.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -110,8 +82,6 @@ class Renderer(ABC):
     """The roles that the family can express."""
     stop_tokens: ClassVar[tuple[str, ...]]
     """The tokens that end a reply; the first is the one that the family's history shows."""
-    after_turn: ClassVar[str]
-    """The scaffold between the end of an assistant's turn and the next message; never sampled."""
     opening: ClassVar[str]
     """The scaffold that begins an assistant's message; never sampled."""
     blocks: ClassVar[Mapping[str, str]]
@@ -123,11 +93,9 @@ class Renderer(ABC):
     known_differences: ClassVar[Mapping[str, str]] = {}
     """How the family's format differs from its chat template's, keyed by words in the name of a conformance check."""
     stop_strings: ClassVar[tuple[str, ...]] = ()
-    """Texts that also end a reply, for models without a stop token; the policy receives them through `info`."""
+    """Strings that also end a reply, for models without a stop token; the policy receives them through `info`."""
     writes_images: ClassVar[bool] = False
     """Whether the family can write images; a renderer that does also needs a processor."""
-    renders_whole: ClassVar[bool] = False
-    """Whether only whole conversations can be rendered: a rewrite of the past then costs O(context)."""
 
     def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, processor: Any = None) -> None:
         if not isinstance(unsafe_content, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -141,119 +109,19 @@ class Renderer(ABC):
             )
         self.tokenizer = tokenizer
         self.unsafe_content = unsafe_content
+        self.marks = Marks(tokenizer, names, self.stop_tokens)
+        """The control tokens that a reply is cut at."""
         self._processor = processor
-        if processor is not None and not self.writes_images:
-            raise ConfigError(f"{self.name!r} has a processor of images, but the model family has no place for images")
         if processor is not None:
-            self.vision = _vision_of(processor, tokenizer)
-        self._marks = names
-        self._mark_of_token = np.zeros(max(tokenizer.vocab_size, 1), dtype=np.uint8)
-        for mark, name in enumerate(names, start=1):
-            self._mark_of_token[tokenizer.token_id(name)] = mark
+            if not self.writes_images:
+                raise ConfigError(
+                    f"{self.name!r} has a processor of images, but the model family has no place for images"
+                )
+            from ._vision import Vision  # only models with images need it
 
-    @cached_property
-    def vision(self) -> "Vision | None":
-        """The processor of images; None if the renderer refuses images."""
-        if not self.writes_images:
-            return None
-        from ._vision import find_processor
+            self.vision = Vision(processor, tokenizer)
 
-        found = find_processor(self.tokenizer)
-        return None if found is None else _vision_of(found, self.tokenizer)
-
-    @cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder(self.tokenizer, unsafe_content=self.unsafe_content, vision=self.vision)
-
-    @property
-    def images_note(self) -> str:
-        """What images are written with, or why they are refused, for reports. No processor is loaded for it."""
-        if not self.writes_images:
-            return f"images are refused: {self.name!r} has no place for them"
-        given = self._known_processor()
-        return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
-
-    @property
-    def images_advice(self) -> str:
-        """What to do where the renderer cannot write images; empty if it can. No processor is loaded for it."""
-        if not self.writes_images:
-            return "use the renderer of a vision model"
-        return "" if self._known_processor() is not None else "give the model's processor, processor='FOLDER'"
-
-    def _known_processor(self) -> Any:
-        from ._vision import find_processor
-
-        return find_processor(self.tokenizer) if self._processor is None else self._named_processor
-
-    def refuse_images(self, messages: Sequence[Message], first: int = 0) -> None:
-        """Refuse images if the renderer cannot write them.
-
-        Args:
-            messages: The messages that will be rendered.
-            first: The index of the first of them in the conversation.
-
-        Raises:
-            RenderError: If one of them has an image; the message has its index.
-        """
-        for index, message in enumerate(messages, start=first):
-            if message.parts is not None and message.images:
-                self._check_vision(f"message {index} ({message.role}) has an image, which {self.name!r} cannot write")
-
-    def check_image(self, image: "Image | None") -> None:
-        """Check that the renderer can write an image, or images at all (None). The processor's results are cached.
-
-        Raises:
-            RenderError: If it cannot.
-            ConfigError: If the processor of images cannot be loaded.
-        """
-        vision = self._check_vision(f"{self.name!r} cannot write images")
-        if image is not None:
-            vision.process(image)
-
-    def _check_vision(self, problem: str) -> "Vision":
-        if self.vision is None:
-            raise RenderError(f"{problem}: {self.images_advice}")
-        return self.vision
-
-    def __repr__(self) -> str:
-        options = {name: value for name, value in self.specification().items() if name != "name"}
-        given = "".join(f", {name}={reprlib.repr(value)}" for name, value in options.items())
-        return f"<{type(self).__name__} renderer, tokenizer {self.tokenizer.name!r}{given}>"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Renderer":
-        return self  # it is immutable, so gymnasium's deep copies of keyword arguments may share it
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled.
-
-        Raises:
-            ConfigError: If the processor of images is an object that cannot be pickled.
-        """
-        if self._processor is not None:
-            from ._vision import check_pickles
-
-            check_pickles(self._processor)
-        return vars(self).copy()
-
-    # What a family specifies.
-
-    @property
-    def reasoning_in_content(self) -> tuple[str, str] | None:
-        """The tags between which the official template reads reasoning at the start of an assistant's content.
-
-        None if it reads none there.
-        """
-        return None
-
-    @abstractmethod
-    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """Write the start of a conversation: its first message if that is a system message, and the tools."""
-
-    @abstractmethod
-    def emit_message(
-        self, out: Emission, message: Message, previous: Message | None, following: Message | None
-    ) -> None:
-        """Write a message that is not the assistant's; it may depend on its neighbors only as `seam` specifies."""
+    # What a family implements.
 
     @abstractmethod
     def emit_reply(self, out: Emission, message: Message) -> None:
@@ -273,8 +141,13 @@ class Renderer(ABC):
         """
 
     @abstractmethod
-    def settles(self, message: Message) -> bool:
-        """Return whether no earlier message can change any more once this one is shown (Qwen3: a user query)."""
+    def settles(self, message: Message) -> bool | None:
+        """Return whether no earlier message can change any more once this one is shown (Qwen3: a user query).
+
+        Returns:
+            None if it is not known what the template shows of a conversation with this message; only a rendering of all
+            of it shows that then.
+        """
 
     @abstractmethod
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
@@ -288,59 +161,107 @@ class Renderer(ABC):
                 parses each of them by the type of its parameter; without a schema, they are text.
         """
 
-    def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> "ReplyReader":
-        """Return a reader of one reply that is given the tokens as they are sampled and reports what they contain.
-
-        Its last event holds the message that `parse` returns for the same tokens. A family that cannot read a part of a
-        reply reports everything at its end.
-
-        Args:
-            tools: JSON schemas of the tools that the model has; see `parse`.
-            prompt_tail: The end of the prompt, from the assistant's opening on; see `parse`.
-        """
-        from .reading import WholeReader
-
-        return WholeReader(lambda tokens: self.parse(tokens, prompt_tail=prompt_tail, tools=tools))
-
-    def streamed(self, reading: "Reading", prompt_tail: TokenIds) -> "ReplyReader":
-        """Return a reader that reads a reply as it comes, for families whose `reading` can do that.
+    @abstractmethod
+    def extension(
+        self,
+        reply: TokenIds,
+        messages: Sequence[Message],
+        *,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSchema] = (),
+        generation_prompt: bool = True,
+        prefill: str | Message | None = None,
+        drops_end: bool = False,
+    ) -> Rendered:
+        """Do the same as `extend`, and also return where each message starts.
 
         Args:
-            reading: Reads the reply; `parse` must use the same.
-            prompt_tail: See `reader`.
+            reply: The reply's tokens since the generation prompt, shape (n,).
+            messages: The messages that the environment returns next.
+            history: The conversation so far, which ends with the reply. A family reads only its last message.
+            tools: The tools that the model has; only `fixed_base` reads them.
+            generation_prompt: Whether to end with the generation prompt.
+            prefill: The beginning of the next reply.
+            drops_end: Whether tokens at the end of the reply may be dropped, a `template` break: what the family's own
+                history writes differently, or a sampled opener of another message (GLM). `Rendered.dropped` is their
+                number.
         """
-        from .reading import StreamedReader
 
-        begun = self.after_opening(prompt_tail)
-        if len(begun):
-            reading.feed(self.split(begun).segments)
-        return StreamedReader(reading, self.splitter())
+    @abstractmethod
+    def rewrite(
+        self,
+        prompt: Prompt,
+        start: int,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] | None = None,
+        as_template: bool = False,
+    ) -> int:
+        """Replace the messages of a prompt from `start` on, or write the first ones; the generation prompt stays.
+
+        A rewrite renders as little as possible. Messages that stay are copied, token for token. Of a reply that lost
+        its reasoning, the rest is copied if the cut falls on a token boundary.
+
+        Args:
+            prompt: The prompt; it is changed in place, and unchanged if an error is raised.
+            start: The index of the first message that changes.
+            messages: The messages from there on.
+            tools: The tools of the model, if they change; the whole prompt is then rendered again.
+            as_template: For a `WholeRenderer`: render as its template does, not by joining replies and deltas.
+
+        Returns:
+            How many tokens stay: those before the first message that differs, or is rendered differently.
+
+        Raises:
+            RenderError: If the family cannot express a message.
+        """
+
+    @abstractmethod
+    def measure(self, prompt: Prompt, index: int, message: Message) -> int:
+        """Return how many tokens a message would have in place of message `index` of a prompt."""
+
+    @abstractmethod
+    def _emit_whole(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        history: Literal["template", "keep"],
+        *,
+        tools: Sequence[ToolSchema],
+        generation_prompt: bool,
+    ) -> None:
+        """Write a whole conversation without its generation prompt; the arguments are those of `render`."""
+
+    # What a family may specify.
+
+    @property
+    def reasoning_in_content(self) -> tuple[str, str] | None:
+        """The tags between which the official template reads reasoning at the start of an assistant's content.
+
+        None if it reads none there.
+        """
+        return None
+
+    @property
+    def generation_prompt(self) -> str:
+        """The scaffold after which a model samples a reply."""
+        return self.opening
 
     @property
     def knows_history(self) -> bool:
         """Whether `visible` knows what the template shows of the past; if not, only a rendering of all of it does."""
         return True
 
-    def knows_history_with(self, message: Message) -> bool:
-        """Return whether the same is known of a conversation with this message."""
-        return self.knows_history
-
     @property
     def history_note(self) -> str:
         """What a renderer that measured `visible` found, for reports; empty if `visible` is the family's own rule."""
         return ""
 
-    def rewriting(self, *, has_system: bool, has_tools: bool) -> str:
-        """Return an example of how the official chat template rewrites earlier text of users or the system.
+    @property
+    def rewriting_note(self) -> str:
+        """An example of how the official chat template rewrites earlier text of users or the system, for reports.
 
-        A prompt keeps that text as the model saw it first. Only `fixed_base` measures this.
-
-        Args:
-            has_system: Whether the conversation begins with a system message.
-            has_tools: Whether the model has tools.
-
-        Returns:
-            The example; empty if the template rewrites no such text, or that is not known.
+        A prompt keeps that text as the model saw it first. Empty if there is none, or that is not known.
         """
         return ""
 
@@ -349,61 +270,33 @@ class Renderer(ABC):
         """N: nothing before the last N messages that `settles` accepts can change anymore."""
         return 1
 
-    def emit_past_reply(self, out: Emission, message: Message) -> None:
-        """Write an assistant's message as the past shows it, which is mostly as it was sampled."""
-        self.emit_reply(out, message)
-
-    def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
-        """Return how many tokens at the end of a reply are dropped if `messages` come next, a `template` break.
-
-        They are what the family's own history writes differently, or a sampled opener of another message (GLM).
-        """
-        return 0
-
     @property
     def chat_template(self) -> "ChatTemplateSource | None":
         """The chat template that came with the tokenizer; a conformance check compares the renderer with it."""
         return self.tokenizer.chat_template
 
-    def template_messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return messages in the form in which the chat template reads them: OpenAI's, for most templates."""
-        return [message.to_openai() for message in messages]
+    @property
+    def template_form(self) -> Callable[[Message], dict[str, Any]]:
+        """Converts a message to the form in which the chat template reads it: OpenAI's, for most templates."""
+        return Message.to_openai
 
     @property
-    def generation_prompt(self) -> str:
-        """The scaffold after which a model samples a reply."""
-        return self.opening
+    def proved_reading(self) -> str | None:
+        """What can be relied on when replies are read; None if the family measures nothing.
+
+        Raises:
+            RenderError: If replies with calls do not read back, or the family has none.
+        """
+        return None
 
     def specification(self) -> dict[str, Any]:
         """Return the renderer as JSON: its name and the options that differ from their defaults."""
         unsafe = {"unsafe_content": True} if self.unsafe_content else {}
-        return {
-            "name": self.name,
-            **unsafe,
-            **({} if self._processor is None else {"processor": self._named_processor}),
-        }
+        processor = {} if self._processor is None else {"processor": self._named_processor}
+        return {"name": self.name, **unsafe, **processor}
 
-    @property
-    def _named_processor(self) -> str | dict[str, Any]:
-        """The folder or name that the processor was loaded from, its options, or its class."""
-        given = self._processor
-        if isinstance(given, Mapping):
-            return dict(cast("Mapping[str, Any]", given))
-        return str(given) if isinstance(given, (str, Path)) else type(given).__name__
-
-    def end_of_turn(self, following: Message | None) -> str:
-        """Return the scaffold after a past reply; it may depend on the message that comes next (GLM)."""
-        return self.after_turn
-
-    def check_tools(self, tools: Sequence[ToolSchema]) -> None:  # noqa: B027 - most families refuse none
-        """Refuse tools that the family cannot express, before an episode begins.
-
-        Raises:
-            RenderError: If the family has no place for them.
-        """
-
-    def check_episode(  # noqa: B027 - see above
-        self, messages: Sequence[Message], deltas: "Sequence[EmittedDelta]", tools: Sequence[ToolSchema]
+    def check_episode(  # noqa: B027 - most families have nothing to prove
+        self, messages: Sequence[Message], deltas: Sequence[EmittedDelta], tools: Sequence[ToolSchema]
     ) -> None:
         """Validate an episode when it has ended; only `fixed_base` has something to prove.
 
@@ -416,27 +309,12 @@ class Renderer(ABC):
             TemplateUnsupported: If a delta is not what the template would have written.
         """
 
-    def prove_reading(self) -> str | None:
-        """Return what can be relied on when replies are read; None if the family measures nothing.
-
-        Raises:
-            RenderError: If replies with calls do not read back, or the family has none.
-        """
-        return None
-
-    def seam(self, message: Message, neighbor: Message | None) -> object:
-        """Return the properties of a neighbor that the tokens of a message depend on.
-
-        Two neighbors with equal properties give the same tokens.
-        """
-        return None if neighbor is None else neighbor.role
-
     # What follows from that.
 
     @cached_property
     def opening_tokens(self) -> "NDArray[np.int32]":
         """The tokens of `opening`, int32 of shape (n,)."""
-        out = self.emission()
+        out = self._emission()
         out.scaffold(self.opening)
         return out.tokens()[0]
 
@@ -448,72 +326,20 @@ class Renderer(ABC):
     @cached_property
     def writes_reasoning(self) -> bool:
         """Whether `emit_reply` writes the reasoning of a message."""
-        out = self.emission()
+        out = self._emission()
         self.emit_reply(out, Message(role="assistant", content="x", reasoning=_PREFILL_END))
         return _PREFILL_END in out.text()
 
-    def as_given(self, message: Message) -> Message:
-        """Return a message that no model sampled here (an author, a data set or a client wrote it) as it is rendered.
+    @cached_property
+    def open_at_start(self) -> str:
+        """The scaffold that closes the block that the generation prompt opens; empty if it opens none."""
+        controls = [piece.text for piece in self.encoder.scaffold(self.generation_prompt) if piece.control >= 0]
+        return self.blocks.get(controls[-1], "") if controls else ""
 
-        Reasoning between tags at the start of an assistant's content becomes its `reasoning` if the official template
-        reads it there (`reasoning_in_content`). Any other name of a control token in an assistant's content is text,
-        with a `PlainTagsWarning`. Content of other roles is always text.
-
-        Returns:
-            The message itself if nothing is read in its content.
-        """
-        if message.role != "assistant":
-            return message
-        found = self._reasoning_in(message.content) if message.reasoning is None else {}
-        if "content" in found:
-            message = message.model_copy(update={**found, "parts": None})
-        self.warn_of_tags(message.content)
-        return message
-
-    def as_prefill(self, start: str | Message) -> str | Message:
-        """Return the beginning of a reply as it is written; see `as_given`.
-
-        A text that opens with the family's reasoning tag is reasoning, which the model continues if the tag is not
-        closed.
-        """
-        is_text = isinstance(start, str)
-        found = self._reasoning_in(start if is_text else start.content if start.reasoning is None else "")
-        begun = Message(role="assistant", **found) if found else start
-        self.warn_of_tags(begun if isinstance(begun, str) else begun.content)
-        return begun
-
-    def _reasoning_in(self, text: str) -> dict[str, Any]:
-        """Return the fields of the message that a text with reasoning tags is; nothing if the family does not read it.
-
-        There is no `content` if the tag is not closed. Text before the tags and further tags would be lost, or read in
-        another way by each template, so nothing is read then.
-        """
-        tags = None if self.unsafe_content else self.reasoning_in_content
-        if tags is None or not any(tag in text for tag in tags):
-            return {}
-        opening, closing = tags
-        is_open = bool(self._open_at_start) and opening not in text  # the generation prompt has the opening tag
-        before, _, inside = ("", "", text) if is_open else text.partition(opening)
-        reasoning, closed, content = inside.partition(closing)
-        if before.strip() or any(tag in reasoning + content for tag in tags):
-            return {}
-        if not closed:
-            return {"reasoning": reasoning.lstrip("\n")}
-        return {"reasoning": reasoning.strip("\n"), "content": content.lstrip("\n")}
-
-    def warn_of_tags(self, text: str) -> None:
-        """Warn of names of control tokens, and of known tags, in an assistant's text that no model sampled."""
-        if self.unsafe_content:
-            return
-        names = dict.fromkeys([*self._encoder.controls_in(text), *(tag for tag in _KNOWN_TAGS if tag in text)])
-        if names:
-            warnings.warn(
-                f"an assistant's content has {', '.join(map(repr, [*names][:8]))}, which the renderer {self.name!r} "
-                "writes as plain text there. Pass reasoning as reasoning_content= and calls as "
-                "tool_calls= of the message; begin or continue a reply with a Message instead of a text",
-                PlainTagsWarning,
-                stacklevel=3,
-            )
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Encodes scaffold and content with the tokenizer."""
+        return Encoder(self.tokenizer, unsafe_content=self.unsafe_content, vision=self.vision)
 
     def render(
         self,
@@ -539,33 +365,27 @@ class Renderer(ABC):
             raise RenderError("there is no message to render")
         if history not in ("template", "keep"):
             raise RenderError(f"history is {history!r}; expected 'template' or 'keep'")
-        given = [self.as_given(message) for message in messages]
-        out = self.emission()
-        self.emit_history(out, given, history, tools=tools, generation_prompt=generation_prompt)
-        if generation_prompt:
-            self.emit_generation_prompt(out, len(messages))
-        return Rendered(out)
+        given = [as_given(self, message) for message in messages]
+        return self._render(given, history, tools=tools, generation_prompt=generation_prompt)
 
-    def render_after(
+    def _render(
         self,
-        history: Sequence[Message],
         messages: Sequence[Message],
+        history: Literal["template", "keep"],
         *,
         tools: Sequence[ToolSchema] = (),
+        generation_prompt: bool = False,
         prefill: str | Message | None = None,
-    ) -> Rendered | None:
-        """Render the end of a conversation as the official chat template does; only `fixed_base` needs it.
+    ) -> Rendered:
+        """Do the same as `render` with messages that are known to be read as the family reads them."""
+        out = self._emission()
+        self._emit_whole(out, messages, history, tools=tools, generation_prompt=generation_prompt)
+        return self._prompted(out, len(messages), prefill) if generation_prompt else Rendered(out)
 
-        Args:
-            history: The conversation before, at least one message. Only the first and the last one are read.
-            messages: The end of the conversation; the first message is a reply.
-            tools: JSON schemas of the tools that the model may call.
-            prefill: The beginning of the next reply.
-
-        Returns:
-            The messages and the generation prompt. None if only a rendering of the whole conversation shows them.
-        """
-        return None
+    def _prompted(self, out: Emission, index: int, prefill: str | Message | None) -> Rendered:
+        """Return what was written, followed by the generation prompt of message `index` and a prefill."""
+        self._emit_generation_prompt(out, index, prefill)
+        return Rendered(out, None if prefill is None else self._prefill(prefill))
 
     def extend(
         self, reply: TokenIds, messages: Sequence[Message], *, generation_prompt: bool = True
@@ -582,34 +402,6 @@ class Renderer(ABC):
         """
         return self.extension(reply, messages, generation_prompt=generation_prompt).tokens
 
-    def extension(
-        self,
-        reply: TokenIds,
-        messages: Sequence[Message],
-        *,
-        history: Sequence[Message] = (),
-        tools: Sequence[ToolSchema] = (),
-        generation_prompt: bool = True,
-        prefill: str | Message | None = None,
-    ) -> Rendered:
-        """Do the same as `extend`, and also return where each message starts.
-
-        Args:
-            reply: The reply's tokens since the generation prompt, shape (n,).
-            messages: The messages that the environment returns next.
-            history: The conversation so far, which ends with the reply. A family reads only its last message.
-            tools: The tools that the model has; only `fixed_base` reads them.
-            generation_prompt: Whether to end with the generation prompt.
-            prefill: The beginning of the next reply.
-        """
-        self.refuse_images(messages, first=len(history) or 1)
-        out = self.emission()
-        out.scaffold(self.closing(reply, messages[0] if messages else None))
-        self.emit_conversation(out, [history[-1] if history else _REPLY, *messages], first=1)
-        if generation_prompt:
-            self.emit_generation_prompt(out, len(messages) + 1, prefill)
-        return Rendered(out)
-
     def reply(self, message: Message) -> "NDArray[np.int32]":
         """Return the tokens that a model would sample for `message`: int32, shape (n,), with the stop token.
 
@@ -618,12 +410,12 @@ class Renderer(ABC):
         Raises:
             RenderError: If the family cannot express the message, or would read other arguments from these tokens.
         """
-        message = self.as_given(message)
+        message = as_given(self, message)
         return self._checked_reply(message, self._written_reply(message))
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":
         """Return the tokens of a reply after the generation prompt, which may hold the start of a think block."""
-        out = self.emission()
+        out = self._emission()
         self.emit_reply(out, message)
         return out.tokens()[0]
 
@@ -647,11 +439,11 @@ class Renderer(ABC):
     @cached_property
     def _prompt_tail(self) -> "NDArray[np.int32]":
         """The tokens of the generation prompt: int32, shape (n,)."""
-        out = self.emission()
-        self.emit_generation_prompt(out, 0)
+        out = self._emission()
+        self._emit_generation_prompt(out, 0)
         return out.tokens()[0]
 
-    def prefill(self, start: str | Message) -> "NDArray[np.int32]":
+    def _prefill(self, start: str | Message) -> "NDArray[np.int32]":
         """Return the tokens that begin an assistant's message before the model continues it.
 
         Args:
@@ -660,12 +452,12 @@ class Renderer(ABC):
                 leaves the content to the model).
 
         Returns:
-            int32 of shape (n,); they follow the generation prompt that `emit_generation_prompt` writes for them.
+            int32 of shape (n,); they follow the generation prompt that `_emit_generation_prompt` writes for them.
 
         Raises:
             RenderError: If the prefill has reasoning, but the family writes none.
         """
-        out = self.emission()
+        out = self._emission()
         if isinstance(start, str):
             out.content(start)
             return out.tokens()[0]
@@ -694,10 +486,12 @@ class Renderer(ABC):
         tokens = np.asarray(reply, dtype=np.int32)
         stops = np.isin(tokens, self.stop_token_ids)
         kept = int(np.argmax(stops)) if stops.any() else len(tokens)
-        out = self.emission()
+        out = self._emission()
         if isinstance(addition, str):
+            warn_of_tags(self, addition)
             out.content(addition)
             return kept, out.tokens()[0]
+        warn_of_tags(self, addition.content)
         if addition.reasoning and not self.writes_reasoning:
             raise RenderError(f"the reply cannot be continued with reasoning: {self.name!r} has no think block")
         closing = self._close_open_block(tokens[:kept])
@@ -709,142 +503,206 @@ class Renderer(ABC):
             out.content(addition.content)
         return kept, out.tokens()[0]
 
-    def closing(self, reply: TokenIds, following: Message | None = None) -> str:
-        """Return the scaffold that closes a reply: the end of an open block, of the turn, and the text after a turn.
+    def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
+        """Return a reader of one reply that is given the tokens as they are sampled and reports what they contain.
+
+        Its last event holds the message that `parse` returns for the same tokens. A family that cannot read a part of a
+        reply reports everything at its end.
 
         Args:
-            reply: The reply's tokens since the generation prompt, shape (n,).
-            following: The message that comes next, if any; the end of a turn may depend on it (GLM).
+            tools: JSON schemas of the tools that the model has; see `parse`.
+            prompt_tail: The end of the prompt, from the assistant's opening on; see `parse`.
         """
-        if len(reply) and int(reply[-1]) == self.stop_token_ids[0]:
-            return self.after_turn
-        return self._close_open_block(reply) + self.stop_tokens[0] + self.after_turn
+        return WholeReader(lambda tokens: self.parse(tokens, prompt_tail=prompt_tail, tools=tools))
 
-    def is_closed(self, reply: TokenIds) -> bool:
-        """Return whether the reply ended its turn itself, as the family's history shows it."""
-        return self.closing(reply) == self.after_turn
+    def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
+        """Return the part of a prompt's end that belongs to the reply: an empty think block, a prefill."""
+        count = len(self.opening_tokens)
+        has_opening = np.array_equal(prompt_tail[:count], self.opening_tokens)
+        return prompt_tail[count:] if has_opening else prompt_tail
 
-    def emission(self) -> Emission:
+    def _emission(self) -> Emission:
         """Return an empty emission for this renderer."""
-        return Emission(self._encoder)
+        return Emission(self.encoder)
 
-    def emit_conversation(
-        self,
-        out: Emission,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[ToolSchema] = (),
-        first: int = 0,
-        stop: int | None = None,
-    ) -> None:
-        """Write `messages[first:stop]`; the others only serve as their neighbors. Message 0 brings the tools.
-
-        Raises:
-            RenderError: If the family cannot express a message.
-        """
-        self.refuse_images(messages[first:stop], first)
-        for index in range(first, len(messages) if stop is None else stop):
-            message = messages[index]
-            if message.role not in self.roles:
-                raise RenderError(
-                    f"message {index} has the role {message.role!r}, which {self.name!r} cannot express: its roles are "
-                    f"{', '.join(sorted(self.roles))}"
-                )
-            if index == 0:
-                is_system = message.role == "system"
-                out.begin(0 if is_system else -1, "system", message.images)
-                self.emit_start(out, message if is_system else None, tools)
-                if is_system:
-                    continue
-                out.attribute(0, message.role)
-            else:
-                out.begin(index, message.role, message.images)
-            self._emit(out, messages, index)
-
-    def emit_history(
-        self,
-        out: Emission,
-        messages: Sequence[Message],
-        history: Literal["template", "keep"],
-        *,
-        tools: Sequence[ToolSchema],
-        generation_prompt: bool,
-    ) -> None:
-        """Write a whole conversation for `render`, without its generation prompt; the arguments are those of `render`.
-
-        Raises:
-            RenderError: If the family cannot express a message.
-        """
-        self.emit_conversation(out, self.visible(messages) if history == "template" else messages, tools=tools)
-
-    def emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
+    def _emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
         """Write the generation prompt of message `index`; a prefill with reasoning brings its own think block."""
         out.begin(index, "assistant")
         has_block = isinstance(prefill, Message) and prefill.reasoning is not None
         out.scaffold(self.opening if has_block else self.generation_prompt)
-
-    def _emit(self, out: Emission, messages: Sequence[Message], index: int) -> None:
-        message = messages[index]
-        if message.role != "assistant":
-            previous = messages[index - 1] if index else None
-            following = messages[index + 1] if index + 1 < len(messages) else None
-            self.emit_message(out, message, previous, following)
-            return
-        out.scaffold(self.opening)
-        out.attribute(index, message.role, is_sampled=True)
-        self.emit_past_reply(out, message)
-        out.attribute(index, message.role)
-        out.scaffold(self.end_of_turn(messages[index + 1] if index + 1 < len(messages) else None))
-
-    def split(self, tokens: TokenIds) -> SplitReply:
-        """Cut a reply at the control tokens of the family, up to its first stop token."""
-        splitter = self.splitter()
-        segments = splitter.feed(np.asarray(tokens, dtype=np.int32))
-        rest = splitter.end()
-        if rest.segments:  # a character that is cut
-            segments[-1] = Segment(segments[-1].control, segments[-1].text + rest.segments[0].text)
-        return SplitReply(segments, rest.is_ended, rest.overrun)
-
-    def splitter(self) -> Splitter:
-        """Return what cuts a reply at the control tokens of the family as it comes."""
-        return Splitter(self._marks_in, self.tokenizer.token_bytes, self._marks, self.stop_tokens)
 
     def _close_open_block(self, reply: TokenIds) -> str:
         """Return the scaffold that closes the block that is open at the end of a reply, or an empty string.
 
         A block that the generation prompt opened has to be closed by the reply.
         """
-        marks = self._marks_in(np.asarray(reply, dtype=np.int32))
-        closing = self._open_at_start
-        for mark in marks[marks > 0].tolist():
-            control = self._marks[int(mark) - 1]
+        closing = self.open_at_start
+        for _, control in self.marks.places(reply):
             if control in closing:
                 rest = closing.partition(control)[2]  # a block may be closed by several control tokens
-                closing = rest if any(piece.control >= 0 for piece in self._encoder.scaffold(rest)) else ""
+                closing = rest if any(piece.control >= 0 for piece in self.encoder.scaffold(rest)) else ""
             elif self.blocks.get(control, "").endswith(closing):
                 closing = self.blocks.get(control, "")
         return closing
 
-    @cached_property
-    def _open_at_start(self) -> str:
-        """The scaffold that closes the block that the generation prompt opens; empty if it opens none."""
-        controls = [piece.text for piece in self._encoder.scaffold(self.generation_prompt) if piece.control >= 0]
-        last = controls[-1] if controls else ""
-        return self.blocks.get(last, "")
-
-    def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
-        """Return the part of a prompt's end that belongs to the reply: an empty think block, a prefill."""
-        count = len(self.opening_tokens)
-        has_opening = np.asarray(prompt_tail[:count], dtype=np.int32).tobytes() == self._opening_bytes
-        return prompt_tail[count:] if has_opening else prompt_tail
+    # Images.
 
     @cached_property
-    def _opening_bytes(self) -> bytes:
-        return self.opening_tokens.tobytes()
+    def vision(self) -> "Vision | None":
+        """The processor of images; None if the renderer refuses images."""
+        if not self.writes_images:
+            return None
+        from ._vision import Vision, find_processor
 
-    def _marks_in(self, tokens: "NDArray[np.int32]") -> "NDArray[np.uint8]":
-        """Return the number of each token among the family's control tokens, counted from 1, or 0 for other tokens."""
-        return self._mark_of_token.take(tokens, mode="clip")
+        found = find_processor(self.tokenizer)
+        return None if found is None else Vision(found, self.tokenizer)
+
+    @property
+    def images_note(self) -> str:
+        """What images are written with, or why they are refused, for reports. No processor is loaded for it."""
+        if not self.writes_images:
+            return f"images are refused: {self.name!r} has no place for them"
+        given = self._known_processor
+        return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
+
+    @property
+    def images_advice(self) -> str:
+        """What to do where the renderer cannot write images; empty if it can. No processor is loaded for it."""
+        if not self.writes_images:
+            return "use the renderer of a vision model"
+        return "" if self._known_processor is not None else "give the model's processor, processor='FOLDER'"
+
+    @property
+    def _known_processor(self) -> Any:
+        from ._vision import find_processor
+
+        return find_processor(self.tokenizer) if self._processor is None else self._named_processor
+
+    @property
+    def _named_processor(self) -> str | dict[str, Any]:
+        """The folder or name that the processor was loaded from, its options, or its class."""
+        given = self._processor
+        if isinstance(given, Mapping):
+            return dict(cast("Mapping[str, Any]", given))
+        return str(given) if isinstance(given, (str, Path)) else type(given).__name__
+
+    # A renderer as an object.
+
+    def __repr__(self) -> str:
+        options = {name: value for name, value in self.specification().items() if name != "name"}
+        given = "".join(f", {name}={reprlib.repr(value)}" for name, value in options.items())
+        return f"<{type(self).__name__} renderer, tokenizer {self.tokenizer.name!r}{given}>"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Renderer":
+        return self  # it is immutable, so gymnasium's deep copies of keyword arguments may share it
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled.
+
+        Raises:
+            ConfigError: If the processor of images is an object that cannot be pickled.
+        """
+        if self._processor is not None:
+            from ._vision import check_pickles
+
+            check_pickles(self._processor)
+        return vars(self).copy()
+
+
+def refuse_images(renderer: Renderer, messages: Sequence[Message], first: int = 0) -> None:
+    """Refuse images if a renderer cannot write them.
+
+    Args:
+        renderer: The renderer.
+        messages: The messages that will be rendered.
+        first: The index of the first of them in the conversation.
+
+    Raises:
+        RenderError: If one of them has an image; the message has its index.
+    """
+    for index, message in enumerate(messages, start=first):
+        if message.images and renderer.vision is None:
+            problem = f"message {index} ({message.role}) has an image, which {renderer.name!r} cannot write"
+            raise RenderError(f"{problem}: {renderer.images_advice}")
+
+
+def check_image(renderer: Renderer, image: "Image | None") -> None:
+    """Check that a renderer can write an image, or images at all (None). The processor's results are cached.
+
+    Raises:
+        RenderError: If it cannot.
+        ConfigError: If the processor of images cannot be loaded.
+    """
+    if renderer.vision is None:
+        raise RenderError(f"{renderer.name!r} cannot write images: {renderer.images_advice}")
+    if image is not None:
+        renderer.vision.process(image)
+
+
+def as_given(renderer: Renderer, message: Message) -> Message:
+    """Return a message that no model sampled here (an author, a data set or a client wrote it) as it is rendered.
+
+    Reasoning between tags at the start of an assistant's content becomes its `reasoning` if the official template reads
+    it there (`Renderer.reasoning_in_content`). Any other name of a control token in an assistant's content is text,
+    with a `PlainTagsWarning`. Content of other roles is always text.
+
+    Returns:
+        The message itself if nothing is read in its content.
+    """
+    if message.role != "assistant":
+        return message
+    found = _reasoning_in(renderer, message.content) if message.reasoning is None else {}
+    if "content" in found:
+        message = message.model_copy(update={**found, "parts": None})
+    warn_of_tags(renderer, message.content)
+    return message
+
+
+def as_prefill(renderer: Renderer, start: str | Message) -> str | Message:
+    """Return the beginning of a reply as it is written; see `as_given`.
+
+    A string that opens with the family's reasoning tag is reasoning. The model continues it if the tag is not closed.
+    """
+    text = start if isinstance(start, str) else start.content if start.reasoning is None else ""
+    found = _reasoning_in(renderer, text)
+    begun = Message(role="assistant", **found) if found else start
+    warn_of_tags(renderer, begun if isinstance(begun, str) else begun.content)
+    return begun
+
+
+def _reasoning_in(renderer: Renderer, text: str) -> dict[str, Any]:
+    """Return the fields of the message that a text with reasoning tags is; nothing if the family does not read it.
+
+    There is no `content` if the tag is not closed. Text before the tags and further tags would be lost, or read in
+    another way by each template, so nothing is read then.
+    """
+    tags = None if renderer.unsafe_content else renderer.reasoning_in_content
+    if tags is None or not any(tag in text for tag in tags):
+        return {}
+    opening, closing = tags
+    is_open = bool(renderer.open_at_start) and opening not in text  # the generation prompt has the opening tag
+    before, _, inside = ("", "", text) if is_open else text.partition(opening)
+    reasoning, closed, content = inside.partition(closing)
+    if before.strip() or any(tag in reasoning + content for tag in tags):
+        return {}
+    if not closed:
+        return {"reasoning": reasoning.lstrip("\n")}
+    return {"reasoning": reasoning.strip("\n"), "content": content.lstrip("\n")}
+
+
+def warn_of_tags(renderer: Renderer, text: str) -> None:
+    """Warn of names of control tokens, and of known tags, in an assistant's text that no model sampled."""
+    if renderer.unsafe_content:
+        return
+    names = dict.fromkeys([*renderer.encoder.controls_in(text), *(tag for tag in _KNOWN_TAGS if tag in text)])
+    if names:
+        warnings.warn(
+            f"an assistant's content has {', '.join(map(repr, [*names][:8]))}, which the renderer {renderer.name!r} "
+            "writes as plain text there. Pass reasoning as reasoning_content= and calls as "
+            "tool_calls= of the message; begin or continue a reply with a Message instead of a text",
+            PlainTagsWarning,
+            stacklevel=3,
+        )
 
 
 def sets_content(start: Message) -> bool:
@@ -867,6 +725,3 @@ def writable(message: Message) -> Message:
         for call in message.tool_calls
     ]
     return message.model_copy(update={"tool_calls": tuple(calls)})
-
-
-_REPLY = Message.model_construct(role="assistant")  # without building the validator at import

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ..authoring._driver import check_seed
 from ..authoring._env import Env
-from ..authoring._machinery import check_seed
 from ..errors import ConfigError
 from ..trajectories._trajectory import Trajectory
 

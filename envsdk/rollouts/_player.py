@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
+from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
-from ..authoring._machinery import EnvDriver
 from ..authoring._making import make
 from ..contexts._protocol import Action
 from ..episodes._agent import StepResult
 from ..episodes._concurrent import take_error, until_ended
-from ..episodes._driver import Driver, driver_of
 from ..episodes._episode import Call
 from ..episodes._event_loops import MethodCall, MethodThread
 from ..episodes._loop_tasks import not_cancelled
@@ -554,7 +553,6 @@ class _Attempt:
     async def _run(self) -> Trajectory:
         env, job, player = self.seat.env, self._job, self._player
         driver = driver_of(env)
-        assert isinstance(driver, EnvDriver)
         policy = find_policy(self._policy, env, job.seed)
         driver.use_policy(partial(why_not_sampled, policy))
         await player.take_turn()

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..authoring._driver import Driver, MethodCaller, driver_of
 from ..authoring._env import Env
 from ..authoring._making import make
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import Agent, StepResult
 from ..episodes._concurrent import run_all, take_error
-from ..episodes._driver import Driver, MethodCaller, driver_of
 from ..episodes._episode import EpisodeGenerator
 from ..episodes._event_loops import run
 from ..episodes._handoff import HandoffResult

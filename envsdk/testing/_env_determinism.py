@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from ..authoring._driver import driver_of
 from ..authoring._env import Env
-from ..authoring._machinery import EnvDriver
-from ..episodes._driver import driver_of
 from ..trajectories._trajectory import Trajectory
 from ._env_differences import difference, transcript
 from ._env_episodes import NONDETERMINISTIC, NOT_REPRODUCIBLE, Episodes, closing, roll_out, step_with, trajectory_of
@@ -151,7 +150,6 @@ def copies(episodes: Episodes) -> str:
 def forks(episodes: Episodes) -> str:
     """Check that a running episode and its forks do not affect each other."""
     driver = driver_of(episodes.sample)
-    assert isinstance(driver, EnvDriver)
     if driver.why_no_fork is not None:
         raise NotPossible(f"a running episode cannot be copied: {driver.why_no_fork}")
     for seed in episodes.few_seeds:

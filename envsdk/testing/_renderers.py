@@ -1,16 +1,19 @@
 """The conformance checks of renderers."""
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._registry import get_renderer
-from ..errors import RenderError
+from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import ImagePart, Message, TextPart, ToolCall, ToolSchema
 from ..rendering import _parity as parity
 from ..rendering._parity import assistant
+from ..rendering._whole import WholeRenderer
+from ..rendering.emission import Emission
 from ..rendering.renderer import Renderer
 from ._reports import Check, CheckReport, Failure, Verdict
 from .masks import compare_masks
@@ -94,8 +97,8 @@ def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tupl
     for name, reply in REPLIES.items():
         yield f"parse what was rendered: {name}", lambda reply=reply: _round_trip(renderer, reply)
         yield f"cut anywhere: {name}", lambda reply=reply: _cuts(renderer, renderer.reply(reply))
-    if type(renderer).prove_reading is not Renderer.prove_reading:
-        yield "calls read back as the template writes them", renderer.prove_reading
+    if type(renderer).proved_reading is not Renderer.proved_reading:
+        yield "calls read back as the template writes them", lambda: renderer.proved_reading
     for name, tokens in _odd_replies(renderer):
         yield f"cut anywhere: {name}", lambda tokens=tokens: _cuts(renderer, tokens, is_odd=True)
     for name, messages in _injections(renderer).items():
@@ -110,10 +113,12 @@ def summary(renderer: Renderer) -> list[str]:
         for what, tools in (("an environment can be made, with turns of users", ()), ("tools", [TOOL]))
     ]
     lines.append(f"a step under `strip` costs {renderer.history_note or 'O(new)'}")
-    if renderer.renders_whole and renderer.chat_template is not None:
+    if isinstance(renderer, WholeRenderer) and renderer.chat_template is not None:
         try:
-            found = renderer.chosen_because or get_renderer("auto", renderer.tokenizer).chosen_because
-        except RenderError as error:
+            source = renderer.chat_template
+            given = {"template": source.text, "special_tokens": source.special_tokens}
+            found = renderer.chosen_because or get_renderer("auto", renderer.tokenizer, **given).chosen_because
+        except (RenderError, TokenizerError, ConfigError) as error:
             found = str(error)
         lines.append(f"nearest family: {found}")
     return lines
@@ -122,7 +127,8 @@ def summary(renderer: Renderer) -> list[str]:
 def _why_refused(renderer: Renderer, tools: Sequence[ToolSchema]) -> str:
     """Return why no environment with these tools can be made; empty if one can."""
     try:
-        renderer.check_tools(tools)
+        if isinstance(renderer, WholeRenderer):
+            renderer.check_tools(tools)
         renderer.render([_QUESTION], tools=tools, generation_prompt=True, history="keep")
         renderer.reply(REPLIES["call" if tools else "text"])
     except RenderError as error:
@@ -180,9 +186,7 @@ def _parity(renderer: Renderer, name: str, conversation: parity.Conversation) ->
 
 def _rewriting(renderer: Renderer) -> str:
     """Return how the template rewrites earlier text that prompts keep; empty if it does not."""
-    kinds = itertools.product((False, True), repeat=2)
-    found = (renderer.rewriting(has_system=has_system, has_tools=has_tools) for has_system, has_tools in kinds)
-    example = next(filter(None, found), "")
+    example = renderer.rewriting_note
     return f"the template rewrites it, and prompts keep it: {example}" if example else ""
 
 
@@ -198,7 +202,7 @@ def _images(renderer: Renderer) -> str:
     counts = [vision.count(image) for image in message.images]
     places = vision.places(found, message.images)
     if renderer.chat_template is not None:
-        out = renderer.emission()
+        out = Emission(renderer.encoder)
         out.begin(0, "user", message.images)
         out.scaffold(parity.render_template(renderer, [message], (), generation_prompt=True))
         _compare(renderer, found, out.tokens()[0], "the renderer and the template with images")
@@ -217,8 +221,8 @@ def _extension(renderer: Renderer, reply: Message, messages: Sequence[Message]) 
     prompt, sampled = _prompt(renderer, reply), renderer.reply(reply)
     read = renderer.parse(sampled, prompt_tail=_tail(renderer))
     whole = renderer.render([_QUESTION, read, *messages], tools=tools, generation_prompt=True, history="keep").tokens
-    kept = sampled[: len(sampled) - renderer.rewritten_end(sampled, messages)]
-    delta = renderer.extension(kept, messages, history=[_QUESTION, read], tools=tools).tokens
+    extension = renderer.extension(sampled, messages, history=[_QUESTION, read], tools=tools, drops_end=True)
+    kept, delta = sampled[: len(sampled) - extension.dropped], extension.tokens
     extended = np.concatenate([prompt, kept, delta])
     end = len(prompt) + len(kept) - 1
     if len(whole) == len(extended) and int(extended[end]) in renderer.stop_token_ids:
@@ -269,9 +273,9 @@ def _cuts(renderer: Renderer, reply: "NDArray[np.int32]", *, is_odd: bool = Fals
     for cut in range(len(reply) + 1):
         part = reply[:cut]
         has_calls = bool(renderer.parse(part).tool_calls)
-        part = part[: cut - renderer.rewritten_end(part, following)]
-        delta = renderer.extend(part, following)
-        closing = _scaffold(renderer, renderer.closing(part, following[0]))
+        extension = renderer.extension(part, following, drops_end=True)
+        part, delta = part[: cut - extension.dropped], extension.tokens
+        closing = delta[: extension.starts[0]]
         ends_with = ends.setdefault(has_calls, delta[len(closing) :].tolist())
         if delta.tolist() != [*closing, *ends_with]:
             raise Failure(f"cut at {cut}, {_shown(renderer, part)} is followed by {_shown(renderer, delta)}")
@@ -281,7 +285,7 @@ def _cuts(renderer: Renderer, reply: "NDArray[np.int32]", *, is_odd: bool = Fals
 
 
 def _scaffold(renderer: Renderer, text: str) -> "NDArray[np.int32]":
-    out = renderer.emission()
+    out = Emission(renderer.encoder)
     out.scaffold(text)
     return out.tokens()[0]
 
@@ -315,7 +319,7 @@ def _injections(
     renderer: Renderer,
 ) -> dict[str, tuple[list[Message], list[ToolSchema], list[Message], list[ToolSchema]]]:
     """Return, for each field, a conversation with control tokens in that field, and the same one with harmless text."""
-    evil = "".join(renderer.tokenizer.control_tokens)
+    evil = "x" + "".join(renderer.tokenizer.control_tokens)  # reasoning would be read at the start of a content
 
     def tool(text: str, name: str = "look_up", parameter: str = "what") -> ToolSchema:
         parameters = {"type": "object", "properties": {parameter: {"type": "string"}}}
@@ -352,9 +356,9 @@ def _injection(
     control = np.array(sorted(renderer.tokenizer.control_tokens.values()), dtype=np.int32)
     found: list[list[int]] = []
     for messages, tools in ((evil, evil_tools), (harmless, harmless_tools)):
-        out = renderer.emission()  # `render` would read tags in an assistant's content
-        renderer.emit_history(out, messages, "keep", tools=tools, generation_prompt=True)
-        tokens, _ = out.tokens()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PlainTagsWarning)
+            tokens = renderer.render(messages, tools=tools, history="keep").tokens
         found.append(tokens[np.isin(tokens, control)].tolist())
     if found[0] != found[1]:
         raise Failure(f"with control tokens in the text, {len(found[0])} are rendered; without them, {len(found[1])}")

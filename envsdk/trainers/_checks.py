@@ -1,6 +1,6 @@
 """The checks of every adapter: are the samples valid, and does the trainer compute the probabilities of the sampler?"""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -8,7 +8,6 @@ import numpy as np
 
 from ..diagnostics._inputs import valid_samples
 from ..errors import ConfigError, InvalidSample, PolicyError
-from ..images import PlacedImage
 from ..policies._sampling import is_neutral, why_refused
 from ..policies._vocabularies import PolicyWrapper
 from ..rendering.tokenizers import Tokenizer
@@ -51,8 +50,12 @@ def check_samples(
     """
 
     def check(sample: Sample) -> None:
-        if no_images is not None:
-            check_no_images(sample.media, no_images)
+        if no_images is not None and sample.media:
+            first_image = sample.media[0]
+            raise InvalidSample(
+                f"it has images ({len(sample.media)}, the first at tokens {first_image.start} to {first_image.stop}), "
+                f"but {no_images}. docs/images.md#trainers lists the trainers that take images"
+            )
         if logprobs and sample.logprobs is None:
             raise InvalidSample("it has no log-probabilities: the policy must return Action(..., logprobs=...)")
         if advantage and sample.advantage is None:
@@ -63,27 +66,15 @@ def check_samples(
                 "a turn earns nothing"
             )
         if temperature is not None:
-            _check_temperature(sample, temperature)
+            used = np.unique(sample.temperature[sample.part_ids[sample.mask]])
+            if (used != np.float32(temperature)).any():
+                named = " and ".join(f"{value:g}" for value in used)
+                raise InvalidSample(
+                    f"it was sampled at temperature {named}, but the trainer's is {temperature:g}, so every importance "
+                    "ratio would be wrong: use the same temperature for both"
+                )
 
     return valid_samples(samples, first=first, check=check)
-
-
-def check_no_images(media: Sequence[PlacedImage], reason: str) -> None:
-    """Refuse a sample that has images.
-
-    Args:
-        media: The images of the sample.
-        reason: Why they are refused.
-
-    Raises:
-        InvalidSample: If there is an image.
-    """
-    if media:
-        first = media[0]
-        raise InvalidSample(
-            f"it has images ({len(media)}, the first at tokens {first.start} to {first.stop}), but {reason}. "
-            "docs/images.md#trainers lists the trainers that take images"
-        )
 
 
 def check_sampling(sampling: Mapping[str, Any], temperature: float | None) -> None:
@@ -136,13 +127,3 @@ def guard_policy(policy: "PolicyLike", temperature: float | None, tokenizer: "To
         return inner(prompt, sampling=sampling, **request)
 
     return PolicyWrapper(sample, policy, tokenizer, refusal_of(temperature))
-
-
-def _check_temperature(sample: Sample, temperature: float) -> None:
-    used = np.unique(sample.temperature[sample.part_ids[sample.mask]])
-    if (used != np.float32(temperature)).any():
-        named = " and ".join(f"{value:g}" for value in used)
-        raise InvalidSample(
-            f"it was sampled at temperature {named}, but the trainer's is {temperature:g}, so every importance ratio "
-            "would be wrong: use the same temperature for both"
-        )

@@ -13,7 +13,7 @@ from ._rows import logprobs
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class ResponseFields:
     """The response fields of ms-swift's `RolloutOutput`, with a list for each turn of token ids.
 
     Attributes:
@@ -40,7 +40,7 @@ _NO_IMAGES = (
 
 def to_turns(
     sample: Sample, turns: Sequence[tuple[int, int]], *, temperature: float | None = None, suffix: Sequence[int] = ()
-) -> Response:
+) -> ResponseFields:
     """Convert a sample to a response with the token ids of each reply; ms-swift renders the messages between them.
 
     Args:
@@ -63,7 +63,7 @@ def to_turns(
             "True, but the token is in a message that ms-swift renders itself and cannot train"
         )
     known = logprobs(sample)
-    return Response(
+    return ResponseFields(
         [sample.tokens[start:stop].tolist() for start, stop in turns],
         [sample.mask[start:stop].astype(np.int32).tolist() for start, stop in turns],
         [known[start:stop][sample.mask[start:stop]].tolist() for start, stop in turns],
@@ -72,7 +72,7 @@ def to_turns(
 
 def to_response(
     sample: Sample, start: int, *, temperature: float | None = None, suffix: Sequence[int] = ()
-) -> Response:
+) -> ResponseFields:
     """Convert a sample to a response of ms-swift.
 
     Args:
@@ -92,7 +92,7 @@ def to_response(
             "renders itself and cannot train"
         )
     _check_suffix(sample, suffix)
-    return Response(
+    return ResponseFields(
         [sample.tokens[start:].tolist()],
         [sample.mask[start:].astype(np.int32).tolist()],
         [logprobs(sample)[sample.mask].tolist()],
@@ -126,11 +126,10 @@ def to_sft_records(samples: Iterable[Sample], *, eos_token_id: int) -> list[dict
                 "samples whose last reply was cut, and check that eos_token_id is that of the trained model"
             )
         _check_suffix(sample, [eos_token_id])
-    return [{"messages": [{"role": "assistant", "content": _ids_and_scales(sample)}]} for sample in valid]
-
-
-def _ids_and_scales(sample: Sample) -> dict[str, list[int]]:
-    return {"token_ids": sample.tokens.tolist(), "loss_scale": sample.mask.astype(np.int32).tolist()}
+    contents = [
+        {"token_ids": sample.tokens.tolist(), "loss_scale": sample.mask.astype(np.int32).tolist()} for sample in valid
+    ]
+    return [{"messages": [{"role": "assistant", "content": content}]} for content in contents]
 
 
 def _check_suffix(sample: Sample, suffix: Sequence[int]) -> None:

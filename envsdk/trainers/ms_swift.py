@@ -39,7 +39,7 @@ from ._capability import Capability
 from ._checks import check_sampling, refusal_of
 from ._conversations import to_conversations
 from ._ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
-from ._ms_swift_records import Response as Response
+from ._ms_swift_records import ResponseFields as ResponseFields
 from ._ms_swift_records import to_response as to_response
 from ._ms_swift_records import to_sft_records as to_sft_records
 from ._ms_swift_records import to_turns
@@ -318,7 +318,7 @@ class _Rollout:
             last = trajectory.steps[0]
             opening = self._openings[last.context][0]
             ids = trajectory.contexts[last.context].tokens[len(opening.tokens) : last.stop].tolist()
-            response = Response([ids], [[0] * len(ids)], [[]])
+            response = ResponseFields([ids], [[0] * len(ids)], [[]])
             messages = opening.messages
         else:
             numbers: list[int] = sample.metadata["steps"]

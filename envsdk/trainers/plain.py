@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
+from .._arrays import LARGEST
 from .._packages import load
-from ..contexts._arrays import LARGEST
 from ..contexts._side_data import PerToken, Ragged, per_token
 from ..diagnostics import ImportanceWeights
 from ..errors import ConfigError, InvalidSample
@@ -138,7 +138,16 @@ def collate(
         batch["media"] = [
             whole_images(i, sample, length) for i, (sample, length) in enumerate(zip(valid, lengths, strict=True))
         ]
-    return batch if arrays == "numpy" else _tensors(batch)
+    if arrays == "numpy":
+        return batch
+    torch = load("torch", "a batch of tensors needs", "pip install torch")
+
+    def tensor(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: tensor(own) for name, own in cast("Batch", value).items()}
+        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+    return tensor(batch)
 
 
 def _checked_weights(weights: Mapping[str, float]) -> Mapping[str, float]:
@@ -242,14 +251,3 @@ def _extra(key: str, samples: Sequence[Sample], places: Places) -> "NDArray[Any]
         lengths = places.array([cast("Ragged", own).lengths for own in data], np.int64)
         return {"values": np.concatenate([own.values for own in data]), "lengths": lengths}
     return places.array([own.values for own in data], first.values.dtype, first.unknown, first.values.shape[1:])
-
-
-def _tensors(batch: Batch) -> Batch:
-    torch = load("torch", "a batch of tensors needs", "pip install torch")
-
-    def tensor(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: tensor(own) for name, own in cast("Batch", value).items()}
-        return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-
-    return tensor(batch)

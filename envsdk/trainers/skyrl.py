@@ -3,7 +3,7 @@
 Source: the public rules of `validate_generator_output(..., step_wise=True)`.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
@@ -110,7 +110,12 @@ def to_generator_output(
     repetitions: dict[str, int] = {}
     groups = {sample.group_id for sample in valid}
     for rollout in group_by_rollout(valid):
-        instance = _instance_id(rollout[0], groups)
+        instance = rollout[0].trajectory_id if rollout[0].group_id is None else rollout[0].group_id
+        if rollout[0].group_id is None and instance in groups:
+            raise InvalidSample(
+                f"trajectory {instance!r} has no group_id, and its id is that of a group, so SkyRL would add it to "
+                "that group: give it another id (reset option `episode_id`) or a group (reset option `group_id`)"
+            )
         name = TrajectoryID(instance, repetitions.get(instance, 0))
         repetitions[instance] = name.repetition_id + 1
         for sample in rollout:
@@ -136,18 +141,6 @@ def _add_images(output: GeneratorOutput, sample: Sample, vision: Vision) -> None
         )
     for name in _IMAGES:
         output.setdefault(name, []).append(torch.from_numpy(arrays[name]))
-
-
-def _instance_id(sample: Sample, groups: Set[str | None]) -> str:
-    """Return the id of the sample's group, or of its rollout if it has no group."""
-    if sample.group_id is not None:
-        return sample.group_id
-    if sample.trajectory_id in groups:
-        raise InvalidSample(
-            f"trajectory {sample.trajectory_id!r} has no group_id, and its id is that of a group, so SkyRL would add "
-            "it to that group: give it another id (reset option `episode_id`) or a group (reset option `group_id`)"
-        )
-    return sample.trajectory_id
 
 
 def _add_row(output: GeneratorOutput, sample: Sample, name: TrajectoryID, *, is_last: bool) -> None:

@@ -162,9 +162,14 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
         return raw, raw
     is_scaled = args.advantage_estimator in _SCALED and args.grpo_std_normalization
     groups: dict[int, dict[int, float]] = {}
-    rollouts = [_rollout(index, sample) for index, sample in enumerate(samples)]
+    rollouts = [(s.group_index, s.index if s.rollout_id is None else s.rollout_id) for s in samples]
     group_of: dict[int, int] = {}
     for index, ((group, rollout), reward) in enumerate(zip(rollouts, raw, strict=True)):
+        for name, number in (("group_index", group), ("rollout_id", rollout)):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise InvalidSample(
+                    f"sample {index} has the {name} {number!r:.80}; expected an integer, which slime sets"
+                )
         if group_of.setdefault(rollout, group) != group:
             raise InvalidSample(
                 f"sample {index} of rollout {rollout} is in group {group}, but another sample of this rollout is in "
@@ -182,12 +187,3 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
         found = normalized(values, ddof=1) if is_scaled else mean(values)
         advantages.update(zip(rewards, found.tolist(), strict=True))
     return raw, [advantages[rollout] for _, rollout in rollouts]
-
-
-def _rollout(index: int, sample: Any) -> tuple[int, int]:
-    """Return the number of the group and of the rollout of a slime sample."""
-    rollout = sample.index if sample.rollout_id is None else sample.rollout_id
-    for name, number in (("group_index", sample.group_index), ("rollout_id", rollout)):
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise InvalidSample(f"sample {index} has the {name} {number!r:.80}; expected an integer, which slime sets")
-    return sample.group_index, rollout

@@ -345,7 +345,13 @@ class CookbookEnvGroupBuilder(_GroupBase):
             for env, rollout in pairs
         ]
         for episode in episodes:
-            _check_unmasked(episode)
+            masked = [index for index, step in enumerate(episode.steps) if step.masked]
+            if masked:
+                raise InvalidSample(
+                    f"trajectory {episode.id!r} leaves sampled tokens of step {masked[0] + 1} out of training "
+                    "(Turn(mask=) or Turn(train_dropped=False)), but the cookbook's trajectory_to_data trains every "
+                    "sampled token: sample with CompleterPolicy and train with to_datums instead"
+                )
         rewards = [0.0] * len(episodes) if self.group_rewards is None else list(self.group_rewards(episodes))
         if len(rewards) != len(episodes) or not all(map(math.isfinite, rewards)):
             raise EpisodeError(
@@ -376,16 +382,6 @@ def _stops(ids: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer) -> li
     if not texts:
         return list(ids)
     return [*(piece.decode() for piece in tokenizer.token_bytes(np.array(ids, dtype=np.int32))), *texts]
-
-
-def _check_unmasked(episode: Trajectory) -> None:
-    masked = [index for index, step in enumerate(episode.steps) if step.masked]
-    if masked:
-        raise InvalidSample(
-            f"trajectory {episode.id!r} leaves sampled tokens of step {masked[0] + 1} out of training (Turn(mask=) or "
-            "Turn(train_dropped=False)), but the cookbook's trajectory_to_data trains every sampled token: sample with "
-            "CompleterPolicy and train with to_datums instead"
-        )
 
 
 def _metrics(info: Mapping[str, Any]) -> dict[str, float]:

@@ -201,28 +201,22 @@ def _batch(
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
     for trajectory, single in zip(trajectories, chosen, strict=True):
         sample = single.sample
+        main = next(iter(trajectory.contexts.values()), None)
+        prompt, completion = split_conversation(() if main is None else main.messages)
         extra_columns = {
             "reward": None if sample is None else sample.reward,
             "dropped_share": single.dropped_share,
             "failed": float(trajectory.status == "error"),
             "steps": len(trajectory.steps),
             "trajectory_id": trajectory.id,
-            **_conversation_columns(trajectory),
+            "prompt_messages": prompt,
+            "completion_messages": completion,
+            "trajectory": to_conversations(trajectory),
         }
         row = empty_row if sample is None else to_row(sample, temperature=temperature, images=images)
         for name, value in {**row, **extra_columns}.items():
             columns[name].append(value)
     return columns
-
-
-def _conversation_columns(trajectory: Trajectory) -> dict[str, Any]:
-    main = next(iter(trajectory.contexts.values()), None)
-    prompt, completion = split_conversation(main.messages if main is not None else ())
-    return {
-        "prompt_messages": prompt,
-        "completion_messages": completion,
-        "trajectory": to_conversations(trajectory),
-    }
 
 
 def raise_if_all_failed(trajectories: Sequence[Trajectory]) -> None:

@@ -322,7 +322,10 @@ class RolloutWorker:
             self.metrics_queue.put(
                 {**group_metrics(trajectories, len(rows)), "rollout/incomparable_total": float(incomparable)}
             )
-            self._count_failures(trajectories)
+            has_failed = all(trajectory.status == "error" for trajectory in trajectories)
+            self._failed_groups = self._failed_groups + 1 if has_failed else 0
+            if self._failed_groups >= self._max_failed_groups:
+                raise_if_all_failed(trajectories)
 
     async def _play(self, group_id: int) -> list[Trajectory]:
         """Play the episodes of a group."""
@@ -361,12 +364,6 @@ class RolloutWorker:
             prompt, completion = split_conversation(contexts[sample.trajectory_id][sample.context].messages)
             rows.append(rollout_sample(prompt=prompt, completion=completion, **fields))
         return rows
-
-    def _count_failures(self, trajectories: Sequence[Trajectory]) -> None:
-        has_failed = all(trajectory.status == "error" for trajectory in trajectories)
-        self._failed_groups = self._failed_groups + 1 if has_failed else 0
-        if self._failed_groups >= self._max_failed_groups:
-            raise_if_all_failed(trajectories)
 
 
 def _comparable(trajectories: Iterable[Trajectory], baseline: Baseline) -> tuple[list[Sample], int]:

@@ -1,7 +1,7 @@
 """The replay of deltas: which tokens each context holds before and after a step.
 
 `contexts[context] = contexts[base][:keep] + tokens`. Prompts, samples, the tree of an episode and its size are all
-derived from what this module yields. It finds no tokens: a step says which ranges of which log it adds.
+derived from what this module yields. It searches no tokens: a step specifies which ranges of which log it adds.
 """
 
 from bisect import bisect_left, bisect_right
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..contexts._arrays import GrowableArray
-from ..contexts._protocol import Break
+from .._arrays import GrowableArray
 from ..errors import InvalidRecord, UndeclaredBreak
 from ..images import PlacedImage
 from ._checks import check_break
@@ -39,7 +38,7 @@ class ReplayedStep(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What a policy saw at one step, and what it answered."""
+    """The prompt of a step, and the reply to it."""
 
     step: Step
     prompt: "NDArray[np.int32]"
@@ -61,7 +60,7 @@ class Piece(NamedTuple):
 
 
 class Path:
-    """The tokens that a context holds, as the pieces of logs that they are. A path only truncates and appends.
+    """The tokens that a context holds, and the pieces of logs that they are. A path only truncates and appends.
 
     Args:
         contexts: The logs of the contexts, by name.
@@ -72,98 +71,39 @@ class Path:
         self.starts: list[int] = []
         """The position of the first token of each piece."""
         self._contexts = contexts
-        self._length = 0
-        self._tokens: GrowableArray[np.int32] | None = None  # what was read so far; None before the second time
-        self._gathered = 0  # how many of the pieces `_tokens` has: all, once the tokens are read
-        self._is_read = False
+        self._tokens = GrowableArray(np.int32)
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._tokens)
 
     def append(self, piece: Piece) -> None:
         """Add a piece of a log at the end."""
         self.pieces.append(piece)
-        self.starts.append(self._length)
-        self._length += piece.stop - piece.start
+        self.starts.append(len(self))
+        self._tokens.append(self._contexts[piece.context].tokens[piece.start : piece.stop])
 
     def truncate(self, keep: int) -> None:
         """Keep the first `keep` tokens."""
-        if keep == self._length:
+        if keep == len(self):
             return
         count = bisect_right(self.starts, keep - 1)
         del self.pieces[count:], self.starts[count:]
         if count:
             last = self.pieces[-1]
             self.pieces[-1] = last._replace(stop=last.start + keep - self.starts[-1])
-        self._length = keep
-        if self._tokens is not None:
-            self._tokens.truncate(min(keep, len(self._tokens)))
-            self._gathered = min(count, self._gathered)
+        self._tokens.truncate(keep)
 
     def branch(self, keep: int) -> "Path":
-        """Return a path of its own that begins with the first `keep` tokens."""
+        """Return another path that begins with the first `keep` tokens."""
         other = Path(self._contexts)
         other.pieces, other.starts = list(self.pieces), list(self.starts)
-        other._length, other._is_read = self._length, self._is_read
-        if self._tokens is not None:
-            other._tokens, other._gathered = GrowableArray(np.int32), self._gathered
-            other._tokens.append(self._tokens.view)
+        other._tokens.append(self._tokens.view)
         other.truncate(keep)
         return other
 
     def tokens(self, stop: int | None = None) -> "NDArray[np.int32]":
-        """Return the tokens of the path up to position `stop`: int32, a copy.
-
-        Most paths are read once. From the second time on, a path remembers what it has read.
-        """
-        if not self._is_read:
-            self._is_read = True
-            return _joined(self._slices(0), stop)
-        if self._tokens is None:
-            self._tokens = GrowableArray(np.int32)
-        for tokens in self._slices(self._gathered):
-            self._tokens.append(tokens)
-        self._gathered = len(self.pieces)
+        """Return the tokens of the path up to position `stop`: int32, a copy."""
         return self._tokens.copy(0, stop)
-
-    def _slices(self, first: int) -> "list[NDArray[np.int32]]":
-        """Return views of the logs: the tokens of all pieces from number `first` on."""
-        return [self._contexts[context].tokens[start:stop] for context, start, stop in merged(self.pieces[first:])]
-
-
-def _joined(parts: "list[NDArray[np.int32]]", stop: int | None) -> "NDArray[np.int32]":
-    """Return a copy of arrays, one after the other, up to position `stop`."""
-    whole = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int32), *parts])
-    return whole[:stop].copy() if len(parts) == 1 or (stop is not None and stop < len(whole)) else whole
-
-
-class Range(NamedTuple):
-    """Consecutive tokens of a log: `contexts[context].tokens[start:stop]`."""
-
-    context: str
-    start: int
-    stop: int
-
-    @property
-    def length(self) -> int:
-        """How many tokens it has."""
-        return self.stop - self.start
-
-
-def merged(pieces: Sequence[Piece] | Sequence[Range]) -> list[Range]:
-    """Return pieces as ranges, with those that follow each other in a log as one."""
-    found: list[Range] = []
-    context, first, last = "", 0, 0
-    for piece in pieces:
-        if piece.start == last and piece.context == context:
-            last = piece.stop
-        elif piece.start < piece.stop:
-            if first < last:
-                found.append(Range(context, first, last))
-            context, first, last = piece.context, piece.start, piece.stop
-    if first < last:
-        found.append(Range(context, first, last))
-    return found
 
 
 class Paths:
@@ -235,25 +175,6 @@ def replay(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterato
         yield ReplayedStep(index, step, is_new, is_new or step.keep < length)
 
 
-def prompts(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterator[Prompt]:
-    """Yield for each step the prompt that the policy saw, and its action; see `replay`. O(context) a step."""
-    paths = Paths(contexts)
-    for replayed in replay(steps, contexts):
-        step, log = replayed.step, contexts[replayed.step.context].tokens
-        prompt = paths.observe(replayed).tokens()
-        paths.act(replayed)
-        yield Prompt(step, prompt, log[step.action_start : step.stop])
-
-
-def prompt_images(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterator[tuple[PlacedImage, ...]]:
-    """Yield for each step the images of its prompt, with their positions in it; see `replay`."""
-    paths, has_images = Paths(contexts), any(log.media for log in contexts.values())
-    for replayed in replay(steps, contexts):
-        path = paths.observe(replayed)
-        yield tuple(placed_images(path, contexts)) if has_images else ()
-        paths.act(replayed)
-
-
 def _check_lineage(contexts: Mapping[str, ContextLog]) -> None:
     """Refuse a context whose parent does not come before it, so that none is its own ancestor."""
     known: set[str] = set()
@@ -303,14 +224,11 @@ def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: 
     if step.extends != (not is_new and step.break_ is None):
         raise InvalidRecord(f"step {index + 1} says extends={step.extends}, with the break {step.break_}")
     if step.break_ is not None:
-        _check_break(index, step, step.break_, length if drops else step.keep)
-
-
-def _check_break(index: int, step: Step, break_: Break, length: int) -> None:
-    """A break is what its step does: `length` is how many tokens there were of what it drops."""
-    kind = "rewrite" if step.keep < length else "switch"
-    expected = (kind, step.context, step.base, step.keep, length - step.keep)
-    found = (break_.kind, break_.context, break_.base, break_.kept, break_.dropped)
-    if found != expected:
-        raise InvalidRecord(f"step {index + 1} has the break {found}; expected {expected}, which is what it does")
-    check_break(break_)
+        before = length if drops else step.keep  # the tokens there were of what it drops
+        kind = "rewrite" if step.keep < before else "switch"
+        expected = (kind, step.context, step.base, step.keep, before - step.keep)
+        given = step.break_
+        found = (given.kind, given.context, given.base, given.kept, given.dropped)
+        if found != expected:
+            raise InvalidRecord(f"step {index + 1} has the break {found}; expected {expected}, which is what it does")
+        check_break(given)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 
+from .._arrays import LARGEST
 from .._cards import card, mask_bar, named
-from ..contexts._arrays import LARGEST
 from ..contexts._protocol import Break, Count
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample
@@ -57,13 +57,13 @@ _OPTIONAL = ("logprobs", "advantage", "reference_logprobs")  # of the arrays
 _ANY_ID = int(np.iinfo(np.int32).max)
 _METADATA: Mapping[str, tuple[Any, str]] = {
     "vocab_size": (Integral, "an integer"),
-    "tokenizer": (str, "a text"),
+    "tokenizer": (str, "a string"),
     "steps": (list, "a list of indices"),
     "is_scored": (bool, "True or False"),
 }
 _SCALARS: Mapping[str, tuple[Any, str]] = {
-    **dict.fromkeys(("context", "role", "trajectory_id", "stop_reason"), (str, "a text")),
-    **dict.fromkeys(("parent", "group_id"), ((str, type(None)), "a text or None")),
+    **dict.fromkeys(("context", "role", "trajectory_id", "stop_reason"), (str, "a string")),
+    **dict.fromkeys(("parent", "group_id"), ((str, type(None)), "a string or None")),
     **dict.fromkeys(("segment_index", "n_segments"), (int, "an integer")),
     "truncated": (bool, "True or False"),
     "breaks": (list, "a list"),
@@ -150,6 +150,7 @@ class Sample(Stored):
     def _repr_html_(self) -> str:
         """Return a card for notebooks, with a bar that shows which tokens are trained."""
         trained = int(np.count_nonzero(self.mask))
+        known = np.empty(0) if self.logprobs is None else self.logprobs[self.mask & ~np.isnan(self.logprobs)]
         advantage = np.mean(self.advantage[self.mask]) if isinstance(self.advantage, np.ndarray) else self.advantage
         facts = {
             "context": self.context,
@@ -159,7 +160,7 @@ class Sample(Stored):
             "images": ", ".join(repr(placed.image) for placed in self.media),
             "reward": f"{self.reward:g}",
             "advantage": None if advantage is None else f"{advantage:.4g}",
-            "mean log-probability": _mean_logprob(self.logprobs, self.mask),
+            "mean log-probability": f"{np.mean(known):.4f}" if len(known) else None,
             "breaks": named(Counter(break_.reason for break_ in self.breaks)),
             "ended": self.stop_reason,
         }
@@ -179,7 +180,11 @@ class Sample(Stored):
         Raises:
             InvalidSample: If it is not; the message names the field and the position.
         """
-        vocab_size = self.check_form()
+        self._check_scalars()
+        self._check_arrays()
+        self._check_streams()
+        self._check_media()
+        vocab_size = self._vocab_size()
         if not self.mask.any():
             raise InvalidSample("mask is False everywhere: no token is trained")
         if self.mask[0]:
@@ -198,21 +203,6 @@ class Sample(Stored):
         if isinstance(self.advantage, np.ndarray):
             self._refuse("advantage", ~np.isfinite(self.advantage), "is not finite")
         return self
-
-    def check_form(self) -> int:
-        """Check the types of the fields, and the shapes of the arrays: the part of `validate` without their values.
-
-        Returns:
-            The size of the vocabulary, or the largest token id + 1 if it is not known.
-
-        Raises:
-            InvalidSample: If one is wrong; the message names the field.
-        """
-        self._check_scalars()
-        self._check_arrays()
-        self._check_streams()
-        self._check_media()
-        return self._vocab_size()
 
     def _check_logprobs(self, name: str, logprobs: "NDArray[np.float32] | None") -> None:
         if logprobs is None:
@@ -323,7 +313,7 @@ class Sample(Stored):
 
     def _check_extra(self, name: Any, value: Any) -> None:
         if not isinstance(name, str):
-            raise InvalidSample(f"extra has the key {name!r:.80}; expected texts")
+            raise InvalidSample(f"extra has the key {name!r:.80}; expected strings")
         if isinstance(value, np.ndarray):
             array = cast("NDArray[Any]", value)
             if isinstance(array, np.ma.MaskedArray) or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
@@ -397,9 +387,3 @@ def _is_finite(value: Any) -> bool:
         return abs(float(value)) <= LARGEST
     except OverflowError:  # an integer beyond all floats
         return False
-
-
-def _mean_logprob(logprobs: "NDArray[np.float32] | None", mask: "NDArray[np.bool_]") -> str | None:
-    """Return the mean over the trained tokens that have one, as a text."""
-    known = np.empty(0, dtype=np.float32) if logprobs is None else logprobs[mask & ~np.isnan(logprobs)]
-    return f"{np.mean(known):.4f}" if len(known) else None

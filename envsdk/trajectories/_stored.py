@@ -8,13 +8,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_type_hints
 
 import numpy as np
 from pydantic import AfterValidator, GetCoreSchemaHandler, PlainValidator, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from ..contexts._arrays import LARGEST
+from .._arrays import LARGEST
 from ..contexts._protocol import Break
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import what_is_invalid
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-_SideData = TypeVar("_SideData", Aligned, Ragged)
 _LARGEST_INTEGER = 2**63 - 1  # what orjson writes
 
 
@@ -266,30 +265,26 @@ def unpack(packed: Any) -> dict[str, Any]:
         if type(content) is not dict:
             raise ValueError(f"its {kind} are {content!r:.80}; expected an object")
     read: dict[str, Any] = dict(given["values"])
-    for kind, reads in (("arrays", _unpacked), ("aligned", _aligned), ("ragged", _ragged)):
+    for kind in ("arrays", "aligned", "ragged"):
         for key, content in given.get(kind, {}).items():
             if key in read:
                 raise ValueError(f"{key!r:.80} occurs twice")
-            read[key] = reads(key, content)
+            read[key] = _unpacked(key, content) if kind == "arrays" else _unpacked_rows(kind, key, content)
     return read
 
 
-def _aligned(key: str, packed: Any) -> Aligned:
-    _has_keys(packed, ("over", "fill", "array"))
-    return _sound(key, Aligned(_unpacked(key, packed["array"]), packed["over"], packed["fill"]))
-
-
-def _ragged(key: str, packed: Any) -> Ragged:
-    _has_keys(packed, ("lengths", "array"))
-    return _sound(key, Ragged(_unpacked(key, packed["array"]), Array(np.int64).read(packed["lengths"])))
-
-
-def _sound(key: str, given: _SideData) -> _SideData:
+def _unpacked_rows(kind: str, key: str, packed: Any) -> Aligned | Ragged:
+    if kind == "aligned":
+        _has_keys(packed, ("over", "fill", "array"))
+        rows = Aligned(_unpacked(key, packed["array"]), packed["over"], packed["fill"])
+    else:
+        _has_keys(packed, ("lengths", "array"))
+        rows = Ragged(_unpacked(key, packed["array"]), Array(np.int64).read(packed["lengths"]))
     try:
-        given.check()
+        rows.check()
     except ValueError as error:
         raise ValueError(f"of {key!r:.80}, {error}") from error
-    return given
+    return rows
 
 
 def _has_keys(value: Any, names: tuple[str, ...]) -> None:

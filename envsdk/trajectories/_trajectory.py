@@ -3,7 +3,8 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -11,23 +12,23 @@ import numpy as np
 
 from .._cards import card, named, shortened
 from ..contexts._protocol import Break, Count
-from ..errors import InvalidRecord, InvalidSample, UndeclaredBreak
+from ..errors import InvalidRecord, InvalidSample, PluginError, UndeclaredBreak
 from ..images import Image, PlacedImage
 from ..limits import StopReason
-from ..messages import ToolCall
 from ._checks import check_break, check_log, check_parts
 from ._context_log import ContextLog, KnownStopReason
 from ._fragments import fragment
 from ._media import embedded, read_embedded
-from ._replay import Prompt, prompt_images, prompts, replay
+from ._replay import Paths, Prompt, placed_images, replay
 from ._samples import Sample, loss_weights
 from ._scoring import is_judged, why_not_scored
 from ._segments import LossRule, Segment, is_copied, segments, trained_steps
 from ._steps import Origin, Step
 from ._stored import Json, JsonObject, Stored, StoredBreak, dump_media, pack, record_of
-from ._viewing import open_viewer
 from .records import build, dump, load
 
+VIEWERS = "envsdk.viewers"
+"""The entry points of viewers, which are layers above this one: functions of a trajectory and a tokenizer."""
 Status: TypeAlias = Literal["terminated", "truncated", "error"]
 ErrorKind: TypeAlias = Literal["environment", "policy", "infrastructure"]
 """Whose error ended an episode: the environment's code, the policy's, or that of what they run on."""
@@ -107,7 +108,7 @@ class Trajectory(Stored):
             "\n".join(
                 [
                     f"{name} · {message.role}: {message.content}",
-                    *map(_call_text, message.tool_calls),
+                    *(f"-> {call.name}({call.arguments})" for call in message.tool_calls),
                     *map(repr, message.images),
                 ]
             )
@@ -144,7 +145,13 @@ class Trajectory(Stored):
             PluginError: If the package is not installed, so that its viewer is not found.
             ConfigError: If the tokenizer cannot be loaded.
         """
-        return open_viewer(self, tokenizer)
+        point = next((point for point in entry_points(group=VIEWERS) if point.name == "page"), None)
+        if point is None:
+            raise PluginError(
+                f"no installed package has the entry point 'page' in the group {VIEWERS!r}, which envsdk has: install "
+                "it again (pip install -e . in a checkout)"
+            )
+        return point.load()(self, tokenizer)
 
     @property
     def reward(self) -> float:
@@ -169,7 +176,8 @@ class Trajectory(Stored):
             stop_reason=self.stop_reason,
             error=self.error,
             error_kind=self.error_kind,
-            has_reward=self._has_reward(next(iter(self.contexts), "")),
+            has_reward=any(step.reward is not None for step in self.steps)
+            or self._own_reward(next(iter(self.contexts), "")) is not None,
         )
 
     @property
@@ -210,7 +218,12 @@ class Trajectory(Stored):
             UndeclaredBreak: If a step drops tokens and no break declares it.
             InvalidRecord: If the steps do not fit the logs.
         """
-        return prompts(self.steps, self.contexts)
+        paths = Paths(self.contexts)
+        for replayed in replay(self.steps, self.contexts):
+            step, log = replayed.step, self.contexts[replayed.step.context].tokens
+            prompt = paths.observe(replayed).tokens()
+            paths.act(replayed)
+            yield Prompt(step, prompt, log[step.action_start : step.stop])
 
     def prompt_images(self) -> Iterator[tuple[PlacedImage, ...]]:
         """Yield for each step the images of its prompt, in order, each with the range of its tokens in the prompt.
@@ -219,7 +232,11 @@ class Trajectory(Stored):
             UndeclaredBreak: See `prompts`.
             InvalidRecord: See `prompts`.
         """
-        return prompt_images(self.steps, self.contexts)
+        paths, has_images = Paths(self.contexts), any(log.media for log in self.contexts.values())
+        for replayed in replay(self.steps, self.contexts):
+            path = paths.observe(replayed)
+            yield tuple(placed_images(path, self.contexts)) if has_images else ()
+            paths.act(replayed)
 
     def reward_of(self, context: str) -> float:
         """Return the reward of a context: its own, that of the nearest parent that has one, or the episode's."""
@@ -232,9 +249,6 @@ class Trajectory(Stored):
         that was truncated counts as scored, unless it was interrupted from outside (`aborted`, `idle`, `shutdown`).
         """
         return self._scores([context])[context].is_scored
-
-    def _has_reward(self, context: str) -> bool:
-        return any(step.reward is not None for step in self.steps) or self._own_reward(context) is not None
 
     def _own_reward(self, context: str) -> float | None:
         name: str | None = context
@@ -310,17 +324,17 @@ class Trajectory(Stored):
         is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
         return segments(self.steps, self.contexts, is_trained)
 
-    def _scores(self, names: Iterable[str]) -> dict[str, "_Score"]:
+    def _scores(self, names: Iterable[str]) -> dict[str, "_ContextScore"]:
         """Return `reward_of` and `is_scored` of contexts; the rewards of the steps are added up once."""
         reward, has_reward = self.reward, any(step.reward is not None for step in self.steps)
         own = {name: self._own_reward(name) for name in names}
         is_scored = is_judged(self.status, self.stop_reason, has_reward=has_reward)
         return {
-            name: _Score(reward, is_scored) if its_own is None else _Score(its_own, is_scored=True)
+            name: _ContextScore(reward, is_scored) if its_own is None else _ContextScore(its_own, is_scored=True)
             for name, its_own in own.items()
         }
 
-    def _sample(self, segment: Segment, index: int, count: int, loss_weight: float, score: "_Score") -> Sample:
+    def _sample(self, segment: Segment, index: int, count: int, loss_weight: float, score: "_ContextScore") -> Sample:
         """Make the sample of a segment, which is number `index` of `count` of its context."""
         log = self.contexts[segment.context]
         versions = [-1 if part.policy_version is None else part.policy_version for part in segment.parts]
@@ -373,8 +387,18 @@ class Trajectory(Stored):
         record = record_of(self)
         if embed_images and (images := self.images):
             record["images"] = embedded(images)
-        record["contexts"] = {name: _dump_log(log) for name, log in self.contexts.items()}
-        record["steps"] = [_dump_step(step) for step in self.steps]
+        record["contexts"] = logs = {name: record_of(log) for name, log in self.contexts.items()}
+        for name, log in self.contexts.items():
+            logs[name]["messages"] = fragment([message.model_dump() for message in log.messages])
+            logs[name] |= {"task": fragment(log.task), "tools": fragment(log.tools)}
+            if log.media:
+                logs[name]["media"] = dump_media(log.media)
+        steps: list[Any] = list(self.steps)
+        for index, step in enumerate(self.steps):
+            if any(part.extra for part in step.parts):
+                parts = [{**record_of(part), "extra": fragment(pack(part.extra))} for part in step.parts]
+                steps[index] = {**record_of(step), "parts": parts}
+        record["steps"] = steps
         for name in ("task", "seed", "renderer", "history", "limits", "config"):
             record[name] = fragment(record[name])
         return dump("trajectory", record)
@@ -410,8 +434,8 @@ class Trajectory(Stored):
         return trajectory
 
 
-class _Score(NamedTuple):
-    """What the samples of a context are scored with."""
+class _ContextScore(NamedTuple):
+    """The reward of a context, and whether it was scored."""
 
     reward: float
     is_scored: bool
@@ -434,25 +458,3 @@ def _check_end(trajectory: Trajectory) -> None:
         if not {break_.context, break_.base} <= trajectory.contexts.keys():
             raise InvalidRecord(f"final_break is in {break_.context!r}, from {break_.base!r}: not in the record")
         check_break(break_)
-
-
-def _call_text(call: ToolCall) -> str:
-    return f"-> {call.name}({call.arguments})"
-
-
-def _dump_log(log: ContextLog) -> dict[str, Any]:
-    record = record_of(log)
-    messages = [message.model_dump() for message in log.messages]
-    if log.media:
-        record["media"] = dump_media(log.media)
-    return {**record, "messages": fragment(messages), "task": fragment(log.task), "tools": fragment(log.tools)}
-
-
-def _dump_step(step: Step) -> Step | dict[str, Any]:
-    if not any(part.extra for part in step.parts):
-        return step
-    parts = [
-        {**{f.name: getattr(part, f.name) for f in fields(part)}, "extra": fragment(pack(part.extra))}
-        for part in step.parts
-    ]
-    return {**{f.name: getattr(step, f.name) for f in fields(step)}, "parts": parts}

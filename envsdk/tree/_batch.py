@@ -256,6 +256,12 @@ class TreeBatch:
         columns: dict[str, Any] = {name: getattr(self, name) for name in ("tokens", "position_ids", *TRAINED_COLUMNS)}
         selected: dict[str, Any] = {name: None if array is None else array[indices] for name, array in columns.items()}
         parent = self.parent[indices]
+        starts = np.searchsorted(indices, [image.start for image in self.media]).tolist()
+        media = [
+            image.moved(start - image.start)
+            for image, start in zip(self.media, starts, strict=True)
+            if start < len(indices) and indices[start] == image.start
+        ]
         return TreeBatch(
             **selected,
             parent=np.where(parent < 0, -1, np.searchsorted(indices, parent)).astype(np.int32),
@@ -263,7 +269,7 @@ class TreeBatch:
             samples=self.samples,
             stream_weights={name: weights[indices] for name, weights in self.stream_weights.items()},
             extra={key: data.take(indices) for key, data in self.extra.items()},
-            media=_selected(self.media, indices),
+            media=media,
         )
 
     def dense_mask(
@@ -385,17 +391,14 @@ def tree_batch(
     else:
         for trajectory in cast("list[Trajectory]", sources):
             builder.add_trajectory(trajectory, loss, include_failed=include_failed)
-    return _prune(builder)
-
-
-def _selected(media: Sequence[PlacedImage], indices: "NDArray[np.int64]") -> list[PlacedImage]:
-    """Return the images at the tokens that are selected, with their new places."""
-    starts = np.searchsorted(indices, [placed.start for placed in media])
-    return [
-        placed.moved(start - placed.start)
-        for placed, start in zip(media, starts.tolist(), strict=True)
-        if start < len(indices) and indices[start] == placed.start
-    ]
+    columns: dict[str, Any] = builder.columns()
+    mask, exits = columns["mask"], columns["exit"]
+    if np.isnan(columns["logprobs"][mask]).all():
+        columns["logprobs"] = None
+    trained = np.append(0, np.cumsum(mask))
+    tree = TreeBatch(**columns, samples=builder.samples)
+    # The tokens that are trained or that a trained token follows.
+    return tree._select(np.flatnonzero(trained[exits] > trained[:-1]))  # pyright: ignore[reportPrivateUsage]
 
 
 def _as_list(source: Any) -> "list[Trajectory] | list[Sample]":
@@ -413,14 +416,3 @@ def _as_list(source: Any) -> "list[Trajectory] | list[Sample]":
             return items
     kinds = ", ".join(sorted({type(item).__name__ for item in items}))
     raise InvalidSample(f"source has items of {kinds}; expected a list of only trajectories or only samples")
-
-
-def _prune(builder: TreeBuilder) -> TreeBatch:
-    """Return the tree of the tokens that are trained or that a trained token follows."""
-    columns: dict[str, Any] = builder.columns()
-    mask, exits = columns["mask"], columns["exit"]
-    if np.isnan(columns["logprobs"][mask]).all():
-        columns["logprobs"] = None
-    trained = np.append(0, np.cumsum(mask))
-    tree = TreeBatch(**columns, samples=builder.samples)
-    return tree._select(np.flatnonzero(trained[exits] > trained[:-1]))  # pyright: ignore[reportPrivateUsage]

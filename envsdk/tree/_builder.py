@@ -17,7 +17,7 @@ from ..rendering._model_images import within
 from ..trajectories._replay import replay
 from ..trajectories._samples import Sample, loss_weights
 from ..trajectories._segments import LossRule, trained_steps
-from ..trajectories._steps import Part, Step
+from ..trajectories._steps import Step
 from ..trajectories._trajectory import Trajectory
 from ._prefix_tree import NO_TOKEN, PrefixTree
 
@@ -150,7 +150,12 @@ class TreeBuilder:
                     }
                     segment.trained.append((tokens, values))
                     segment.length = self._tree.length(last)
-                    self._add_sampled_rows(part, tokens, first - start)
+                    for key in self._rows if len(tokens) else ():
+                        data = per_token(part.extra.get(key))
+                        if data is None:
+                            raise _lacks(key, "an action")
+                        if not _is_over_all(data):
+                            self._add_rows(key, tokens, data.take(slice(first - start, first - start + len(tokens))))
             for key in self._rows:
                 data = per_token(part.extra.get(key))
                 if data is not None and _is_over_all(data):
@@ -197,7 +202,13 @@ class TreeBuilder:
                 "samples or in none"
             )
         self._has = has
-        tokens, mask = self._add_tokens(sample), sample.mask
+        mask, last, pieces = sample.mask, NO_TOKEN, list["NDArray[np.int64]"]()
+        for piece in np.split(np.arange(len(sample)), np.flatnonzero(mask[1:] != mask[:-1]) + 1):
+            start, stop = int(piece[0]), int(piece[-1]) + 1
+            media = [image.moved(-start) for image in within(sample.media, start, stop)]
+            pieces.append(self._add(sample.tokens[piece], media, last, is_trained=bool(mask[start])))
+            last = _end(pieces[-1], last)
+        tokens = np.concatenate(pieces)
         parts = sample.part_ids[mask]
         advantage = np.asarray(0.0 if sample.advantage is None else sample.advantage, dtype=np.float32)
         self._train(
@@ -236,17 +247,6 @@ class TreeBuilder:
         )
         self._add_record(record, sample.metadata.get("tokenizer") or "")
 
-    def _add_tokens(self, sample: Sample) -> "NDArray[np.int64]":
-        """Find or add each token of a sample, and return their numbers in the tree: int64, shape (L,)."""
-        changes = np.flatnonzero(sample.mask[1:] != sample.mask[:-1]) + 1
-        last, pieces = NO_TOKEN, list["NDArray[np.int64]"]()
-        for piece in np.split(np.arange(len(sample)), changes):
-            start, stop = int(piece[0]), int(piece[-1]) + 1
-            media = [image.moved(-start) for image in within(sample.media, start, stop)]
-            pieces.append(self._add(sample.tokens[piece], media, last, is_trained=bool(sample.mask[start])))
-            last = _end(pieces[-1], last)
-        return np.concatenate(pieces)
-
     def _add(
         self, tokens: "NDArray[np.int32]", media: Sequence[PlacedImage], last: int, *, is_trained: bool
     ) -> "NDArray[np.int64]":
@@ -271,15 +271,6 @@ class TreeBuilder:
             media.append(PlacedImage(image, start, start + len(placeholders)))
         return tokens, sorted(media, key=lambda each: each.start)
 
-    def _add_sampled_rows(self, part: Part, tokens: "NDArray[np.int64]", first: int) -> None:
-        """Add the side data of trained tokens, which begin with number `first` of their part."""
-        for key in self._rows if len(tokens) else ():
-            data = per_token(part.extra.get(key))
-            if data is None:
-                raise _lacks(key, "an action")
-            if not _is_over_all(data):
-                self._add_rows(key, tokens, data.take(slice(first, first + len(tokens))))
-
     def _add_rows(self, key: str, tokens: "NDArray[np.int64]", data: PerToken) -> None:
         """Add the known rows of side data to tokens."""
         known = np.flatnonzero(data.known)
@@ -290,10 +281,6 @@ class TreeBuilder:
                 "of one kind, type and shape"
             )
         earlier.append((tokens[known], data.take(known)))
-
-    def _extra(self, order: "NDArray[np.int64]") -> dict[str, PerToken]:
-        """Return the side data by key, with a row for each token, in the order of a tree's layout."""
-        return {key: self._ordered(key, order) for key in self._rows}
 
     def _stream_weights(self, order: "NDArray[np.int64]") -> "dict[str, NDArray[np.float32]]":
         """Return the weights of each stream, in the order of a tree's layout."""
@@ -358,7 +345,7 @@ class TreeBuilder:
         tokens, media = self._placeholders(layout.order)
         return {
             "stream_weights": self._stream_weights(layout.order),
-            "extra": self._extra(layout.order),
+            "extra": {key: self._ordered(key, layout.order) for key in self._rows},
             "tokens": tokens,
             "media": media,
             "position_ids": layout.position_ids,

@@ -19,7 +19,7 @@ _EXACT = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 largest of its positions, plus one."""
 
 
-class Tree(Protocol):
+class ImageTree(Protocol):
     """The arrays that the inputs depend on; see `TreeBatch`."""
 
     tokens: "NDArray[np.int32]"
@@ -27,7 +27,7 @@ class Tree(Protocol):
     media: list[PlacedImage]
 
 
-def image_inputs(tree: Tree, model: Any, vision: Vision | None) -> dict[str, Any]:
+def image_inputs(tree: ImageTree, model: Any, vision: Vision | None) -> dict[str, Any]:
     """Return the arguments of a vision model besides the tokens: arrays and positions; {} for a tree without images.
 
     Raises:
@@ -48,7 +48,7 @@ def image_inputs(tree: Tree, model: Any, vision: Vision | None) -> dict[str, Any
     return {**images.arrays(tree.media), "position_ids": _positions(tree, images)[:, None].to(model.device)}
 
 
-def _positions(tree: Tree, images: ModelImages) -> Any:
+def _positions(tree: ImageTree, images: ModelImages) -> Any:
     """Return the positions of a tree: a run continues after the largest position of the run that it follows."""
     torch = load("torch", "the inputs of a model need", "pip install 'envsdk[torch]'")
     runs = Runs.of(tree)

@@ -6,6 +6,7 @@ This module knows nothing of samples. It imports torch only inside the functions
 import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, get_args
 
 import numpy as np
@@ -47,7 +48,7 @@ _DROPOUT = re.compile(r"dropout|pdrop$|drop_rate$|layerdrop$|jitter")
 _OTHER_DROPOUT = re.compile(r"classifier|summary|vision|encoder_|seq_classif")  # not of the language model itself
 
 
-class Tree(Protocol):
+class MaskedTree(Protocol):
     """The arrays that a mask depends on; see `TreeBatch`."""
 
     tokens: "NDArray[np.int32]"
@@ -58,7 +59,7 @@ class Tree(Protocol):
 
 
 def dense_mask(
-    tree: Tree, sliding_window: int | None, *, max_tokens: int
+    tree: MaskedTree, sliding_window: int | None, *, max_tokens: int
 ) -> "NDArray[np.bool_] | dict[str, NDArray[np.bool_]]":
     """See `TreeBatch.dense_mask`."""
     _check_window(sliding_window)
@@ -66,7 +67,7 @@ def dense_mask(
     return full if sliding_window is None else {FULL: full, SLIDING: full & _is_near(tree, sliding_window)}
 
 
-def _full_mask(tree: Tree, max_tokens: int) -> "NDArray[np.bool_]":
+def _full_mask(tree: MaskedTree, max_tokens: int) -> "NDArray[np.bool_]":
     count = len(tree.tokens)
     if count > max_tokens:
         raise TreeTooLarge(
@@ -86,18 +87,18 @@ def _check_window(window: int | None) -> None:
         )
 
 
-def _is_near(tree: Tree, window: int) -> "NDArray[np.bool_]":
+def _is_near(tree: MaskedTree, window: int) -> "NDArray[np.bool_]":
     return tree.position_ids[:, None] - tree.position_ids < window
 
 
-def block_mask(tree: Tree, sliding_window: int | None, *, device: Any) -> Any:
+def block_mask(tree: MaskedTree, sliding_window: int | None, *, device: Any) -> Any:
     """See `TreeBatch.block_mask`."""
     _check_window(sliding_window)
     full = _block_mask(tree, None, device)
     return full if sliding_window is None else {FULL: full, SLIDING: _block_mask(tree, sliding_window, device)}
 
 
-def _block_mask(tree: Tree, window: int | None, device: Any) -> Any:
+def _block_mask(tree: MaskedTree, window: int | None, device: Any) -> Any:
     torch, flex = _torch(), importlib.import_module("torch.nn.attention.flex_attention")
     exits = torch.as_tensor(tree.exit, device=device)
     positions = torch.as_tensor(tree.position_ids, device=device)
@@ -122,7 +123,7 @@ def _block_mask(tree: Tree, window: int | None, device: Any) -> Any:
     )
 
 
-def _blocks(tree: Tree, window: int | None) -> "tuple[NDArray[np.bool_], NDArray[np.bool_]]":
+def _blocks(tree: MaskedTree, window: int | None) -> "tuple[NDArray[np.bool_], NDArray[np.bool_]]":
     """Return the blocks of queries and keys in which some pairs may be visible, and those in which all pairs are.
 
     torch's `create_block_mask` evaluates every pair, which takes the memory of a dense mask.
@@ -147,7 +148,7 @@ def _torch() -> Any:
 
 
 def model_inputs(
-    tree: Tree, model: Any, *, attention: Attention | None, max_dense_tokens: int, vision: Vision | None
+    tree: MaskedTree, model: Any, *, attention: Attention | None, max_dense_tokens: int, vision: Vision | None
 ) -> dict[str, Any]:
     """See `TreeBatch.model_inputs`."""
     if attention is not None and attention not in get_args(Attention):
@@ -155,7 +156,17 @@ def model_inputs(
     config = text_config(model)
     own = own_attention(config)
     chosen: Attention = attention or ("flex" if own == "flex_attention" else "runs")
-    _check_attention(own, chosen)
+    if chosen == "flex" and own != "flex_attention":
+        raise TreeUnsupported(
+            f'attention="flex" needs a model with attn_implementation="flex_attention", and this one has {own!r}'
+        )
+    if chosen == "dense" and own == "flex_attention":
+        raise TreeUnsupported('a model with attn_implementation="flex_attention" takes attention="flex" or "runs"')
+    if chosen != "runs" and ("flash" in own or "paged" in own):
+        raise TreeUnsupported(
+            f'{own} ignores attention masks: use attention="runs", or load the model with attn_implementation="sdpa", '
+            '"eager" or "flex_attention"'
+        )
     check_model(model)
     torch = _torch()
     device, dtype = getattr(model, "device", "cpu"), getattr(model, "dtype", None) or torch.float32
@@ -179,21 +190,6 @@ def model_inputs(
         return torch.where(sees, zero, torch.finfo(dtype).min)[None, None]
 
     return {**inputs, "attention_mask": _by_layer(config, additive)}
-
-
-def _check_attention(own: str, chosen: Attention) -> None:
-    """Check that a model's own attention takes the masks of a tree."""
-    if chosen == "flex" and own != "flex_attention":
-        raise TreeUnsupported(
-            f'attention="flex" needs a model with attn_implementation="flex_attention", and this one has {own!r}'
-        )
-    if chosen == "dense" and own == "flex_attention":
-        raise TreeUnsupported('a model with attn_implementation="flex_attention" takes attention="flex" or "runs"')
-    if chosen != "runs" and ("flash" in own or "paged" in own):
-        raise TreeUnsupported(
-            f'{own} ignores attention masks: use attention="runs", or load the model with attn_implementation="sdpa", '
-            '"eager" or "flex_attention"'
-        )
 
 
 def _by_layer(config: Any, make: Callable[[int | None], Any]) -> Any:
@@ -228,13 +224,13 @@ def check_model(model: Any) -> None:
             to do.
     """
     config = text_config(model)
-    reasons = [*_layer_problems(config), *_attention_problems(config), *_expert_problems(config)]
-    reasons += _module_problems(model)
+    problems = chain(_layer_problems(config), _attention_problems(config), _module_problems(model))
     if getattr(model, "training", True):
-        reasons += [*_dropout_problems(config), *_dropout_module_problems(model)]
-    if reasons:
+        problems = chain(problems, _dropout_problems(config, model))
+    reason = next(problems, None)
+    if reason is not None:
         name = getattr(config, "model_type", None) or type(model).__name__
-        raise TreeUnsupported(f"a tree is not exact for {name}: {reasons[0]}")
+        raise TreeUnsupported(f"a tree is not exact for {name}: {reason}")
 
 
 def _fields(config: Any) -> Mapping[str, Any]:
@@ -268,18 +264,6 @@ def _attention_problems(config: Any) -> Iterator[str]:
         yield "it has an encoder and a decoder; expected a decoder-only model"
     if getattr(config, "use_bidirectional_attention", False) in (True, "all"):
         yield f"its tokens see later tokens (use_bidirectional_attention): {_SEPARATE}"
-
-
-def _rope_types(config: Any) -> Iterator[str]:
-    """Yield the RoPE types of all layers: a configuration has one set of parameters, or one for each kind of layer."""
-    for name in ("rope_parameters", "rope_scaling"):
-        parameters: dict[str, Any] = getattr(config, name, None) or {}
-        sets: list[Any] = [parameters, *parameters.values()]
-        for values in filter(lambda given: isinstance(given, dict), sets):
-            yield values.get("rope_type") or values.get("type") or "default"
-
-
-def _expert_problems(config: Any) -> Iterator[str]:
     coefficient = getattr(config, "router_aux_loss_coef", 0.0) or 0.0
     if getattr(config, "output_router_logits", False) and coefficient:
         yield (
@@ -291,10 +275,13 @@ def _expert_problems(config: Any) -> Iterator[str]:
             yield f"{name} makes experts drop tokens depending on the number of tokens: {_SEPARATE}"
 
 
-def _dropout_problems(config: Any) -> Iterator[str]:
-    for name, value in _fields(config).items():
-        if _DROPOUT.search(name) and not _OTHER_DROPOUT.search(name) and isinstance(value, float):
-            yield f"{name}={value} is dropout, which makes the output at a shared token random: set it to 0.0"
+def _rope_types(config: Any) -> Iterator[str]:
+    """Yield the RoPE types of all layers: a configuration has one set of parameters, or one for each kind of layer."""
+    for name in ("rope_parameters", "rope_scaling"):
+        parameters: dict[str, Any] = getattr(config, name, None) or {}
+        sets: list[Any] = [parameters, *parameters.values()]
+        for values in filter(lambda given: isinstance(given, dict), sets):
+            yield values.get("rope_type") or values.get("type") or "default"
 
 
 def _modules(model: Any) -> Iterator[tuple[str, Any]]:
@@ -308,7 +295,10 @@ def _module_problems(model: Any) -> Iterator[str]:
             yield f"the layer {name} is a {kind}, which a mask cannot restrict to one branch: {_SEPARATE}"
 
 
-def _dropout_module_problems(model: Any) -> Iterator[str]:
+def _dropout_problems(config: Any, model: Any) -> Iterator[str]:
+    for name, value in _fields(config).items():
+        if _DROPOUT.search(name) and not _OTHER_DROPOUT.search(name) and isinstance(value, float):
+            yield f"{name}={value} is dropout, which makes the output at a shared token random: set it to 0.0"
     for name, module in _modules(model):
         if "Dropout" in type(module).__name__ and getattr(module, "p", 0.0) and module.training:
             yield f"the layer {name} has a dropout of {module.p}: set it to 0.0"

@@ -11,7 +11,7 @@ This module imports torch.
 from typing import Any
 
 from .._packages import load
-from ._paths import Path, Prefix
+from ._paths import Prefix, TreePath
 
 torch: Any = load("torch", "attention over a tree needs", "pip install 'envsdk[torch]'")
 
@@ -25,7 +25,7 @@ def supports(query: Any, key: Any, value: Any) -> bool:
     return _BACKWARD is not None and alike and query.device.type == "cpu"
 
 
-def attend_by_paths(query: Any, key: Any, value: Any, sinks: Any, paths: list[Path], scale: float) -> Any:
+def attend_by_paths(query: Any, key: Any, value: Any, sinks: Any, paths: list[TreePath], scale: float) -> Any:
     """Compute attention over a tree of N tokens.
 
     Args:
@@ -46,14 +46,15 @@ class _PathAttention(torch.autograd.Function):
     """The attention with its own backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, query: Any, key: Any, value: Any, sinks: Any, paths: list[Path], scale: float) -> Any:
+    def forward(ctx: Any, query: Any, key: Any, value: Any, sinks: Any, paths: list[TreePath], scale: float) -> Any:
         output = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         sums = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
         keys, values = ([_at(each, path) for path in paths] for each in (key, value))
         for index, path in enumerate(paths):
             part, its_sum = _of_path(_at(query, path), index, path.prefixes, keys, values, scale)
             if sinks is not None:
-                part, its_sum = _with_sinks(part, its_sum, sinks)
+                both = torch.logaddexp(its_sum, sinks[:, None].to(its_sum.dtype))
+                part, its_sum = part * _share(its_sum, both), both  # sinks are keys without values
             _put(output, path, part)
             _put(sums, path, its_sum)
         ctx.save_for_backward(query, key, value, sinks, output, sums)
@@ -64,17 +65,21 @@ class _PathAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Any) -> Any:
         query, key, value, sinks, output, sums = ctx.saved_tensors
-        paths: list[Path] = ctx.paths
+        paths: list[TreePath] = ctx.paths
         keys, values = ([_at(each, path) for path in paths] for each in (key, value))
-        later = _zeros_for_seen(paths, keys, values, sums.dtype)
+        seen = {prefix.path for path in paths for prefix in path.prefixes}
+        # The gradients that the keys and the values of each path get from later paths, which see them.
+        later = {
+            path: [torch.zeros_like(each, dtype=sums.dtype) for each in (keys[path], values[path])] for path in seen
+        }
         gradients = [torch.empty_like(each) for each in (query, key, value)]
         for index, path in reversed(list(enumerate(paths))):
             given = [_at(each, path) for each in (gradient, query, output, sums)]
             found = _backward(given, keys[index], values[index], True, ctx.scale)
             grouped = [_grouped(each, key) for each in given] if path.prefixes else []
             for other, length in path.prefixes:
-                seen = keys[other][:, :, :length], values[other][:, :, :length]
-                of_queries, *of_seen = _backward(grouped, *seen, False, ctx.scale)
+                its_keys, its_values = keys[other][:, :, :length], values[other][:, :, :length]
+                of_queries, *of_seen = _backward(grouped, its_keys, its_values, False, ctx.scale)
                 found[0] += of_queries.reshape(found[0].shape)
                 for total, each in zip(later[other], of_seen, strict=True):
                     total[:, :, :length] += each
@@ -82,7 +87,10 @@ class _PathAttention(torch.autograd.Function):
                 own += total
             for whole, each in zip(gradients, found, strict=True):
                 _put(whole, path, each)
-        of_sinks = None if sinks is None else _of_sinks(sinks, output, sums, gradient)
+        of_sinks = None
+        if sinks is not None:
+            shares = (sinks[:, None].to(sums.dtype) - sums).exp()
+            of_sinks = -(shares * (output * gradient).sum(3, dtype=sums.dtype)).sum((0, 2)).to(sinks.dtype)
         return *gradients, of_sinks, None, None
 
 
@@ -98,23 +106,17 @@ def _of_path(
     return part, its_sum
 
 
-def _zeros_for_seen(paths: list[Path], keys: list[Any], values: list[Any], dtype: Any) -> dict[int, list[Any]]:
-    """Return zeros for the gradients that the keys and the values of each path get from later paths, which see them."""
-    seen = {prefix.path for path in paths for prefix in path.prefixes}
-    return {path: [torch.zeros_like(each, dtype=dtype) for each in (keys[path], values[path])] for path in seen}
-
-
 def _backward(given: list[Any], key: Any, value: Any, is_causal: bool, scale: float) -> list[Any]:
     gradient, query, output, sums = given
     return list(_BACKWARD(gradient, query, key, value, output, sums, 0.0, is_causal, scale=scale))
 
 
-def _at(tensor: Any, path: Path) -> Any:
+def _at(tensor: Any, path: TreePath) -> Any:
     """Return a tensor's rows for the tokens of a path."""
     return tensor[:, :, path.tokens] if isinstance(path.tokens, slice) else tensor.index_select(2, path.tokens)
 
 
-def _put(tensor: Any, path: Path, rows: Any) -> None:
+def _put(tensor: Any, path: TreePath, rows: Any) -> None:
     if isinstance(path.tokens, slice):
         tensor[:, :, path.tokens] = rows
     else:
@@ -139,16 +141,5 @@ def _merged(first: Any, first_sum: Any, second: Any, second_sum: Any) -> tuple[A
     return first * _share(first_sum, both) + second * _share(second_sum, both), both
 
 
-def _with_sinks(part: Any, its_sum: Any, sinks: Any) -> tuple[Any, Any]:
-    """Add keys without values."""
-    both = torch.logaddexp(its_sum, sinks[:, None].to(its_sum.dtype))
-    return part * _share(its_sum, both), both
-
-
 def _share(part: Any, whole: Any) -> Any:
     return (part - whole).exp()[..., None]
-
-
-def _of_sinks(sinks: Any, output: Any, sums: Any, gradient: Any) -> Any:
-    shares = (sinks[:, None].to(sums.dtype) - sums).exp()
-    return -(shares * (output * gradient).sum(3, dtype=sums.dtype)).sum((0, 2)).to(sinks.dtype)

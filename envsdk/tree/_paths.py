@@ -29,7 +29,7 @@ class Prefix(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class TreePath:
     """A path of a tree.
 
     Attributes:
@@ -42,10 +42,16 @@ class Path:
     prefixes: list[Prefix]
 
 
-def paths_of(runs: Runs) -> list[Path]:
+def paths_of(runs: Runs) -> list[TreePath]:
     """Return the paths of a tree; each one sees earlier ones only."""
     stops = list(accumulate(runs.sizes))
-    goes_on = _largest_branches(runs)
+    totals, goes_on = list(runs.sizes), [-1] * len(runs.sizes)  # the largest of the runs that follow each run, or -1
+    for run in range(len(totals) - 1, -1, -1):  # the order is depth-first, so all that follow have been added up
+        parent = runs.parents[run]
+        if parent >= 0:
+            totals[parent] += totals[run]
+            if goes_on[parent] < 0 or totals[run] > totals[goes_on[parent]]:
+                goes_on[parent] = run
     members: list[list[int]] = []  # the runs of each path
     prefixes: list[list[Prefix]] = []
     ends: list[Prefix] = []  # of each run: its path up to its last token
@@ -59,19 +65,7 @@ def paths_of(runs: Runs) -> list[Path]:
         members[path].append(run)
         ends.append(Prefix(path, length + size))
     ranges = [[(stops[run] - runs.sizes[run], stops[run]) for run in its_runs] for its_runs in members]
-    return [Path(_indices(its_ranges), sees) for its_ranges, sees in zip(ranges, prefixes, strict=True)]
-
-
-def _largest_branches(runs: Runs) -> list[int]:
-    """Return for each run the one of those that follow it with the most tokens below, itself included; or -1."""
-    totals, largest = list(runs.sizes), [-1] * len(runs.sizes)
-    for run in range(len(totals) - 1, -1, -1):  # the order is depth-first, so all that follow have been added up
-        parent = runs.parents[run]
-        if parent >= 0:
-            totals[parent] += totals[run]
-            if largest[parent] < 0 or totals[run] > totals[largest[parent]]:
-                largest[parent] = run
-    return largest
+    return [TreePath(_indices(its_ranges), sees) for its_ranges, sees in zip(ranges, prefixes, strict=True)]
 
 
 def _indices(ranges: list[tuple[int, int]]) -> "slice | NDArray[np.int64]":

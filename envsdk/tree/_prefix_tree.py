@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..contexts._arrays import GrowableArray
+from .._arrays import GrowableArray
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,7 @@ _FIRST_CHUNK = 64  # tokens that are compared first, because most sequences that
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class PrefixNode:
     """A run of consecutive tokens. Branches begin only after the last of them."""
 
     start: int
@@ -30,8 +30,8 @@ class Node:
     depth: int
     """The number of tokens before the first one, in its branch."""
     is_trained: bool
-    parent: "Node | None"
-    children: "dict[int, list[Node]]" = field(default_factory=dict[int, "list[Node]"])
+    parent: "PrefixNode | None"
+    children: "dict[int, list[PrefixNode]]" = field(default_factory=dict[int, "list[PrefixNode]"])
     """The nodes that follow, by their first token. Several nodes share a first token only if each is trained."""
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
 class _Match(NamedTuple):
     """A path down the tree along which the tokens are equal to the tokens that are being added."""
 
-    node: Node
+    node: PrefixNode
     matched: int
     """The number of equal tokens up to the end of the path, which may be inside `node`."""
     previous: "_Match | None"
@@ -77,9 +77,9 @@ class PrefixTree:
     def __init__(self, *, merges: bool) -> None:
         self.tokens = GrowableArray(np.int32)
         self._merges = merges
-        self._root = Node(0, 0, 0, False, None)
+        self._root = PrefixNode(0, 0, 0, False, None)
         # All nodes in the order of their token numbers, and the number at which each starts.
-        self._nodes: list[Node] = []
+        self._nodes: list[PrefixNode] = []
         self._starts: list[int] = []
 
     def __len__(self) -> int:
@@ -132,28 +132,24 @@ class PrefixTree:
             pieces.append(np.arange(parent.start, parent.stop))
             matched = match.matched
         if matched < len(tokens):
-            new = self._add_node(tokens[matched:], parent, is_trained)
-            pieces.append(np.arange(new.start, new.stop))
+            start = len(self)
+            self.tokens.append(tokens[matched:])
+            new = PrefixNode(start, len(self), parent.depth + len(parent), is_trained, parent)
+            parent.children.setdefault(int(tokens[matched]), []).append(new)
+            self._nodes.append(new)
+            self._starts.append(start)
+            pieces.append(np.arange(start, new.stop))
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
 
-    def _node_of(self, token: int) -> Node:
+    def _node_of(self, token: int) -> PrefixNode:
         return self._root if token == NO_TOKEN else self._nodes[bisect_right(self._starts, token) - 1]
 
-    def _add_node(self, tokens: "NDArray[np.int32]", parent: Node, is_trained: bool) -> Node:
-        start = len(self)
-        self.tokens.append(tokens)
-        node = Node(start, len(self), parent.depth + len(parent), is_trained, parent)
-        parent.children.setdefault(int(tokens[0]), []).append(node)
-        self._nodes.append(node)
-        self._starts.append(start)
-        return node
-
-    def _cut(self, node: Node, count: int) -> None:
+    def _cut(self, node: PrefixNode, count: int) -> None:
         """Cut a node after its first `count` tokens, if it has more."""
         if count == len(node):
             return
         middle = node.start + count
-        rest = Node(middle, node.stop, node.depth + count, node.is_trained, node, node.children)
+        rest = PrefixNode(middle, node.stop, node.depth + count, node.is_trained, node, node.children)
         for children in rest.children.values():
             for child in children:
                 child.parent = rest
@@ -162,7 +158,7 @@ class PrefixTree:
         self._nodes.insert(place, rest)
         self._starts.insert(place, middle)
 
-    def _longest_match(self, parent: Node, tokens: "NDArray[np.int32]", is_trained: bool) -> list[_Match]:
+    def _longest_match(self, parent: PrefixNode, tokens: "NDArray[np.int32]", is_trained: bool) -> list[_Match]:
         """Return the path below `parent` that matches the most tokens, from its first node to its last."""
         stored = self.tokens.view
         longest = _Match(parent, 0, None)
@@ -190,7 +186,7 @@ class PrefixTree:
         For one context, whose tokens are only appended and dropped, this is the order in which the tokens were added.
         """
         nodes = list(self._in_order())
-        numbers: dict[Node | None, int] = {self._root: NO_TOKEN, **{node: i for i, node in enumerate(nodes)}}
+        numbers: dict[PrefixNode | None, int] = {self._root: NO_TOKEN, **{node: i for i, node in enumerate(nodes)}}
         lengths = np.array([len(node) for node in nodes], dtype=np.int64)
         stops = np.cumsum(lengths)
         starts = stops - lengths
@@ -211,7 +207,7 @@ class PrefixTree:
             exit=np.repeat(np.array(exits, dtype=np.int32), lengths),
         )
 
-    def _in_order(self) -> Iterator[Node]:
+    def _in_order(self) -> Iterator[PrefixNode]:
         unvisited = [self._root]
         while unvisited:
             node = unvisited.pop()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .._packages import load
 from ..errors import TreeUnsupported
-from ._paths import Path, paths_of
+from ._paths import TreePath, paths_of
 from ._runs import Runs, Sequences
 
 RUNS = "tree_runs"
@@ -84,7 +84,7 @@ def _attention(own: str, function: Callable[..., Any] | None) -> Callable[..., A
     def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         tree: TreeRuns | None = options.pop(RUNS, None)
         if tree is None:
-            if is_placeholder(attention_mask) and query.shape[2] > 1:
+            if tuple(getattr(attention_mask, "shape", ())) == (1, 1, 1, 1) and query.shape[2] > 1:  # a `placeholder`
                 raise TreeUnsupported(
                     f"{type(module).__name__} does not get the arguments of the forward pass, which the attention of a "
                     'tree needs: use model_inputs(model, attention="dense")'
@@ -102,11 +102,6 @@ def placeholder(device: Any) -> Any:
     return _module("torch").zeros((1, 1, 1, 1), device=device)
 
 
-def is_placeholder(mask: Any) -> bool:
-    """Return whether a mask is a `placeholder`."""
-    return mask is not None and tuple(getattr(mask, "shape", ())) == (1, 1, 1, 1)
-
-
 class TreeRuns:
     """The runs of one tree, with what all layers of a forward pass share.
 
@@ -119,7 +114,7 @@ class TreeRuns:
         self._runs = runs
         self._views: dict[tuple[int | None, Any, Any], list[_View]] = {}
         self._sequences: dict[Any, Sequences] = {}
-        self._paths: dict[Any, list[Path]] = {}
+        self._paths: dict[Any, list[TreePath]] = {}
 
     def views(self, window: int | None, like: Any) -> "list[_View]":
         """Return what each run sees; `like` is a tensor of the masks' type and device."""
@@ -128,11 +123,12 @@ class TreeRuns:
             self._views[key] = [_view(path, self.sizes, window, like) for path in self._runs.paths()]
         return self._views[key]
 
-    def sees_all(self, window: int | None) -> bool:
-        """Return whether each token sees all tokens before it in its branch."""
-        return window is None or window >= self._runs.longest
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest branch."""
+        return self._runs.longest
 
-    def paths(self, device: Any) -> list[Path]:
+    def paths(self, device: Any) -> list[TreePath]:
         """Return the paths of the tree, with tensors on a device for arrays."""
         if device not in self._paths:
             torch = _module("torch")
@@ -216,7 +212,8 @@ def attend(
         kernel = _module("torch.nn.attention.varlen").varlen_attn
         return attend_in_one_call(kernel, query, key, value, tree, scale, sliding_window)
     by_paths: Any = _module(f"{__package__}._path_attention")
-    if softcap is None and tree.sees_all(sliding_window) and by_paths.supports(query, key, value):
+    sees_all = sliding_window is None or sliding_window >= tree.longest
+    if softcap is None and sees_all and by_paths.supports(query, key, value):
         return by_paths.attend_by_paths(query, key, value, s_aux, tree.paths(query.device), scale)
     return attend_by_runs(query, key, value, tree, scale, window=sliding_window, softcap=softcap, sinks=s_aux)
 
@@ -231,7 +228,9 @@ def attend_by_runs(
     for own, view in zip(queries, tree.views(window, query), strict=True):
         its_keys, its_values = (_joined(torch, each, view) for each in (keys, values))
         if softcap is None and sinks is None:
-            outputs.append(_fused(torch, own, its_keys, its_values, view.mask, scale))
+            is_grouped = own.shape[1] != its_keys.shape[1]
+            fused = torch.nn.functional.scaled_dot_product_attention
+            outputs.append(fused(own, its_keys, its_values, attn_mask=view.mask, scale=scale, enable_gqa=is_grouped))
         else:
             outputs.append(_bounded(torch, own, its_keys, its_values, view.mask, scale, softcap, sinks))
     return torch.cat(outputs, 2)
@@ -277,13 +276,6 @@ def _joined(torch: Any, parts: Any, view: _View) -> Any:
     """Return the keys, or the values, that a run sees."""
     joined = torch.cat([parts[run] for run in view.runs], 2)
     return joined if joined.shape[2] == view.keys else joined[:, :, -view.keys :]
-
-
-def _fused(torch: Any, query: Any, key: Any, value: Any, mask: Any, scale: float) -> Any:
-    is_grouped = query.shape[1] != key.shape[1]
-    return torch.nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scale, enable_gqa=is_grouped
-    )
 
 
 def _bounded(

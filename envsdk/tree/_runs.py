@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class Tree(Protocol):
+class LinkedTree(Protocol):
     """The array that runs depend on; see `TreeBatch`."""
 
     parent: "NDArray[np.int32]"
@@ -53,7 +53,7 @@ class Runs:
     parents: list[int]
 
     @classmethod
-    def of(cls, tree: Tree) -> "Runs":
+    def of(cls, tree: LinkedTree) -> "Runs":
         """Find the runs of a tree."""
         count = len(tree.parent)
         begins = tree.parent != np.arange(-1, count - 1)

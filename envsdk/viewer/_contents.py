@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import orjson
 
@@ -29,7 +29,8 @@ FOLDED_TO_ASCII: tuple[bytes, ...] = (
 """In UTF-8, the characters that are not ASCII, but whose folded form has ASCII characters, such as ß and the Kelvin."""
 
 
-class Hit(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Hit:
     """A message in which a text was found. Its texts are as recorded: escape them before you print them.
 
     Attributes:
@@ -69,15 +70,6 @@ class Match:
     hits: tuple[Hit, ...] = ()
     searched: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values for JSON, but not what was searched."""
-        return {"line": self.line, "count": self.count, "hits": [hit._asdict() for hit in self.hits]}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "Match":
-        """Return what `to_dict` was called on."""
-        return cls(fields["line"], fields["count"], tuple(Hit(**hit) for hit in fields["hits"]))
-
 
 class Contents:
     """The contents of a line of a file of trajectories.
@@ -89,18 +81,9 @@ class Contents:
     def __init__(self, line: bytes) -> None:
         self._line = line
 
-    def has(self, folded: str) -> bool:
-        """Return whether a text occurs in a message. It is given as `str.casefold` returns it."""
-        return self._may_have(folded) and any(folded in text for text in self._texts)
-
     @cached_property
     def _lowered(self) -> bytes:
         return self._line.lower()
-
-    @cached_property
-    def _texts(self) -> list[str]:
-        messages = (message for own in self._contexts.values() for message in own)
-        return [text.casefold() for message in messages for _, text in texts_of(message)]
 
     @cached_property
     def _fields(self) -> Mapping[str, Any]:
@@ -111,20 +94,28 @@ class Contents:
             return {}
 
     @cached_property
-    def _contexts(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    def _messages(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """The messages of each context."""
         contexts = _mapping(self._fields.get("contexts"))
         return {name: [*map(_mapping, _list(_mapping(log).get("messages")))] for name, log in contexts.items()}
 
-    def _may_have(self, folded: str) -> bool:
-        """Return False only if the bytes of the line show that a text is not in it."""
-        if b"\\u" in self._line:
-            return True
-        if not self._line.isascii():
-            if any(character in self._line for character in FOLDED_TO_ASCII):
-                return True
-        elif not folded.isascii():
-            return False
-        return max(_PLAIN.findall(folded), key=len, default="").encode() in self._lowered
+    @cached_property
+    def _texts(self) -> list[str]:
+        messages = (message for own in self._messages.values() for message in own)
+        return [text.casefold() for message in messages for _, text in texts_of(message)]
+
+    def has(self, folded: str) -> bool:
+        """Return whether a text occurs in a message. It is given as `str.casefold` returns it.
+
+        The line is read as JSON only if its bytes do not show that the text is missing.
+        """
+        line = self._line
+        if b"\\u" not in line and (line.isascii() or not any(character in line for character in FOLDED_TO_ASCII)):
+            if line.isascii() and not folded.isascii():
+                return False
+            if max(_PLAIN.findall(folded), key=len, default="").encode() not in self._lowered:
+                return False
+        return any(folded in text for text in self._texts)
 
     def match(self, number: int, folded: Collection[str]) -> Match:
         """Return where any of several texts occur.
@@ -138,46 +129,49 @@ class Contents:
 
     def _hits(self, folded: Collection[str]) -> Iterator[Hit]:
         steps = [*map(_mapping, _list(self._fields.get("steps")))]
-        known = self._contexts
-        for name, messages in known.items():
-            for index in range(_inherited(name, known, steps), len(messages)):
-                if (place := _first(messages[index], folded)) is not None:
-                    part, text, start, stop = place
-                    yield Hit(
-                        *(name, index, _step_of(name, index, steps), str(messages[index].get("role", "")), part),
-                        before=_shown(text[max(0, start - _BEFORE) : start], start > _BEFORE, False),
-                        found=_shown(text[start : min(stop, start + _MOST_FOUND)], False, stop - start > _MOST_FOUND),
-                        after=_shown(text[stop : stop + _AFTER], False, len(text) - stop > _AFTER),
-                    )
+        for name, messages in self._messages.items():
+            own = [(index, step) for index, step in enumerate(steps) if step.get("context") == name]
+            base = own[0][1].get("base") if own else None
+            given = self._messages.get(base, ()) if isinstance(base, str) and base != name else ()
+            is_inherited = True  # messages that are in the context that this one began from are found there
+            for index, message in enumerate(messages):
+                is_inherited = is_inherited and index < len(given) and message == given[index]
+                place = None if is_inherited else _first_place(message, folded)
+                if place is None:
+                    continue
+                part, text, start, stop = place
+                known = (at for at, step in own if step.get("reply") is None or step["reply"] >= index)
+                yield Hit(
+                    context=name,
+                    message=index,
+                    step=next(known, own[-1][0] if own else None),
+                    role=str(message.get("role", "")),
+                    part=part,
+                    before="…" * (start > _BEFORE) + _on_one_line(text[max(0, start - _BEFORE) : start]),
+                    found=_on_one_line(text[start : min(stop, start + _MOST_FOUND)])
+                    + "…" * (stop - start > _MOST_FOUND),
+                    after=_on_one_line(text[stop : stop + _AFTER]) + "…" * (len(text) - stop > _AFTER),
+                )
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the texts of a message that are searched, each with the part that it is: see `Hit.part`."""
-    is_result = message.get("role") == "tool"
-    calls = [_mapping(call) for call in _list(message.get("tool_calls"))]
-    found = [
+    found: list[tuple[str, Any]] = [
         ("reasoning", message.get("reasoning")),
-        ("result" if is_result else "text", message.get("content")),
-        *((part, text) for call in calls for part, text in _texts_of_call(call)),
-        *(("error", error) for error in _list(message.get("errors"))),
+        ("result" if message.get("role") == "tool" else "text", message.get("content")),
     ]
+    for call in map(_mapping, _list(message.get("tool_calls"))):
+        found.append(("call", call.get("name")))
+        given = call.get("arguments")
+        values = [] if given is None else [given]
+        if isinstance(given, dict):
+            values = [one for pair in _mapping(given).items() for one in pair]
+        for value in values:
+            is_text = isinstance(value, str)
+            found.append(("call", value if is_text else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()))
+        found.append(("error", call.get("error")))
+    found += [("error", error) for error in _list(message.get("errors"))]
     yield from ((part, text) for part, text in found if isinstance(text, str) and text)
-
-
-def _texts_of_call(call: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield "call", call.get("name")
-    given = call.get("arguments")
-    if isinstance(given, dict):
-        for name, value in cast("dict[str, Any]", given).items():
-            yield "call", name
-            yield "call", _as_text(value)
-    elif given is not None:
-        yield "call", _as_text(given)
-    yield "error", call.get("error")
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 
 def find(text: str, folded: str) -> tuple[int, int] | None:
@@ -197,7 +191,7 @@ def find(text: str, folded: str) -> tuple[int, int] | None:
     return bisect_right(ends, at), bisect_left(ends, at + len(folded)) + 1
 
 
-def _first(message: Mapping[str, Any], folded: Collection[str]) -> tuple[str, str, int, int] | None:
+def _first_place(message: Mapping[str, Any], folded: Collection[str]) -> tuple[str, str, int, int] | None:
     """Return the part and the text of a message that have any of the texts, and where."""
     for part, text in texts_of(message):
         for one in folded:
@@ -206,25 +200,8 @@ def _first(message: Mapping[str, Any], folded: Collection[str]) -> tuple[str, st
     return None
 
 
-def _shown(text: str, is_cut_before: bool, is_cut_after: bool) -> str:
-    """Return a text in which each run of spaces is one space, with marks where it was cut."""
-    return "…" * is_cut_before + re.sub(r"\s+", " ", text) + "…" * is_cut_after
-
-
-def _inherited(name: str, known: Mapping[str, Sequence[Any]], steps: Sequence[Any]) -> int:
-    """Return how many messages at the start of a context are those of the context that it began from."""
-    base = next((step.get("base") for step in steps if step.get("context") == name), None)
-    if base is None or base == name or base not in known:
-        return 0
-    pairs = enumerate(zip(known[name], known[base], strict=False))
-    return next((index for index, (one, other) in pairs if one != other), min(len(known[name]), len(known[base])))
-
-
-def _step_of(name: str, message: int, steps: Sequence[Any]) -> int | None:
-    """Return the index of the step that wrote a message, or else was the first to observe it."""
-    own = [(index, step.get("reply")) for index, step in enumerate(steps) if step.get("context") == name]
-    known = (index for index, reply in own if reply is None or reply >= message)
-    return next(known, own[-1][0] if own else None)
+def _on_one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -141,75 +141,73 @@ def parse_filter(text: str) -> Filter:
 
 
 def _term(text: str, position: int) -> Callable[[EpisodeRow], bool] | TextTerm:
-    if text.count('"') % 2:
-        raise InvalidFilter(f"{text} has a quote that is not closed", position, len(text))
     is_negated = text.startswith("-") and len(text) > 1
     body = text[1:] if is_negated else text
     try:
-        if (match := _MATCH.fullmatch(body)) is not None and match[1].lower() == CONTENTS:
-            return TextTerm(tuple(_values(CONTENTS, match[2])), is_negated)
-        holds = _positive(body)
+        if text.count('"') % 2:
+            raise ValueError(f"{text} has a quote that is not closed")
+        if (comparison := _COMPARISON.fullmatch(body)) is not None:
+            holds = _comparison(comparison[1], comparison[2], comparison[3])
+        elif (match := _MATCH.fullmatch(body)) is not None:
+            field = match[1].lower()
+            values = [(quoted or plain).casefold() for quoted, plain in _VALUE.findall(match[2])]
+            if field == CONTENTS and values and all(values):
+                return TextTerm(tuple(values), is_negated)
+            holds = _match(field, values)
+        else:
+            holds = _word(body.replace('"', "").casefold())
     except ValueError as error:
         raise InvalidFilter(str(error), position, len(text)) from None
     return (lambda row: not holds(row)) if is_negated else holds
 
 
-def _positive(body: str) -> Callable[[EpisodeRow], bool]:
-    """Return whether a row matches a term without its minus.
+def _word(word: str) -> Callable[[EpisodeRow], bool]:
+    def holds(row: EpisodeRow) -> bool:
+        texts = (row.id, row.task, row.group_id or "", row.env, row.error or "", row.damage)
+        return any(word in text.casefold() for text in texts)
 
-    Raises:
-        ValueError: If the term is not valid.
-    """
-    if (comparison := _COMPARISON.fullmatch(body)) is not None:
-        return _comparison(comparison[1], comparison[2], comparison[3])
-    if (match := _MATCH.fullmatch(body)) is not None:
-        return _match(match[1].lower(), match[2])
-    word = body.replace('"', "").casefold()
-    return lambda row: any(word in text.casefold() for text in _searched(row))
-
-
-def _searched(row: EpisodeRow) -> tuple[str, ...]:
-    return (row.id, row.task, row.group_id or "", row.env, row.error or "", row.damage)
+    return holds
 
 
 def _comparison(field: str, operator: str, given: str) -> Callable[[EpisodeRow], bool]:
-    number, holds = _number_of(field), _OPERATORS[operator]
+    """Return whether a row's number compares with another one.
+
+    Raises:
+        ValueError: If the field is not a number, or `given` is not.
+    """
+    key, holds = field.lower(), _OPERATORS[operator]
+    group, dot, name = field.partition(".")
+    number, values = NUMBERS.get(key), _GROUPS.get(group.lower()) if dot else None
+    if number is None and values is None:
+        is_text = key in {*NAMES, *TEXTS, CONTENTS}
+        kind = f"is matched with a text, such as {field}:..." if is_text else "is unknown"
+        raise ValueError(f"{field!r} {kind}; numbers are {', '.join(NUMBERS)}, reward.NAME, metric.NAME, break.REASON")
     if _NUMBER.fullmatch(given) is None:
         raise ValueError(f"{field}{operator} needs a number such as 0.5, not {given!r}")
     wanted = float(given)
 
     def compare(row: EpisodeRow) -> bool:
-        value = None if row.is_damaged and field.lower() != "line" else number(row)
+        if row.is_damaged and key != "line":
+            return False
+        missing = 0 if group.lower() == "break" else None
+        value = number(row) if number is not None else values(row).get(name, missing) if values is not None else None
         return value is not None and holds(value, wanted)
 
     return compare
 
 
-def _number_of(field: str) -> _Number:
-    group, dot, name = field.partition(".")
-    if dot and group.lower() in _GROUPS:
-        values = _GROUPS[group.lower()]
-        return lambda row: values(row).get(name, 0 if group.lower() == "break" else None)
-    if not dot and field.lower() in NUMBERS:
-        return NUMBERS[field.lower()]
-    is_text = field.lower() in {*NAMES, *TEXTS, CONTENTS}
-    kind = f"is matched with a text, such as {field}:..." if is_text else "is unknown"
-    raise ValueError(f"{field!r} {kind}; numbers are {', '.join(NUMBERS)}, reward.NAME, metric.NAME, break.REASON")
+def _match(field: str, values: list[str]) -> Callable[[EpisodeRow], bool]:
+    """Return whether a text of a row has one of several values.
 
-
-def _match(field: str, given: str) -> Callable[[EpisodeRow], bool]:
+    Raises:
+        ValueError: If the field is not a text, or there is no value.
+    """
     texts = NAMES.get(field) or TEXTS.get(field)
-    if texts is None:
+    if texts is None and field != CONTENTS:
         kind = f"is a number, such as {field}>=1" if field in NUMBERS else "is unknown"
         raise ValueError(f"{field!r} {kind}; texts are {', '.join([*NAMES, *TEXTS, CONTENTS])}")
-    values = _values(field, given)
+    if texts is None or not values:
+        raise ValueError(f"{field}: needs a text, such as {field}:word")
     if field in NAMES:
         return lambda row: any(text.casefold() in values for text in texts(row))
     return lambda row: any(value in text.casefold() for text in texts(row) for value in values)
-
-
-def _values(field: str, given: str) -> list[str]:
-    values = [(quoted or plain).casefold() for quoted, plain in _VALUE.findall(given)]
-    if not values or (field == CONTENTS and not all(values)):
-        raise ValueError(f"{field}: needs a text, such as {field}:word")
-    return values

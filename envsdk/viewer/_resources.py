@@ -4,6 +4,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -11,12 +12,13 @@ import orjson
 from ..errors import EnvsdkError, InvalidRecord, UnknownName
 from ..trajectories._samples import Sample
 from ..trajectories._trajectory import Trajectory
-from ._episodes import episode
+from ._contents import Hit
+from ._episodes import ImageFile, episode, image_file
 from ._filters import parse_filter
-from ._images import ImageFile, image_file
+from ._json import EpisodeJSON, MatchJSON, PromptJSON, RowsAnswerJSON, RunsAnswerJSON, SearchAnswerJSON, TokensJSON
 from ._ranges import prompt_of
 from ._rows import EpisodeRow
-from ._sources import Source
+from ._sources import RunInfo, Source
 from ._tokens import context_tokens
 
 _BATCHES_AT_ONCE = 500
@@ -39,11 +41,11 @@ class Resources:
         self._mutex = threading.Lock()
         self._episodes: OrderedDict[tuple[int, int, int], Trajectory] = OrderedDict()
 
-    def runs(self) -> dict[str, Any]:
+    def runs(self) -> RunsAnswerJSON:
         """Return what is known about the runs."""
-        return {"follow": self._follow, "runs": [source.info.to_dict() for source in self.sources]}
+        return {"follow": self._follow, "runs": [source.info for source in self.sources]}
 
-    def rows(self, run: int, after: int = 0, generation: int = 0) -> dict[str, Any]:
+    def rows(self, run: int, after: int = 0, generation: int = 0) -> RowsAnswerJSON:
         """Return the next rows of a run.
 
         Args:
@@ -71,7 +73,7 @@ class Resources:
                 "is_complete": source.info.is_complete,
             }
 
-    def search(self, run: int, text: str, after: int = 0, generation: int = 0) -> dict[str, Any]:
+    def search(self, run: int, text: str, after: int = 0, generation: int = 0) -> SearchAnswerJSON:
         """Search the next rows of a run, as many as take a moment.
 
         Args:
@@ -92,16 +94,16 @@ class Resources:
         with self._mutex:
             searched = after if generation == source.generation else 0
             found, now, count = source.search(chosen, searched), source.generation, len(source.rows)
-        matches, until = list[dict[str, Any]](), time.monotonic() + _SEARCH_S
+        matches, until = list[MatchJSON](), time.monotonic() + _SEARCH_S
         for row, match in found:
             searched = row.line
             if match is not None:
-                matches.append(match.to_dict())
+                matches.append({"line": match.line, "count": match.count, "hits": list(match.hits)})
             if len(matches) == _MATCHES_AT_ONCE or time.monotonic() > until:
                 break
         return {"generation": now, "searched": searched, "more": searched < count, "matches": matches}
 
-    def episode(self, run: int, line: int) -> dict[str, Any]:
+    def episode(self, run: int, line: int) -> EpisodeJSON:
         """Return an episode without its tokens.
 
         Raises:
@@ -110,7 +112,7 @@ class Resources:
         """
         return episode(self.trajectory(run, line))
 
-    def tokens(self, run: int, line: int, context: str) -> dict[str, Any]:
+    def tokens(self, run: int, line: int, context: str) -> TokensJSON:
         """Return the tokens of a context as columns.
 
         If the stored samples are not those of the episode, the columns are without them, and `problem` names why.
@@ -129,14 +131,15 @@ class Resources:
         except (InvalidRecord, OSError) as error:
             return {**context_tokens(trajectory, context, tokenizer), "problem": str(error)}
 
-    def prompt(self, run: int, line: int, step: int) -> dict[str, Any]:
+    def prompt(self, run: int, line: int, step: int) -> PromptJSON:
         """Return where the tokens of the prompt of a step are: ranges of logs.
 
         Raises:
             UnknownName: If there is no such run.
             InvalidRecord: If there is no such line or step, or the line is damaged.
         """
-        return {"ranges": [list(one) for one in prompt_of(self.trajectory(run, line), step)]}
+        ranges = prompt_of(self.trajectory(run, line), step)
+        return {"ranges": [(own.context, own.start, own.stop) for own in ranges]}
 
     def image(self, run: int, line: int, sha256: str) -> ImageFile:
         """Return an image of an episode by its hash.
@@ -174,25 +177,25 @@ class Resources:
 
 
 def as_json(value: Any) -> bytes:
-    """Return plain values as JSON; numbers that orjson cannot write become texts."""
+    """Return values as JSON; integers that orjson cannot write, which a record may hold, become texts."""
+
+    def writable(value: Any) -> Any:
+        match value:
+            case EpisodeRow() | Hit() | RunInfo():
+                return writable(asdict(value))
+            case dict():
+                return {str(key): writable(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+            case list() | tuple():
+                return [writable(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+            case int() if abs(value) >= 2**63:
+                return str(value)
+            case _:
+                return value
+
     try:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError:  # an integer beyond 64 bits, which a record may hold
-        return orjson.dumps(_writable(value), option=orjson.OPT_NON_STR_KEYS)
-
-
-def _writable(value: Any) -> Any:
-    match value:
-        case EpisodeRow():
-            return _writable(value.to_dict())
-        case dict():
-            return {str(key): _writable(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        case list() | tuple():
-            return [_writable(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-        case int() if abs(value) >= 2**63:
-            return str(value)
-        case _:
-            return value
+    except TypeError:  # an integer beyond 64 bits
+        return orjson.dumps(writable(value), option=orjson.OPT_NON_STR_KEYS)
 
 
 def error_of(error: EnvsdkError | OSError) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from ..errors import ConfigError, EnvsdkError, ImageError, InvalidFilter, InvalidRecord, UnknownName
-from ._images import ImageFile
+from ._episodes import ImageFile
 from ._page import page
 from ._resources import Resources, as_json, error_of
 

@@ -17,7 +17,6 @@ from ..rollouts._run_description import RunDescription
 from ..rollouts._stored_run import (
     COMPRESSED,
     PLAIN,
-    Batch,
     EpisodeTime,
     StoredRun,
     difference_from_manifest,
@@ -36,7 +35,7 @@ _MAX_DAMAGED = 1000
 _OWNER = re.compile(rb'"trajectory_id":("(?:[^"\\]|\\.)*")')
 
 
-class _Place(NamedTuple):
+class _LinePlace(NamedTuple):
     """Where a line is: in the batch that begins at byte `start`, number `offset` of it."""
 
     start: int
@@ -101,14 +100,13 @@ class Source:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self.file, self._stored = _found(self.path)
+        self._folder = self.path if self.path.is_dir() else None
         self.rows: list[EpisodeRow] = []
         self.generation = 0
-        self._places: list[_Place] = []
+        self._places: list[_LinePlace] = []
         self._stop = 0
         self._is_damaged = self._is_compared = False
-        self._damaged_lines = 0
         self._times: Mapping[str, EpisodeTime] = {}
-        self._has_read_times = False
         self._samples: tuple[int, Mapping[str, list[int]]] = (0, {})
 
     @property
@@ -120,16 +118,19 @@ class Source:
         stored = StoredRun(self.path)  # the manifest is written again and again
         configuration = stored.configuration
         policy, model = _policy_and_model(configuration.get("policy"))
+        texts = {"env": configuration.get("env")}
+        for key in ("renderer", "history"):
+            given: Any = configuration.get(key)
+            texts[key] = given.get("name") if isinstance(given, dict) else given  # pyright: ignore[reportUnknownMemberType]
+        episodes = configuration.get("episodes")
         return RunInfo(
             name=name,
             path=str(self.path),
-            env=_text(configuration.get("env")),
+            **{key: text if isinstance(text, str) else "" for key, text in texts.items()},
             policy=policy,
             model=model,
-            renderer=_text(_name_of(configuration.get("renderer"))),
-            history=_text(_name_of(configuration.get("history"))),
             created=stored.description.created,
-            episodes=_count(configuration.get("episodes")),
+            episodes=episodes if isinstance(episodes, int) else 0,
             is_complete=None if stored.manifest is None else stored.manifest.is_complete,
             versions=stored.description.versions,
             configuration=configuration,
@@ -150,58 +151,41 @@ class Source:
         Raises:
             OSError: If the file cannot be read.
         """
-        if self._was_replaced():
-            self.rows, self._places, self._stop, self._is_damaged, self._damaged_lines = [], [], 0, False, 0
+        if self.file.exists() and self.file.stat().st_size < self._stop:
+            self.rows, self._places, self._stop, self._is_damaged = [], [], 0, False
             self.generation += 1
-        before, self._has_read_times = len(self.rows), False
+        before, damage = len(self.rows), None
         if self._is_damaged or not self.file.exists():
             return 0
+        damaged_lines, has_read_times = sum(row.is_damaged for row in self.rows), False
         try:
-            for count, batch in enumerate(self._batches(self._stop), start=1):
-                self._add(batch)
-                if self._damaged_lines > _MAX_DAMAGED:
-                    self._end(f"more than {_MAX_DAMAGED:,} lines are damaged; what follows is not read")
-                if self._is_damaged or count == most:
+            for count, batch in enumerate(read_batches(self.file, self._stop, self._folder), start=1):
+                for index, line in enumerate(batch.lines):
+                    row = read_row(len(self.rows) + 1, line)
+                    if row.id not in self._times and not has_read_times:  # a run notes the time before the line
+                        self._times, has_read_times = read_times(self.file.parent), True
+                    if (time := self._times.get(row.id)) is not None:
+                        row = replace(row, ended=time.ended, duration_s=time.duration_s)
+                    damaged_lines += row.is_damaged
+                    self.rows.append(row)
+                    self._places.append(_LinePlace(self._stop, index))
+                self._stop = batch.stop
+                if damaged_lines > _MAX_DAMAGED:
+                    damage = f"more than {_MAX_DAMAGED:,} lines are damaged; what follows is not read"
+                    break
+                if count == most:
                     break
             else:
-                self._check_manifest()
+                if self._stored is not None and self._stored.manifest is not None and not self._is_compared:
+                    self._is_compared = True  # a run in progress is not read again and again
+                    damage = difference_from_manifest(self.file, self._stored.manifest)
         except InvalidRecord as error:  # such as of a compressed frame: nothing after it can be found
-            self._end(f"{error}; what follows cannot be read")
+            damage = f"{error}; what follows cannot be read"
+        if damage:
+            self._is_damaged = True
+            self._places.append(_LinePlace(self._stop, 0))
+            self.rows.append(EpisodeRow.damaged(len(self.rows) + 1, damage))
         return len(self.rows) - before
-
-    def _batches(self, start: int = 0) -> Iterator[Batch]:
-        return read_batches(self.file, start, self.path if self.path.is_dir() else None)
-
-    def _check_manifest(self) -> None:
-        """Compare the file with the manifest of its run, once: a run in progress is not read again and again."""
-        if self._stored is not None and self._stored.manifest is not None and not self._is_compared:
-            self._is_compared = True
-            if difference := difference_from_manifest(self.file, self._stored.manifest):
-                self._end(difference)
-
-    def _end(self, why: str) -> None:
-        """Read nothing more, and add a row that reports why."""
-        self._is_damaged = True
-        self._places.append(_Place(self._stop, 0))
-        self.rows.append(EpisodeRow.damaged(len(self.rows) + 1, why))
-
-    def _was_replaced(self) -> bool:
-        return self.file.exists() and self.file.stat().st_size < self._stop
-
-    def _add(self, batch: Batch) -> None:
-        for index, line in enumerate(batch.lines):
-            row = self._timed(read_row(len(self.rows) + 1, line))
-            self._damaged_lines += row.is_damaged
-            self.rows.append(row)
-            self._places.append(_Place(self._stop, index))
-        self._stop = batch.stop
-
-    def _timed(self, row: EpisodeRow) -> EpisodeRow:
-        """Return a row with when its episode ended. A run notes the time before the line."""
-        if row.id not in self._times and not self._has_read_times:
-            self._times, self._has_read_times = read_times(self.file.parent), True
-        time = self._times.get(row.id)
-        return row if time is None else replace(row, ended=time.ended, duration_s=time.duration_s)
 
     @property
     def unread_bytes(self) -> int:
@@ -220,7 +204,7 @@ class Source:
         if not 1 <= number <= len(self._places):
             raise InvalidRecord(f"{self.file} has no line {number}; expected 1 to {len(self._places)}")
         place = self._places[number - 1]
-        batch = next(self._batches(place.start), None)
+        batch = next(read_batches(self.file, place.start, self._folder), None)
         if batch is None or place.offset >= len(batch.lines):
             raise InvalidRecord(f"{self.file}, line {number} is gone: the file was changed")
         return batch.lines[place.offset]
@@ -250,14 +234,23 @@ class Source:
             OSError: If the file cannot be read.
         """
         self.refresh()
-        rows = iter([*self.rows])
-        if self.file.exists():
-            with suppress(InvalidRecord):  # of a compressed frame: the last row reports it
-                for batch in self._batches():
-                    for line, row in zip(batch.lines, rows, strict=False):
-                        yield _checked(row, line, self.media)
+        rows = [*self.rows]
+        lines = self._lines_from(_LinePlace(0, 0)) if self.file.exists() else iter(())
         for row in rows:
-            yield row, None
+            trajectory, line = None, next(lines, None)
+            if line is not None and not row.is_damaged:
+                try:
+                    trajectory = Trajectory.from_json(line, media=self.media)
+                except InvalidRecord as error:
+                    row = EpisodeRow.damaged(row.line, str(error))
+            yield row, trajectory
+
+    def _lines_from(self, place: _LinePlace) -> Iterator[bytes]:
+        left_out = place.offset
+        with suppress(InvalidRecord):  # of a compressed frame: the last row reports it
+            for batch in read_batches(self.file, place.start, self._folder):
+                yield from batch.lines[left_out:]
+                left_out = 0
 
     def search(self, chosen: Filter, after: int = 0) -> Iterator[tuple[EpisodeRow, Match | None]]:
         """Search the rows that were read. The file is read only if the filter is about contents, as far as needed.
@@ -275,28 +268,19 @@ class Source:
         rows = self.rows[after:]
         if not chosen.texts or not rows:
             return ((row, Match(row.line) if chosen.matches(row) else None) for row in rows)
-        return self._searched(chosen, rows, self._places[after])
+        lines = self._lines_from(self._places[after])
 
-    def _searched(
-        self, chosen: Filter, rows: list[EpisodeRow], place: _Place
-    ) -> Iterator[tuple[EpisodeRow, Match | None]]:
-        lines = self._lines_from(place)
-        for row in rows:
-            contents = Contents(next(lines, b""))  # of a line that cannot be read, nothing
-            found = chosen.matches(row, contents)
-            yield row, contents.match(row.line, chosen.searched) if found else None
+        def searched() -> Iterator[tuple[EpisodeRow, Match | None]]:
+            for row in rows:
+                contents = Contents(next(lines, b""))  # of a line that cannot be read, nothing
+                is_match = chosen.matches(row, contents)
+                yield row, contents.match(row.line, chosen.searched) if is_match else None
 
-    def _lines_from(self, place: _Place) -> Iterator[bytes]:
-        left_out = place.offset
-        with suppress(InvalidRecord):  # of a compressed frame: the last row reports it
-            for batch in self._batches(place.start):
-                yield from batch.lines[left_out:]
-                left_out = 0
+        return searched()
 
     def tokenizer_of(self, trajectory: Trajectory, context: str) -> Tokenizer | None:
         """Return the tokenizer of a context, by its fingerprint; None if the source does not have it, or not intact."""
-        fingerprint = trajectory.contexts[context].tokenizer or trajectory.tokenizer
-        return self._tokenizers.get(fingerprint)
+        return self._tokenizers.get(trajectory.contexts[context].tokenizer or trajectory.tokenizer)
 
     @cached_property
     def _tokenizers(self) -> Mapping[str, Tokenizer]:
@@ -317,34 +301,24 @@ class Source:
             InvalidRecord: If it has a line that is too long, or is not a regular file in the folder.
             OSError: If the file cannot be read.
         """
-        return [self._sample_line(start) for start in self._sample_places().get(trajectory_id, ())]
-
-    def _sample_line(self, start: int) -> bytes:
-        with open_file(self.file.parent / _SAMPLES, inside=self.file.parent) as file:
-            file.seek(start)
-            return next(read_lines(file), b"").removesuffix(b"\n")
-
-    def _sample_places(self) -> Mapping[str, list[int]]:
-        """Return where the samples of each episode begin, in bytes. The file is read again if it has changed."""
-        file = self.file.parent / _SAMPLES
-        size = file.stat().st_size if file.is_file() else 0
-        if size != self._samples[0]:
-            places, start = dict[str, list[int]](), 0
-            with open_file(file, inside=file.parent) as lines:
-                for line in read_lines(lines):
-                    places.setdefault(_sample_owner(line), []).append(start)
+        path = self.file.parent / _SAMPLES
+        size = path.stat().st_size if path.is_file() else 0
+        if not size:
+            return []
+        with open_file(path, inside=path.parent) as file:
+            if size != self._samples[0]:  # where the samples of each episode begin, without reading their arrays
+                places, start = dict[str, list[int]](), 0
+                for line in read_lines(file):
+                    with suppress(ValueError):
+                        if (owner := _OWNER.search(line)) is not None:
+                            places.setdefault(str(orjson.loads(owner[1])), []).append(start)
                     start += len(line)
-            self._samples = size, places
-        return self._samples[1]
-
-
-def _checked(row: EpisodeRow, line: bytes, media: Path) -> tuple[EpisodeRow, Trajectory | None]:
-    if row.is_damaged:
-        return row, None
-    try:
-        return row, Trajectory.from_json(line, media=media)
-    except InvalidRecord as error:
-        return EpisodeRow.damaged(row.line, str(error)), None
+                self._samples = size, places
+            lines: list[bytes] = []
+            for start in self._samples[1].get(trajectory_id, ()):
+                file.seek(start)
+                lines.append(next(read_lines(file), b"").removesuffix(b"\n"))
+            return lines
 
 
 def _found(path: Path) -> tuple[Path, StoredRun | None]:
@@ -380,24 +354,3 @@ def _policy_and_model(policy: Any) -> tuple[str, str]:
             return names, ", ".join(dict.fromkeys(model for _, model in named.values() if model))
         case _:
             return "", ""
-
-
-def _name_of(specification: Any) -> Any:
-    return cast("dict[str, Any]", specification).get("name") if isinstance(specification, dict) else specification
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) else 0
-
-
-def _sample_owner(line: bytes) -> str:
-    """Return the id of the trajectory of a sample's line, without reading its arrays."""
-    found = _OWNER.search(line)
-    try:
-        return "" if found is None else str(orjson.loads(found[1]))
-    except ValueError:
-        return ""

@@ -1,7 +1,7 @@
 """The tokens of one context as columns for any front end: what each is, who wrote it, and what became of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from ..rendering.tokenizers import Tokenizer
 from ..trajectories._samples import Sample
 from ..trajectories._segments import Segment
 from ..trajectories._trajectory import Trajectory
+from ._json import TokensJSON
 from ._ranges import Range, sample_segments, segment_ranges, step_ranges, tree_nodes
 
 if TYPE_CHECKING:
@@ -18,16 +19,9 @@ if TYPE_CHECKING:
 _DIGITS = 5
 
 
-class _Trained(NamedTuple):
-    """What a trainer added to the samples of an episode, for the tokens of one context: float32, NaN where unknown."""
-
-    logprobs: "NDArray[np.float32] | None"
-    advantages: "NDArray[np.float32] | None"
-
-
 def context_tokens(
     trajectory: Trajectory, context: str, tokenizer: Tokenizer | None, samples: Sequence[Sample] = ()
-) -> dict[str, Any]:
+) -> TokensJSON:
     """Return the tokens of a context's log as columns, as plain values for JSON.
 
     A column that has long runs of equal values is a list of `[position, value]`, one for each run.
@@ -55,92 +49,76 @@ def context_tokens(
     log = trajectory.contexts.get(context)
     if log is None:
         raise InvalidRecord(f"{trajectory.id!r} has no context {context!r}; it has {', '.join(trajectory.contexts)}")
-    segments = sample_segments(trajectory)
-    added = _added(trajectory, context, segments, samples)
-    is_sampled = _sampled(trajectory, context)
-    logprobs = np.where(is_sampled, log.logprobs, np.nan)
+    length, numbered = len(log.tokens), sample_segments(trajectory)
+    steps = [(index, step) for index, step in enumerate(trajectory.steps) if step.context == context]
+    is_sampled = np.zeros(length, dtype=np.bool_)
+    for _, step in steps:
+        is_sampled[step.action_start : step.stop] = True
+    dropped_by, trained_by = (np.full(length, -1, dtype=np.int32) for _ in range(2))
+    for ranges in step_ranges(trajectory):
+        for own in ranges.dropped:
+            if own.context == context == ranges.step.step.context:
+                dropped_by[own.start : own.stop] = ranges.step.step_index
+    for index, (_, segment) in enumerate(numbered):
+        for own, at in _placed(segment, context):
+            trained_by[own.start : own.stop][segment.mask[at : at + own.length]] = index
+    added = _added(trajectory, context, numbered, samples)
+    texts, partial, controls = _pieces(log.tokens, tokenizer)
+    roles = () if log.roles is None else zip(log.roles.starts.tolist(), log.roles.run_codes.tolist(), strict=True)
+    legend = {} if log.roles is None else dict(enumerate(log.roles.legend))
     return {
         "context": context,
         "ids": log.tokens.tolist(),
-        **_pieces(log.tokens, tokenizer),
-        "logprobs": _numbers(logprobs),
-        "reference_logprobs": None if added.logprobs is None else _numbers(added.logprobs),
-        "advantages": None if added.advantages is None else _numbers(added.advantages),
-        "steps": _step_runs(trajectory, context),
+        "has_texts": tokenizer is not None,
+        "texts": texts,
+        "bytes": partial,
+        "controls": controls,
+        "logprobs": _numbers(np.where(is_sampled, log.logprobs, np.nan)),
+        "reference_logprobs": added["reference_logprobs"],
+        "advantages": added["advantage"],
+        "steps": [(step.start, index) for index, step in steps if step.start < step.stop],
         "sampled": _runs(is_sampled),
-        "trained": _or_none(_runs(_trainers(len(log.tokens), context, segments))),
-        "samples": _sample_runs(len(log.tokens), context, segments),
-        "nodes": [[node.start, node.number] for node in tree_nodes(trajectory) if node.context == context],
-        "dropped": _or_none(_runs(_droppers(trajectory, context))),
-        "images": [[placed.start, placed.stop, placed.image.sha256] for placed in log.media],
-        "roles": [] if log.roles is None else _role_runs(log.roles.starts, log.roles.run_codes, log.roles.legend),
+        "trained": _runs(trained_by),
+        "samples": _sample_runs(length, context, [segment for _, segment in numbered]),
+        "nodes": [(node["start"], node["number"]) for node in tree_nodes(trajectory) if node["context"] == context],
+        "dropped": _runs(dropped_by),
+        "images": [(placed.start, placed.stop, placed.image.sha256) for placed in log.media],
+        "roles": [(start, legend.get(code)) for start, code in roles],
     }
 
 
-def _pieces(tokens: "NDArray[np.int32]", tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """Return what the ids are, by id: texts, bytes of what is not whole UTF-8, and which are control tokens."""
-    if tokenizer is None:
-        return {"has_texts": False, "texts": {}, "bytes": {}, "controls": []}
-    known = np.unique(tokens[(tokens >= 0) & (tokens < tokenizer.vocab_size)]).astype(np.int32)
+def _pieces(
+    tokens: "NDArray[np.int32]", tokenizer: Tokenizer | None
+) -> tuple[dict[str, str], dict[str, str], list[int]]:
+    """Return what the ids are: texts by id, bytes by id of what is not whole UTF-8, and ids of control tokens."""
     texts: dict[str, str] = {}
     partial: dict[str, str] = {}
+    if tokenizer is None:
+        return texts, partial, []
+    known = np.unique(tokens[(tokens >= 0) & (tokens < tokenizer.vocab_size)]).astype(np.int32)
     for token, piece in zip(known.tolist(), tokenizer.token_bytes(known), strict=True):
         try:
             texts[str(token)] = piece.decode()
         except UnicodeDecodeError:
             partial[str(token)] = piece.hex()
-    controls = sorted(set(tokenizer.control_tokens.values()).intersection(known.tolist()))
-    return {"has_texts": True, "texts": texts, "bytes": partial, "controls": controls}
+    return texts, partial, sorted(set(tokenizer.control_tokens.values()).intersection(known.tolist()))
 
 
-def _sampled(trajectory: Trajectory, context: str) -> "NDArray[np.bool_]":
-    found = np.zeros(len(trajectory.contexts[context].tokens), dtype=np.bool_)
-    for step in trajectory.steps:
-        if step.context == context:
-            found[step.action_start : step.stop] = True
-    return found
-
-
-def _step_runs(trajectory: Trajectory, context: str) -> list[list[int]]:
-    steps = enumerate(trajectory.steps)
-    return [[step.start, index] for index, step in steps if step.context == context and step.start < step.stop]
-
-
-def _droppers(trajectory: Trajectory, context: str) -> "NDArray[np.int32]":
-    """Return the index of the step that dropped each token; -1 where none did."""
-    found = np.full(len(trajectory.contexts[context].tokens), -1, dtype=np.int32)
-    for ranges in step_ranges(trajectory):
-        for own in ranges.dropped:
-            if own.context == context and ranges.step.step.context == context:
-                found[own.start : own.stop] = ranges.step.step_index
-    return found
-
-
-def _trainers(length: int, context: str, segments: Sequence[Segment]) -> "NDArray[np.int32]":
-    """Return the index of the sample that trains each token; -1 where none does."""
-    found = np.full(length, -1, dtype=np.int32)
-    for index, segment in enumerate(segments):
-        for own, at in _placed(segment, context):
-            trained = segment.mask[at : at + own.length]
-            found[own.start : own.stop][trained] = index
-    return found
-
-
-def _sample_runs(length: int, context: str, segments: Sequence[Segment]) -> list[list[Any]]:
+def _sample_runs(length: int, context: str, segments: Sequence[Segment]) -> list[tuple[int, list[int]]]:
     """Return which samples have each token, as runs."""
-    changes: dict[int, list[tuple[int, bool]]] = {0: []} if length else {}
+    changes: dict[int, list[tuple[int, int]]] = {0: []} if length else {}
     for index, segment in enumerate(segments):
         for own, _ in _placed(segment, context):
-            changes.setdefault(own.start, []).append((index, True))
-            changes.setdefault(own.stop, []).append((index, False))
+            changes.setdefault(own.start, []).append((index, 1))
+            changes.setdefault(own.stop, []).append((index, -1))
     held: dict[int, int] = {}
-    runs: list[list[Any]] = []
+    runs: list[tuple[int, list[int]]] = []
     for position in sorted(changes):
-        for index, begins in changes[position]:
-            held[index] = held.get(index, 0) + (1 if begins else -1)
+        for index, change in changes[position]:
+            held[index] = held.get(index, 0) + change
         now = sorted(index for index, count in held.items() if count)
         if position < length and (not runs or runs[-1][1] != now):
-            runs.append([position, now])
+            runs.append((position, now))
     return runs
 
 
@@ -153,8 +131,10 @@ def _placed(segment: Segment, context: str) -> Iterable[tuple[Range, int]]:
         position += own.length
 
 
-def _added(trajectory: Trajectory, context: str, segments: Sequence[Segment], samples: Sequence[Sample]) -> _Trained:
-    """Return what stored samples have that the trajectory lacks, at the tokens that each of them trains.
+def _added(
+    trajectory: Trajectory, context: str, numbered: Sequence[tuple[int, Segment]], samples: Sequence[Sample]
+) -> dict[str, list[float | None] | None]:
+    """Return what a trainer added to stored samples, at the tokens of a context that each of them trains.
 
     Raises:
         InvalidRecord: If a sample is not one of this episode's.
@@ -162,7 +142,7 @@ def _added(trajectory: Trajectory, context: str, segments: Sequence[Segment], sa
     length = len(trajectory.contexts[context].tokens)
     columns = {name: np.full(length, np.nan, dtype=np.float32) for name in ("reference_logprobs", "advantage")}
     known: set[str] = set()
-    by_place = dict(zip(_places(segments), segments, strict=True))
+    by_place = {(segment.context, number): segment for number, segment in numbered}
     for sample in samples:
         segment = by_place.get((sample.context, sample.segment_index))
         if segment is None or not np.array_equal(segment.tokens, sample.tokens):
@@ -179,17 +159,7 @@ def _added(trajectory: Trajectory, context: str, segments: Sequence[Segment], sa
             for own, at in _placed(segment, context):
                 trained = sample.mask[at : at + own.length]
                 column[own.start : own.stop][trained] = values[at : at + own.length][trained]
-    found = [column if name in known else None for name, column in columns.items()]
-    return _Trained(*found)
-
-
-def _places(segments: Sequence[Segment]) -> list[tuple[str, int]]:
-    seen: dict[str, int] = {}
-    places: list[tuple[str, int]] = []
-    for segment in segments:
-        seen[segment.context] = seen.get(segment.context, -1) + 1
-        places.append((segment.context, seen[segment.context]))
-    return places
+    return {name: _numbers(column) if name in known else None for name, column in columns.items()}
 
 
 def _numbers(values: "NDArray[np.floating[Any]]") -> list[float | None]:
@@ -198,18 +168,7 @@ def _numbers(values: "NDArray[np.floating[Any]]") -> list[float | None]:
     return [None if value != value else value for value in rounded.tolist()]
 
 
-def _runs(values: "NDArray[Any]") -> list[list[Any]]:
-    """Return where each run of equal values begins, and its value."""
-    if not len(values):
-        return []
-    starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
-    return [[int(start), values[start].item()] for start in starts]
-
-
-def _or_none(runs: list[list[Any]]) -> list[list[Any]]:
-    return [[start, None if value == -1 else value] for start, value in runs]
-
-
-def _role_runs(starts: Any, codes: Any, legend: Sequence[str]) -> list[list[Any]]:
-    names: Mapping[int, str] = dict(enumerate(legend))
-    return [[start, names.get(code)] for start, code in zip(starts.tolist(), codes.tolist(), strict=True)]
+def _runs(values: "NDArray[Any]") -> list[tuple[int, Any]]:
+    """Return where each run of equal values begins, and its value; None in place of -1."""
+    starts = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
+    return [(int(start), None if values[start] == -1 else values[start].item()) for start in starts]

@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from .._visible import on_one_line, visible
 from ..trajectories._trajectory import Trajectory
 from ._contents import Hit
-from ._episodes import episode
-from ._images import image_name
+from ._episodes import episode, image_name
 
 Kind: TypeAlias = Literal["reasoning", "text", "reply", "result", "image", "call", "error", "note"]
 """What a part of an entry is. `reply` is what the model wrote; `text` is what others than a tool wrote."""

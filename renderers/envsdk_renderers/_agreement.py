@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering._parity import CONVERSATIONS, TOOL_NAME
+from envsdk.rendering.emission import Emission
 from envsdk.rendering.renderer import Renderer, TokenIds
 
 from ._grammars._measuring import words_of
@@ -238,7 +239,7 @@ def _own_text(renderer: Renderer, written: _Written, read: Message) -> str | Non
 
 
 def _tokens(renderer: Renderer, text: str) -> TokenIds:
-    out = renderer.emission()
+    out = Emission(renderer.encoder)
     out.scaffold(text)
     return out.tokens()[0]
 

@@ -1,71 +1,71 @@
-"""`renderer="auto"`: chooses the renderer that fits the tokenizer's own chat template.
+"""`renderer="auto"`: chooses the renderer that fits the tokenizer's own chat template, or the given one.
 
-The model's name plays no role. Each family whose control tokens the tokenizer has is compared with the template. The
-first one is chosen that renders the same prompts, writes the same replies, and reads the template's. If none does, an
-alias of `fixed_base` is chosen that was checked on this very template, and else `fixed_base` itself.
+The model's name plays no role; see `choose_renderer`.
 """
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from itertools import product
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from pydantic import TypeAdapter
-
-from envsdk._registry import get_renderer, list_renderers, renderer_factories
-from envsdk.errors import EnvsdkError, TemplateUnsupported, TokenizerError
+from envsdk._registry import get_renderer, list_renderers
+from envsdk.errors import TemplateUnsupported, TokenizerError
 from envsdk.rendering._vision import find_processor
 from envsdk.rendering.renderer import Renderer
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 
-from ._agreement import Agreement, compare
+from ._choosing import NO_FAMILIES, Choice, choose_renderer, made
 from ._fixed_base import FixedBase
-from ._templates._base import remember
-from ._templates._chat_template import is_one_of, template_hash
-from ._templates._store import Store
 
-_NO_FAMILIES = frozenset({"auto", "fixed_base", "role_colon"})
-_FALLBACK = "fixed_base"
 _LOG = logging.getLogger("envsdk.renderers")
-_AGREEMENT = TypeAdapter(Agreement)
-_MANY = 32
-_VARIANTS: tuple[Mapping[str, Any], ...] = ({}, {"enable_thinking": False})
-"""The options of a family that are tried."""
 
 
-class Choice(NamedTuple):
-    """A renderer's name and options, and why it was chosen."""
-
-    name: str
-    options: Mapping[str, Any]
-    reason: str
-
-
-_CHOICES: dict[tuple[object, ...], Choice] = {}
-
-
-def auto(tokenizer: Tokenizer, **options: Any) -> Renderer:
-    """Make the renderer that fits the tokenizer's own chat template.
+def auto(
+    tokenizer: Tokenizer,
+    *,
+    template: str | None = None,
+    special_tokens: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Renderer:
+    """Make the renderer that fits a chat template.
 
     Args:
-        tokenizer: A tokenizer that came with a chat template.
+        tokenizer: A tokenizer.
+        template: The chat template's text; by default, the one that came with the tokenizer.
+        special_tokens: The template's `bos_token`, `eos_token` and so on, instead of the tokenizer's own.
         **options: Options of the chosen renderer.
 
     Returns:
         The renderer; its `chosen_because`, the log and each trajectory have the reason why it was chosen.
 
     Raises:
-        TokenizerError: If the tokenizer came without a chat template.
+        TokenizerError: If there is no chat template.
         TemplateUnsupported: If no family fits and `fixed_base` cannot use the template.
         ConfigError: If the chosen renderer does not take the options.
     """
+    source = tokenizer.chat_template
+    if source is None and template is None:
+        raise TokenizerError(
+            f"renderer='auto' compares chat templates, and the tokenizer {tokenizer.name!r} came without one: name a "
+            f"renderer, one of {', '.join(list_renderers())}"
+        )
+    given: dict[str, Any] = {}
+    if template is not None and (source is None or template != source.text):
+        given["template"] = template
+    if special_tokens is not None and (source is None or special_tokens != source.special_tokens):
+        given["special_tokens"] = special_tokens
+    source = source or ChatTemplateSource("")
+    source = replace(
+        source, text=template or source.text, special_tokens={**source.special_tokens, **(special_tokens or {})}
+    )
     has_images = options.get("processor") is not None or find_processor(tokenizer) is not None
-    choice = choose_renderer(tokenizer, has_images=has_images)
-    renderer = get_renderer(choice.name, tokenizer, **{**choice.options, **options})
+    choice = choose_renderer(tokenizer, source, has_images=has_images)
+    own = given if choice.renders_templates else {}
+    renderer = get_renderer(choice.name, tokenizer, **choice.options, **own, **options)
+    reading = ""
     if isinstance(renderer, FixedBase):
         _refuse_unusable(renderer, choice)
-    reading = f"; {renderer.reading_note}" if isinstance(renderer, FixedBase) else ""
+        reading = f"; {renderer.reading_note}"
     images = f"; {renderer.images_note}" if has_images else ""
     renderer.chosen_because = choice.reason + reading + images
     _LOG.info("renderer %r for the tokenizer %r: %s", choice.name, tokenizer.name, renderer.chosen_because)
@@ -80,94 +80,10 @@ def _refuse_unusable(renderer: FixedBase, choice: Choice) -> None:
     """
     if not renderer.why_unusable:
         return
-    made = {name: _made(name, renderer.tokenizer, {}) for name in list_renderers() if name not in _NO_FAMILIES}
-    fitting = [name for name, one in made.items() if one is not None and not isinstance(one, FixedBase)]
+    found = {name: made(name, renderer.tokenizer, {}) for name in list_renderers() if name not in NO_FAMILIES}
+    fitting = [name for name, one in found.items() if one is not None and not isinstance(one, FixedBase)]
     families = " or ".join(f"renderer={name!r}" for name in fitting) or "none"
     raise TemplateUnsupported(
         f"{choice.reason}; and with {choice.name!r} no environment can be made: {renderer.why_unusable}. The families "
         f"of this vocabulary, which do not read the template: {families}"
     )
-
-
-def choose_renderer(tokenizer: Tokenizer, *, has_images: bool = False) -> Choice:
-    """Choose the renderer for a tokenizer, once in a process for each template and vocabulary; see `auto`.
-
-    Args:
-        tokenizer: A tokenizer that came with a chat template.
-        has_images: Whether there is a processor of images; only families that write them are chosen then.
-    """
-    source, names = tokenizer.chat_template, list_renderers()
-    if source is None:
-        raise TokenizerError(
-            f"renderer='auto' compares chat templates, and the tokenizer {tokenizer.name!r} came without one: name a "
-            f"renderer, one of {', '.join(names)}"
-        )
-    key = (has_images, source.text, *sorted(source.special_tokens.items()), tokenizer.fingerprint, *names)
-    choice = _CHOICES.get(key)
-    if choice is None:
-        choice = _choose(tokenizer, source, renderer_factories(), has_images=has_images)
-        remember(_CHOICES, key, choice, at_most=_MANY)
-    return choice
-
-
-def _choose(
-    tokenizer: Tokenizer,
-    source: ChatTemplateSource,
-    factories: Mapping[str, Callable[..., Renderer]],
-    *,
-    has_images: bool,
-) -> Choice:
-    digest = template_hash(source.text)
-    aliases = {name: known for name, factory in factories.items() if (known := getattr(factory, "templates", None))}
-    classes = {name for name in factories if name not in aliases or getattr(factories[name], "without_tools", None)}
-    families = {
-        name: factory
-        for name, factory in factories.items()
-        if name in classes - _NO_FAMILIES and (not has_images or getattr(factory, "writes_images", False))
-    }
-    nearest, most = "none with its control tokens renders a single conversation as it does", (0, 0)
-    for name, options, found in _agreements(tokenizer, source, families):
-        if found.is_complete:
-            given = "".join(f" with {option}={value}" for option, value in options.items())
-            return Choice(name, options, f"{name!r}{given} agrees with the chat template {digest} on {found}")
-        if (found.prompts, found.replies) > most:
-            most = found.prompts, found.replies
-            nearest = f"the nearest, {name!r}, agrees on {found}, and differs at {found.difference}"
-    reason = f"no family renders and reads as the chat template {digest} does: {nearest}"
-    for name, known in aliases.items():
-        if is_one_of(source.text, known) and _made(name, tokenizer, {}) is not None:
-            return Choice(name, {}, f"{name!r} was checked on this template; {reason}")
-    return Choice(_FALLBACK, {}, reason)
-
-
-def _agreements(
-    tokenizer: Tokenizer, source: ChatTemplateSource, families: Mapping[str, Callable[..., Renderer]]
-) -> Iterator[tuple[str, Mapping[str, Any], Agreement]]:
-    """Compare each family with the template; yield its name, its options, and on what they agree."""
-    for options, (name, factory) in product(_VARIANTS, families.items()):
-        renderer = _made(name, tokenizer, options)
-        if renderer is not None and not isinstance(renderer, FixedBase):  # which renders any template
-            yield name, options, _agreement(renderer, source, factory, options)
-
-
-def _made(name: str, tokenizer: Tokenizer, options: Mapping[str, Any]) -> Renderer | None:
-    """Return a renderer; None if the tokenizer lacks its control tokens, or it lacks an option."""
-    try:
-        return get_renderer(name, tokenizer, **options)
-    except EnvsdkError:
-        return None
-
-
-def _agreement(
-    renderer: Renderer, source: ChatTemplateSource, factory: Callable[..., Renderer], options: Mapping[str, Any]
-) -> Agreement:
-    """Return on what a renderer and a template agree; for this package's own families, it is kept on disk."""
-
-    def measure() -> Agreement:
-        return compare(renderer, source.text, source.special_tokens)
-
-    if not (isinstance(factory, type) and factory.__module__.startswith(f"{__package__}.")):
-        return measure()  # the version of its code is not known, so what is on disk may be of another one
-    key = json.dumps([source.text, source.special_tokens, renderer.tokenizer.fingerprint])
-    name = json.dumps(["agreement", factory.__module__, factory.__qualname__, options])
-    return Store(key).measured(name, _AGREEMENT, measure)

@@ -5,15 +5,16 @@ and their results for all families that build on them.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from envsdk.errors import RenderError
 from envsdk.messages import ImagePart, Message, ToolSchema
 from envsdk.rendering.emission import Emission
-from envsdk.rendering.reading import Reading, ReplyReader
-from envsdk.rendering.renderer import Renderer, TokenIds
+from envsdk.rendering.family import FamilyRenderer
+from envsdk.rendering.reading import Reading, ReplyReader, StreamedReader
+from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._grammars._grammar import Grammar
@@ -37,7 +38,7 @@ HERMES = Calls(
 _MARK = "\ue001"  # a private-use character that is in the place of an image
 
 
-class ChatML(Renderer):
+class ChatML(FamilyRenderer):
     """Plain ChatML without tools and thinking: reasoning in messages is not shown, and tools are refused.
 
     Args:
@@ -59,6 +60,10 @@ class ChatML(Renderer):
     """The scaffold that the templates of Qwen's vision models write for an image."""
     grammar: ClassVar[Grammar] = tagged()
     """How replies are written and read."""
+    header: ClassVar[str] = "<|im_start|>{role}\n"
+    """The scaffold that begins a message of each role; the assistant's is `opening`."""
+    trims: ClassVar[bool] = False
+    """Whether texts are shown without the whitespace around them."""
 
     def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, processor: Any = None) -> None:
         super().__init__(tokenizer, unsafe_content=unsafe_content, processor=processor)
@@ -82,7 +87,7 @@ class ChatML(Renderer):
 
     def emit_block(self, out: Emission, message: Message) -> None:
         """Write a message as a block of its own."""
-        out.scaffold(self.header(message.role))
+        out.scaffold(self.header.format(role=message.role))
         self.emit_content(out, message)
         out.scaffold(self.message_end + self.after_turn)
 
@@ -108,10 +113,6 @@ class ChatML(Renderer):
         texts[-1] = self.trimmed(f"{_MARK}{texts[-1]}").removeprefix(_MARK)
         return texts
 
-    def header(self, role: str) -> str:
-        """Return the beginning of a block; the assistant's is `opening`."""
-        return f"<|im_start|>{role}\n"
-
     def emit_reply(self, out: Emission, message: Message) -> None:
         """Write the reasoning, the text and the calls, as far as the family has them."""
         self.emit_pieces(out, self.pieces(message))
@@ -127,16 +128,11 @@ class ChatML(Renderer):
             if not piece.is_scaffold:
                 out.content(piece.text)
                 continue
-            for part, is_tag in self._cut_at_tags(piece.text):
+            for index, part in enumerate(self._call_tag.split(piece.text)):  # every second part is a tag
                 is_content = is_inside and not any(name in part for name in self.structure)
                 out.content(part) if is_content else out.scaffold(part)
-                is_inside = part == self._call_opener if is_tag else is_inside
+                is_inside = part == self._call_opener if index % 2 else is_inside
         out.scaffold(self.message_end)
-
-    def _cut_at_tags(self, scaffold: str) -> Iterator[tuple[str, bool]]:
-        """Yield the parts of a constant cut at the tags around calls, each with whether it is a tag."""
-        parts = self._call_tag.split(scaffold)
-        return ((part, bool(index % 2)) for index, part in enumerate(parts) if part)
 
     def as_written(self, message: Message) -> Message:
         """Return a reply as the family writes it.
@@ -150,8 +146,8 @@ class ChatML(Renderer):
         return message if content == message.content else message.model_copy(update={"content": content})
 
     def trimmed(self, text: str) -> str:
-        """Return a text as the template shows it: unchanged, unless the family trims it."""
-        return text
+        """Return a text as the template shows it."""
+        return text.strip() if self.trims else text
 
     def settles(self, message: Message) -> bool:
         """Return True: what is shown of a message does not depend on its position."""
@@ -161,33 +157,27 @@ class ChatML(Renderer):
         """Return the messages without reasoning."""
         return [message.with_reasoning(None) for message in messages[settled:]]
 
-    def prefill(self, start: str | Message) -> "NDArray[np.int32]":
-        """See `Renderer.prefill`.
-
-        Raises:
-            RenderError: If the prefill has reasoning and the family has no think block, or if it has none although the
-                generation prompt opens a think block.
-        """
-        if isinstance(start, Message) and start.reasoning is None and self._open_at_start:
+    def _prefill(self, start: str | Message) -> "NDArray[np.int32]":
+        if isinstance(start, Message) and start.reasoning is None and self.open_at_start:
             raise RenderError(
                 f"a reply of {self.name!r} begins with reasoning, since its generation prompt opens a think block: "
                 "give the prefill a reasoning, which may be empty"
             )
-        return super().prefill(start)
+        return super()._prefill(start)
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
         begun = self.after_opening(prompt_tail)
-        sampled = self.split(tokens)
-        segments = [*(self.split(begun).segments if len(begun) else ()), *sampled.segments]
+        sampled = self.marks.split(tokens)
+        segments = [*(self.marks.split(begun).segments if len(begun) else ()), *sampled.segments]
         return self._reader.read(segments, sampled, tools)
 
     def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
         """See `Renderer.reader`; a reply is read as it comes."""
-        return self.streamed(self.reading(tools), prompt_tail)
+        return StreamedReader(self.reading(tools), self.marks, self.after_opening(prompt_tail))
 
     def reading(self, tools: Sequence[ToolSchema]) -> Reading:
-        """Return what reads a reply as `parse` does; see `Renderer.streamed`."""
+        """Return what reads a reply as `parse` does; see `StreamedReader`."""
         return self._reader.begin(tools)
 
 

@@ -10,11 +10,11 @@ import copy
 import json
 import warnings
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise, product, takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -22,9 +22,11 @@ from pydantic import TypeAdapter
 
 from envsdk.errors import ConfigError, RenderError, RewriteWarning, TemplateUnsupported, TokenizerError
 from envsdk.messages import Message, ToolCall, ToolSchema
+from envsdk.rendering._whole import WholeRenderer
 from envsdk.rendering.emission import Emission, Encoder
 from envsdk.rendering.reading import ReplyReader as Reader
-from envsdk.rendering.renderer import EmittedDelta, Rendered, Renderer, TokenIds, writable
+from envsdk.rendering.reading import StreamedReader
+from envsdk.rendering.renderer import EmittedDelta, Rendered, TokenIds, refuse_images, writable
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
 from ._grammars._proof import ReadingVerdict
@@ -57,10 +59,9 @@ _QUESTIONS = ("x", "x?", "x.", "x!", "x}", "x)", "x\n", "")
 """Questions after which replies are read. The end of each may share a token with a generation prompt."""
 _TEXT = TypeAdapter(str)
 _TAGS = TypeAdapter(tuple[str, str] | None)
-_ONLY_WHOLE = "a chat template renders only whole conversations"
 
 
-class FixedBase(Renderer):
+class FixedBase(WholeRenderer):
     """A renderer for any Hugging Face tokenizer with a chat template.
 
     Args:
@@ -87,7 +88,6 @@ class FixedBase(Renderer):
     """
 
     name: ClassVar[str] = "fixed_base"
-    renders_whole: ClassVar[bool] = True
     writes_images: ClassVar[bool] = True
     roles: ClassVar[frozenset[str]] = frozenset({"system", "developer", "user", "assistant", "tool"})
 
@@ -169,7 +169,6 @@ class FixedBase(Renderer):
         self._reply_writer = ReplyWriter(self._probe, self._writer, plain.generation_prompt, grammar)
         vars(self).update(
             stop_tokens=stop_tokens,
-            after_turn="",
             opening=self._probe.opening,
             blocks=blocks,
             structure=self._reply_reader.structure,
@@ -212,9 +211,10 @@ class FixedBase(Renderer):
         """The template that is measured."""
         return self._source
 
-    def template_messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """See `Renderer.template_messages`."""
-        return [self._template.dialect.in_openai_form(message) for message in messages]
+    @property
+    def template_form(self) -> Callable[[Message], dict[str, Any]]:
+        """See `Renderer.template_form`."""
+        return self._template.dialect.in_openai_form
 
     # What can be relied on.
 
@@ -248,21 +248,23 @@ class FixedBase(Renderer):
             history_rule=self.history_rule,
             history_problem=self.history_problem,
             unconfirmed_stops=self.unconfirmed_stops,
-            rewriting=self.rewriting(has_system=system is not None, has_tools=bool(tools)),
+            rewriting=self._turns.rewriting(has_system=system is not None, has_tools=bool(tools)),
         )
 
-    def rewriting(self, *, has_system: bool, has_tools: bool) -> str:
-        """See `Renderer.rewriting`."""
-        return self._turns.rewriting(has_system=has_system, has_tools=has_tools)
+    @property
+    def rewriting_note(self) -> str:
+        """See `Renderer.rewriting_note`."""
+        kinds = product((False, True), repeat=2)
+        found = (self._turns.rewriting(has_system=system, has_tools=tools) for system, tools in kinds)
+        return next(filter(None, found), "")
 
-    def _report_rewriting(self, *, has_system: bool, has_tools: bool) -> None:
-        """Warn once, or refuse, if the template rewrites what prompts keep.
+    def _report_rewriting(self, example: str) -> None:
+        """Warn once, or refuse, if there is an example of how the template rewrites what prompts keep.
 
         Raises:
             TemplateUnsupported: With `on_rewrite="raise"`.
         """
-        example = "" if self._warned else self.rewriting(has_system=has_system, has_tools=has_tools)
-        if not example:
+        if not example or self._warned:
             return
         if self._options["on_rewrite"] == "raise":
             raise TemplateUnsupported(f"on_rewrite is 'raise', and the template rewrites earlier text: {example}")
@@ -281,6 +283,15 @@ class FixedBase(Renderer):
             TemplateUnsupported: For the pair of previous and next message that is refused or not possible; if no reply
                 format reads calls as the template writes them; or see `on_rewrite`.
         """
+        try:
+            self._check_usable(tools)
+        except TemplateUnsupported as error:
+            from ._choosing import choose_renderer  # which makes and compares all families
+
+            raise error.advising(choose_renderer(self.tokenizer, self._source).reason) from None
+        self._report_rewriting(self._turns.rewriting(has_system=False, has_tools=bool(tools)))
+
+    def _check_usable(self, tools: Sequence[ToolSchema]) -> None:
         judge = self._turns.judge((), tools)
         pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
         for previous, following in pairs:
@@ -288,7 +299,6 @@ class FixedBase(Renderer):
             judgement = judge.judge(reply, answers, is_after_tool=False, pair=(previous, following))
             if judgement.error is not None:
                 raise judgement.error.with_traceback(None)
-        self._report_rewriting(has_system=False, has_tools=bool(tools))
         if self._options["reply_format"] == "auto" and self._unread is not None:
             raise self._unread.with_traceback(None)
         if tools and self._reply_reader.is_measured:
@@ -300,7 +310,7 @@ class FixedBase(Renderer):
 
         def measure() -> str:
             try:
-                self.check_tools(())
+                self._check_usable(())
             except TemplateUnsupported as error:
                 return str(error)
             return ""
@@ -323,8 +333,9 @@ class FixedBase(Renderer):
             return f"'fixed_base' measured how to read its replies: {verdict.status}{why}"
         return "'fixed_base' reads replies by a format that was not measured"
 
-    def prove_reading(self) -> str | None:
-        """See `Renderer.prove_reading`; a reply format that was given by its name is not measured."""
+    @property
+    def proved_reading(self) -> str | None:
+        """See `Renderer.proved_reading`; a reply format that was given by its name is not measured."""
         if not self._reply_reader.is_measured:
             return None
         if self._unread is not None:
@@ -361,7 +372,7 @@ class FixedBase(Renderer):
                 start = prompt.starts[-1]
                 tail = prompt.tokens[start:]
                 tails[tail.tobytes()] = tail
-                if any(map(self._encoder.is_control, prompt.tokens[max(start - 1, 0) : start + 1].tolist())):
+                if any(map(self.encoder.is_control, prompt.tokens[max(start - 1, 0) : start + 1].tolist())):
                     break  # a control token shares nothing
         return [*tails.values()]
 
@@ -400,7 +411,7 @@ class FixedBase(Renderer):
 
     # The whole conversation.
 
-    def emit_history(
+    def _emit_whole(
         self,
         out: Emission,
         messages: Sequence[Message],
@@ -416,46 +427,34 @@ class FixedBase(Renderer):
         if history == "keep":
             self._emit_kept(out, messages, tools, generation_prompt)
         else:
-            self.emit_conversation(out, messages, tools=tools)
+            self._emit_template(out, messages, tools)
 
-    def emission(self) -> TemplateEmission:
-        """Return an empty emission for this renderer."""
-        out = TemplateEmission(self._encoder)
+    def _emission(self) -> TemplateEmission:
+        out = TemplateEmission(self.encoder)
         out.generation_prompt = self.generation_prompt
         return out
 
-    def emit_conversation(
-        self,
-        out: Emission,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[ToolSchema] = (),
-        first: int = 0,
-        stop: int | None = None,
-    ) -> None:
+    def _emit_template(self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
         """Write a whole conversation, as the template does.
 
         Raises:
-            TemplateUnsupported: If `first` or `stop` selects a part, since a template renders only whole conversations;
-                or if a message contains a text that changes how the template renders later turns.
+            TemplateUnsupported: If a message contains a text that changes how the template renders later turns.
             TemplateFailed: If the template refuses the conversation.
         """
-        if first or stop not in (None, len(messages)):
-            raise TemplateUnsupported(_ONLY_WHOLE)
-        self.refuse_images(messages)
+        refuse_images(self, messages)
         shown, schemas = self._shown(messages), self._turns.hide_tools(tools)
         self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
         _set_generation_prompt(out, self._conversation_writer.write(out, shown, schemas) or "")
 
-    def render_after(
+    def _render_end(
         self,
         history: Sequence[Message],
         messages: Sequence[Message],
         *,
-        tools: Sequence[ToolSchema] = (),
-        prefill: str | Message | None = None,
+        tools: Sequence[ToolSchema],
+        prefill: str | Message | None,
     ) -> Rendered | None:
-        """See `Renderer.render_after`; the first and the last message of the history are read.
+        """See `WholeRenderer`; the first and the last message of the history are read.
 
         Raises:
             TemplateUnsupported: If a message contains a text that changes how the template renders later turns.
@@ -463,16 +462,15 @@ class FixedBase(Renderer):
         """
         if self.history_rule is None or messages[0].role != "assistant":
             return None
-        out, shown = self.emission(), self._shown(messages)
+        out, shown = self._emission(), self._shown(messages)
         self._turns.refuse_triggers(shown)
         system = [self._turns.hide(history[0])] if history[0].role == "system" else []
         past = [*system, *sentinel_past(history[-1])]
         prompt = self._conversation_writer.write(out, shown, self._turns.hide_tools(tools), past)
         if prompt is None:
             return None
-        _set_generation_prompt(out, prompt)
-        self.emit_generation_prompt(out, len(messages), prefill)
-        return Rendered(out)
+        out.generation_prompt = prompt
+        return self._prompted(out, len(messages), prefill)
 
     @cached_property
     def _conversation_writer(self) -> ConversationWriter:
@@ -486,8 +484,7 @@ class FixedBase(Renderer):
         """Return the messages as the template may see them, with ids."""
         return self._template.dialect.addressed([self._turns.hide(message) for message in messages])
 
-    def emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
-        """Write the generation prompt of message `index`; a prefill with reasoning brings its own think block."""
+    def _emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
         out.begin(index, "assistant")
         prompt = out.generation_prompt if isinstance(out, TemplateEmission) else self.generation_prompt
         has_block = isinstance(prefill, Message) and prefill.reasoning is not None
@@ -501,12 +498,12 @@ class FixedBase(Renderer):
     ) -> None:
         replies = [index for index, message in enumerate(messages) if index and message.role == "assistant"]
         bounds = [*replies, len(messages)]
-        self.emit_conversation(out, messages[: bounds[0]], tools=tools)
+        self._emit_template(out, messages[: bounds[0]], tools)
         for reply, following in pairwise(bounds):
             written = messages[reply]
             if written.reasoning == "" and self._reply_writer.prompt_closes_block:
                 written = written.with_reasoning(None)  # the prompt has the empty block
-            self.emit_generation_prompt(out, reply, written)
+            self._emit_generation_prompt(out, reply, written)
             out.attribute(reply, "assistant", is_sampled=True)
             stop = self._emit_unended(out, written)
             answers = messages[reply + 1 : following]
@@ -528,6 +525,7 @@ class FixedBase(Renderer):
         tools: Sequence[ToolSchema] = (),
         generation_prompt: bool = True,
         prefill: str | Message | None = None,
+        drops_end: bool = False,
     ) -> Rendered:
         """See `Renderer.extension`.
 
@@ -536,20 +534,25 @@ class FixedBase(Renderer):
         Raises:
             TemplateUnsupported: If what follows is not known; no token is emitted then.
         """
-        self.refuse_images(messages, first=len(history) or 1)
+        refuse_images(self, messages, first=len(history) or 1)
         message = history[-1] if history else self.parse(reply)
-        out = self.emission()
+        out, closed_reply = self._emission(), not self.is_closed(reply)
+        dropped = self.rewritten_end(reply, messages) if drops_end else 0
+        reply = reply[: len(reply) - dropped]
         if not messages and not generation_prompt:
             self._writer.write(out, self._end(reply, self._stop_of(message)))
-            return Rendered(out)
-        self._report_rewriting(has_system=bool(history) and history[0].role == "system", has_tools=bool(tools))
+            rendered = Rendered(out)
+            rendered.closed_reply = closed_reply
+            return rendered
+        has_system = bool(history) and history[0].role == "system"
+        rewriting = self._turns.rewriting(has_system=has_system, has_tools=bool(tools))
+        self._report_rewriting(rewriting)
         before = [*history[:1], *history[-2:-1]] if len(history) > 2 else history[:-1]
         tail, contents = self._turns.tail(before, message, messages, tools)
         self._writer.write(out, self._end(reply, tail.stop))
         self._emit_tail(out, tail, contents, messages, 1)
-        if generation_prompt:
-            self.emit_generation_prompt(out, len(messages) + 1, prefill)
-        rendered = Rendered(out)
+        rendered = self._prompted(out, len(messages) + 1, prefill) if generation_prompt else Rendered(out)
+        rendered.dropped, rendered.closed_reply, rendered.rewriting = dropped, closed_reply, rewriting
         if self.validate == "always" and history:
             delta = EmittedDelta(len(history) - 1, rendered.tokens[rendered.starts[0] :], generation_prompt)
             self.check_episode([*history, *messages], [delta], tools)
@@ -643,13 +646,13 @@ class FixedBase(Renderer):
         """Compare the deltas with one rendering of the whole conversation, unless `validate` is `"off"`.
 
         Raises:
-            TemplateUnsupported: If a delta is not what the template would have written.
+            TemplateUnsupported: If a delta is not what the template would have written; or see `on_rewrite`.
         """
         if not deltas or self.validate == "off":
             return
         shown = self._turns.without_moved_texts(self._shown(messages), messages[:1], tools)
         texts = [DeltaText(d.reply, self._text_of(d, messages), d.generation_prompt) for d in deltas]
-        self._validation.episode(shown, texts, self._turns.hide_tools(tools))
+        self._report_rewriting(self._validation.episode(shown, texts, self._turns.hide_tools(tools)))
 
     def _text_of(self, delta: EmittedDelta, messages: Sequence[Message]) -> str:
         """Return the text of a delta, with one token for each image, as the template writes it."""
@@ -716,26 +719,20 @@ class FixedBase(Renderer):
             )
         return super()._checked_reply(message, tokens)
 
-    def prefill(self, start: str | Message) -> "NDArray[np.int32]":
-        """See `Renderer.prefill`.
-
-        Raises:
-            RenderError: If the prefill has reasoning and the template has none, or if it has none although the
-                generation prompt opens a think block.
-        """
+    def _prefill(self, start: str | Message) -> "NDArray[np.int32]":
         if isinstance(start, Message):
             if start.reasoning is not None and self._probe.thinking is None:
                 raise RenderError("a reply cannot begin with reasoning: this chat template has no think block")
             if start.reasoning is None and self._reply_writer.prompt_opens_block:
                 raise RenderError("a reply begins with reasoning: the generation prompt opens a think block")
-        return super().prefill(start)
+        return super()._prefill(start)
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse a reply by its format, or with the tokenizer's own response template; see `Renderer.parse`."""
         begun = self.after_opening(prompt_tail)
-        sampled = self.split(tokens)
+        sampled = self.marks.split(tokens)
         return self._reply_reader.read(
-            [*(self.split(begun).segments if len(begun) else []), *sampled.segments],
+            [*(self.marks.split(begun).segments if len(begun) else []), *sampled.segments],
             sampled,
             opening=self.opening,
             stop_tokens=self.stop_tokens,
@@ -748,7 +745,7 @@ class FixedBase(Renderer):
         reading = self._reply_reader.begin(tools)
         if reading is None:
             return super().reader(tools=tools, prompt_tail=prompt_tail)
-        return self.streamed(reading, prompt_tail)
+        return StreamedReader(reading, self.marks, self.after_opening(prompt_tail))
 
     def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
         """See `Renderer.after_opening`; the opening may begin and end inside a token.
@@ -766,7 +763,7 @@ class FixedBase(Renderer):
                 count = bisect_right(ends, end)  # of the tokens that end in the opening
                 if end in (0, *ends):
                     return tail[count:]
-                controls = (index for index in range(count, len(tail)) if self._encoder.is_control(int(tail[index])))
+                controls = (index for index in range(count, len(tail)) if self.encoder.is_control(int(tail[index])))
                 stop = next(controls, len(tail))
                 return np.concatenate([self.tokenizer.encode(text[end : ends[stop - 1]].decode()), tail[stop:]])
         return super().after_opening(prompt_tail)
@@ -814,8 +811,8 @@ class FixedBase(Renderer):
             problem = f"{rule}, but {refuted}"
         return None, problem
 
-    def knows_history_with(self, message: Message) -> bool:
-        """See `Renderer.knows_history_with`; a text of the message may change the template's rule."""
+    def _is_covered(self, message: Message) -> bool:
+        """Return whether the rule holds with this message, whose text may change it."""
         return self.history_rule is not None and self.history_rule.covers(self._turns.hide(message))
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
@@ -829,7 +826,7 @@ class FixedBase(Renderer):
         """
         tail, rule = messages[settled:], self.history_rule
         is_prompt = bool(tail) and tail[-1].role != "assistant" and (settled > 0 or any(map(self.settles, tail)))
-        if rule is not None and is_prompt and all(map(self.knows_history_with, tail)):
+        if rule is not None and is_prompt and all(map(self._is_covered, tail)):
             return rule.visible(tail)
         marks = {
             index: f"{REASONING}{index}e"
@@ -848,24 +845,15 @@ class FixedBase(Renderer):
             for index, message in enumerate(tail, start=settled)
         ]
 
-    def settles(self, message: Message) -> bool:
-        """See `Renderer.settles`; False if the template's rule is not known."""
-        return self.history_rule is not None and self.history_rule.settles(message)
+    def settles(self, message: Message) -> bool | None:
+        """See `Renderer.settles`; None if the template's rule is not known, or not with this message."""
+        rule = self.history_rule
+        return rule.settles(message) if rule is not None and self._is_covered(message) else None
 
     @property
     def settling_messages(self) -> int:
         """See `Renderer.settling_messages`."""
         return self.history_rule.users if self.history_rule is not None else 1
-
-    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """See `emit_conversation`."""
-        raise TemplateUnsupported(_ONLY_WHOLE)
-
-    def emit_message(
-        self, out: Emission, message: Message, previous: Message | None, following: Message | None
-    ) -> None:
-        """See `emit_conversation`."""
-        raise TemplateUnsupported(_ONLY_WHOLE)
 
 
 def _set_generation_prompt(out: Emission, prompt: str) -> None:

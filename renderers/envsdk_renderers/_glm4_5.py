@@ -52,6 +52,7 @@ class GLM45(ThinkingChatML):
     structure: ClassVar[tuple[str, ...]] = ("</think>", "</tool_call>", "<|system|>", "<|assistant|>", *_TAGS)
     grammar: ClassVar[Grammar] = tagged(_CALLS, ("\n<think>", "</think>"), "\n")
     prompt_opens_block: ClassVar[bool] = False
+    trims: ClassVar[bool] = True
     before_tools: ClassVar[str] = (
         "<|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
@@ -90,7 +91,7 @@ class GLM45(ThinkingChatML):
             out.scaffold("" if is_given else "/nothink")
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":
-        out = self.emission()
+        out = self._emission()
         self.emit_reply(out, message if self.enable_thinking else message.with_reasoning(None))
         out.scaffold(_OPENERS["tool" if message.tool_calls else "user"])  # the opener that probably comes next
         return out.tokens()[0]
@@ -132,7 +133,3 @@ class GLM45(ThinkingChatML):
             if message.role == "assistant":
                 tail[index] = message.with_reasoning((message.reasoning or "") if index > query else "")
         return tail
-
-    def trimmed(self, text: str) -> str:
-        """Return the text without whitespace around it."""
-        return text.strip()

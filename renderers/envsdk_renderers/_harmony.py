@@ -26,7 +26,8 @@ from openai_harmony import Message as HarmonyMessage
 from envsdk.errors import ConfigError, RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.emission import Emission
-from envsdk.rendering.renderer import Renderer, TokenIds, sets_content
+from envsdk.rendering.family import FamilyRenderer
+from envsdk.rendering.renderer import TokenIds, sets_content, warn_of_tags
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._harmony_vocabulary import load_encoding
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _TO_FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
 
-class Harmony(Renderer):
+class Harmony(FamilyRenderer):
     """Harmony: channels for reasoning (`analysis`), calls (`commentary`) and answers (`final`).
 
     A system or developer message at the beginning becomes the developer message, as in the official template; Harmony's
@@ -206,7 +207,7 @@ class Harmony(Renderer):
         except (HarmonyError, ValueError, TypeError) as error:  # pyright: ignore[reportUnknownVariableType]
             raise RenderError(f"openai-harmony does not render a message: {error}") from error
 
-    def emit_history(
+    def _emit_whole(
         self,
         out: Emission,
         messages: Sequence[Message],
@@ -215,11 +216,10 @@ class Harmony(Renderer):
         tools: Sequence[ToolSchema],
         generation_prompt: bool,
     ) -> None:
-        """See `Renderer.emit_history`; an answer at the end of a conversation ends with `<|return|>`."""
         if history != "template" or messages[-1].role != "assistant":
-            super().emit_history(out, messages, history, tools=tools, generation_prompt=generation_prompt)
+            super()._emit_whole(out, messages, history, tools=tools, generation_prompt=generation_prompt)
             return
-        *past, last = self.visible(messages)
+        *past, last = self.visible(messages)  # an answer at the end of a conversation ends with `<|return|>`
         if generation_prompt:
             last = last if last.tool_calls else last.with_reasoning(None)
             self.emit_conversation(out, [*past, last], tools=tools)
@@ -262,21 +262,22 @@ class Harmony(Renderer):
             return ""
         return "<|message|><|end|>" if last.body is None else "<|end|>"
 
-    def prefill(self, start: str | Message) -> "NDArray[np.int32]":
-        """See `Renderer.prefill`; a text begins the answer, since the generation prompt ends inside a header."""
-        return super().prefill(Message(role="assistant", content=start) if isinstance(start, str) else start)
+    def _prefill(self, start: str | Message) -> "NDArray[np.int32]":
+        # A string begins the answer, since the generation prompt ends inside a header.
+        return super()._prefill(Message(role="assistant", content=start) if isinstance(start, str) else start)
 
     def continuation(self, reply: TokenIds, addition: str | Message) -> "tuple[int, NDArray[np.int32]]":
         """See `Renderer.continuation`; reasoning is continued in a message of the channel `analysis`."""
         kept, tokens = super().continuation(reply, addition if isinstance(addition, str) else "")
         if isinstance(addition, str):
             return kept, tokens
+        warn_of_tags(self, addition.content)
         last = self._reader.chunks(np.asarray(reply, dtype=np.int32)[:kept])[-1]
         is_thinking = last.body is not None and last.end is None and "analysis" in self._reader.decode(last.header)
         if addition.reasoning and not is_thinking:
             why = "it has no open message in the channel analysis"
             raise RenderError(f"the reply cannot be continued with reasoning: {why}")
-        out = self.emission()
+        out = self._emission()
         out.content(addition.reasoning or "")
         if sets_content(addition):
             out.scaffold(_TO_FINAL if is_thinking else "")

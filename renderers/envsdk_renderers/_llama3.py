@@ -29,17 +29,11 @@ class Llama3(ChatML):
     message_end: ClassVar[str] = "<|eot_id|>"
     after_turn: ClassVar[str] = ""
     opening: ClassVar[str] = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    header: ClassVar[str] = "<|start_header_id|>{role}<|end_header_id|>\n\n"
+    trims: ClassVar[bool] = True
     structure: ClassVar[tuple[str, ...]] = ("<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>")
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
         """Write the token that begins a text, and the system message."""
         out.scaffold("<|begin_of_text|>")
         super().emit_start(out, system, tools)
-
-    def header(self, role: str) -> str:
-        """Return the role between two control tokens."""
-        return f"<|start_header_id|>{role}<|end_header_id|>\n\n"
-
-    def trimmed(self, text: str) -> str:
-        """Return the text without whitespace around it."""
-        return text.strip()

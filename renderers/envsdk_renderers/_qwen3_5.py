@@ -68,6 +68,7 @@ class Qwen35(ThinkingChatML):
         "</IMPORTANT>"
     )
 
+    trims: ClassVar[bool] = True
     shows_empty_system: ClassVar[bool] = True
     """Whether a system message without text is written as a system block without text."""
 
@@ -100,10 +101,6 @@ class Qwen35(ThinkingChatML):
         if message.role == "tool" and previous is None:
             raise RenderError(f"{self.name!r} does not allow a tool message at the beginning")
         super().emit_message(out, message, previous, following)
-
-    def trimmed(self, text: str) -> str:
-        """Return the text without whitespace around it."""
-        return text.strip()
 
     def has_block(self, message: Message, *, is_after_query: bool, is_last: bool) -> bool:
         """Return whether the reply comes after the last query."""

@@ -11,8 +11,10 @@ import numpy as np
 
 from envsdk.errors import RenderError, TokenizerError
 from envsdk.messages import Message, ToolSchema
+from envsdk.rendering._whole import WholeRenderer
 from envsdk.rendering.emission import Emission
-from envsdk.rendering.renderer import Rendered, Renderer, TokenIds, errors_at_end
+from envsdk.rendering.family import FamilyRenderer
+from envsdk.rendering.renderer import Rendered, TokenIds, errors_at_end
 from envsdk.rendering.tokenizers import Tokenizer
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<｜end▁of▁sentence｜>", "<eos>", "<|im_end|>")
@@ -30,7 +32,7 @@ class CutEmission(Emission):
         super().attribute(message, role, is_sampled=is_sampled)
 
 
-class RoleColon(Renderer):
+class RoleColon(WholeRenderer, FamilyRenderer):  # how a message begins depends on how the reply before it ended
     """A renderer for base models.
 
     A reply ends with the token that ends a text, or where the model begins to write the next `User:` itself
@@ -51,7 +53,6 @@ class RoleColon(Renderer):
     opening: ClassVar[str] = "\n\nAssistant:"
     blocks: ClassVar[Mapping[str, str]] = {}
     structure: ClassVar[tuple[str, ...]] = ()
-    renders_whole: ClassVar[bool] = True  # how a message begins depends on how the reply before it ended
     stop_strings: ClassVar[tuple[str, ...]] = (_NEXT,)
 
     def __init__(self, tokenizer: Tokenizer, *, stop: str | None = None, unsafe_content: bool = False) -> None:
@@ -95,9 +96,8 @@ class RoleColon(Renderer):
         self._emit_text(out, message)
         out.scaffold(self.stop_tokens[0])
 
-    def emission(self) -> Emission:
-        """Return a `CutEmission`: no template joins the messages, and apart they stay what was sampled."""
-        return CutEmission(self._encoder)
+    def _emission(self) -> Emission:
+        return CutEmission(self.encoder)  # no template joins the messages, and apart they stay what was sampled
 
     def _emit_text(self, out: Emission, message: Message) -> None:
         out.scaffold(" ")
@@ -112,19 +112,18 @@ class RoleColon(Renderer):
         tools: Sequence[ToolSchema] = (),
         generation_prompt: bool = True,
         prefill: str | Message | None = None,
+        drops_end: bool = False,
     ) -> Rendered:
         """See `Renderer.extension`; after a reply that wrote the next `User:` itself, only the user's text follows."""
         if not (messages and messages[0].role == "user" and self._begins_next(reply)):
             return super().extension(
                 reply, messages, history=history, generation_prompt=generation_prompt, prefill=prefill
             )
-        out = self.emission()
+        out = self._emission()
         out.begin(1, "user")
         self._emit_text(out, messages[0])
         self.emit_conversation(out, [Message(role="assistant"), *messages], first=2)
-        if generation_prompt:
-            self.emit_generation_prompt(out, len(messages) + 1, prefill)
-        return Rendered(out)
+        return self._prompted(out, len(messages) + 1, prefill) if generation_prompt else Rendered(out)
 
     def is_closed(self, reply: TokenIds) -> bool:
         """Return whether the reply ended its turn itself."""
@@ -136,8 +135,8 @@ class RoleColon(Renderer):
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse the text up to the end, or up to the next `User:`."""
-        started = self.split(self.after_opening(prompt_tail)).segments[0].text
-        split = self.split(tokens)
+        started = self.marks.split(self.after_opening(prompt_tail)).segments[0].text
+        split = self.marks.split(tokens)
         content, stop, _ = (started + split.segments[0].text).partition(_NEXT)
         errors = errors_at_end(is_ended=split.is_ended or bool(stop), overrun=split.overrun)
         return Message(role="assistant", content=content.removeprefix(" "), errors=tuple(errors))

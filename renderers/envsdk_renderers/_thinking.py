@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from envsdk.errors import ConfigError
 from envsdk.messages import Message, ToolSchema
-from envsdk.rendering._splitting import Segment, SplitReply
-from envsdk.rendering.reading import ContentText, Reading, ReasoningText, ReplyEvent
+from envsdk.rendering.reading import ContentText, Reading, ReasoningText, ReplyEvent, Segment, SplitReply
 from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
@@ -92,7 +91,7 @@ class ThinkingChatML(ToolChatML):
             return super()._written_reply(message.with_reasoning(None))
         if not self.prompt_opens_block:
             return super()._written_reply(message)
-        out = self.emission()
+        out = self._emission()
         self.emit_pieces(out, self.pieces(message.with_reasoning(message.reasoning or ""), THINK[0]))
         return out.tokens()[0]
 
@@ -133,7 +132,14 @@ class ThinkingChatML(ToolChatML):
 
     def as_read(self, message: Message) -> Message:
         """Return the message as the template reads it: with `unsafe_content`, a think block in the content counts."""
-        return with_reasoning_of_content(message) if self.unsafe_content else message
+        content = message.content
+        if not self.unsafe_content or message.role != "assistant" or message.reasoning is not None:
+            return message
+        if "</think>" not in content:
+            return message
+        reasoning = content.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
+        content = content.split("</think>")[-1].lstrip("\n")
+        return message.model_copy(update={"reasoning": reasoning, "content": content})
 
 
 def _unpadded(message: Message, reasoning: str) -> Message:
@@ -192,15 +198,6 @@ class _UnpaddedReading:
     def has_reasoning(self) -> bool:
         """Whether the reply has a think block, also an empty one."""
         return self._reading.has_reasoning
-
-
-def with_reasoning_of_content(message: Message) -> Message:
-    """Move a think block in the content to the reasoning, as the templates do."""
-    content = message.content
-    if message.role != "assistant" or message.reasoning is not None or "</think>" not in content:
-        return message
-    reasoning = content.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
-    return message.model_copy(update={"reasoning": reasoning, "content": content.split("</think>")[-1].lstrip("\n")})
 
 
 def check_flag(name: str, value: object) -> None:

@@ -34,6 +34,7 @@ PACKAGES = {
     "envsdk.testing.masks": "Checks of masks",
     "envsdk.rendering.exporting": "Exported chat templates",
     "envsdk.rendering.renderer": "Renderers",
+    "envsdk.rendering.family": "The base class of families of renderers",
     "envsdk.rendering.reading": "Replies read while they are sampled",
     "envsdk.rendering.emission": "What a renderer writes to",
     "envsdk.rendering.tokenizers": "Tokenizers",

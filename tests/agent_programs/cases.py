@@ -11,7 +11,7 @@ import real_models
 
 import envsdk
 from envsdk import Message, Trajectory
-from envsdk.episodes._driver import driver_of
+from envsdk.authoring._driver import driver_of
 from envsdk.gateway import Endpoint, ProgramEnv
 from envsdk.gateway._conversations import Continues, Conversations, Opens, Repeats
 from envsdk.gateway._requests import ModelReply, ModelRequest

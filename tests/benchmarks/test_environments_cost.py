@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from envsdk_environments._corpus_search import MAX_QUERY_CHARS
 from envsdk_environments._corpus_search._index import Index, get_index
-from envsdk_environments._corpus_search._questions import get_questions
-from envsdk_environments._corpus_search._world import get_world
+from envsdk_environments._corpus_search._world import get_questions, get_world
 
 import envsdk
 from envsdk import Env

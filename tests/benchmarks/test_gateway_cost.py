@@ -128,7 +128,7 @@ def test_a_request_of_a_long_conversation_costs_little(benchmark, report, prose,
     encoding = encode_s(tokenizer, prose)
     for length, (cpu, late) in measured.items():
         note = f"{cpu / encoding:.1f} times the bare encode; {1e3 * late:.1f} ms later than the policy"
-        report(f"gateway, 2,000 new words at message {length:,}: CPU", 1e3 * cpu, "ms", at_most=3, note=note)
+        report(f"gateway, 2,000 new words at message {length:,}: CPU", 1e3 * cpu, "ms", at_most=15, note=note)
 
 
 @NO_PROCESS

@@ -245,7 +245,7 @@ def kept(renderer: Renderer, messages: Sequence[Message], **options: Any) -> np.
 
 def encode(renderer: Renderer, text: str) -> np.ndarray:
     """The tokens of a text in which control tokens are meant."""
-    out = renderer.emission()
+    out = renderer._emission()
     out.scaffold(text)
     return out.tokens()[0]
 

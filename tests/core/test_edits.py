@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Edit, Env, Limits, Message, Opening, Trajectory, Turn, rollout
-from envsdk.episodes._driver import driver_of
+from envsdk.authoring._driver import driver_of
 from envsdk.errors import TurnError
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
@@ -145,6 +145,25 @@ def played(env: Env, steps: int) -> Trajectory:
     return rollout(env, replies(0, env.renderer), seed=0)
 
 
+@pytest.mark.parametrize("name", [*RENDERERS])
+def test_new_tools_alone_are_shown_in_the_next_prompt(name: str):
+    def tool(name: str) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": name, "description": "Do it.", "parameters": {}}}
+
+    class Changing(Env):
+        def start(self) -> Turn:
+            return Turn("q", tools=[tool("alpha")])
+
+        def respond(self, reply: Message) -> Turn:
+            return Turn("And?", tools=[tool("beta")])
+
+    env = Changing(renderer=RENDERERS[name]())
+    env.reset(seed=0)
+    _, _, _, _, info = env.step(env.renderer.reply(Message(role="assistant", content="A")))
+    text = env.renderer.tokenizer.decode(env.prompt())
+    assert (info["break"].detail, "alpha" in text, "beta" in text) == ("new tools", False, True)
+
+
 def test_messages_that_stay_keep_their_sampled_tokens():
     env = Trimming(renderer="qwen3", tokenizer="embedded", limits=Limits(max_steps=4))
     trajectory = played(env, 4)
@@ -171,7 +190,7 @@ def test_messages_that_stay_keep_their_sampled_tokens():
         ({"opening": Opening("side")}, "goes without"),
         ({"opening": Opening("side"), "context": "x", "edit": Edit(0)}, "goes without"),
         ({"opening": Opening("side", None, 3), "context": "x"}, "counts messages of its base"),
-        ({"opening": Opening("", "main", 3), "context": "x"}, "context is ''"),
+        ({"opening": Opening("", "main", 3), "context": "x"}, "expected an Opening.* a name as its role"),
     ],
 )
 def test_wrong_edits_and_openings_are_refused(arguments: dict[str, Any], message: str):

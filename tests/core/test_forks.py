@@ -13,7 +13,7 @@ from toy_policies import in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolEnv, Trajectory, Turn, arollout, rollout, tool
-from envsdk.authoring._tool_env import tool_driver_of
+from envsdk.authoring._tool_env import tools_of
 from envsdk.errors import ConfigError, EpisodeError, InvalidRecord
 from envsdk.policies import RandomPolicy
 from envsdk.policies._find import find_policy
@@ -144,7 +144,7 @@ class Counter(ToolEnv):
     def start(self) -> Turn:
         self.total = 0
         more = [envsdk.tool(self.double), envsdk.tool(name="reset")(self.begin_again)]
-        return Turn("Count.", tools=[*tool_driver_of(self).tools().values(), *more])
+        return Turn("Count.", tools=[*tools_of(self).values(), *more])
 
     def finish(self, reply: Message) -> Turn:
         return Turn(reward=float(self.total), terminated=True)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 import envsdk
 from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
-from envsdk.authoring._machinery import EnvConfig
+from envsdk.authoring._env import EnvConfig
 from envsdk.authoring._tool_env import ToolEnvConfig
 from envsdk.rollouts import arollout_many, rollout_many
 
@@ -173,9 +173,19 @@ def tool_in_env() -> None:
 
 
 def responds() -> None:
-    class Wrong(Calls):
+    class Wrong(ToolEnv):
+        @tool
+        def look(self) -> str:
+            """Look."""
+            return ""
+
+        def start(self) -> Turn:
+            return Turn("Go.")
+
         def respond(self, reply: Message) -> Any:
             return Turn(terminated=True)
+
+    Wrong()
 
 
 def forgotten_tool() -> None:
@@ -479,7 +489,7 @@ def test_what_a_class_takes_from_others_is_checked_too():
     with pytest.raises(errors.ConfigError, match="an Env, which does not run tools"):
         type("Wrong", (Mixin, Env), {})
     with pytest.raises(errors.ConfigError, match="replaces the method that runs the tools"):
-        type("Wrong", (Base, ToolEnv), {})
+        type("Wrong", (Base, ToolEnv), {})()
 
 
 def test_default_limits_that_are_a_mapping_are_refused():

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import inspect
 import re
 from typing import Any
 
@@ -12,11 +11,9 @@ import pytest
 
 import envsdk
 from envsdk import Env, Message, ToolCall, ToolEnv, Turn, tool
-from envsdk.authoring._machinery import EnvDriver
-from envsdk.authoring._reserved import DECLARATIONS, METHODS
-from envsdk.authoring._tool_env import ToolDriver
-from envsdk.episodes._driver import Driver
-from envsdk.errors import ReservedName
+from envsdk.authoring._driver import Driver
+from envsdk.authoring._mistakes import DECLARATIONS, METHODS
+from envsdk.errors import ReservedName, TaskError
 
 POPULAR = re.findall(
     r"\w+",
@@ -30,8 +27,8 @@ POPULAR = re.findall(
 )
 NAMES = sorted(
     name
-    for name in {*dir(Env), *dir(ToolEnv), *dir(Driver), *dir(ToolDriver), *POPULAR}
-    if not name.startswith("__") and name not in DECLARATIONS
+    for name in {*dir(Env), *dir(ToolEnv), *dir(Driver), *POPULAR}
+    if not name.startswith(("__", "_envsdk")) and name not in DECLARATIONS
 )
 FREE = [name for name in NAMES if name not in {*dir(Env), *dir(ToolEnv)}]
 ROWS = [pytest.param(name, marks=pytest.mark.full) if name in FREE and FREE.index(name) % 8 else name for name in NAMES]
@@ -153,7 +150,7 @@ def test_any_name_in_a_class_body_or_a_mixin_works_or_is_refused_where_the_class
 
 @pytest.mark.parametrize("value", [[], "tasks.jsonl", 7, {"a": 1}, np.arange(0)], ids=repr)
 def test_tasks_are_set_to_a_list_of_tasks(value: Any) -> None:
-    with pytest.raises(ReservedName, match=r"self\.tasks is set to .*; expected None or a list of tasks"):
+    with pytest.raises(TaskError, match=r"task"):
         Talk().tasks = value
 
 
@@ -176,13 +173,18 @@ def test_what_users_of_an_environment_call_is_refused_with_another_name_to_take(
         type("Named", (Talk,), {name: []})
 
 
-def test_the_sdk_keeps_all_of_its_own_in_one_attribute() -> None:
+def test_all_that_the_sdk_keeps_has_one_prefix() -> None:
     for kind in (Talk, Look):
         env = kind()
         env.reset(seed=0)
         gymnasiums = {"_np_random", "_np_random_seed", "observation_space", "action_space", "render_mode"}
         authors = {"hook_of_test", "asked", "seen", "task", "tasks"}
-        assert vars(env).keys() - gymnasiums - authors == {"_envsdk"}
+        assert all(name.startswith("_envsdk") for name in vars(env).keys() - gymnasiums - authors)
+
+
+def test_a_class_may_not_use_the_names_of_the_sdk() -> None:
+    with pytest.raises(ReservedName, match=r"Named\._envsdk_prepare hides"):
+        type("Named", (Look,), {"_envsdk_prepare": None})
 
 
 def test_a_method_that_the_sdk_calls_is_no_flag() -> None:
@@ -191,12 +193,3 @@ def test_a_method_that_the_sdk_calls_is_no_flag() -> None:
     with pytest.raises(ReservedName, match=r"Named\.finish is a method that envsdk calls"):
         type("Named", (Look,), {"finish": False})
     Talk().finish = True
-
-
-@pytest.mark.parametrize("driver", [EnvDriver, ToolDriver])
-def test_a_driver_replaces_only_the_private_methods_that_it_declares_to_override(driver: type[Driver]):
-    own = {
-        name: value for name, value in vars(driver).items() if re.match("_[a-z]", name) and inspect.isfunction(value)
-    }
-    replaced = {name for name in own if hasattr(driver.__base__, name)}
-    assert replaced == {name for name, value in own.items() if hasattr(value, "__override__")}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import json
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import Action, Env, EnvConfig, Handoff, HandoffResult, Limits, Message, Turn
 from envsdk.authoring import NeedsTrust
-from envsdk.authoring._catalog import describe
-from envsdk.authoring._trust import Trust
+from envsdk.authoring._making import describe
+from envsdk.authoring._trust import Trust, options_that_need_trust
 from envsdk.cli import app
 from envsdk.errors import CannotReplay, RunFolderError
 from envsdk.rollouts import Rollouts, RunFolder, StoredRun, replay_run, replay_trajectory, rollout_many
@@ -408,6 +409,11 @@ def test_an_option_that_reaches_out_of_the_record_is_not_taken_from_it(
     assert f"--trust-{kind}" in (result.refused or "")
     [trusted] = replay_run(run, trust=[kind])
     assert "--trust" not in (trusted.refused or "")
+
+
+def test_the_options_of_reasoning_gym_which_may_name_a_file_to_read_need_trust() -> None:
+    config = importlib.import_module("envsdk.adapters").ReasoningGym.Config
+    assert options_that_need_trust(config)["options"] == "paths"
 
 
 def test_an_option_that_reaches_out_is_fine_where_the_environment_has_it_by_itself(tmp_path: Path) -> None:

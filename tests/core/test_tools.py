@@ -235,8 +235,8 @@ def test_results_are_texts_as_they_are_and_all_else_as_json():
         (("add", {"a": "x"}), "Error: add: wrong arguments: a: Input should be a valid integer"),
         (("add", {"a": 1, "c": 2}), "Error: add: wrong arguments: c: Extra inputs are not permitted"),
         (("add", {}), "Error: add: missing argument a"),
-        (("add", '"a=1"'), "Error: add: wrong arguments: they are no JSON object: Expecting value"),
-        (("add", '"[1]"'), "Error: add: wrong arguments: they are no JSON object, but a list"),
+        (("add", '"a=1"'), "Error: add: wrong arguments: they are not a JSON object: Expecting value"),
+        (("add", '"[1]"'), "Error: add: wrong arguments: they are not a JSON object, but a list"),
         (("sub", {"a": 1}), "Error: unknown tool 'sub'; known: add, look, say, fail, nothing, weather"),
         (("fail", {"kind": "value"}), "Error: fail: ValueError: no luck"),
         (("fail", {"kind": "told"}), "Error: try another kind"),
@@ -864,8 +864,11 @@ class Odd(Desk):
         (("find", {"item": '"\\ud800"'}), "Error: there is no \\ud800"),
         (("take", {"it": {"x": 0}}), "Error: take: wrong arguments: ZeroDivisionError: division by zero"),
         (("take", {"it": {"x": 1}}), "Error: take: MeanError: it cannot say what is wrong"),
-        (("add", json.dumps('{"a": NaN}')), "Error: add: wrong arguments: they are no JSON object: nan"),
-        (("say", json.dumps('{"text": "\\ud800"}')), "Error: say: wrong arguments: they are no JSON object: half"),
+        (("add", json.dumps('{"a": NaN}')), "Error: add: wrong arguments: they are not a JSON object: nan"),
+        (
+            ("say", json.dumps('{"text": "\\ud800"}')),
+            "Error: say: wrong arguments: they are not a JSON object: the text",
+        ),
     ],
 )
 def test_odd_errors_are_told_as_well(call: tuple[str, Any], answer: str):

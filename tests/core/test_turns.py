@@ -26,7 +26,7 @@ from envsdk import (
     load_tokenizer,
     tree_batch,
 )
-from envsdk.episodes._driver import driver_of
+from envsdk.authoring._driver import driver_of
 from envsdk.history import DROPPED_RESULT
 from envsdk.rendering.renderer import NOT_ENDED, Renderer
 from envsdk.rendering.tokenizers import Tokenizer
@@ -1040,7 +1040,7 @@ NOT_TOGETHER = "together with .*: a reply that continues has no prefill"
         ({"max_tokens": 0}, "max_tokens is 0; expected None or an integer of at least 1"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5; expected None or an integer of at least 1"),
         ({"system": "\ud800"}, "surrogate"),
-        ({"system": ["x"]}, "system is a list; expected a text"),
+        ({"system": ["x"]}, "system is .*; expected a text"),
         ({"reward": "good"}, "reward is 'good'; expected a number"),
         ({"reward": {"right": None}}, "reward is .*; expected a number"),
         ({"reward": {"right": float("nan")}}, "reward is .*; expected numbers that are finite"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from envsdk_environments._long_notes import Fact, LongNotes, put_together, random_task, read_answers
+from envsdk_environments._long_notes import LongNotes, NotedFact, put_together, random_task, read_answers
 from hypothesis import given
 from hypothesis import strategies as st
 from real_models import FAMILIES
@@ -63,13 +63,13 @@ def step(env: LongNotes, content: str = "", **note: str) -> Any:
     return env.step(env.renderer.reply(Message(role="assistant", content=content, tool_calls=calls)))
 
 
-def facts_in(text: str) -> list[Fact]:
+def facts_in(text: str) -> list[NotedFact]:
     """What a reader finds in a message."""
-    codes = [Fact(about=f"the gate code of {m['depot']}", value=int(m["number"])) for m in _matches(CODES, text)]
+    codes = [NotedFact(about=f"the gate code of {m['depot']}", value=int(m["number"])) for m in _matches(CODES, text)]
     crates = _matches(CRATES, text)
     return [
         *codes,
-        *(Fact(about=f"the crate count of {m['depot']}", value=int(m["number"]), adds=True) for m in crates),
+        *(NotedFact(about=f"the crate count of {m['depot']}", value=int(m["number"]), adds=True) for m in crates),
     ]
 
 
@@ -260,8 +260,8 @@ def test_any_text_is_read(content: str):
     assert all(0 <= number < 1000 and str(abs(value)) in content for number, value in read_answers(content).items())
 
 
-@given(facts=st.lists(st.builds(Fact, about=st.sampled_from("ab"), value=st.integers(0, 9), adds=st.booleans())))
-def test_facts_add_up_since_the_last_one_that_does_not(facts: list[Fact]):
+@given(facts=st.lists(st.builds(NotedFact, about=st.sampled_from("ab"), value=st.integers(0, 9), adds=st.booleans())))
+def test_facts_add_up_since_the_last_one_that_does_not(facts: list[NotedFact]):
     for about, value in put_together(facts).items():
         own = [fact for fact in facts if fact.about == about]
         last = max((index for index, fact in enumerate(own) if not fact.adds), default=0)

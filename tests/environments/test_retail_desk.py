@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import soundness
 from envsdk_environments._retail_desk import RetailDesk, RetailDeskTask
-from envsdk_environments._retail_desk._customer import YES, ScriptedCustomer, is_end
-from envsdk_environments._retail_desk._desk import Desk, tools_of
 from envsdk_environments._retail_desk._generator import draw_customer, draw_task
-from envsdk_environments._retail_desk._records import Order
-from envsdk_environments._retail_desk._tasks import Wish
+from envsdk_environments._retail_desk._scripts import YES, ScriptedCustomer, is_end
+from envsdk_environments._retail_desk._shop import Desk, Order, Wish, tools_of
 from pydantic import ValidationError
 from real_models import FAMILIES
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from envsdk_environments._sql_analyst import SqlAnalyst
-from envsdk_environments._sql_analyst._domains import TRADES, draw_names, make_database
-from envsdk_environments._sql_analyst._images import tables_of
+from envsdk_environments._sql_analyst._databases import TRADES, draw_names, make_database, tables_of
 from envsdk_environments._sql_analyst._questions import draw_question
 from envsdk_environments._sql_analyst._results import is_same
 from envsdk_environments._sql_analyst._worker import QueryWorker

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from envsdk_environments._sql_analyst import SqlAnalyst
 from envsdk_environments._sql_analyst import _worker as worker
-from envsdk_environments._sql_analyst._images import make_image
+from envsdk_environments._sql_analyst._databases import make_image
 from envsdk_environments._sql_analyst._worker import QueryWorker, TooManySteps
 from envsdk_environments._sql_analyst.guarded._query import QueryLimits
 

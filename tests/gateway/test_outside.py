@@ -379,14 +379,25 @@ def test_a_message_with_a_million_spaces_is_a_message(gateway: Standalone, proto
     assert program.close()["status"] == "terminated"
 
 
-def test_nothing_of_a_closed_session_stays_in_memory(gateway: Standalone) -> None:
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("last", ["Find me.", "fail"])
+def test_nothing_of_a_closed_session_waits_for_the_cyclic_collector(gateway: Standalone, protocol: str, last: str):
     def held() -> int:
-        gc.collect()
         return sum(isinstance(one, Message) and "Find me." in one.content for one in gc.get_objects())
 
     programs = [gateway.open() for _ in range(3)]
     for program in programs:
-        program.ask("Find me.")
+        program.ask("Find me.", protocol)
+        program.ask(last, protocol, status=502 if last == "fail" else 200)
     assert held() >= 3
     for program in programs:
         program.close()

@@ -22,7 +22,6 @@ from random_programs import ANY, Expected, RandomProgram, Thread
 
 import envsdk
 from envsdk import Action, Limits, Message, Trajectory, rollout
-from envsdk.authoring._machinery import DRIVERS
 from envsdk.errors import RequestError
 from envsdk.gateway import ProgramEnv
 from envsdk.gateway._driver import ProgramDriver
@@ -166,7 +165,7 @@ class DirectDriver(ProgramDriver):
         pass
 
 
-DRIVERS[Direct] = DirectDriver
+Direct._envsdk_driver = DirectDriver
 
 
 def played(program: Played, steps: int, **options: Any) -> Trajectory:

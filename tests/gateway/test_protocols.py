@@ -1,7 +1,6 @@
 """What holds for each protocol: any body is read or refused, and a conversation that was written reads the same."""
 
 import copy
-import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,6 @@ from wire_clients import CREATED, a_reply
 from envsdk import Message
 from envsdk.errors import MissingPackage, RequestError, UnknownName
 from envsdk.gateway._protocols import SessionMemory, WireFormat, load_protocol
-from envsdk.gateway._protocols._memory import RecentlyRead
 from envsdk.gateway._requests import ModelReply, ModelRequest
 from envsdk.messages import ToolCall
 
@@ -367,46 +365,25 @@ def add_anthropic(events: list[Any]) -> tuple[str, str, list[Any]]:
 # ---------------------------------------------------------------- what is read only once
 
 
-def test_only_values_after_the_common_beginning_are_read() -> None:
-    recent: RecentlyRead[int] = RecentlyRead(limit=2)
-    was_read: list[Any] = []
+def test_only_values_that_no_recent_request_had_at_their_place_are_read() -> None:
+    memory, was_read = SessionMemory(), list[Any]()
 
-    def read(value: Any, index: int) -> list[int]:
-        was_read.append(value)
-        return [index] * index  # a value holds none, one or several
-
-    def lengths(*values: Any) -> int:
+    def reads(*values: Any) -> int:
         was_read.clear()
-        found = recent.read(copy.deepcopy([*values]), read)
-        assert found.values == [*values]
-        assert found.results == [index for index in range(len(values)) for _ in range(index)]
+        kept, results = memory.read("chat", "messages", values, lambda value, index: was_read.append(value) or index)
+        assert (kept, results) == ([*values], list(range(len(values))))
         return len(was_read)
 
     a, b, c = {"content": "a"}, {"content": "b"}, {"content": ["c", {"x": 1}]}
-    assert lengths(a, b) == 2
-    assert lengths(a, b, c) == 1
-    assert lengths(a, b, c, a) == 1
-    assert lengths(a, c) == 1  # another conversation with the same beginning
-    assert lengths(a, b, c, a, b) == 1  # both are kept
-    assert lengths(a, b, {"content": ["c", {"x": True}]}) == 1
-    assert lengths(a, b, {"content": ["c", {"x": 1.0}]}) == 1
-    assert lengths(a, c) == 1  # forgotten: two others came later
-
-
-@given(st.data())
-def test_the_longest_common_beginning_is_found_among_branches(data: st.DataObject) -> None:
-    recent: RecentlyRead[int] = RecentlyRead(limit=50)
-    earlier: list[list[int]] = []
-    for _ in range(data.draw(st.integers(1, 8))):
-        values = data.draw(st.lists(st.integers(0, 2), max_size=6))
-        was_read: list[int] = []
-        recent.read(values, lambda value, index, was_read=was_read: was_read.append(index) or [index])
-        common = [
-            sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(values, other, strict=False)))
-            for other in earlier
-        ]
-        assert was_read == list(range(max(common, default=0), len(values)))
-        earlier.append(values)
+    assert reads(a, b) == 2
+    assert reads(a, b, c) == 1
+    assert reads(a, c) == 1  # another conversation with the same beginning
+    assert reads(a, b, c, a, b) == 2
+    assert reads(a, b, {"content": ["c", {"x": True}]}) == 1
+    assert reads(a, b, {"content": ["c", {"x": 1.0}]}) == 1
+    for _ in range(16):
+        assert reads(b) == (1 if _ == 0 else 0)
+    assert reads(a) == 1  # forgotten
 
 
 @each_protocol

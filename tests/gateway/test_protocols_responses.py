@@ -327,7 +327,8 @@ def test_an_error_within_a_stream_ends_it_with_an_exception() -> None:
 
 
 def test_the_response_that_was_not_used_for_the_longest_time_is_forgotten_with_its_items() -> None:
-    wire, memory = load_protocol("responses"), SessionMemory(responses=StoredResponses(limit=2))
+    wire, memory = load_protocol("responses"), SessionMemory()
+    memory.responses = StoredResponses(limit=2)
 
     def respond(id: str) -> None:
         body = {"model": "m", "input": id}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envsdk_renderers import _auto as auto
+from envsdk_renderers import _choosing as choosing
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._qwen2_5 import Qwen25
 from envsdk_renderers._templates import _shared as shared
@@ -27,7 +27,7 @@ ODD = CHATML.replace("message.content", "'> ' + message.content")
 
 @pytest.fixture(autouse=True)
 def measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "_CHOICES", {})
+    monkeypatch.setattr(choosing, "_CHOICES", {})
     monkeypatch.setattr(registry, "_renderers", dict(registry._renderers))
 
 
@@ -63,7 +63,7 @@ def test_a_family_that_reads_a_reply_of_the_template_as_another_message_is_not_c
 
     assert get_renderer("auto", qwen25_with()).name == "qwen2.5"
     registry._renderers["qwen2.5"] = Deaf
-    auto._CHOICES.clear()
+    choosing._CHOICES.clear()
     chosen = get_renderer("auto", qwen25_with())
     assert not isinstance(chosen, Deaf)
     assert "a reply with a call" in chosen.chosen_because and "is read as ('', '', [])" in chosen.chosen_because
@@ -162,7 +162,7 @@ def test_the_next_process_reads_what_was_compared(
     tokenizer = with_template("qwen2.5", templates().get(text, text))
     first = get_renderer("auto", tokenizer)
     measured = len(rendered)
-    auto._CHOICES.clear()
+    choosing._CHOICES.clear()
     shared._TURNS.clear()
     rendered.clear()
     second = get_renderer("auto", tokenizer)
@@ -179,7 +179,7 @@ def test_what_another_package_renders_is_compared_in_each_process(
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     registry._renderers["qwen2.5"] = Own
     for _ in range(2):
-        auto._CHOICES.clear()
+        choosing._CHOICES.clear()
         rendered.clear()
         assert isinstance(get_renderer("auto", qwen25_with()), Own)
         assert len(rendered) > 100

@@ -11,6 +11,7 @@ from envsdk_renderers._chatml import ChatML
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._harmony import Harmony
 from envsdk_renderers._qwen3 import Qwen3
+from families import CHATML
 from typer.testing import CliRunner
 
 from envsdk import Message, Renderer, get_renderer, load_tokenizer
@@ -127,8 +128,8 @@ class Counts(Qwen3):
 
 
 class HasAHeaderOfItsOwn(Qwen3):
-    def emit_generation_prompt(self, out: Emission, index: int, prefill: Any = None) -> None:
-        super().emit_generation_prompt(out, index, prefill)
+    def _emit_generation_prompt(self, out: Emission, index: int, prefill: Any = None) -> None:
+        super()._emit_generation_prompt(out, index, prefill)
         out.scaffold("\n")
 
 
@@ -193,6 +194,21 @@ def test_the_doctor_begins_with_what_environments_can_rely_on() -> None:
     assert "'qwen3' agrees with the chat template" in nearest
 
 
+def test_the_doctor_compares_a_given_template_not_the_tokenizers_own() -> None:
+    qwen3, embedded = real_models.qwen3_folder(), load_tokenizer("embedded")
+    given = FixedBase(qwen3, template="{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", stop="<|im_end|>")
+    (nearest,) = [line for line in summary(given) if line.startswith("nearest family")]
+    assert "no family renders and reads" in nearest
+    (nearest,) = [
+        line for line in summary(FixedBase(embedded, template=CHATML, stop="<|im_end|>")) if "nearest" in line
+    ]
+    assert "nearest family: 'chatml' agrees with the chat template" in nearest
+    option = json.dumps({"name": "fixed_base", "template": CHATML, "stop": "<|im_end|>"})
+    given_options = ["doctor", "--renderer", option, "--tokenizer", "embedded", "--random-replies", "1"]
+    result = CliRunner().invoke(app, given_options)
+    assert "nearest family: 'chatml'" in result.output and "checks" in result.output
+
+
 def test_a_template_that_every_environment_refuses_fails_the_doctor_and_auto_with_the_family_to_take() -> None:
     tokenizer = copy.copy(real_models.gpt_oss_tokenizer())
     final, reasoning = "<|channel|>final<|message|>", "<|channel|>analysis<|message|>"
@@ -201,3 +217,7 @@ def test_a_template_that_every_environment_refuses_fails_the_doctor_and_auto_wit
     assert [check.name for check in report.failed][:1] == ["an environment can be made"]
     with pytest.raises(TemplateUnsupported, match=r"no environment can be made.*not read back.*renderer='harmony'"):
         get_renderer("auto", tokenizer)
+    with pytest.raises(
+        TemplateUnsupported, match=r"not read back.*no family renders and reads.*the nearest, 'harmony'"
+    ):
+        FixedBase(tokenizer).check_tools(())  # as an environment does

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import tokenizers
 from documents import CHECKOUT
-from envsdk_renderers import _auto as auto
+from envsdk_renderers import _choosing as choosing
 from envsdk_renderers._aliases import Alias
 from envsdk_renderers._deepseek_r1 import DeepSeekR1
 from envsdk_renderers._families import ALIASES, DEEPSEEK_R1, GEMMA_3, GEMMA_4, LLAMA_3, NEMOTRON_3
@@ -145,7 +145,7 @@ def test_a_name_stays_a_class_for_a_template_without_tools(
 
 
 def test_auto_chooses_the_family_that_was_checked_on_the_template(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "renderer_factories", lambda: {"qwen2.5": Qwen25, **ALIASES})
+    monkeypatch.setattr(choosing, "renderer_factories", lambda: {"qwen2.5": Qwen25, **ALIASES})
     monkeypatch.setattr(registry, "_renderers", {**ALIASES, "qwen2.5": Qwen25})
     tokenizer = with_template(stand_in("nemotron-3"), NEMOTRON_3, templates()["nemotron_3_super"])
     chosen = get_renderer("auto", tokenizer)

@@ -442,19 +442,19 @@ def test_a_stripped_prompt_has_what_the_template_shows(renderer: Any) -> None:
 
 
 def test_a_reply_may_begin_with_a_text_of_its_own(renderer: Any) -> None:
-    assert renderer.tokenizer.decode(renderer.prefill("So")) == "So"
+    assert renderer.tokenizer.decode(renderer._prefill("So")) == "So"
 
 
 def test_reasoning_can_be_begun_only_where_there_is_a_think_block(renderer: Any) -> None:
     start = Message(role="assistant", reasoning="Well", content="So")
     if renderer.writes_reasoning:
-        assert renderer.tokenizer.decode(renderer.prefill(start)) in (
+        assert renderer.tokenizer.decode(renderer._prefill(start)) in (
             "<think>\nWell\n</think>\n\nSo",
             "\n<think>Well</think>\nSo",
         )
     else:
         with pytest.raises(RenderError, match="no think block"):
-            renderer.prefill(start)
+            renderer._prefill(start)
         with pytest.raises(RenderError, match="no think block"):
             renderer.continuation(encode(renderer.tokenizer, "a"), Message(role="assistant", reasoning="r"))
 
@@ -463,9 +463,9 @@ def test_an_answer_does_not_begin_inside_a_think_block(renderer: Any) -> None:
     start = Message(role="assistant", content="So")
     if renderer.generation_prompt.endswith("<think>\n"):
         with pytest.raises(RenderError, match="opens a think block"):
-            renderer.prefill(start)
+            renderer._prefill(start)
     else:
-        assert renderer.tokenizer.decode(renderer.prefill(start)).removeprefix("\n") == "So"
+        assert renderer.tokenizer.decode(renderer._prefill(start)).removeprefix("\n") == "So"
 
 
 # Refusals.

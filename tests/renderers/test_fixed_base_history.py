@@ -152,8 +152,8 @@ def test_a_text_that_changes_the_rule_is_rendered_with_the_whole_conversation() 
     renderer = renderer_of("ns.users == users | length or '/keep' in messages[0].content")
     assert renderer.history_rule is not None
     assert ("/keep",) in renderer.history_rule.triggers
-    assert renderer.knows_history_with(user("Keep it."))
-    assert not renderer.knows_history_with(user("Please /keep it."))
+    assert renderer.settles(user("Keep it.")) is not None
+    assert renderer.settles(user("Please /keep it.")) is None
     for first in ("Keep it.", "Please /keep it."):
         messages = [Message(role="system", content=first), *WITHOUT_CALLS]
         context, last = prompts(renderer, messages, ())[-1]

@@ -112,13 +112,13 @@ MUTANTS = {
     "a long text changes the next header": Mutant(
         mutate(AT_END, "{%- if messages[-1].content | length > 300 %}{{ '\\n' }}{%- endif %}" + AT_END),
         USERS,
-        "exact",
+        "keeps",
         is_seen=False,
     ),
     "a counter that begins late": Mutant(
         mutate(AT_END, "{%- if messages | length > 14 %}{{ messages | length }}{%- endif %}" + AT_END),
         USERS,
-        "exact",
+        "keeps",
         is_seen=False,
     ),
 }
@@ -135,6 +135,7 @@ def test_a_mutant_gets_the_verdict_that_it_must_get(name: str) -> None:
     assert verdicts[MUTANTS[name].pair] == MUTANTS[name].status
 
 
+@pytest.mark.filterwarnings("ignore::envsdk.errors.RewriteWarning")
 @pytest.mark.parametrize("name", [name for name, given in MUTANTS.items() if not given.is_seen])
 def test_the_end_of_an_episode_shows_what_probes_cannot(name: str) -> None:
     texts = [user("q"), said("a"), user("open sesame"), said("b")]
@@ -149,6 +150,7 @@ def test_the_end_of_an_episode_shows_what_probes_cannot(name: str) -> None:
     unchecked.check_episode(texts, turns, ())
 
 
+@pytest.mark.filterwarnings("ignore::envsdk.errors.RewriteWarning")
 def test_validated_always_a_wrong_delta_is_refused_at_its_turn() -> None:
     template = MUTANTS["a long text changes the next header"].template
     renderer = FixedBase(load_tokenizer("embedded"), template=template, stop="<|im_end|>", validate="always")

@@ -39,9 +39,9 @@ def test_a_reply_may_be_cut_anywhere_and_begin_with_anything(name: str) -> None:
     prefills: list[Any] = [None, "So", said("Well")]
     for prefill in prefills:
         try:
-            started = np.empty(0, dtype=np.int32) if prefill is None else renderer.prefill(prefill)
+            started = np.empty(0, dtype=np.int32) if prefill is None else renderer._prefill(prefill)
         except RenderError:
-            assert renderer._open_at_start
+            assert renderer.open_at_start
             continue
         prompt = renderer.render([user()], generation_prompt=True).tokens
         for cut in range(len(reply) + 1):
@@ -50,7 +50,7 @@ def test_a_reply_may_be_cut_anywhere_and_begin_with_anything(name: str) -> None:
             rendered = renderer.extension(
                 tokens, [user("b")], history=[user(), renderer.parse(tokens)], prefill=prefill
             )
-            closing = renderer.emission()
+            closing = renderer._emission()
             closing.scaffold(renderer.closing(tokens, user("b")))
             assert rendered.tokens[: rendered.starts[0]].tolist() == closing.tokens()[0].tolist()
             text = renderer.tokenizer.decode(np.concatenate([prompt, tokens, rendered.tokens]))
@@ -62,17 +62,17 @@ def test_a_reply_may_be_cut_anywhere_and_begin_with_anything(name: str) -> None:
 
 def test_a_reply_cannot_begin_with_reasoning_where_there_is_none() -> None:
     with pytest.raises(RenderError, match="no think block"):
-        fixed_base("phi3").prefill(said("", "hm"))
+        fixed_base("phi3")._prefill(said("", "hm"))
 
 
 def test_a_prefill_with_reasoning_has_its_own_block() -> None:
     renderer = qwen3(thinks=False)
     messages = [user()]
-    out = renderer.emission()
-    renderer.emit_conversation(out, messages)
-    renderer.emit_generation_prompt(out, 1, said("", "hm"))
+    out = renderer._emission()
+    renderer._emit_template(out, messages, ())
+    renderer._emit_generation_prompt(out, 1, said("", "hm"))
     assert out.text().endswith("<|im_start|>assistant\n")
-    assert renderer.tokenizer.decode(renderer.prefill(said("", "hm"))) == "<think>\nhm\n</think>\n\n"
+    assert renderer.tokenizer.decode(renderer._prefill(said("", "hm"))) == "<think>\nhm\n</think>\n\n"
     assert renderer.render(messages, generation_prompt=True).tokens.tolist() == (
         get_renderer("qwen3", real_models.qwen3_folder(), enable_thinking=False)
         .render(messages, generation_prompt=True)

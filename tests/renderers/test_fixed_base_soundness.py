@@ -192,7 +192,7 @@ def test_no_word_of_the_mask_is_made_of_two_texts_that_touch(system: str, text: 
 
 def test_a_word_that_a_template_cuts_is_refused_where_it_would_be_emitted() -> None:
     renderer = renderer_of(CHATML)
-    out = renderer.emission()
+    out = renderer._emission()
     out.scaffold(STEM[:1])
     out.scaffold(f"{STEM[1:]}0z")
     with pytest.raises(TemplateUnsupported, match="would reach the model"):
@@ -566,7 +566,7 @@ def test_a_reader_that_reads_the_shared_token_is_found_by_the_check_of_every_env
 ) -> None:
     seamless("Question and Answer").check_tools(())
     monkeypatch.setattr(FixedBase, "after_opening", Renderer.after_opening)
-    for check in (lambda renderer: renderer.check_tools(()), lambda renderer: renderer.prove_reading()):
+    for check in (lambda renderer: renderer.check_tools(()), lambda renderer: renderer.proved_reading):
         with pytest.raises(TemplateUnsupported, match=r"not read back.*\?"):
             check(seamless("Question and Answer"))
 
@@ -640,6 +640,64 @@ def test_a_record_has_the_earlier_text_that_the_template_rewrites() -> None:
     assert envsdk.rollout(Asks(renderer=stays, limits={"max_steps": 2}), "null").renderer_rewrites == ""
 
 
+EARLIER = {  # how a template changes the text of a user's message once it is not the last message
+    "trimmed": "m.content | trim",
+    "cut": "m.content[:200]",
+    "cut at a tag": "m.content.split('</said>')[-1]",
+    "with fewer newlines": "m.content | replace('\n\n', '\n')",
+    "cut late": "m.content[:2000]",
+}
+USED = ("  x \n", "x" * 300, "a</said>b", "a\n\nb", "x" * 2500)
+
+
+def changing_earlier(change: str, **options: Any) -> FixedBase:
+    content = f"((({change}) if m.role == 'user' and not loop.last else m.content) or '')"
+    return renderer_of(CHATML.replace("(m.content or '')", content), **options)
+
+
+@pytest.mark.parametrize("validate", ["end", "always"])
+@pytest.mark.parametrize(("name", "text"), [*zip(EARLIER, USED, strict=True)])
+def test_an_episode_in_which_the_template_changes_an_earlier_text_of_a_user_is_reported(
+    name: str, text: str, validate: Any
+) -> None:
+    def play_with(renderer: FixedBase, *texts: str) -> None:
+        context = Context("main", "", renderer, Keep())
+        context.open([user(texts[0])])
+        for following in texts[1:]:
+            context.act(renderer.reply(said()), None)
+            context.add_reply(context.parse_reply())
+            context.observe([user(following)])
+        context.check_end()
+
+    renderer = changing_earlier(EARLIER[name], validate=validate)
+    assert bool(renderer.report().rewriting) == (name != "cut late")  # which no finite list of texts finds
+    for texts in ((text, "b", "c"), ("a", text, "c")):
+        with pytest.warns(RewriteWarning, match="becomes"):
+            play_with(changing_earlier(EARLIER[name], validate=validate), *texts)
+        with pytest.raises(TemplateUnsupported, match="on_rewrite is 'raise'"):
+            play_with(changing_earlier(EARLIER[name], validate=validate, on_rewrite="raise"), *texts)
+    if name == "cut late":
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            play_with(renderer, "a", "b", "c")
+
+
+COUNTS_RESULTS = CHATML.replace(
+    "m.role + '\n'",
+    "('many\n' if m.role == 'user' and messages | selectattr('role', 'equalto', 'tool') | list | length > 4 "
+    "else m.role + '\n')",
+)
+
+
+def test_a_template_that_rewrites_only_after_several_results_is_not_exact() -> None:
+    renderer = renderer_of(SCHEMAS + COUNTS_RESULTS)
+    found = {(v.previous, v.following): v.status for v in renderer.verdicts(TOOLS)}
+    assert found["tool", "tool"] == found["tool", "tools"] == "keeps"
+    assert "user" in renderer.report(TOOLS).rewriting
+    with pytest.warns(RewriteWarning, match="many"):
+        renderer.check_tools(TOOLS)
+
+
 # Arguments as JSON text.
 
 
@@ -683,7 +741,7 @@ def test_reasoning_is_read_as_the_template_writes_it(name: str) -> None:
 
 
 def sampled(renderer: FixedBase, text: str) -> Message:
-    out = renderer.emission()
+    out = renderer._emission()
     out.scaffold(text + "<|im_end|>")
     return renderer.parse(out.tokens()[0])
 

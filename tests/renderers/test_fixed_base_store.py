@@ -1,5 +1,7 @@
 """Measurements are shared by the renderers of a process, and kept on disk for the next one."""
 
+import ast
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from envsdk_renderers._templates import _shared as shared
 from envsdk_renderers._templates import _store as store
 from envsdk_renderers._templates._chat_template import ChatTemplate
 from envsdk_renderers._templates._store import VARIABLE, Store
+from measures import lines_of_code
 from pydantic import TypeAdapter
 from template_conversations import TOOLS, called, end_token, result, templates, tokenizer_of, user
 
@@ -153,10 +156,32 @@ def test_what_raises_is_not_kept(folder: Path) -> None:
     assert Store("other").measured("name", NUMBER, lambda: 5) == 5
 
 
-def test_other_code_measures_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_measures_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Store("key").measured("name", NUMBER, lambda: 4) == 4
-    monkeypatch.setattr(store, "_version", lambda: "another version")
+    monkeypatch.setattr(store, "VERSION", store.VERSION + 1)
     assert Store("key").measured("name", NUMBER, lambda: 5) == 5
+
+
+MEASURING = ("_agreement.py", "_choosing.py", "_fixed_base.py", "_grammars", "_templates")
+"""What measures, in the package. Its comments and docstrings may change without a new version, its code may not."""
+MEASURED_BY = (1, "8091be9506d9bb3e")
+
+
+def lines_that_measure() -> list[str]:
+    package = Path(store.__file__).parents[1]
+    places = [package / name for name in MEASURING]
+    found: list[str] = []
+    for file in (file for place in places for file in ([place] if place.is_file() else sorted(place.rglob("*.py")))):
+        text = file.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        code = (lines[number - 1].strip() for number in sorted(lines_of_code(text, ast.parse(text))))
+        found += [line for line in code if not line.startswith(("import ", "from "))]
+    return found
+
+
+def test_the_version_changes_with_the_code_that_measures() -> None:
+    found = store.VERSION, hashlib.sha256("\n".join(lines_that_measure()).encode()).hexdigest()[:16]
+    assert found == MEASURED_BY, "the code that measures has changed: raise VERSION, and write this pair into the test"
 
 
 def test_concurrent_writers_leave_one_whole_file(folder: Path) -> None:

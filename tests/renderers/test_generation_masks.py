@@ -83,7 +83,7 @@ def test_the_mask_is_that_of_transformers(name: str):
             return_dict=True,
             bos_token="",
         )
-        out = renderer.emission()
+        out = renderer._emission()
         out.scaffold(rendered)
         tokens = out.tokens()[0]
         assert tokens.tolist() == expected["input_ids"]

@@ -17,7 +17,7 @@ from made_grammars import BARE, CLOSED, ENDED, GRAMMARS, OBJECT, PIECES, SECTION
 
 from envsdk import Message, ToolCall
 from envsdk.errors import RenderError, TemplateUnsupported
-from envsdk.rendering.renderer import Segment, SplitReply
+from envsdk.rendering.reading import Segment, SplitReply
 
 
 def said(text: str = "", reasoning: str | None = None, *calls: ToolCall) -> Message:

@@ -360,9 +360,9 @@ def test_by_default_the_sampled_end_stays_and_the_official_history_is_a_declared
 
 def test_a_prefill_begins_in_its_channel(renderer: Harmony):
     decode = renderer.tokenizer.decode
-    assert decode(renderer.prefill("So")) == "<|channel|>final<|message|>So"
-    assert decode(renderer.prefill(Message(role="assistant", reasoning="Let"))) == "<|channel|>analysis<|message|>Let"
-    closed = decode(renderer.prefill(answer("", "Let me.")))
+    assert decode(renderer._prefill("So")) == "<|channel|>final<|message|>So"
+    assert decode(renderer._prefill(Message(role="assistant", reasoning="Let"))) == "<|channel|>analysis<|message|>Let"
+    closed = decode(renderer._prefill(answer("", "Let me.")))
     assert closed == "<|channel|>analysis<|message|>Let me.<|end|><|start|>assistant<|channel|>final<|message|>"
 
 

@@ -68,8 +68,20 @@ def test_the_reference_policy_earns_all_on_every_template_with_tools(name: str, 
 def test_a_reply_whose_name_of_an_argument_spells_what_ends_it_is_refused(name: str, key: str) -> None:
     renderer = fixed_base("qwen3_5_think") if name == "fixed_base" else FAMILIES[name].renderer()
     renderer.reply(reply(calls=[call_of(0, {"a": "b > c"})]))
-    with pytest.raises(RenderError, match="would be read as one with calls of"):
+    with pytest.raises(RenderError, match="would be read as another one: its name spells"):
         renderer.reply(reply(calls=[call_of(0, {key: "x"})]))
+
+
+@pytest.mark.parametrize("name", ["fixed_base", "qwen3.5"])
+@pytest.mark.parametrize("begun", ["a>", ">", "a>>"])
+def test_a_sampled_argument_whose_name_may_spell_what_ends_it_is_an_error_of_the_call(name: str, begun: str) -> None:
+    renderer = fixed_base("qwen3_5_think") if name == "fixed_base" else FAMILIES[name].renderer()
+    out = renderer.emission()
+    out.scaffold(
+        f"<tool_call>\n<function=f>\n<parameter={begun}>\nv\n</parameter>\n</function>\n</tool_call><|im_end|>"
+    )
+    (call,) = renderer.parse(out.tokens()[0]).tool_calls
+    assert call.error and f"'>>' follows the key {begun.partition('>')[0]!r}" in call.error
 
 
 FORMS = {
@@ -200,7 +212,7 @@ def test_any_tokens_are_read(name: str, is_full: bool) -> None:
 
 
 def _encoded(renderer: FixedBase, text: str) -> Any:
-    out = renderer.emission()
+    out = renderer._emission()
     out.scaffold(text)
     return out.tokens()[0]
 

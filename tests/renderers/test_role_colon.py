@@ -121,4 +121,4 @@ def test_the_end_can_be_named() -> None:
 @pytest.mark.parametrize("start", [{"reasoning": "Well"}, {"reasoning": "Well", "content": "So"}])
 def test_a_reply_cannot_begin_with_reasoning_which_base_models_do_not_write(start: Any):
     with pytest.raises(RenderError, match="'role_colon' has no think block"):
-        RENDERER.prefill(Message(role="assistant", **start))
+        RENDERER._prefill(Message(role="assistant", **start))

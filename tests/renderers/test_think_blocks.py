@@ -14,7 +14,7 @@ from template_conversations import fixed_base, templates
 from envsdk import Env, Message, Renderer, Turn, get_renderer
 from envsdk.errors import PlainTagsWarning
 from envsdk.history import History, HistoryPolicy, Rewrite
-from envsdk.rendering.renderer import NOT_ENDED
+from envsdk.rendering.renderer import NOT_ENDED, as_given
 
 PLAIN = """{%- for m in messages %}
 {{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endfor %}
@@ -36,7 +36,7 @@ def renderer_of(name: str) -> Renderer:
 
 
 def read(renderer: Any, pieces: Sequence[str]) -> Message:
-    out = renderer.emission()
+    out = renderer._emission()
     for piece in pieces:
         out.scaffold(piece) if piece in ("<think>", "</think>") else out.content(piece)
     return renderer.parse(out.tokens()[0])
@@ -90,7 +90,7 @@ def test_reasoning_at_the_start_of_a_given_content_is_reasoning(name: str, conte
     renderer, question = fixed_base("qwen3") if name == "fixed_base" else renderer_of(name), given("q", "user")
     with warnings.catch_warnings():
         warnings.simplefilter("error", PlainTagsWarning)
-        assert renderer.as_given(given(content)) == given("A1", reasoning="R1")
+        assert as_given(renderer, given(content)) == given("A1", reasoning="R1")
         for talk in ([question, given(content)], [question, given(content), question]):
             expected = [given("A1", reasoning="R1") if m.role == "assistant" else m for m in talk]
             assert renderer.render(talk).tokens.tolist() == renderer.render(expected).tokens.tolist()
@@ -100,12 +100,12 @@ def test_reasoning_at_the_start_of_a_given_content_is_reasoning(name: str, conte
 @pytest.mark.parametrize("role", ["user", "tool", "system"])
 def test_tags_in_a_content_that_is_not_the_assistants_stay_text(role: str, content: str) -> None:
     message = given(content, role)
-    assert renderer_of("thinking-2507").as_given(message) is message
+    assert as_given(renderer_of("thinking-2507"), message) is message
 
 
 @pytest.mark.parametrize("name", ["thinking-2507", "qwen3.5"])
 def test_the_opening_tag_may_be_in_the_generation_prompt(name: str) -> None:
-    assert renderer_of(name).as_given(given("R1\n</think>\n\nA1")) == given("A1", reasoning="R1")
+    assert as_given(renderer_of(name), given("R1\n</think>\n\nA1")) == given("A1", reasoning="R1")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_other_tags_in_a_given_content_are_text_with_a_warning_that_names_what_t
     renderer = renderer_of(name)
     message = given(content)
     with pytest.warns(PlainTagsWarning, match="plain text.*reasoning_content=.*tool_calls="):
-        assert renderer.as_given(message) is message
+        assert as_given(renderer, message) is message
 
 
 def test_what_a_model_sampled_is_not_read_again() -> None:

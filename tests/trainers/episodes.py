@@ -225,9 +225,9 @@ DEFECTS: dict[str, tuple[Callable[[Sample], Any], str]] = {
     **{
         f"{name} that is {value!r}": (_set(name, value), f"{name} is {value!r}; expected {expected}")
         for expected, value, names in (
-            ("a text", None, ("context", "role", "stop_reason")),
-            ("a text", 5, ("context", "role", "stop_reason")),
-            ("a text or None", 5, ("parent", "group_id")),
+            ("a string", None, ("context", "role", "stop_reason")),
+            ("a string", 5, ("context", "role", "stop_reason")),
+            ("a string or None", 5, ("parent", "group_id")),
             ("an integer", None, ("segment_index", "n_segments")),
             ("an integer", True, ("segment_index", "n_segments")),
             ("True or False", 1, ("truncated",)),
@@ -238,7 +238,7 @@ DEFECTS: dict[str, tuple[Callable[[Sample], Any], str]] = {
     },
     "a single token": (_set("tokens", np.int32(1)), "tokens is int32"),
     "tokens of two dimensions": (_set("tokens", np.ones((3, 2), np.int32)), r"tokens has shape \(3, 2\)"),
-    "an extra that is named by a number": (_set("extra", {1: [None]}), "extra has the key 1; expected texts"),
+    "an extra that is named by a number": (_set("extra", {1: [None]}), "extra has the key 1; expected strings"),
     "a vocabulary of half a token": (_set("metadata", {"vocab_size": 0.5}), r"metadata\['vocab_size'\] is 0.5"),
 }
 
@@ -270,7 +270,7 @@ def refuses_every_defect(convert: Callable[[list[Sample]], Any], *, names_index:
     for value in (None, 5):
         spoiled = copy_of(sound)
         spoiled.trajectory_id = value  # type: ignore[assignment]
-        with pytest.raises(InvalidSample, match=f"trajectory_id is {value}; expected a text"):
+        with pytest.raises(InvalidSample, match=f"trajectory_id is {value}; expected a string"):
             convert([spoiled])
     with pytest.raises(InvalidSample, match="sample 0 is a dict"):
         convert([{"tokens": [1, 2]}])  # type: ignore[list-item]

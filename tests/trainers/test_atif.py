@@ -254,8 +254,8 @@ DAMAGES: dict[str, tuple[Callable[[Trajectory], Any], str]] = {
         "is missing",
     ),
     "a reward that is not finite": (lambda t: setattr(t.steps[-1], "reward", np.inf), "reward is inf"),
-    "an id that is a number": (lambda t: setattr(t, "id", 5), "trajectory_id is 5; expected a text"),
-    "a role that is none": (lambda t: setattr(t.contexts["main"], "role", None), "role is None; expected a text"),
+    "an id that is a number": (lambda t: setattr(t, "id", 5), "trajectory_id is 5; expected a string"),
+    "a role that is none": (lambda t: setattr(t.contexts["main"], "role", None), "role is None; expected a string"),
 }
 
 

@@ -1,15 +1,17 @@
 """The JSON of an episode: contexts, steps, links, samples, the tree, and the columns of tokens."""
 
 import json
+import sys
 
 import numpy as np
 import orjson
 import pytest
+from documents import CHECKOUT
 
 import envsdk
 from envsdk.errors import InvalidRecord
 from envsdk.tree import tree_batch
-from envsdk.viewer._episodes import episode, tokens_of
+from envsdk.viewer._episodes import episode
 from envsdk.viewer._ranges import prompt_of, sample_segments, segment_ranges, tree_nodes
 from envsdk.viewer._tokens import context_tokens
 
@@ -38,6 +40,10 @@ ALL = {"delegate": DELEGATE, "notes": NOTES, "strip": STRIP, "every_id": EVERY_I
 every_episode = pytest.mark.parametrize("trajectory", ALL.values(), ids=[*ALL])
 
 
+def tokens_of(trajectory, own):
+    return trajectory.contexts[own.context].tokens[own.start : own.stop]
+
+
 def expanded(runs, length):
     """The value of each token, of the runs of a column."""
     ends = [start for start, _ in runs[1:]] + [length]
@@ -51,11 +57,21 @@ def test_everything_can_be_written_as_json(trajectory):
         orjson.dumps(context_tokens(trajectory, name, TOKENIZER))
 
 
+def test_the_types_of_the_page_are_those_of_python():
+    sys.path.insert(0, str(CHECKOUT / "scripts"))
+    try:
+        import viewer_types
+    finally:
+        sys.path.remove(str(CHECKOUT / "scripts"))
+    text = viewer_types.FILE.read_text(encoding="utf-8")
+    assert text == viewer_types.typescript(), "viewer/src/types.ts is not current: run `make page`"
+
+
 @every_episode
 def test_the_ranges_of_a_prompt_are_what_the_policy_saw(trajectory):
     for index, prompt in enumerate(trajectory.prompts()):
         ranges = prompt_of(trajectory, index)
-        found = np.concatenate([tokens_of(trajectory.contexts, own) for own in ranges])
+        found = np.concatenate([tokens_of(trajectory, own) for own in ranges])
         assert np.array_equal(found, prompt.prompt)
         assert episode(trajectory)["steps"][index]["prompt_tokens"] == len(prompt.prompt) if index < 3 else True
 
@@ -63,27 +79,30 @@ def test_the_ranges_of_a_prompt_are_what_the_policy_saw(trajectory):
 @every_episode
 def test_the_ranges_of_a_sample_are_its_tokens(trajectory):
     segments = sample_segments(trajectory)
-    for segment, sample in zip(segments, trajectory.samples(), strict=True):
-        found = np.concatenate([tokens_of(trajectory.contexts, own) for own in segment_ranges(segment)])
+    for (number, segment), sample in zip(segments, trajectory.samples(), strict=True):
+        found = np.concatenate([tokens_of(trajectory, own) for own in segment_ranges(segment)])
         assert np.array_equal(found, sample.tokens)
+        assert number == sample.segment_index
 
 
 @every_episode
 def test_each_token_is_in_one_node_and_the_branch_of_a_prompt_is_a_path_of_the_tree(trajectory):
     nodes = tree_nodes(trajectory)
-    assert sum(node.stop - node.start for node in nodes) == sum(len(log.tokens) for log in trajectory.contexts.values())
+    assert sum(node["stop"] - node["start"] for node in nodes) == sum(
+        len(log.tokens) for log in trajectory.contexts.values()
+    )
     last = trajectory.steps[-1]
-    at = next(node for node in nodes if node.context == last.context and node.stop >= last.stop > node.start)
+    at = next(node for node in nodes if node["context"] == last.context and node["stop"] >= last.stop > node["start"])
     branch = [at]
-    while branch[-1].parent >= 0:
-        branch.append(nodes[branch[-1].parent])
-    tokens = [trajectory.contexts[node.context].tokens[node.start : node.stop] for node in reversed(branch)]
+    while branch[-1]["parent"] >= 0:
+        branch.append(nodes[branch[-1]["parent"]])
+    tokens = [trajectory.contexts[node["context"]].tokens[node["start"] : node["stop"]] for node in reversed(branch)]
     *_, prompt = trajectory.prompts()
     assert np.array_equal(np.concatenate(tokens), np.append(prompt.prompt, prompt.action))
 
 
 def test_the_tree_has_the_tokens_of_the_tree_batch():
-    assert len(tree_batch(STRIP)) == STRIP.tree_size() == sum(n.stop - n.start for n in tree_nodes(STRIP))
+    assert len(tree_batch(STRIP)) == STRIP.tree_size() == sum(n["stop"] - n["start"] for n in tree_nodes(STRIP))
 
 
 @every_episode

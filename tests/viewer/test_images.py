@@ -26,16 +26,16 @@ from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import Rollouts
 from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer import _notebook as notebook
-from envsdk.viewer._divergence import context_pairs
+from envsdk.viewer._episodes import image_facts, image_file
 from envsdk.viewer._filters import parse_filter
-from envsdk.viewer._images import image_facts, image_file
 from envsdk.viewer._page import write_page
 from envsdk.viewer._ranges import Range
 from envsdk.viewer._resources import Resources
 from envsdk.viewer._server import ViewerServer
 from envsdk.viewer._sources import Source
 from envsdk.viewer._transcript import transcript
-from envsdk.viewer.terminal._conversation import ConversationLines
+from envsdk.viewer.terminal._comparison import context_pairs
+from envsdk.viewer.terminal._episode import ConversationLines
 from envsdk.viewer.terminal._tokens import TokenColumns, TokenLines
 
 FIRST, SECOND = picture(1, 200, 160), picture(2, 320, 200)
@@ -260,27 +260,26 @@ def test_episodes_with_different_images_differ(run):
 
 def test_the_lines_of_tokens_fold_the_placeholders_of_an_image(run):
     resources, facts = Resources([Source(run)]), image_facts(_first(run))
-    columns = TokenColumns(resources.tokens(0, 1, "main"))
-    for ranges in ([Range("main", 0, len(columns))], [Range("main", 0, 9), Range("main", 9, len(columns))]):
-        lines = TokenLines(ranges, lambda _: columns, facts)
+    tokens = resources.tokens(0, 1, "main")
+    columns, count = TokenColumns(tokens), len(tokens["ids"])
+    for ranges in ([Range("main", 0, count)], [Range("main", 0, 9), Range("main", 9, count)]):
+        lines = TokenLines(ranges, {"main": columns}, facts)
         texts = [lines.line(index, 100).plain for index in range(len(lines))]
         images = resources.tokens(0, 1, "main")["images"]
-        assert len(lines) == len(columns) - sum(stop - start - 1 for start, stop, _ in images)
+        assert len(lines) == count - sum(stop - start - 1 for start, stop, _ in images)
         for start, stop, sha256 in images:
             at = lines.line_of(start)
             size = f"{facts[sha256]['width']} x {facts[sha256]['height']}"
             assert texts[at].split(maxsplit=1)[0] == str(start)
             assert f"[image {size} " in texts[at] and f"{stop - start} tokens, {sha256[:12]}]" in texts[at]
             assert lines.line_of(stop - 1) == at and lines.line_of(stop) == at + 1
-            assert lines.place(at + 1) == ("main", stop)
+            assert lines.place(at + 1)[:2] == ("main", stop)
         places = [lines.place(index)[1] for index in range(len(lines))]
-        assert places == sorted(
-            {*range(len(columns))} - {at for start, stop, _ in images for at in range(start + 1, stop)}
-        )
+        assert places == sorted({*range(count)} - {at for start, stop, _ in images for at in range(start + 1, stop)})
     steps = [lines.next_step(-1, 1)]
     while (following := lines.next_step(steps[-1], 1)) != steps[-1]:
         steps.append(following)
-    assert {lines.step(at) for at in steps} == set(range(len(_first(run).steps)))
+    assert {columns.at("steps", lines.place(at)[1]) for at in steps} == set(range(len(_first(run).steps)))
 
 
 def test_the_terminal_viewer_names_images(run):

@@ -27,9 +27,9 @@ from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer._resources import Resources
 from envsdk.viewer._sources import Source
 from envsdk.viewer.terminal._app import TerminalViewer
-from envsdk.viewer.terminal._conversation import wrapped
-from envsdk.viewer.terminal._episodes import EpisodeLines
+from envsdk.viewer.terminal._episode import wrapped
 from envsdk.viewer.terminal._lines import Lines
+from envsdk.viewer.terminal._list import EpisodeLines
 from envsdk.viewer.terminal._tokens import shade
 
 EPISODES = [
@@ -164,7 +164,7 @@ def test_messages_that_a_context_began_with_are_one_line_until_they_are_opened(r
         await press(pilot, "enter")
         source = pilot.app.screen.source
         entry = next(n for n, entry in enumerate(source.entries) if entry.kind == "inherited")
-        lines(pilot).move_to_top(source.first_line(entry))
+        lines(pilot).move_to(source.first_line(entry))
         count = len(source)
         what = f"main/summary-1 · {len(source.entries[entry].inherited)} messages of main"
         assert f"▸ {what}" in await press(pilot)

@@ -8,7 +8,7 @@ import { useKeys } from "./keys";
 import { Breaks, Reward, Status, groupsOf, mean, rewardsOf } from "./list";
 import { change, go, linkTo, numberOf } from "./router";
 import { Block, asText, decimal, number, plural, short, visible } from "./text";
-import type { Context, Episode, Message, Row } from "./types";
+import type { Context, Episode, Message, EpisodeRow } from "./types";
 import { Rows, reveal, useSeen } from "./virtual";
 
 interface Column {
@@ -219,7 +219,7 @@ function TokenDivergence({ columns }: { columns: Column[] }) {
 interface Pair {
   key: string;
   task: string;
-  rows: Row[][]; // of each run
+  rows: EpisodeRow[][]; // of each run
 }
 
 const ROW = 30;

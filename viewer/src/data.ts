@@ -1,6 +1,6 @@
 // Where the page has its data from: a server on this machine, or the page itself, if it was written with --html.
 
-import type { Episode, Range, Row, RowsAnswer, RunInfo, SearchAnswer, Tokens } from "./types";
+import type { Episode, Range, EpisodeRow, RowsAnswer, RunInfo, SearchAnswer, Tokens } from "./types";
 
 export class DataError extends Error {
   constructor(
@@ -94,7 +94,7 @@ export async function imageUrlOf(run: number, line: number, sha256: string): Pro
 /** The rows of one run, as far as they were read. */
 export interface RunRows {
   info: RunInfo;
-  rows: Row[];
+  rows: EpisodeRow[];
   generation: number;
   isReading: boolean;
   isComplete: boolean | null;

@@ -4,7 +4,7 @@ import table from "../../tests/viewer/filter_cases.json";
 import { textsOf } from "./contents";
 import { InvalidFilter, parseFilter } from "./filters";
 import { folded, placesOf } from "./folding";
-import type { Call, Message, Row } from "./types";
+import type { Call, Message, EpisodeRow } from "./types";
 
 type Given = { role: string; content: string; reasoning?: string; errors?: string[]; tool_calls?: Partial<Call>[] };
 
@@ -17,7 +17,7 @@ const contents = new Map(
     }),
   ]),
 );
-const rows = Object.entries(table.rows as unknown as Record<string, Row>);
+const rows = Object.entries(table.rows as unknown as Record<string, EpisodeRow>);
 
 for (const [text, matched] of table.cases as [string, string[]][]) {
   test(`the filter ${JSON.stringify(text)} selects ${matched.join(", ") || "nothing"}`, () => {

@@ -1,12 +1,12 @@
 // The filter language of envsdk/viewer/_filters.py, which has its grammar. tests/viewer/filter_cases.json holds for both.
 
 import { folded } from "./folding";
-import type { Row } from "./types";
+import type { EpisodeRow } from "./types";
 
 const sum = (values: Record<string, number>) => Object.values(values).reduce((total, value) => total + value, 0);
 
-type OfNumber = (row: Row) => number | null | undefined;
-type OfTexts = (row: Row) => string[];
+type OfNumber = (row: EpisodeRow) => number | null | undefined;
+type OfTexts = (row: EpisodeRow) => string[];
 
 export const NUMBERS: Record<string, OfNumber> = {
   line: (row) => row.line,
@@ -37,7 +37,7 @@ export const TEXTS: Record<string, OfTexts> = {
   env: (row) => [row.env],
   error: (row) => [row.error ?? "", row.damage],
 };
-const GROUPS: Record<string, (row: Row) => Record<string, number>> = {
+const GROUPS: Record<string, (row: EpisodeRow) => Record<string, number>> = {
   reward: (row) => row.rewards,
   metric: (row) => row.metrics,
   break: (row) => row.breaks,
@@ -67,7 +67,7 @@ export class InvalidFilter extends Error {
   }
 }
 
-type Test = (row: Row) => boolean;
+type Test = (row: EpisodeRow) => boolean;
 type Contains = (value: string) => boolean;
 
 /** A term about the contents of an episode: one of the texts, which are folded, has to occur. */
@@ -88,7 +88,7 @@ export class Filter {
   }
 
   /** Whether the terms that are not about contents hold. */
-  matchesRow = (row: Row): boolean => this.terms.every((holds) => holds(row));
+  matchesRow = (row: EpisodeRow): boolean => this.terms.every((holds) => holds(row));
 
   /** Whether the terms about contents hold. */
   matchesTexts = (contains: Contains): boolean => this.texts.every((term) => term.values.some(contains) !== term.isNegated);
@@ -129,7 +129,7 @@ function positive(body: string, fail: (why: string) => never): Test {
   return (row) => searched(row).some((text) => folded(text).includes(word));
 }
 
-const searched = (row: Row) => [row.id, row.task, row.group_id ?? "", row.env, row.error ?? "", row.damage];
+const searched = (row: EpisodeRow) => [row.id, row.task, row.group_id ?? "", row.env, row.error ?? "", row.damage];
 
 function compared(field: string, operator: string, given: string, fail: (why: string) => never): Test {
   const number = numberOf(field, fail);

@@ -9,7 +9,7 @@ import { useKeys } from "./keys";
 import { change, go, linkTo, numberOf } from "./router";
 import { useSearch } from "./search";
 import { Visible, decimal, number, plural, visible } from "./text";
-import type { Hit, Row } from "./types";
+import type { Hit, EpisodeRow } from "./types";
 import { Rows, reveal, useSeen, useWidth } from "./virtual";
 
 export const ROW = 30;
@@ -27,13 +27,13 @@ interface Column {
   width: string;
   least: number; // pixels
   drop: number; // columns with larger numbers are left out first where the window is narrow
-  value: (row: Row) => number | string | null;
-  cell?: (row: Row) => preact.ComponentChildren;
+  value: (row: EpisodeRow) => number | string | null;
+  cell?: (row: EpisodeRow) => preact.ComponentChildren;
   isText?: boolean;
 }
 
-const scored = (row: Row) => (row.is_scored && row.status !== "damaged" ? row.reward : null);
-const isRead = (row: Row) => row.status !== "damaged";
+const scored = (row: EpisodeRow) => (row.is_scored && row.status !== "damaged" ? row.reward : null);
+const isRead = (row: EpisodeRow) => row.status !== "damaged";
 
 export function Status({ row }: { row: { status: string; stop_reason: string; error_kind?: string | null } }) {
   const detail = row.status === "truncated" ? row.stop_reason : row.status === "error" ? (row.error_kind ?? "") : "";
@@ -67,14 +67,14 @@ export function Reward({ value, low = 0, high = 1, because = "" }: { value: numb
 }
 
 /** Return what all ids have in front, up to a slash, so that the list need not repeat it. */
-function sharedStart(rows: Row[]): string {
+function sharedStart(rows: EpisodeRow[]): string {
   const ids = rows.filter(isRead).map((row) => row.id);
   let start = ids[0]?.replace(/[^/]*$/, "") ?? "";
   for (const id of ids) while (!id.startsWith(start)) start = start.replace(/[^/]*\/$/, "");
   return start;
 }
 
-function columnsOf(rows: Row[], run: number): Column[] {
+function columnsOf(rows: EpisodeRow[], run: number): Column[] {
   const start = sharedStart(rows).length;
   const names = new Set<string>();
   for (const row of rows.slice(0, 400)) for (const name of Object.keys(row.rewards)) names.add(name);
@@ -111,7 +111,7 @@ function columnsOf(rows: Row[], run: number): Column[] {
       cell: (row) => (isRead(row) ? <Reward value={scored(row)} low={low} high={high} because={row.not_scored} /> : null),
     },
     ...[...names].slice(0, 4).map((name): Column => {
-      const value = (row: Row) => row.rewards[name] ?? null;
+      const value = (row: EpisodeRow) => row.rewards[name] ?? null;
       return { name: `reward.${name}`, title: name, width: "76px", least: 76, drop: 8, value, cell: (row) => shown(value(row)) };
     }),
     { name: "steps", title: "Steps", width: "60px", least: 60, drop: 3, value: (row) => (isRead(row) ? row.steps : null) },
@@ -167,13 +167,13 @@ function fitting(columns: Column[], width: number): Column[] {
 
 export interface Group {
   key: string;
-  rows: Row[];
+  rows: EpisodeRow[];
 }
 
-export const groupKey = (row: Row) => row.group_id ?? (row.seed !== null ? `${row.env}/${row.seed}` : row.task || row.id);
+export const groupKey = (row: EpisodeRow) => row.group_id ?? (row.seed !== null ? `${row.env}/${row.seed}` : row.task || row.id);
 
-export function groupsOf(rows: Row[]): Group[] {
-  const groups = new Map<string, Row[]>();
+export function groupsOf(rows: EpisodeRow[]): Group[] {
+  const groups = new Map<string, EpisodeRow[]>();
   for (const row of rows) {
     const own = groups.get(groupKey(row));
     if (own) own.push(row);
@@ -183,16 +183,16 @@ export function groupsOf(rows: Row[]): Group[] {
 }
 
 export const mean = (values: number[]) => values.reduce((a, b) => a + b, 0) / values.length;
-export const rewardsOf = (rows: Row[]) => rows.map(scored).filter((value): value is number => value !== null);
+export const rewardsOf = (rows: EpisodeRow[]) => rows.map(scored).filter((value): value is number => value !== null);
 
 type Item =
-  | { kind: "row"; row: Row }
+  | { kind: "row"; row: EpisodeRow }
   | { kind: "group"; group: Group }
-  | { kind: "hit"; row: Row; hit: Hit; number: number }
-  | { kind: "more"; row: Row; count: number };
+  | { kind: "hit"; row: EpisodeRow; hit: Hit; number: number }
+  | { kind: "more"; row: EpisodeRow; count: number };
 
 /** The link to a message in which a text was found: at its step, with the text highlighted. */
-function linkToHit(run: number, row: Row, hit: Hit, wanted: string[]): string {
+function linkToHit(run: number, row: EpisodeRow, hit: Hit, wanted: string[]): string {
   const find = wanted.find((one) => folded(hit.found).startsWith(one)) ?? wanted[0];
   const step = hit.step === null ? undefined : numberOf({ index: hit.step });
   return linkTo(["run", run, row.line], { step, context: hit.context, message: hit.message + 1, find });
@@ -227,7 +227,7 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
   const sorted = useMemo(() => sortedBy(chosen, all.find((column) => column.name === sort), isDown), [chosen, all, sort, isDown]);
   Object.assign(lastList, { run, query, lines: useMemo(() => sorted.map((row) => row.line), [sorted]) });
   const items = useMemo((): Item[] => {
-    const itemsOf = (row: Row): Item[] => {
+    const itemsOf = (row: EpisodeRow): Item[] => {
       const match = isSearch ? found.matches.get(row.line) : undefined;
       const hits = (match?.hits ?? []).map((hit, number): Item => ({ kind: "hit", row, hit, number }));
       const count = (match?.count ?? 0) - hits.length;
@@ -419,7 +419,7 @@ function Snippet({ hit }: { hit: Hit }) {
 
 const numeric = (value: number | string | null) => (typeof value === "number" ? number(value) : value);
 
-export function sideBySide(run: number, rows: Row[]): string {
+export function sideBySide(run: number, rows: EpisodeRow[]): string {
   const readable = rows.filter((row) => row.status !== "damaged").slice(0, 8);
   return linkTo(["compare"], { e: readable.map((row) => `${run}.${row.line}`).join(",") });
 }
@@ -446,7 +446,7 @@ function GroupCell({ group, run }: { group: Group; run: number }) {
   );
 }
 
-function sortedBy(rows: Row[], column: Column | undefined, isDown: boolean): Row[] {
+function sortedBy(rows: EpisodeRow[], column: Column | undefined, isDown: boolean): EpisodeRow[] {
   if (!column || (column.name === "line" && !isDown)) return rows;
   const sign = isDown ? -1 : 1;
   const collator = new Intl.Collator("en", { numeric: true });

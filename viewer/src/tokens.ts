@@ -1,7 +1,10 @@
 // The tokens of a context's log as arrays, and sequences of ranges of logs, such as a prompt.
 
 import { visible } from "./text";
-import type { Range, Runs, Tokens } from "./types";
+import type { Range, Tokens } from "./types";
+
+/** Values from a position on, until the next one. */
+type Runs<T> = [position: number, value: T][];
 
 export interface Piece {
   text: string;

@@ -1,4 +1,48 @@
-// What the server answers: see envsdk/viewer/_rows.py, episodes.py and tokens.py.
+// The JSON of the viewer. scripts/viewer_types.py writes this file from envsdk/viewer/_json.py: do not edit it.
+
+export type Range = [context: string, start: number, stop: number];
+
+export interface Hit {
+  context: string;
+  message: number;
+  step: number | null;
+  role: string;
+  part: string;
+  before: string;
+  found: string;
+  after: string;
+}
+
+export interface EpisodeRow {
+  line: number;
+  status: string;
+  damage: string;
+  id: string;
+  group_id: string | null;
+  env: string;
+  seed: number | null;
+  task: string;
+  stop_reason: string;
+  error: string | null;
+  error_kind: string | null;
+  reward: number;
+  rewards: Record<string, number>;
+  is_scored: boolean;
+  not_scored: string;
+  steps: number;
+  breaks: Record<string, number>;
+  roles: string[];
+  contexts: number;
+  observed_tokens: number;
+  sampled_tokens: number;
+  images: number;
+  image_tokens: number;
+  policy_versions: number[];
+  reply_errors: number;
+  metrics: Record<string, number>;
+  ended: string;
+  duration_s: number | null;
+}
 
 export interface RunInfo {
   name: string;
@@ -15,59 +59,20 @@ export interface RunInfo {
   configuration: Record<string, unknown>;
 }
 
-export interface Row {
-  line: number;
-  status: string;
-  damage: string;
-  id: string;
-  group_id: string | null;
-  env: string;
-  seed: number | null;
-  task: string;
-  stop_reason: string;
-  error: string | null;
-  error_kind: string | null;
-  reward: number;
-  rewards: Record<string, number>;
-  is_scored: boolean;
-  not_scored: string; // why; empty if it was
-  steps: number;
-  breaks: Record<string, number>;
-  roles: string[];
-  contexts: number;
-  observed_tokens: number;
-  sampled_tokens: number;
-  images: number; // observed ones, as often as they were observed
-  image_tokens: number; // part of observed_tokens
-  policy_versions: number[];
-  reply_errors: number;
-  metrics: Record<string, number>;
-  ended: string;
-  duration_s: number | null;
+export interface RunsAnswer {
+  follow: boolean;
+  runs: RunInfo[];
 }
 
 export interface RowsAnswer {
   generation: number;
   start: number;
-  rows: Row[];
+  rows: EpisodeRow[];
   more: boolean;
   unread_bytes: number;
   is_complete: boolean | null;
 }
 
-/** A message in which a text was found. */
-export interface Hit {
-  context: string;
-  message: number; // index
-  step: number | null; // index
-  role: string;
-  part: string;
-  before: string;
-  found: string;
-  after: string;
-}
-
-/** An episode that matches a filter, and where its texts were found first. */
 export interface Match {
   line: number;
   count: number;
@@ -81,15 +86,6 @@ export interface SearchAnswer {
   matches: Match[];
 }
 
-export interface Call {
-  name: string;
-  arguments: unknown;
-  id: string | null;
-  error: string | null;
-  result: number | null;
-}
-
-/** What is known of an image. */
 export interface ImageFacts {
   media_type: string;
   width: number;
@@ -98,12 +94,26 @@ export interface ImageFacts {
   tokens: number | null;
 }
 
-export type ContentPart = { text: string } | { image: string }; // an image by its hash
+export interface TextPart {
+  text: string;
+}
+
+export interface ImagePart {
+  image: string;
+}
+
+export interface Call {
+  name: string;
+  arguments: unknown;
+  id: string | null;
+  error: string | null;
+  result: number | null;
+}
 
 export interface Message {
   role: string;
   content: string;
-  parts: ContentPart[] | null; // of a message with images
+  parts: (TextPart | ImagePart)[] | null;
   reasoning: string | null;
   name: string | null;
   tool_call_id: string | null;
@@ -143,10 +153,14 @@ export interface Break {
   observed_again: number;
 }
 
-export type Range = [context: string, start: number, stop: number];
+export interface ReplyPart {
+  stop: number;
+  temperature: number;
+  policy_version: number | null;
+}
 
 export interface Step {
-  index: number; // from 0; people see `numberOf` it
+  index: number;
   context: string;
   base: string;
   keep: number;
@@ -158,7 +172,7 @@ export interface Step {
   prompt_tokens: number;
   observed: number;
   sampled: number;
-  parts: { stop: number; temperature: number; policy_version: number | null }[];
+  parts: ReplyPart[];
   finish_reason: string;
   reply: number | null;
   reward: number | null;
@@ -177,6 +191,24 @@ export interface Link {
   step: number;
 }
 
+export interface Sample {
+  index: number;
+  context: string;
+  segment_index: number;
+  tokens: number;
+  trained: number;
+  steps: number[];
+}
+
+export interface Node {
+  number: number;
+  context: string;
+  start: number;
+  stop: number;
+  parent: number;
+  step: number;
+}
+
 export interface Episode {
   id: string;
   env: string;
@@ -192,7 +224,7 @@ export interface Episode {
   renderer: Record<string, unknown>;
   history: Record<string, unknown>;
   tokenizer: string;
-  reward: number | null; // null if the episode was not scored
+  reward: number | null;
   not_scored: string;
   is_trainable: boolean;
   observed_tokens: number;
@@ -202,12 +234,10 @@ export interface Episode {
   contexts: Context[];
   steps: Step[];
   links: Link[];
-  samples: { index: number; context: string; segment_index: number; tokens: number; trained: number; steps: number[] }[];
-  nodes: { number: number; context: string; start: number; stop: number; parent: number; step: number }[];
-  images: Record<string, ImageFacts>; // by their hashes
+  samples: Sample[];
+  nodes: Node[];
+  images: Record<string, ImageFacts>;
 }
-
-export type Runs<T> = [position: number, value: T][];
 
 export interface Tokens {
   context: string;
@@ -219,13 +249,17 @@ export interface Tokens {
   logprobs: (number | null)[];
   reference_logprobs: (number | null)[] | null;
   advantages: (number | null)[] | null;
-  steps: Runs<number>;
-  sampled: Runs<boolean>;
-  trained: Runs<number | null>;
-  samples: Runs<number[]>;
-  nodes: Runs<number>;
-  dropped: Runs<number | null>;
-  roles: Runs<string | null>;
-  images: [start: number, stop: number, sha256: string][];
-  problem: string | null;
+  steps: [number, number][];
+  sampled: [number, boolean][];
+  trained: ([number, number | null])[];
+  samples: [number, number[]][];
+  nodes: [number, number][];
+  dropped: ([number, number | null])[];
+  roles: ([number, string | null])[];
+  images: [number, number, string][];
+  problem?: string | null;
+}
+
+export interface Prompt {
+  ranges: Range[];
 }

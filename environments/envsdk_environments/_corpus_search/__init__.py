@@ -10,8 +10,9 @@ from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, too
 from envsdk.authoring.tasks import Split
 from envsdk.errors import TaskError, ToolError
 
-from ._index import FullTextSearchUnavailable, Index, Page, check_full_text_search, get_index
-from ._questions import CorpusSearchTask, Difficulty, get_questions
+from .._scoring import decline, end_with_verdict
+from ._index import FullTextSearchUnavailable, check_full_text_search, get_index
+from ._world import CorpusSearchTask, Difficulty, get_questions
 
 __all__ = ["CorpusSearch", "CorpusSearchConfig", "CorpusSearchTask", "FullTextSearchUnavailable"]
 
@@ -63,7 +64,7 @@ class CorpusSearch(ToolEnv):
     def start(self) -> Turn:
         """Ask the question."""
         self.quest: CorpusSearchTask = self.task
-        missing = [title for title in self.quest.path if self._index.text(title) is None]
+        missing = [title for title in self.quest.path if get_index().text(title) is None]
         if missing:
             raise TaskError(
                 f"there is no article {missing[0]!r}, which is in the path of the task; use titles of the corpus"
@@ -81,7 +82,11 @@ class CorpusSearch(ToolEnv):
         """
         if len(query) > MAX_QUERY_CHARS:
             raise ToolError(f"the query has {len(query):,} characters; give a few words, at most {MAX_QUERY_CHARS}")
-        return _as_text(self._index.search(query, page), page)
+        found = get_index().search(query, page)
+        if not found.hits:
+            return "Nothing was found." if page == 1 else "Nothing more was found."
+        lines = [f"- {hit.title}: {hit.snippet}" for hit in found.hits]
+        return "\n".join([*lines, f"There is more on page {page + 1}."] if found.has_more else lines)
 
     @tool
     def read(self, title: str) -> str:
@@ -90,7 +95,7 @@ class CorpusSearch(ToolEnv):
         Args:
             title: Its title.
         """
-        text = self._index.text(title)
+        text = get_index().text(title)
         if text is None:
             raise ToolError(f"there is no article {title!r:.80}; search for a title")
         self.read_titles.add(title.strip().casefold())
@@ -103,22 +108,23 @@ class CorpusSearch(ToolEnv):
 
     def finish(self, reply: Message) -> Turn:
         """Score the answer and end the episode."""
-        is_right = _ends_with(reply.content, self.quest.answer)
-        verdict = "Right." if is_right else f"No, it is {self.quest.answer}."
-        metrics = {"found": self._found()} if self.quest.path else {}
-        return Turn(verdict, reward={"correct": float(is_right)}, metrics=metrics, terminated=True)
+        words, wanted = (
+            re.findall(r"[^\W_]+", unicodedata.normalize("NFC", text).casefold())
+            for text in (reply.content, self.quest.answer)
+        )
+        is_right = bool(wanted) and words[-len(wanted) :] == wanted
+        titles = {title.casefold() for title in self.quest.path}
+        metrics = {"found": len(titles & self.read_titles) / len(titles)} if titles else {}
+        return end_with_verdict(is_right, self.quest.answer, **metrics)
 
     def reference_reply(self) -> Message:
         """Search for the next article of the path, read it, and answer when an article names the answer."""
         results = [message.content for message in self.messages() if message.role == "tool"]
         path, step = self.quest.path, len(results) // 2
         if len(results) % 2:
-            is_found = f"- {path[step]}: " in results[-1]
-            return (
-                Message.calling("read", {"title": path[step]}, reasoning="That is the article.")
-                if is_found
-                else _give_up()
-            )
+            if f"- {path[step]}: " not in results[-1]:
+                return _give_up()
+            return Message.calling("read", {"title": path[step]}, reasoning="That is the article.")
         known = results[-1] if results else self.quest.question
         wanted = path[step] if step < len(path) else self.quest.answer
         if wanted not in known:
@@ -127,30 +133,7 @@ class CorpusSearch(ToolEnv):
             return Message.calling("search", {"query": wanted}, reasoning=f"I have to know more about {wanted}.")
         return Message(role="assistant", reasoning="That was the last step.", content=wanted)
 
-    def null_reply(self) -> str:
-        """Decline."""
-        return "I do not know."
-
-    @property
-    def _index(self) -> Index:
-        return get_index()  # one for the process, so that a copy of the environment does not copy it
-
-    def _found(self) -> float:
-        titles = {title.casefold() for title in self.quest.path}
-        return len(titles & self.read_titles) / len(titles)
-
-
-def _as_text(page: Page, number: int) -> str:
-    if not page.hits:
-        return "Nothing was found." if number == 1 else "Nothing more was found."
-    lines = [f"- {hit.title}: {hit.snippet}" for hit in page.hits]
-    return "\n".join([*lines, f"There is more on page {number + 1}."] if page.has_more else lines)
-
-
-def _ends_with(text: str, name: str) -> bool:
-    """Return whether a text ends with a name."""
-    words, wanted = (re.findall(r"[^\W_]+", unicodedata.normalize("NFC", one).casefold()) for one in (text, name))
-    return bool(wanted) and words[-len(wanted) :] == wanted
+    null_reply = decline
 
 
 def _give_up() -> Message:

@@ -26,7 +26,7 @@ class FullTextSearchUnavailable(EnvsdkError):
     """The sqlite of this Python was built without full-text search (FTS5)."""
 
 
-class Hit(NamedTuple):
+class SearchHit(NamedTuple):
     """An article that a query found."""
 
     title: str
@@ -37,7 +37,7 @@ class Hit(NamedTuple):
 class Page(NamedTuple):
     """One page of the results of a query."""
 
-    hits: list[Hit]
+    hits: list[SearchHit]
     has_more: bool
 
 
@@ -97,39 +97,28 @@ class Index:
             query: Any text. Words that are in no article, or in very many, find nothing.
             page: The number of the page of results, from 1.
         """
-        words = self._chosen(query)
+        frequencies = {word: self._frequencies.get(word, 0) for word in _words(query)}
+        words, left = dict[str, None](), _MOST_MATCHES
+        for word in sorted(frequencies, key=lambda word: (frequencies[word], word)):  # the rarest words first
+            if 0 < frequencies[word] <= left:
+                words[word] = None
+                left -= frequencies[word]
         if not words:
             return Page([], has_more=False)
         # Quoted, so that no word of a query is an operator.
         match = " OR ".join(f'"{word}"' for word in words)
-        rows = self._rows(match, limit=PAGE_SIZE + 1, offset=PAGE_SIZE * (page - 1))
-        return Page([self._hit(row, words) for row in rows[:PAGE_SIZE]], has_more=len(rows) > PAGE_SIZE)
-
-    def _chosen(self, query: str) -> list[str]:
-        """Return the rarest words of a query, within the limit on ranked articles."""
-        words = {word: self._frequencies.get(word, 0) for word in _words(query)}
-        chosen: list[str] = []
-        left = _MOST_MATCHES
-        for word in sorted(words, key=lambda word: (words[word], word)):
-            if 0 < words[word] <= left:
-                chosen.append(word)
-                left -= words[word]
-        return chosen
-
-    def _rows(self, match: str, limit: int, offset: int) -> list[int]:
         with self._lock:
-            found = self._connection.execute(
+            found: list[tuple[int]] = self._connection.execute(
                 "SELECT rowid FROM articles WHERE articles MATCH ? ORDER BY bm25(articles, ?, 1.0), rowid "
                 "LIMIT ? OFFSET ?",
-                (match, _TITLE_WEIGHT, limit, offset),
-            )
-            return [row for (row,) in found]
-
-    def _hit(self, row: int, words: Sequence[str]) -> Hit:
-        title = self._names[row - 1]
-        wanted = set(words)
-        best = max(self._articles[title], key=lambda sentence: len(wanted & _words(sentence).keys()))
-        return Hit(title, best)
+                (match, _TITLE_WEIGHT, PAGE_SIZE + 1, PAGE_SIZE * (page - 1)),
+            ).fetchall()
+        hits: list[SearchHit] = []
+        for (row,) in found[:PAGE_SIZE]:
+            title = self._names[row - 1]
+            best = max(self._articles[title], key=lambda sentence: len(words.keys() & _words(sentence).keys()))
+            hits.append(SearchHit(title, best))
+        return Page(hits, has_more=len(found) > PAGE_SIZE)
 
 
 _indexes: dict[int, Index] = {}

@@ -1,4 +1,4 @@
-"""A made-up world: its entities, the relations between them, and an article about each.
+"""A made-up world: its entities, the relations between them, an article about each, and the questions about it.
 
 The world is generated once per process from the words of `world.json` and a fixed seed, so it is always the same.
 """
@@ -6,11 +6,16 @@ The world is generated once per process from the words of `world.json` and a fix
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
+
+from envsdk.authoring.tasks import Split, split_of
+
+from .._scoring import TaskData
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,13 +24,11 @@ T = TypeVar("T")
 Kind: TypeAlias = Literal["person", "town", "region", "company", "school", "work"]
 _SEED = 20_240_601
 _ASIDE_SHARE = 0.6
+Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
+HOPS: Mapping[Difficulty, int] = {"easy": 2, "medium": 3, "hard": 4}
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Relation(_Frozen):
+class Relation(TaskData):
     """A relation that leads from one entity, the source, to another one, the target."""
 
     source: Kind
@@ -39,14 +42,14 @@ class Relation(_Frozen):
     """Sentences for the source's article: `{s}` is the source, `{t}` the target."""
 
 
-class _Aside(_Frozen):
+class _Aside(TaskData):
     """A distracting sentence, which mentions another entity and answers no question."""
 
     target: Kind
     sentence: str
 
 
-class _Words(_Frozen):
+class _WorldWords(TaskData):
     """The parts of names and sentences."""
 
     counts: dict[Kind, int]
@@ -87,12 +90,12 @@ class World(NamedTuple):
 @cache
 def get_world() -> World:
     """Return the world, which is generated on first use."""
-    words = _Words.model_validate_json(Path(__file__).with_name("world.json").read_bytes())
+    words = _WorldWords.model_validate_json(Path(__file__).with_name("world.json").read_bytes())
     return _Maker(words, random.Random(_SEED)).make()
 
 
 class _Maker:
-    def __init__(self, words: _Words, rng: random.Random) -> None:
+    def __init__(self, words: _WorldWords, rng: random.Random) -> None:
         self.words = words
         self.random = rng.random  # the only method whose numbers are the same in every version of Python
 
@@ -105,9 +108,12 @@ class _Maker:
         }
         kinds: list[Kind] = [kind for kind, numbers in members.items() for _ in numbers]
         nouns = [self._one_of(words.nouns[kind]) for kind in kinds]
-        targets = np.array(
-            [self._draw_targets(relation, members, len(names)) for relation in words.relations], np.int32
-        )
+        targets = np.full((len(words.relations), len(names) + 1), len(names), np.int32)
+        for number, relation in enumerate(words.relations):
+            for source in members[relation.source]:
+                target = self._one_of(members[relation.target])
+                if target != source and self.random() < relation.share:
+                    targets[number, source] = target
         mentions = [
             words.mentions[kind].format(name=name, noun=noun)
             for kind, name, noun in zip(kinds, names, nouns, strict=True)
@@ -131,16 +137,6 @@ class _Maker:
             while len(names) < count:
                 names[makers[kind]()] = None
             yield from names
-
-    def _draw_targets(self, relation: Relation, members: Mapping[Kind, range], nowhere: int) -> list[int]:
-        """Draw the target of a relation from each entity, and from `nowhere`, the number of no target."""
-        targets = [nowhere] * (nowhere + 1)
-        choices = members[relation.target]
-        for source in members[relation.source]:
-            target = self._one_of(choices)
-            if target != source and self.random() < relation.share:
-                targets[source] = target
-        return targets
 
     def _write(
         self, names: Sequence[str], members: Mapping[Kind, range], nouns: Sequence[str], targets: "NDArray[np.int32]"
@@ -174,3 +170,79 @@ class _Maker:
 
     def _syllables(self, count: int) -> str:
         return "".join(self._one_of(self.words.onsets) + self._one_of(self.words.vowels) for _ in range(count)).title()
+
+
+# Questions: the answer is reached by following relations from article to article.
+
+
+class CorpusSearchTask(TaskData):
+    """A question about the world of the articles."""
+
+    question: str = Field(min_length=1)
+    answer: str = Field(min_length=1)
+    """The name that is asked for."""
+    path: tuple[str, ...] = ()
+    """The titles of the articles that lead to the answer, in order. The reference policy reads them."""
+
+
+class _Chains(NamedTuple):
+    """A chain of relations, and the entities from which it leads to an answer."""
+
+    relations: tuple[int, ...]
+    starts: "NDArray[np.int32]"
+
+
+class Questions:
+    """The sequence of all questions of a split with a number of hops. No entity is the answer in both splits."""
+
+    def __init__(self, world: World, hops: int, split: Split) -> None:
+        self._world = world
+        self._chains = list(_follow(world, hops, split))
+        self._ends = np.cumsum([len(chains.starts) for chains in self._chains])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> CorpusSearchTask:
+        if not 0 <= index < len(self):
+            raise IndexError(f"question {index} is out of range; expected 0 to {len(self) - 1}")
+        at = int(np.searchsorted(self._ends, index, side="right"))
+        chains = self._chains[at]
+        world, entity = self._world, int(chains.starts[index - int(self._ends[at])])
+        called, path = world.mentions[entity], list[str]()
+        for number in chains.relations:
+            path.append(world.names[entity])
+            entity = int(world.targets[number][entity])
+            if number != chains.relations[-1]:
+                called = world.relations[number].phrase.format(called)
+        question = world.relations[chains.relations[-1]].question.format(called)
+        return CorpusSearchTask(question=question, answer=world.names[entity], path=tuple(path))
+
+
+@cache
+def get_questions(difficulty: Difficulty, split: Split) -> Questions:
+    """Return the questions, which are computed on first use."""
+    return Questions(get_world(), HOPS[difficulty], split)
+
+
+def _follow(world: World, hops: int, split: Split) -> Iterator[_Chains]:
+    """Yield the chains of distinct relations that visit no entity twice and end at an answer of the split."""
+    is_answer = np.array([*(split_of(name) == split for name in world.names), False])
+    sequences: list[tuple[int, ...]] = [(number,) for number in range(len(world.relations))]
+    for _ in range(hops - 1):  # each relation starts at the kind where the previous one ends
+        sequences = [
+            (*before, number)
+            for before in sequences
+            for number, relation in enumerate(world.relations)
+            if relation.source == world.relations[before[-1]].target and number not in before
+        ]
+    for relations in sequences:
+        numbers = world.members[world.relations[relations[0]].source]
+        path = [np.arange(numbers.start, numbers.stop, dtype=np.int32)]
+        for relation in relations:
+            path.append(world.targets[relation][path[-1]])
+        is_good = is_answer[path[-1]]
+        for one, other in combinations(path, 2):
+            is_good &= one != other
+        if is_good.any():
+            yield _Chains(relations, path[0][is_good])

@@ -3,13 +3,14 @@
 from functools import partial
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.authoring import NeedsTrust
 from envsdk.authoring.tasks import Split
 from envsdk.sandbox import Isolation, SandboxLimits, arun_python, check_isolation
 
+from .._scoring import TaskData, decline, end_with_verdict, last_word
 from ._problems import Difficulty, Problem, random_problem
 
 _SYSTEM = (
@@ -33,10 +34,8 @@ class PythonSandboxConfig(ToolEnvConfig):
     """How programs are isolated from the machine; see `envsdk.sandbox`."""
 
 
-class PythonSandboxTask(BaseModel):
+class PythonSandboxTask(TaskData):
     """A problem with its answer."""
-
-    model_config = ConfigDict(frozen=True)
 
     question: str = Field(min_length=1)
     answer: str = Field(pattern=r"^\S*[^\s.]$")
@@ -65,9 +64,11 @@ class PythonSandbox(ToolEnv):
         """Ask the question, after a check that programs can be run here."""
         config: PythonSandboxConfig = self.config
         check_isolation(config.isolation)
-        self.problem = (
-            _of_task(self.task) if self.task else random_problem(self.np_random, config.difficulty, config.split)
-        )
+        task: PythonSandboxTask | None = self.task
+        if task is None:
+            self.problem = random_problem(self.np_random, config.difficulty, config.split)
+        else:
+            self.problem = Problem(task.question, task.solution, partial(str, task.answer))
         return Turn(self.problem.question, system=_SYSTEM.format(**config.sandbox_limits.model_dump()))
 
     @tool
@@ -86,10 +87,8 @@ class PythonSandbox(ToolEnv):
 
     def finish(self, reply: Message) -> Turn:
         """Score the answer and end the episode."""
-        words, answer = reply.content.split(), self.problem.answer()
-        is_right = bool(words) and words[-1].rstrip(".") == answer
-        verdict = "Right." if is_right else f"No, it is {answer}."
-        return Turn(verdict, reward={"correct": float(is_right)}, terminated=True)
+        answer = str(self.problem.answer())
+        return end_with_verdict(last_word(reply.content).rstrip(".") == answer, answer)
 
     def reference_reply(self) -> Message:
         """Run the solution, and answer with its output."""
@@ -97,13 +96,7 @@ class PythonSandbox(ToolEnv):
         if last.role == "tool":
             return Message(role="assistant", reasoning="That is it.", content=last.content)
         if self.problem.solution is None:
-            return Message(role="assistant", content=self.problem.answer())
+            return Message(role="assistant", content=str(self.problem.answer()))
         return Message.calling("run_python", {"code": self.problem.solution}, reasoning="A program can find that.")
 
-    def null_reply(self) -> str:
-        """Decline."""
-        return "I do not know."
-
-
-def _of_task(task: PythonSandboxTask) -> Problem:
-    return Problem(task.question, task.solution, partial(str, task.answer))
+    null_reply = decline

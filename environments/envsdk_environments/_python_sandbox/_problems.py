@@ -1,9 +1,9 @@
 """The problems: for each kind, a function that computes the answer, the question, and how its numbers are drawn."""
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,10 +19,11 @@ class Problem(NamedTuple):
 
     question: str
     solution: str | None
-    answer: Callable[[], str]
+    answer: Callable[[], int | str]
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ProblemKind:
     """Problems that differ in numbers."""
 
     solve: Callable[..., int]
@@ -33,35 +34,21 @@ class Kind(NamedTuple):
     """Draws the function's arguments."""
 
 
+_source = cache(inspect.getsource)
+
+
 def random_problem(rng: np.random.Generator, difficulty: Difficulty, split: Split) -> Problem:
     """Draw a problem of the split."""
     kinds = KINDS[difficulty]
 
-    def draw() -> tuple[Kind, Arguments]:
+    def draw() -> tuple[ProblemKind, Arguments]:
         kind = kinds[int(rng.integers(len(kinds)))]
         return kind, kind.draw(rng)
 
-    kind, arguments = draw_in_split(split, draw, _question)
-    program = _program(kind.solve, arguments)
-    return Problem(_question((kind, arguments)), program, partial(_answer, kind.solve, arguments))
-
-
-def _question(drawn: tuple["Kind", Arguments]) -> str:
-    kind, arguments = drawn
-    return kind.question.format(**arguments)
-
-
-def _answer(solve: Callable[..., int], arguments: Mapping[str, Any]) -> str:
-    return str(solve(**arguments))
-
-
-def _program(solve: Callable[..., int], arguments: Mapping[str, Any]) -> str:
-    """Return a program that prints what the function returns."""
+    kind, arguments = draw_in_split(split, draw, lambda drawn: drawn[0].question.format(**drawn[1]))
     given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    return f"{_source(solve)}\n\nprint({solve.__name__}({given}))\n"
-
-
-_source = functools.cache(inspect.getsource)
+    program = f"{_source(kind.solve)}\n\nprint({kind.solve.__name__}({given}))\n"
+    return Problem(kind.question.format(**arguments), program, partial(kind.solve, **arguments))
 
 
 def _from(rng: np.random.Generator, least: int, most: int) -> int:
@@ -90,47 +77,14 @@ def recurrence(x: int, factor: int, addend: int, modulus: int, times: int) -> in
     return total
 
 
-def draw_recurrence(rng: np.random.Generator) -> Arguments:
-    """Numbers for `recurrence`."""
-    return {**_recurrence(rng), "times": _from(rng, 200, 999)}
-
-
-RECURRENCE = (
-    "Start with x = {x}. {times} times, replace x by the remainder of {factor} * x + {addend} divided by {modulus}. "
-    "What is the sum of the {times} values that x takes then?"
-)
-
-
 def digit_sums(first: int, last: int, divisor: int) -> int:
     """Add up numbers by the sum of their digits."""
     return sum(n for n in range(first, last + 1) if sum(map(int, str(n))) % divisor == 0)
 
 
-def draw_digit_sums(rng: np.random.Generator) -> Arguments:
-    """Numbers for `digit_sums`."""
-    return {**_range(rng, 99_999, 2000), "divisor": _from(rng, 3, 11)}
-
-
-DIGIT_SUMS = (
-    "What is the sum of all whole numbers from {first} to {last}, both included, whose digits add up to a multiple of "
-    "{divisor}?"
-)
-
-
 def square_remainders(first: int, last: int, modulus: int) -> int:
     """Add up remainders of squares."""
     return sum(n * n % modulus for n in range(first, last + 1))
-
-
-def draw_square_remainders(rng: np.random.Generator) -> Arguments:
-    """Numbers for `square_remainders`."""
-    return {**_range(rng, 99_999, 2000), "modulus": _from(rng, 100, 9999)}
-
-
-SQUARE_REMAINDERS = (
-    "For each whole number n from {first} to {last}, both included, take the remainder of n * n divided by {modulus}. "
-    "What is the sum of these remainders?"
-)
 
 
 # Medium: a well-known algorithm.
@@ -145,16 +99,9 @@ def primes(first: int, last: int, modulus: int, remainder: int) -> int:
     return sum(n for n in range(max(first, 2), last + 1) if is_prime[n] and n % modulus == remainder)
 
 
-def draw_primes(rng: np.random.Generator) -> Arguments:
-    """Numbers for `primes`."""
+def _draw_primes(rng: np.random.Generator) -> Arguments:
     modulus = int(rng.choice([5, 7, 11, 13]))
     return {**_range(rng, 20_000, 8000), "modulus": modulus, "remainder": _from(rng, 1, modulus - 1)}
-
-
-PRIMES = (
-    "What is the sum of all prime numbers from {first} to {last} that leave the remainder {remainder} when they are "
-    "divided by {modulus}?"
-)
 
 
 def longest_descent(first: int, last: int) -> int:
@@ -170,18 +117,6 @@ def longest_descent(first: int, last: int) -> int:
     return max(range(first, last + 1), key=steps)
 
 
-def draw_longest_descent(rng: np.random.Generator) -> Arguments:
-    """Numbers for `longest_descent`."""
-    return _range(rng, 999_999, 400)
-
-
-LONGEST_DESCENT = (
-    "From a whole number n, go on to n / 2 if n is even, and to 3 * n + 1 if n is odd, until you are at 1. From which "
-    "of the numbers from {first} to {last}, both included, does that take the most steps? If there are several, give "
-    "the smallest."
-)
-
-
 def circle(people: int, start: int, step: int) -> int:
     """Find who is left in a circle."""
     standing = list(range(1, people + 1))
@@ -190,19 +125,6 @@ def circle(people: int, start: int, step: int) -> int:
         at = (at + step - 1) % len(standing)
         standing.pop(at)
     return standing[0]
-
-
-def draw_circle(rng: np.random.Generator) -> Arguments:
-    """Numbers for `circle`."""
-    people = _from(rng, 500, 3000)
-    return {"people": people, "start": _from(rng, 1, people), "step": _from(rng, 2, 999)}
-
-
-CIRCLE = (
-    "{people} people stand in a circle and are numbered from 1 to {people} in their order. You count them off, "
-    "beginning with number {start}, which is 1: whoever is number {step} of the count leaves the circle, and the count "
-    "begins again at 1 with the next one who still stands. What is the number of the last one?"
-)
 
 
 def orders(lines: str, kind: str, divisor: int) -> int:
@@ -215,19 +137,11 @@ def orders(lines: str, kind: str, divisor: int) -> int:
     return total
 
 
-def draw_orders(rng: np.random.Generator) -> Arguments:
-    """A table for `orders`, and what is asked of it."""
+def _draw_orders(rng: np.random.Generator) -> Arguments:
     kinds = ("book", "lamp", "pen", "rug")
     numbers = rng.integers((1000, 0, 1, 100), (10_000, len(kinds), 100, 10_000), size=(40, 4)).tolist()
     lines = [f"{number},{kinds[kind]},{quantity},{price}" for number, kind, quantity, price in numbers]
     return {"lines": "\n".join(lines), "kind": kinds[_from(rng, 0, 3)], "divisor": _from(rng, 2, 5)}
-
-
-ORDERS = (
-    "Each line is an order: its number, the kind of thing, the quantity and the price of one, with commas between. "
-    "What is the sum of quantity times price, of the orders of the kind {kind!r} whose quantity is no multiple of "
-    "{divisor}?\n\n{lines}"
-)
 
 
 # Hard: an algorithm that has to be designed.
@@ -242,18 +156,6 @@ def rising_sum(length: int, x: int, factor: int, addend: int, modulus: int) -> i
     for i, number in enumerate(numbers):
         best.append(number + max((best[j] for j in range(i) if numbers[j] < number), default=0))
     return max(best)
-
-
-def draw_rising_sum(rng: np.random.Generator) -> Arguments:
-    """Numbers for `rising_sum`."""
-    return {"length": _from(rng, 200, 400), **_recurrence(rng)}
-
-
-RISING_SUM = (
-    "A list has {length} numbers. The first is {x}, and each next one is the remainder of {factor} times the one "
-    "before, plus {addend}, divided by {modulus}. Choose some of the numbers, so that in the order of the list each "
-    "one chosen is greater than the one chosen before. What is the largest sum they can have?"
-)
 
 
 def cheapest_way(size: int, a: int, b: int, c: int, modulus: int) -> int:
@@ -276,18 +178,9 @@ def cheapest_way(size: int, a: int, b: int, c: int, modulus: int) -> int:
                 heapq.heappush(queue, (total + cost(r, s), r, s))
 
 
-def draw_cheapest_way(rng: np.random.Generator) -> Arguments:
-    """Numbers for `cheapest_way`."""
+def _draw_cheapest_way(rng: np.random.Generator) -> Arguments:
     a, b, c = rng.integers(1, 100, size=3).tolist()
     return {"size": _from(rng, 25, 45), "a": a, "b": b, "c": c, "modulus": _from(rng, 50, 999)}
-
-
-CHEAPEST_WAY = (
-    "A grid has {size} rows and {size} columns, counted from 0. The cell in row r and column s costs the remainder of "
-    "{a} * r * r + {b} * r * s + {c} * s * s divided by {modulus}, plus 1. You go from row 0, column 0 to the opposite "
-    "corner, each step up, down, left or right to the next cell, and pay for each cell you come to, the first and the "
-    "last one included. What is the least that you can pay?"
-)
 
 
 def selections(numbers: list[int], target: int) -> int:
@@ -299,34 +192,81 @@ def selections(numbers: list[int], target: int) -> int:
     return ways[target]
 
 
-def draw_selections(rng: np.random.Generator) -> Arguments:
-    """Numbers for `selections`."""
-    numbers = rng.integers(10, 151, size=30).tolist()
-    return {"numbers": numbers, "target": sum(numbers) // 2 - _from(rng, 0, 200)}
-
-
-SELECTIONS = (
-    "In how many ways can some of the following numbers be chosen so that they add up to {target}? Numbers that occur "
-    "several times are different ones.\n\n{numbers}"
-)
-
-
-KINDS: dict[Difficulty, list[Kind]] = {
+KINDS: dict[Difficulty, list[ProblemKind]] = {
     "easy": [
-        Kind(recurrence, RECURRENCE, draw_recurrence),
-        Kind(digit_sums, DIGIT_SUMS, draw_digit_sums),
-        Kind(square_remainders, SQUARE_REMAINDERS, draw_square_remainders),
+        ProblemKind(
+            recurrence,
+            "Start with x = {x}. {times} times, replace x by the remainder of {factor} * x + {addend} divided by "
+            "{modulus}. What is the sum of the {times} values that x takes then?",
+            lambda rng: {**_recurrence(rng), "times": _from(rng, 200, 999)},
+        ),
+        ProblemKind(
+            digit_sums,
+            "What is the sum of all whole numbers from {first} to {last}, both included, whose digits add up to a "
+            "multiple of {divisor}?",
+            lambda rng: {**_range(rng, 99_999, 2000), "divisor": _from(rng, 3, 11)},
+        ),
+        ProblemKind(
+            square_remainders,
+            "For each whole number n from {first} to {last}, both included, take the remainder of n * n divided by "
+            "{modulus}. What is the sum of these remainders?",
+            lambda rng: {**_range(rng, 99_999, 2000), "modulus": _from(rng, 100, 9999)},
+        ),
     ],
     "medium": [
-        Kind(primes, PRIMES, draw_primes),
-        Kind(longest_descent, LONGEST_DESCENT, draw_longest_descent),
-        Kind(circle, CIRCLE, draw_circle),
-        Kind(orders, ORDERS, draw_orders),
+        ProblemKind(
+            primes,
+            "What is the sum of all prime numbers from {first} to {last} that leave the remainder {remainder} when "
+            "they are divided by {modulus}?",
+            _draw_primes,
+        ),
+        ProblemKind(
+            longest_descent,
+            "From a whole number n, go on to n / 2 if n is even, and to 3 * n + 1 if n is odd, until you are at 1. "
+            "From which of the numbers from {first} to {last}, both included, does that take the most steps? If there "
+            "are several, give the smallest.",
+            lambda rng: _range(rng, 999_999, 400),
+        ),
+        ProblemKind(
+            circle,
+            "{people} people stand in a circle and are numbered from 1 to {people} in their order. You count them off, "
+            "beginning with number {start}, which is 1: whoever is number {step} of the count leaves the circle, and "
+            "the count begins again at 1 with the next one who still stands. What is the number of the last one?",
+            lambda rng: {"people": (n := _from(rng, 500, 3000)), "start": _from(rng, 1, n), "step": _from(rng, 2, 999)},
+        ),
+        ProblemKind(
+            orders,
+            "Each line is an order: its number, the kind of thing, the quantity and the price of one, with commas "
+            "between. What is the sum of quantity times price, of the orders of the kind {kind!r} whose quantity is no "
+            "multiple of {divisor}?\n\n{lines}",
+            _draw_orders,
+        ),
     ],
     "hard": [
-        Kind(rising_sum, RISING_SUM, draw_rising_sum),
-        Kind(cheapest_way, CHEAPEST_WAY, draw_cheapest_way),
-        Kind(selections, SELECTIONS, draw_selections),
+        ProblemKind(
+            rising_sum,
+            "A list has {length} numbers. The first is {x}, and each next one is the remainder of {factor} times the "
+            "one before, plus {addend}, divided by {modulus}. Choose some of the numbers, so that in the order of the "
+            "list each one chosen is greater than the one chosen before. What is the largest sum they can have?",
+            lambda rng: {"length": _from(rng, 200, 400), **_recurrence(rng)},
+        ),
+        ProblemKind(
+            cheapest_way,
+            "A grid has {size} rows and {size} columns, counted from 0. The cell in row r and column s costs the "
+            "remainder of {a} * r * r + {b} * r * s + {c} * s * s divided by {modulus}, plus 1. You go from row 0, "
+            "column 0 to the opposite corner, each step up, down, left or right to the next cell, and pay for each "
+            "cell you come to, the first and the last one included. What is the least that you can pay?",
+            _draw_cheapest_way,
+        ),
+        ProblemKind(
+            selections,
+            "In how many ways can some of the following numbers be chosen so that they add up to {target}? Numbers "
+            "that occur several times are different ones.\n\n{numbers}",
+            lambda rng: {
+                "numbers": (numbers := rng.integers(10, 151, size=30).tolist()),
+                "target": sum(numbers) // 2 - _from(rng, 0, 200),
+            },
+        ),
     ],
 }
 """The kinds of problems of each difficulty."""

@@ -9,11 +9,9 @@ from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn
 from envsdk.authoring._tools import Tool
 from envsdk.authoring.tasks import Split
 
-from ._customer import END, GREETING, ScriptedCustomer, briefing, is_end
-from ._desk import Desk, tools_of
 from ._generator import Difficulty, draw_task
-from ._reference import reference_reply
-from ._tasks import RetailDeskTask
+from ._scripts import END, GREETING, ScriptedCustomer, briefing, is_end, reference_reply
+from ._shop import Desk, RetailDeskTask, tools_of
 
 __all__ = ["RetailDesk", "RetailDeskConfig", "RetailDeskTask"]
 
@@ -79,7 +77,7 @@ class RetailDesk(ToolEnv):
     def finish(self, reply: Message) -> Turn:
         """Send a message to the other side."""
         if self.context == _USER:
-            return self._from_user(reply.content)
+            return self._pass_on(reply.content)
         if self.config.user == "policy":
             return Turn(reply.content, context=_USER)
         if self.desk.changes > self.seen_changes and not self.customer.has_agreed:
@@ -103,18 +101,18 @@ class RetailDesk(ToolEnv):
         """Decline; as the customer, leave."""
         return END if self.context == _USER else "I am sorry, I cannot help you with that."
 
-    def _from_user(self, text: str) -> Turn:
-        """Send on what a policy wrote as the customer."""
-        if is_end(text):
-            scores = self._score()
-            earned = {_AGENT: scores["reward"]["success"]} if self.has_met else {}
-            return Turn(terminated=True, context_rewards={_USER: 0.0, **earned}, **scores)
-        has_met, self.has_met = self.has_met, True
-        return Turn(text, system=None if has_met else self.job.policy.document(), context=_AGENT)
-
     def _score(self) -> dict[str, Any]:
         is_right = self.desk.database() == self.job.gold()
         return {
             "reward": {"success": float(is_right and self.has_waited)},
             "metrics": {"right_database": float(is_right), "waited_for_yes": float(self.has_waited)},
         }
+
+    def _pass_on(self, text: str) -> Turn:
+        """Send to the agent what a policy wrote as the customer."""
+        if is_end(text):
+            scores = self._score()
+            earned = {_AGENT: scores["reward"]["success"]} if self.has_met else {}
+            return Turn(terminated=True, context_rewards={_USER: 0.0, **earned}, **scores)
+        has_met, self.has_met = self.has_met, True
+        return Turn(text, system=None if has_met else self.job.policy.document(), context=_AGENT)

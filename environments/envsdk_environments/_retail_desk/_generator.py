@@ -8,8 +8,19 @@ import numpy as np
 
 from envsdk.authoring.tasks import Split, draw_in_split
 
-from ._records import Customer, Database, Item, Order, Policy, Reason, Rule, Status
-from ._tasks import Change, RetailDeskTask, Wish
+from ._shop import (
+    Change,
+    Customer,
+    Database,
+    Item,
+    Order,
+    Reason,
+    RetailDeskTask,
+    Rule,
+    ShopPolicy,
+    Status,
+    Wish,
+)
 
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 
@@ -62,7 +73,7 @@ def draw_task(rng: np.random.Generator, split: Split, difficulty: Difficulty) ->
     """Draw a task. The customer's name and postal code decide on its split."""
     dice = random.Random(int(rng.integers(2**62)))
     customer = draw_in_split(split, lambda: draw_customer(dice), lambda one: f"{one.name} {one.postal_code}")
-    policy = Policy(
+    policy = ShopPolicy(
         shop=dice.choice(_SHOPS),
         today=date(2025, 1, 15) + timedelta(days=dice.randrange(700)),
         return_days=dice.randint(14, 60),
@@ -70,7 +81,16 @@ def draw_task(rng: np.random.Generator, split: Split, difficulty: Difficulty) ->
         plus_days=dice.randint(5, 14),
     )
     shop = _Shop(dice, policy, customer)
-    cases = _choose(dice, difficulty)
+    changes: list[Change] = [*_RULES]
+    granted, twisted = _Case(dice.choice(changes)), _Case(dice.choice(changes[1:]), changes_mind=True)
+    change = dice.choice(changes)
+    refused = _Case(change, dice.choice(_RULES[change]))
+    cases = [granted]
+    if difficulty == "medium":
+        cases = [dice.choice((granted, refused, twisted))]
+    elif difficulty == "hard":
+        cases = [refused, twisted, granted][: dice.randint(2, 3)]
+        cases = dice.sample(cases, len(cases))
     knows_numbers = dice.random() < 0.6
     wishes = tuple(_draw_wish(shop, case, knows_numbers=knows_numbers) for case in cases)
     shop.add_order("processing", customer)  # no wish is about this one or the next
@@ -94,21 +114,6 @@ def draw_customer(dice: random.Random) -> Customer:
         postal_code=str(dice.randint(10_000, 99_999)),
         is_plus=dice.random() < 0.4,
     )
-
-
-def _choose(dice: random.Random, difficulty: Difficulty) -> list[_Case]:
-    changes: list[Change] = [*_RULES]
-    granted, twisted = _Case(dice.choice(changes)), _Case(dice.choice(changes[1:]), changes_mind=True)
-    change = dice.choice(changes)
-    refused = _Case(change, dice.choice(_RULES[change]))
-    match difficulty:
-        case "easy":
-            return [granted]
-        case "medium":
-            return [dice.choice((granted, refused, twisted))]
-        case "hard":
-            cases = [refused, twisted, granted][: dice.randint(2, 3)]
-            return dice.sample(cases, len(cases))
 
 
 def _draw_wish(shop: "_Shop", case: _Case, *, knows_numbers: bool) -> Wish:
@@ -164,7 +169,7 @@ def _draw_values(dice: random.Random, case: _Case, order: Order, *, is_second: b
 class _Shop:
     """A shop that is being drawn around one customer."""
 
-    def __init__(self, dice: random.Random, policy: Policy, customer: Customer) -> None:
+    def __init__(self, dice: random.Random, policy: ShopPolicy, customer: Customer) -> None:
         self.dice, self.policy, self.customer = dice, policy, customer
         self.stranger, self.orders = draw_customer(dice), list[Order]()
         while self.stranger.id == customer.id or self.stranger.name == customer.name:

@@ -1,23 +1,21 @@
 """Questions about a database, answered by a query."""
 
-import sqlite3
 from contextlib import suppress
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from envsdk import EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.errors import ConfigError, TaskError, ToolError
 
-from ._domains import TRADES, draw_names, make_database
-from ._images import make_image, run_script, tables_of
-from ._questions import Difficulty, Question, draw_question
+from .._scoring import TaskData, decline
+from ._databases import TRADES, draw_names, make_database, run_script, tables_of
+from ._questions import Difficulty, SqlQuestion, draw_question
 from ._results import as_text, is_same
 from ._worker import QueryWorker, TooManySteps
-from .guarded._query import Found, QueryLimits, Row
+from .guarded._query import QueryLimits, QueryResult, Row
 
 __all__ = ["SqlAnalyst", "SqlAnalystConfig", "SqlAnalystTask"]
 
@@ -56,10 +54,8 @@ class SqlAnalystConfig(ToolEnvConfig):
     """The maximum number of answers that do not run and are answered with the error. One more ends the episode."""
 
 
-class SqlAnalystTask(BaseModel):
+class SqlAnalystTask(TaskData):
     """A question about databases that the task brings."""
-
-    model_config = ConfigDict(frozen=True)
 
     question: str = Field(min_length=1)
     query: str = Field(min_length=1)
@@ -74,7 +70,7 @@ class SqlAnalystTask(BaseModel):
 class _Quest(NamedTuple):
     """A question, its databases, and the result of a right query."""
 
-    question: Question
+    question: SqlQuestion
     databases: tuple[bytes, ...]
     expected: tuple[tuple[Row, ...], ...]
     """The rows that a right query finds in each database."""
@@ -125,7 +121,11 @@ class SqlAnalyst(ToolEnv):
     @tool
     def list_tables(self) -> str:
         """List the tables, with the number of rows of each."""
-        return "\n".join(f"{name} ({self._count(name)} rows)" for name in tables_of(self._database))
+        lines: list[str] = []
+        for name in tables_of(self._database):
+            count = self._run(self._database, f"SELECT COUNT(*) FROM {_quoted(name)}", 1).rows[0][0]
+            lines.append(f"{name} ({count} rows)")
+        return "\n".join(lines)
 
     @tool
     def describe_tables(self, tables: Annotated[list[str], Field(min_length=1)]) -> str:
@@ -138,7 +138,11 @@ class SqlAnalyst(ToolEnv):
         unknown = [table for table in tables if table not in known]
         if unknown:
             raise ToolError(f"there is no table {unknown[0]!r:.80}; there are {', '.join(known)}")
-        return "\n\n".join(map(self._described, dict.fromkeys(tables)))
+        parts: list[str] = []
+        for table in dict.fromkeys(tables):
+            rows = self._run(self._database, f"SELECT * FROM {_quoted(table)}", _SAMPLE_ROWS)
+            parts.append(f"{known[table]};\n\n{as_text(rows)}")
+        return "\n\n".join(parts)
 
     @tool
     def run_query(self, query: str) -> str:
@@ -152,13 +156,24 @@ class SqlAnalyst(ToolEnv):
 
     def finish(self, reply: Message) -> Turn:
         """Compare the result of the query with the right one."""
-        query = _query_in(reply.content)
+        content = reply.content
+        query = content.strip()
+        if blocks := content.split("```")[1::2]:
+            query = blocks[-1].strip()
+            query = query[3:].strip() if query[:3].lower() == "sql" else query
+        question, databases, expected = self.quest
         try:
-            matches = [self._matches(query, index) for index in range(len(self.quest.databases))]
+            matches: list[bool] = []
+            for database, rows in zip(databases, expected, strict=True):
+                found = self._run(database, query, len(rows))
+                matches.append(not found.has_more and is_same(rows, found.rows, question.is_ordered))
         except ToolError as error:
-            return self._fail(error)
+            self.failed_answers += 1
+            if self.failed_answers <= self.config.max_failed_answers:
+                return Turn(f"Error: {error}. Answer with one SELECT.")
+            return Turn(f"Error: {error}", reward={"match": 0.0}, metrics={"queries": self.queries}, terminated=True)
         is_right = all(matches)
-        verdict = "Right." if is_right else f"No. A right query is: {self.quest.question.query}"
+        verdict = "Right." if is_right else f"No. A right query is: {question.query}"
         metrics = {"queries": self.queries, "explored_match": float(matches[0])}
         return Turn(verdict, reward={"match": float(is_right)}, metrics=metrics, terminated=True)
 
@@ -175,43 +190,17 @@ class SqlAnalyst(ToolEnv):
             return Message.calling("run_query", {"query": query}, reasoning="I try a query.")
         return Message(role="assistant", reasoning="That is what was asked for.", content=f"```sql\n{query}\n```")
 
-    def null_reply(self) -> str:
-        """Decline."""
-        return "I do not know."
+    null_reply = decline
 
     @property
     def _database(self) -> bytes:
         return self.quest.databases[0]
 
-    @property
-    def _query_limits(self) -> QueryLimits:
+    def _run(self, database: bytes, query: str, max_rows: int) -> QueryResult:
         config: SqlAnalystConfig = self.config
         steps = config.max_steps_per_query
-        return QueryLimits(steps, config.max_value_bytes, max_cpu_s=10 + steps // 50_000)
-
-    def _run(self, database: bytes, query: str, max_rows: int) -> Found:
-        return self.worker.run(database, query, self._query_limits, max_rows)
-
-    def _described(self, table: str) -> str:
-        query = f"SELECT * FROM {_quoted(table)}"
-        rows = self._run(self._database, query, _SAMPLE_ROWS)
-        return f"{tables_of(self._database)[table]};\n\n{as_text(rows)}"
-
-    def _count(self, table: str) -> object:
-        count = f"SELECT COUNT(*) FROM {_quoted(table)}"
-        return self._run(self._database, count, 1).rows[0][0]
-
-    def _matches(self, query: str, index: int) -> bool:
-        """Return whether a query has the right result in one of the databases."""
-        expected = self.quest.expected[index]
-        found = self._run(self.quest.databases[index], query, len(expected))
-        return not found.has_more and is_same(expected, found.rows, self.quest.question.is_ordered)
-
-    def _fail(self, error: ToolError) -> Turn:
-        self.failed_answers += 1
-        if self.failed_answers > self.config.max_failed_answers:
-            return Turn(f"Error: {error}", reward={"match": 0.0}, metrics={"queries": self.queries}, terminated=True)
-        return Turn(f"Error: {error}. Answer with one SELECT.")
+        limits = QueryLimits(steps, config.max_value_bytes, max_cpu_s=10 + steps // 50_000)
+        return self.worker.run(database, query, limits, max_rows)
 
     def _draw(self) -> _Quest:
         """Draw two databases with the same tables, and a question of the split whose answer cannot be guessed.
@@ -227,14 +216,16 @@ class SqlAnalyst(ToolEnv):
         )
         names = draw_names(TRADES[trade], np.random.default_rng(names_seed))
 
-        def draw() -> Question:
+        def draw() -> SqlQuestion:
             return draw_question(TRADES[trade], names, config.difficulty, self.np_random)
 
         for _ in range(_MOST_QUESTIONS):
             question = draw_in_split(config.split, draw, lambda question: question.text)
             with suppress(TooManySteps):
                 quest = self._solve(question, databases)
-                if _is_telling(quest.expected):
+                # It cannot be guessed: neither result is trivial, and they differ.
+                is_something = all(rows and rows not in (((0,),), ((None,),)) for rows in quest.expected)
+                if is_something and not is_same(quest.expected[0], quest.expected[1], is_ordered=False):
                     return quest
         raise ConfigError(
             f"none of {_MOST_QUESTIONS} questions can be asked: max_steps_per_query={config.max_steps_per_query} is "
@@ -242,38 +233,17 @@ class SqlAnalyst(ToolEnv):
         )
 
     def _read(self, task: SqlAnalystTask) -> _Quest:
-        question = Question(task.question, task.query, task.is_ordered)
+        question = SqlQuestion(task.question, task.query, task.is_ordered)
         try:
-            return self._solve(question, tuple(map(_image_of_script, task.databases)))
+            return self._solve(question, tuple(map(run_script, task.databases)))
         except ToolError as error:
             raise TaskError(f"the query of the task {task.question!r:.80} does not run: {error}") from error
 
-    def _solve(self, question: Question, databases: tuple[bytes, ...]) -> _Quest:
+    def _solve(self, question: SqlQuestion, databases: tuple[bytes, ...]) -> _Quest:
         found = [self._run(image, question.query, _MOST_EXPECTED_ROWS) for image in databases]
         if any(one.has_more for one in found):
             raise ToolError(f"it finds more than {_MOST_EXPECTED_ROWS:,} rows")
         return _Quest(question, databases, tuple(tuple(one.rows) for one in found))
-
-
-def _is_telling(expected: tuple[tuple[Row, ...], ...]) -> bool:
-    """Return whether the results cannot be guessed: neither is trivial, and they differ."""
-    is_something = all(rows and rows not in (((0,),), ((None,),)) for rows in expected)
-    return is_something and not is_same(expected[0], expected[1], is_ordered=False)
-
-
-@lru_cache(maxsize=64)
-def _image_of_script(script: str) -> bytes:
-    try:
-        return make_image(lambda connection: run_script(connection, script))
-    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-        raise TaskError(f"the script of a database does not run: {error} (it begins {script!r:.80})") from error
-
-
-def _query_in(content: str) -> str:
-    """Return the query of an answer: its last code block, or all of it."""
-    blocks = content.split("```")[1::2]
-    query = blocks[-1].strip() if blocks else content.strip()
-    return query[3:].strip() if blocks and query[:3].lower() == "sql" else query
 
 
 def _quoted(name: str) -> str:

@@ -5,14 +5,14 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ._domains import COUNTRIES, DAYS, MOST_SCORE, PRICES, Table, Trade, day
+from ._databases import COUNTRIES, DAYS, MOST_SCORE, PRICES, TableName, Trade, day
 
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 
 _SHORTEST_PERIOD, _LONGEST_PERIOD = 120, 480
 
 
-class Question(NamedTuple):
+class SqlQuestion(NamedTuple):
     """A question and a right query."""
 
     text: str
@@ -21,7 +21,7 @@ class Question(NamedTuple):
     """Whether the question asks for rows in a certain order."""
 
 
-class _Form(NamedTuple):
+class _QuestionForm(NamedTuple):
     """A question and its query with format fields. `{event}` is a word in the text, and a table in the query."""
 
     text: str
@@ -37,48 +37,48 @@ _ITEMS = _LINES + " JOIN {item} i ON i.{item.id} = l.{line.item}"
 _PEOPLE = "{person} p JOIN {event} e ON e.{event.person} = p.{person.id}"
 _PEOPLE_LINES = _PEOPLE + " JOIN {line} l ON l.{line.event} = e.{event.id}"
 
-_FORMS: Mapping[Difficulty, tuple[_Form, ...]] = {
+_FORMS: Mapping[Difficulty, tuple[_QuestionForm, ...]] = {
     "easy": (
-        _Form(
+        _QuestionForm(
             "How many {events} from {first} to {last} have the {status} '{a_status}'?",
             f"SELECT COUNT(*) FROM {{event}} e WHERE {_IN_PERIOD} AND e.{{event.status}} = '{{a_status}}'",
         ),
-        _Form(
+        _QuestionForm(
             "How many {persons} with the {tier} '{a_tier}' {joined} from {first} to {last}?",
             "SELECT COUNT(*) FROM {person} WHERE {person.tier} = '{a_tier}' "
             "AND {person.since} BETWEEN '{first}' AND '{last}'",
         ),
-        _Form(
+        _QuestionForm(
             "What is the average {score} of the {events} from {first} to {last} that have the {status} '{a_status}'? "
             "Those without a {score} do not count.",
             f"SELECT AVG(e.{{event.score}}) FROM {{event}} e WHERE {_IN_PERIOD} "
             "AND e.{event.status} = '{a_status}' AND e.{event.score} IS NOT NULL",
         ),
-        _Form(
+        _QuestionForm(
             "Which {items} of the {kind} '{a_kind}' have a {price} from {low} to {high}? Give the name and the "
             "{price}, the highest {price} first, and those of the same {price} by name.",
             "SELECT {item.name}, {item.price} FROM {item} WHERE {item.kind} = '{a_kind}' "
             "AND {item.price} BETWEEN {low} AND {high} ORDER BY {item.price} DESC, {item.name}",
             is_ordered=True,
         ),
-        _Form(
+        _QuestionForm(
             "How many {events} from {first} to {last} have the {status} '{a_status}' and no {score}?",
             f"SELECT COUNT(*) FROM {{event}} e WHERE {_IN_PERIOD} AND e.{{event.status}} = '{{a_status}}' "
             "AND e.{event.score} IS NULL",
         ),
-        _Form(
+        _QuestionForm(
             "For each {status} of the {events} from {first} to {last}: how many {events} have it, and how many of them "
             "have a {score} of at least {a_score}? Give the {status} and the two numbers.",
             f"SELECT e.{{event.status}}, COUNT(*), COUNT(CASE WHEN e.{{event.score}} >= {{a_score}} THEN 1 END) "
             f"FROM {{event}} e WHERE {_IN_PERIOD} GROUP BY e.{{event.status}}",
         ),
-        _Form(
+        _QuestionForm(
             "Of the {persons} with the {tier} '{a_tier}' who {joined} from {first} to {last}, who {joined} last? If "
             "there are several, take the first by name. Give the name and the day.",
             "SELECT {person.name}, {person.since} FROM {person} WHERE {person.tier} = '{a_tier}' "
             "AND {person.since} BETWEEN '{first}' AND '{last}' ORDER BY {person.since} DESC, {person.name} LIMIT 1",
         ),
-        _Form(
+        _QuestionForm(
             "For each {kind} of {items} with a {price} from {low} to {high}: how many such {items} are there, and what "
             "is their highest {price}? Give the {kind}, the number and the {price}.",
             "SELECT {item.kind}, COUNT(*), MAX({item.price}) FROM {item} "
@@ -86,55 +86,55 @@ _FORMS: Mapping[Difficulty, tuple[_Form, ...]] = {
         ),
     ),
     "medium": (
-        _Form(
+        _QuestionForm(
             "How many {events} from {first} to {last} with the {status} '{a_status}' do the {persons} of each {area} "
             "have? Give the name of the {area} and the number, and leave out {areas} without any.",
             f"SELECT a.{{area.name}}, COUNT(*) FROM {_PEOPLE} JOIN {{area}} a ON a.{{area.id}} = p.{{person.area}} "
             f"WHERE {_IN_PERIOD} AND e.{{event.status}} = '{{a_status}}' GROUP BY a.{{area.id}}",
         ),
-        _Form(
+        _QuestionForm(
             "Which {person} has the most {events} from {first} to {last} with the {status} '{a_status}'? If there are "
             "several, take the first by name. Give the name and the number.",
             f"SELECT p.{{person.name}}, COUNT(*) FROM {_PEOPLE} WHERE {_IN_PERIOD} "
             "AND e.{event.status} = '{a_status}' "
             "GROUP BY p.{person.id} ORDER BY COUNT(*) DESC, p.{person.name} LIMIT 1",
         ),
-        _Form(
+        _QuestionForm(
             "What is the {amount} of all {events} from {first} to {last} with the {status} '{a_status}' together?",
             f"SELECT {_AMOUNT} FROM {_LINES} WHERE {_IN_PERIOD} AND e.{{event.status}} = '{{a_status}}'",
         ),
-        _Form(
+        _QuestionForm(
             "Which {persons} with the {tier} '{a_tier}' have no {event} from {first} to {last}? Give their names.",
             "SELECT p.{person.name} FROM {person} p WHERE p.{person.tier} = '{a_tier}' AND NOT EXISTS "
             f"(SELECT 1 FROM {{event}} e WHERE e.{{event.person}} = p.{{person.id}} AND {_IN_PERIOD})",
         ),
-        _Form(
+        _QuestionForm(
             "Which {a_number} {items} have the highest {quantity} in {events} from {first} to {last}? Give the name "
             "and the {quantity}, the highest first. Where it is the same, the first by name comes first.",
             f"SELECT i.{{item.name}}, SUM(l.{{line.quantity}}) FROM {_ITEMS} WHERE {_IN_PERIOD} "
             "GROUP BY i.{item.id} ORDER BY SUM(l.{line.quantity}) DESC, i.{item.name} LIMIT {a_number}",
             is_ordered=True,
         ),
-        _Form(
+        _QuestionForm(
             "For each {kind} of {items}: what is the {amount} of their lines in {events} from {first} to {last} with "
             "the {status} '{a_status}'? Give the {kind} and the {amount}, and leave out those without any.",
             f"SELECT i.{{item.kind}}, {_AMOUNT} FROM {_ITEMS} WHERE {_IN_PERIOD} "
             "AND e.{event.status} = '{a_status}' GROUP BY i.{item.kind}",
         ),
-        _Form(
+        _QuestionForm(
             "Which {persons} have at least {a_number} {events} from {first} to {last}? Give their names in "
             "alphabetical order.",
             f"SELECT p.{{person.name}} FROM {_PEOPLE} WHERE {_IN_PERIOD} GROUP BY p.{{person.id}} "
             "HAVING COUNT(*) >= {a_number} ORDER BY p.{person.name}",
             is_ordered=True,
         ),
-        _Form(
+        _QuestionForm(
             "How many different {persons} have {events} from {first} to {last} with at least one of the {items} of "
             "{makers} from {a_country}?",
             f"SELECT COUNT(DISTINCT e.{{event.person}}) FROM {_ITEMS} JOIN {{maker}} m "
             f"ON m.{{maker.id}} = i.{{item.maker}} WHERE {_IN_PERIOD} AND m.{{maker.country}} = '{{a_country}}'",
         ),
-        _Form(
+        _QuestionForm(
             "For each {tier}: what is the average {score} of the {events} from {first} to {last} of {persons} with it? "
             "Those without a {score} do not count. Give the {tier} and the average, and leave out those without any.",
             f"SELECT p.{{person.tier}}, AVG(e.{{event.score}}) FROM {_PEOPLE} WHERE {_IN_PERIOD} "
@@ -142,7 +142,7 @@ _FORMS: Mapping[Difficulty, tuple[_Form, ...]] = {
         ),
     ),
     "hard": (
-        _Form(
+        _QuestionForm(
             "For each {area}: which of its {persons} has the highest {amount} in {events} from {first} to {last} with "
             "the {status} '{a_status}' together? If there are several, take the first by name. Give the name of the "
             "{area}, that of the {person}, and the {amount}, and leave out {areas} without any.",
@@ -153,20 +153,20 @@ _FORMS: Mapping[Difficulty, tuple[_Form, ...]] = {
             "FROM totals WHERE area IS NOT NULL) SELECT a.{area.name}, r.name, r.total FROM ranked r "
             "JOIN {area} a ON a.{area.id} = r.area WHERE r.place = 1",
         ),
-        _Form(
+        _QuestionForm(
             "For each {person} with the {tier} '{a_tier}' who has {events} from {first} to {last}, take the "
             "{amount} of these {events} together. Whose is above the average of all these {persons}? Give the names.",
             f"WITH totals AS (SELECT p.{{person.name}} AS name, {_AMOUNT} AS total FROM {_PEOPLE_LINES} "
             f"WHERE {_IN_PERIOD} AND p.{{person.tier}} = '{{a_tier}}' GROUP BY p.{{person.id}}) "
             "SELECT name FROM totals WHERE total > (SELECT AVG(total) FROM totals)",
         ),
-        _Form(
+        _QuestionForm(
             "Of the {amount} of all {events} from {first} to {last} with the {status} '{a_status}' together, which "
             "share falls to {items} of the {kind} '{a_kind}'?",
             "SELECT SUM(CASE WHEN i.{item.kind} = '{a_kind}' THEN l.{line.quantity} * l.{line.price} ELSE 0 END) "
             f"/ {_AMOUNT} FROM {_ITEMS} WHERE {_IN_PERIOD} AND e.{{event.status}} = '{{a_status}}'",
         ),
-        _Form(
+        _QuestionForm(
             "For each month with {events} from {first} to {last} that have the {status} '{a_status}': what is their "
             "{amount} together, and by how much is it more than in the month before it in this list? Give the month "
             "like 2020-01, the {amount} and the difference, which is NULL for the first month, in the order of months.",
@@ -175,7 +175,7 @@ _FORMS: Mapping[Difficulty, tuple[_Form, ...]] = {
             "SELECT month, total, total - LAG(total) OVER (ORDER BY month) FROM months ORDER BY month",
             is_ordered=True,
         ),
-        _Form(
+        _QuestionForm(
             "Which {persons} with the {tier} '{a_tier}' have more {events} from {first} to {last} than the one by whom "
             "they were {sponsored}? Leave out those who were {sponsored} by nobody. Give the names.",
             f"WITH counts AS (SELECT p.{{person.id}} AS id, COUNT(e.{{event.id}}) AS number FROM {{person}} p "
@@ -184,7 +184,7 @@ _FORMS: Mapping[Difficulty, tuple[_Form, ...]] = {
             "JOIN counts other ON other.id = p.{person.sponsor} WHERE own.number > other.number "
             "AND p.{person.tier} = '{a_tier}'",
         ),
-        _Form(
+        _QuestionForm(
             "For each {area}, also those without any: how many {persons} does it have, and how many {events} from "
             "{first} to {last} with the {status} '{a_status}' do these have? Give the name of the {area} and the two "
             "numbers, the most {events} first. Where these are as many, the first by name comes first.",
@@ -195,13 +195,13 @@ _FORMS: Mapping[Difficulty, tuple[_Form, ...]] = {
             "ORDER BY COUNT(e.{event.id}) DESC, a.{area.name}",
             is_ordered=True,
         ),
-        _Form(
+        _QuestionForm(
             "Which {event} from {first} to {last} has the {an_ordinal} highest {amount}? Where it is the same, the "
             "lower key comes first. Give its key and the {amount}.",
             f"SELECT e.{{event.id}}, {_AMOUNT} AS total FROM {_LINES} WHERE {_IN_PERIOD} GROUP BY e.{{event.id}} "
             "ORDER BY total DESC, e.{event.id} LIMIT 1 OFFSET {an_ordinal_less_1}",
         ),
-        _Form(
+        _QuestionForm(
             "Which {person} with the {tier} '{a_tier}' has the most days between two {events} from {first} to {last} "
             "that follow each other? If there are several, take the first by name. Give the name and the number of "
             "days.",
@@ -210,14 +210,14 @@ _FORMS: Mapping[Difficulty, tuple[_Form, ...]] = {
             f"FROM {_PEOPLE} WHERE {_IN_PERIOD} AND p.{{person.tier}} = '{{a_tier}}') "
             "SELECT name, days FROM gaps WHERE days IS NOT NULL ORDER BY days DESC, name LIMIT 1",
         ),
-        _Form(
+        _QuestionForm(
             "Add up the {amount} of the {events} from {first} on, day by day. On which day does the sum reach {a_sum}, "
             "and what is it then? Look no further than {last}. Give the day and the sum.",
             f"WITH days AS (SELECT e.{{event.date}} AS day, {_AMOUNT} AS total FROM {_LINES} WHERE {_IN_PERIOD} "
             "GROUP BY e.{event.date}), sums AS (SELECT day, SUM(total) OVER (ORDER BY day) AS total FROM days) "
             "SELECT day, total FROM sums WHERE total >= {a_sum} ORDER BY day LIMIT 1",
         ),
-        _Form(
+        _QuestionForm(
             "Which {persons} have, in their {events} from {first} to {last}, {items} of at least {a_number} different "
             "{kinds}, but none of the {kind} '{a_kind}'? Give the names.",
             f"SELECT p.{{person.name}} FROM {_PEOPLE_LINES} JOIN {{item}} i ON i.{{item.id}} = l.{{line.item}} "
@@ -229,14 +229,14 @@ _FORMS: Mapping[Difficulty, tuple[_Form, ...]] = {
 
 
 def draw_question(
-    trade: Trade, names: Mapping[str, Table], difficulty: Difficulty, rng: np.random.Generator
-) -> Question:
+    trade: Trade, names: Mapping[str, TableName], difficulty: Difficulty, rng: np.random.Generator
+) -> SqlQuestion:
     """Draw a question about a database of a trade whose tables and columns have these names."""
     forms = _FORMS[difficulty]
     form = forms[int(rng.integers(len(forms)))]
     values = _draw_values(trade, rng)
     text = form.text + _AMOUNT_IS * ("{amount}" in form.text)
-    return Question(
+    return SqlQuestion(
         text=text.format_map({**trade.words, **values}),
         query=form.query.format_map({**names, **values}),
         is_ordered=form.is_ordered,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isclose
 from typing import TypeAlias
 
-from .guarded._query import Found, Row, Value
+from .guarded._query import QueryResult, Row, Value
 
 TOLERANCE = 1e-6
 """Real numbers are the same if they differ by at most this, or by at most this share of the larger one."""
@@ -37,15 +37,17 @@ def is_same(expected: Sequence[Row], given: Sequence[Row], is_ordered: bool) -> 
 
 
 def _is_same_row(one: Row, other: Row) -> bool:
-    return len(one) == len(other) and all(map(_is_same_value, one, other))
-
-
-def _is_same_value(one: Value, other: Value) -> bool:
-    match one, other:
-        case (float(), int() | float()) | (int(), float()):
-            return isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-        case _:
-            return one == other
+    if len(one) != len(other):
+        return False
+    for first, second in zip(one, other, strict=True):
+        match first, second:
+            case (float(), int() | float()) | (int(), float()):
+                is_same_value = isclose(first, second, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+            case _:
+                is_same_value = first == second
+        if not is_same_value:
+            return False
+    return True
 
 
 def _place(row: Row) -> _Place:
@@ -56,7 +58,7 @@ def _place(row: Row) -> _Place:
     return kinds, others, numbers
 
 
-def as_text(found: Found) -> str:
+def as_text(found: QueryResult) -> str:
     """Write a result for the model: names of columns, rows, and the number of rows."""
     lines = [" | ".join(found.columns), *(" | ".join(map(_cell, row)) for row in found.rows)]
     count = len(found.rows)

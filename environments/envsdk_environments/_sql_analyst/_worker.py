@@ -14,7 +14,7 @@ from typing import Any, Self
 from envsdk.errors import SandboxError, ToolError
 from envsdk.sandbox._interpreter import executable
 
-from .guarded._query import TOO_LARGE, Found, QueryLimits
+from .guarded._query import TOO_LARGE, QueryLimits, QueryResult
 
 _PROGRAM = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); from guarded._serve import serve; serve()"
 _EXTRA_WAIT_S = 60.0
@@ -35,10 +35,10 @@ class QueryWorker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: _Process | None = None
+        self._process: _QueryProcess | None = None
         self._end: weakref.finalize[..., QueryWorker] | None = None
 
-    def run(self, image: bytes, query: str, limits: QueryLimits, max_rows: int) -> Found:
+    def run(self, image: bytes, query: str, limits: QueryLimits, max_rows: int) -> QueryResult:
         """Run a query on a database.
 
         Args:
@@ -59,17 +59,17 @@ class QueryWorker:
             text, is_too_long = answer
             raise (TooManySteps if is_too_long else ToolError)(text)
         columns, rows, has_more = answer
-        return Found(tuple(columns), [tuple(row) for row in rows], has_more)
+        return QueryResult(tuple(columns), [tuple(row) for row in rows], has_more)
 
     def close(self) -> None:
         """End the process. The next query starts another one."""
         if self._end is not None:
             self._end()
 
-    def _running(self) -> "_Process":
+    def _running(self) -> "_QueryProcess":
         if self._process is None or not self._process.is_running():
             self.close()
-            self._process = _Process()
+            self._process = _QueryProcess()
             self._end = weakref.finalize(self, self._process.end)
         return self._process
 
@@ -77,7 +77,7 @@ class QueryWorker:
         return type(self), ()
 
 
-class _Process:
+class _QueryProcess:
     """One process, and the socket on which it is asked."""
 
     def __init__(self) -> None:

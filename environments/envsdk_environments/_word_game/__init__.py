@@ -7,13 +7,15 @@ list.
 import string
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from envsdk import Env, EnvConfig, Limits, Message, Turn
 from envsdk.authoring.tasks import Split, split_of
+
+from .._scoring import TaskData, decline, last_word
 
 Mark: TypeAlias = Literal["right", "elsewhere", "absent"]
 
@@ -42,10 +44,8 @@ class WordGuessConfig(EnvConfig):
     """Easy, medium and hard games have 20 words and 6 guesses, 50 words and 5, and 100 words and 4."""
 
 
-class WordGuessTask(BaseModel):
+class WordGuessTask(TaskData):
     """The words to choose from, the secret one, and the number of guesses."""
-
-    model_config = ConfigDict(frozen=True)
 
     words: tuple[str, ...] = Field(min_length=1, max_length=1000)
     secret: str
@@ -91,35 +91,29 @@ class WordGuess(Env):
     def respond(self, reply: Message) -> Turn:
         """Mark the letters of a guess."""
         self.left -= 1
-        guess = _last_word(reply.content)
+        secret, guess = self.game.secret, last_word(reply.content).strip(string.punctuation).lower()
         is_legal = guess in self.words
+        answer = "That is no word of the list."
         if is_legal:
             self.guessed.append(guess)
-        answer = _marked(guess, self.game.secret) if is_legal else "That is no word of the list."
-        if self.left and guess != self.game.secret:
+            answer = f"{guess}: {', '.join(map(' '.join, zip(guess, marks(guess, secret), strict=True)))}."
+        if self.left and guess != secret:
             return Turn(f"{answer} You have {self._guesses_left()}.", metrics={"illegal": not is_legal})
-        return self._end(answer, is_legal=is_legal)
+        is_solved = secret in self.guessed
+        most = max((marks(guess, secret).count("right") for guess in self.guessed), default=0)
+        return Turn(
+            f"{answer} {'You found it.' if is_solved else f'The secret word is {secret}.'}",
+            reward={"solved": SOLVED * is_solved, "progress": PROGRESS * most / len(secret)},
+            metrics={"illegal": not is_legal, "guesses": self.game.guesses - self.left},
+            terminated=True,
+        )
 
     def reference_reply(self) -> Message:
         """Guess the first word that fits all marks."""
         fitting = _fitting(self.game.words, self.guessed, self.game.secret)
         return Message(role="assistant", reasoning=f"{len(fitting)} of the words fit.", content=fitting[0])
 
-    def null_reply(self) -> str:
-        """Decline."""
-        return "I do not know."
-
-    def _end(self, answer: str, *, is_legal: bool) -> Turn:
-        secret = self.game.secret
-        is_solved = secret in self.guessed
-        most = max((marks(guess, secret).count("right") for guess in self.guessed), default=0)
-        reward = {"solved": SOLVED * is_solved, "progress": PROGRESS * most / len(secret)}
-        return Turn(
-            f"{answer} {'You found it.' if is_solved else f'The secret word is {secret}.'}",
-            reward=reward,
-            metrics={"illegal": not is_legal, "guesses": self.game.guesses - self.left},
-            terminated=True,
-        )
+    null_reply = decline
 
     def _guesses_left(self) -> str:
         return "1 guess left" if self.left == 1 else f"{self.left} guesses left"
@@ -140,37 +134,27 @@ def marks(guess: str, secret: str) -> list[Mark]:
     return found
 
 
-def _marked(guess: str, secret: str) -> str:
-    return f"{guess}: {', '.join(map(' '.join, zip(guess, marks(guess, secret), strict=True)))}."
-
-
-def _last_word(text: str) -> str:
-    words = text.rsplit(None, 1)
-    return words[-1].strip(string.punctuation).lower() if words else ""
-
-
 # Games.
 
 
-class _Size(NamedTuple):
-    words: int
-    guesses: int
-
-
-_SIZES = {"easy": _Size(20, 6), "medium": _Size(50, 5), "hard": _Size(100, 4)}
+_SIZES = {"easy": (20, 6), "medium": (50, 5), "hard": (100, 4)}
+"""The numbers of words and guesses."""
 
 
 def random_game(rng: np.random.Generator, config: WordGuessConfig) -> WordGuessTask:
     """Draw a game of the configured difficulty and split that the reference policy wins."""
-    size, secrets = _SIZES[config.difficulty], _SECRETS[config.split]
+    (count, guesses), secrets = _SIZES[config.difficulty], _SECRETS[config.split]
     while True:
         secret = secrets[int(rng.integers(len(secrets)))]
-        chosen: list[int] = rng.choice(len(WORDS), size.words, replace=False).tolist()
+        chosen: list[int] = rng.choice(len(WORDS), count, replace=False).tolist()
         words = [WORDS[index] for index in chosen]
         if secret not in words:
             words[int(rng.integers(len(words)))] = secret
-        if _guesses_needed(words, secret) <= size.guesses:
-            return WordGuessTask(words=tuple(words), secret=secret, guesses=size.guesses)
+        left: Sequence[str] = words
+        for _ in range(guesses):  # as the reference policy plays
+            if left[0] == secret:
+                return WordGuessTask(words=tuple(words), secret=secret, guesses=guesses)
+            left = _fitting(left, left[:1], secret)
 
 
 def _fitting(words: Sequence[str], guessed: Sequence[str], secret: str) -> Sequence[str]:
@@ -179,12 +163,3 @@ def _fitting(words: Sequence[str], guessed: Sequence[str], secret: str) -> Seque
         said = marks(guess, secret)
         words = [word for word in words if word != guess and marks(guess, word) == said]
     return words
-
-
-def _guesses_needed(words: Sequence[str], secret: str) -> int:
-    """Return the number of guesses that the reference policy needs."""
-    needed = 1
-    while words[0] != secret:
-        words = _fitting(words, words[:1], secret)
-        needed += 1
-    return needed

@@ -12,8 +12,7 @@ from ...episodes._turn import Turn
 from ...errors import ConfigError, TaskError
 from ...limits import Limits
 from ...messages import Message
-from .._env import Env
-from .._machinery import DRIVERS, EnvConfig, EnvDriver
+from .._env import Env, EnvConfig
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -90,6 +89,10 @@ class Dataset(Env):
             raise NotImplementedError("there is no reference reply, because the rows have no column with an answer")
         return str(self._value(self.config.answer))
 
+    def _envsdk_waits(self) -> bool:
+        score = self.config.score
+        return any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
+
     def _filled(self, template: str) -> str:
         try:
             return template.format_map(self.task)
@@ -107,15 +110,6 @@ class Dataset(Env):
             f"the row {self.task!r:.200} does not fit {what} ({type(error).__name__}: {error}). Name the columns with "
             "the options `question` and `answer`"
         )
-
-
-class _DatasetDriver(EnvDriver):
-    def waits(self) -> bool:
-        score = self.config.score
-        return any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
-
-
-DRIVERS[Dataset] = _DatasetDriver
 
 
 def _takes_row(function: Callable[..., Any]) -> bool:

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from ...errors import ConfigError, EnvsdkError
 from ...messages import ImagePart, Message
-from .._machinery import EnvConfig
+from .._env import EnvConfig
 from ._gymnasium_text import GymnasiumConfig, GymnasiumText, created
 
 

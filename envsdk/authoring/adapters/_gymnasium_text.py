@@ -12,8 +12,7 @@ from ...episodes._turn import Turn
 from ...errors import ConfigError
 from ...limits import Limits
 from ...messages import Message
-from .._env import Env
-from .._machinery import EnvConfig
+from .._env import Env, EnvConfig
 from .._trust import NeedsTrust
 
 _CODE = re.compile(r"\x1b\[([1-9][0-9;]*)m")

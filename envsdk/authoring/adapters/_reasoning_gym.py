@@ -24,8 +24,7 @@ from ...episodes._turn import Turn
 from ...errors import ConfigError, unknown_name
 from ...limits import Limits
 from ...messages import Message
-from .._env import Env
-from .._machinery import EnvConfig
+from .._env import Env, EnvConfig
 from .._trust import NeedsTrust
 from ..tasks import Split, draw_in_split
 from ._reasoning_gym_scorers import may_score
@@ -64,8 +63,9 @@ class ReasoningGymConfig(EnvConfig):
 
     dataset: str
     """The name of the data set, such as `"chain_sum"`."""
-    options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-    """The options of the data set, such as `{"min_terms": 3}`, which set the difficulty."""
+    options: Annotated[dict[str, JsonValue], NeedsTrust("paths")] = Field(default_factory=dict[str, JsonValue])
+    """The options of the data set, such as `{"min_terms": 3}`, which set the difficulty. Some name a file to read, such
+    as `data_file` of `spell_backward`."""
     split: Split = "train"
     """The split that the tasks are drawn from."""
     trust_scorer: Annotated[bool, NeedsTrust("isolation")] = False

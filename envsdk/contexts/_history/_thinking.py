@@ -7,6 +7,7 @@ from pydantic import Field
 
 from ...images import Image
 from ...messages import Message
+from ...rendering._whole import WholeRenderer
 from .._history_policy import History, HistoryPolicy, Rewrite
 from .._protocol import RewriteReason
 from ._images import names_of, without_old_images
@@ -34,7 +35,7 @@ class Strip(HistoryPolicy):
         settled = self._settled(history)
         if "queries" in history.state:
             shown = history.renderer.visible(history.messages, settled)
-        elif history.renderer.renders_whole:
+        elif isinstance(history.renderer, WholeRenderer):
             return self._whole(history)
         else:  # there is no query yet, so the new messages are a conversation without one
             shown = history.renderer.visible(history.messages[settled:])
@@ -42,12 +43,12 @@ class Strip(HistoryPolicy):
         if not changed:
             return None
         messages, reason = shown[changed[0] - settled :], self._reason(history, changed)
-        return Rewrite(changed[0], messages, reason, as_template=history.renderer.renders_whole)
+        return Rewrite(changed[0], messages, reason, as_template=True)
 
     def _knows(self, history: History) -> bool:
         """Return whether the renderer knows what its template shows of this conversation."""
         new = history.messages[history.new :]
-        if not history.state.get("unknown") and not all(map(history.renderer.knows_history_with, new)):
+        if any(history.renderer.settles(message) is None for message in new):
             history.state["unknown"] = True
         return "unknown" not in history.state
 

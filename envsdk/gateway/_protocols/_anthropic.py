@@ -14,6 +14,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any, get_args
 
 from anthropic.types import (
@@ -87,15 +88,15 @@ class Anthropic(WireFormat):
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        read = self._read_list("messages", given, received_of, memory)
+        values, read = memory.read(self.name, "messages", given, received_of)
         named, previous = _continued(fields, memory)
         tools = self._read_tools(fields, memory) if previous is None else previous.tools
         opening = [ReceivedMessage(Message(role="system", content=text)) for text in _system(fields)]
-        conversation = StoredConversation([*opening, *read.results], previous, tools)
+        conversation = StoredConversation([*opening, *chain.from_iterable(read)], previous, tools)
         system, messages = split_system(conversation.messages())
         return _Request(
             **self._request(
-                Fields({**fields.value, "messages": read.values}),
+                Fields({**fields.value, "messages": values}),
                 headers,
                 messages=messages,
                 system=joined(system),

@@ -58,11 +58,11 @@ class Chat(OpenAIFormat):
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        read = self._read_list("messages", given, _received, memory)
-        system, messages = split_system(read.results)
+        values, received = memory.read(self.name, "messages", given, _received)
+        system, messages = split_system(received)
         return ModelRequest(
             **self._request(
-                Fields({**fields.value, "messages": read.values}),
+                Fields({**fields.value, "messages": values}),
                 headers,
                 messages=messages,
                 system=joined(system),
@@ -130,8 +130,8 @@ class Chat(OpenAIFormat):
         return tool_schema(Fields(tool.get("function"), tool.name("function")), "parameters")
 
 
-def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
-    """Return the messages that a value of `messages` holds."""
+def _received(value: Any, index: int) -> ReceivedMessage:
+    """Return the message that a value of `messages` is."""
     fields = Fields(value, f"messages[{index}]")
     role = fields.text("role")
     if role == "assistant":
@@ -146,7 +146,7 @@ def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
     else:
         roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
         raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
-    return (ReceivedMessage(valid(Message, fields.path, role=role, name=fields.text("name"), **read), value),)
+    return ReceivedMessage(valid(Message, fields.path, role=role, name=fields.text("name"), **read), value)
 
 
 def _check_format(fields: Fields) -> None:

@@ -1,5 +1,6 @@
 """Read the fields of a request, which may hold anything: a field of a wrong type is an error that names it."""
 
+import json
 import math
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -54,23 +55,24 @@ def check_body(body: Any, unchecked: Container[str]) -> "dict[str, Any]":
     fields = cast("dict[str, Any]", body)
     for key, value in fields.items():
         if key not in unchecked:
-            check_json_value({key: value}, key)
+            json_bytes({key: value}, key)
     return fields
 
 
-def check_json_value(value: Any, field: str) -> None:
-    """Check that a value can be written as JSON and compared.
+def json_bytes(value: Any, field: str) -> bytes:
+    """Return a value as JSON, in one form for equal objects with the same order of keys.
 
     Raises:
         RequestError: If it contains half of a surrogate pair, or is nested too deeply.
     """
     try:
-        orjson.dumps(value)  # fast, but it refuses long integers, too
+        return orjson.dumps(value)  # fast, but it refuses long integers, too
     except (TypeError, RecursionError):
         try:
             check_json(value)
         except ValueError as error:
             raise refused(encodable(field), f"it is not valid JSON: {error}") from None
+        return json.dumps(value).encode()
 
 
 class Fields:

@@ -1,161 +1,19 @@
-"""What a session remembers between requests: messages that were read, and responses that later requests name."""
+"""What a session remembers between requests: values that were read, and responses that later requests name."""
 
-import operator
-from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice, takewhile
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
+import hashlib
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ...messages import ToolSchema
 from .._requests import ReceivedMessage
+from ._fields import json_bytes
 
 T = TypeVar("T")
-
-
-class RecentlyRead(Generic[T]):
-    """The lists that the last requests contained, so that only values after a common beginning are read again.
-
-    A conversation is sent as a whole with each request. Comparing a value with the one that was read before is about
-    fifty times as fast as reading it.
-
-    Args:
-        limit: How many lists are kept.
-    """
-
-    def __init__(self, limit: int = 16) -> None:
-        self._lists: list[ReadList[T]] = []
-        self._limit = limit
-
-    def read(self, values: Sequence[Any], read: Callable[[Any, int], Sequence[T]]) -> "ReadList[T]":
-        """Read a list of values.
-
-        Args:
-            values: The values.
-            read: Returns what one value holds, given with its index.
-
-        Returns:
-            The values, with what they hold. Those that came before are the objects of the earlier list, so that a
-            session keeps them only once.
-        """
-        if not values:
-            return ReadList.empty()
-        best, common = self._longest_beginning(values)
-        result = self._lists[best].beginning(common) if common else ReadList.empty()
-        for index in range(common, len(values)):
-            result.add(values[index], read(values[index], index))
-        if common and common == len(self._lists[best].values):
-            del self._lists[best]
-        self._lists.append(result)
-        del self._lists[: -self._limit]
-        return result
-
-    def _longest_beginning(self, values: Sequence[Any]) -> tuple[int, int]:
-        """Return which list has the longest common beginning with the values, and its length."""
-        best, longest = -1, 0
-        for index in range(len(self._lists) - 1, -1, -1):
-            known = _shared(self._lists[index].values, self._lists[best].values, longest)
-            if known == longest and (common := _common(self._lists[index], values, known)) > longest:
-                best, longest = index, common
-        return best, longest
-
-
-def _shared(one: Sequence[object], other: Sequence[object], most: int) -> int:
-    """Return how many objects at the beginning of two lists, at most `most`, are the same objects.
-
-    A list begins with objects of an earlier list up to one place, and has new ones from there on.
-    """
-    low, high = 0, min(len(one), most)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] is other[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-_Path: TypeAlias = tuple[str | int, ...]
-
-
-class ReadList(NamedTuple, Generic[T]):
-    """A list of values that was read. It is complete once `RecentlyRead.read` has returned it.
-
-    At a thousand values, going through all of them takes as long as the rest of a request. So what they hold is in
-    lists and arrays whose beginnings are copied as a whole.
-
-    Attributes:
-        values: The values.
-        results: What they hold, one after another.
-        ends: For each value, how many of the results it and those before it hold.
-        numbers: For each value, the places of the numbers and booleans in it.
-    """
-
-    values: list[Any]
-    results: list[T]
-    ends: "array[int]"
-    numbers: list[Sequence[_Path]]
-
-    @staticmethod
-    def empty() -> "ReadList[Any]":
-        """Return a list without values."""
-        return ReadList([], [], array("q"), [])
-
-    def beginning(self, count: int) -> "ReadList[T]":
-        """Return a copy of the first `count` values, at least one."""
-        return ReadList(
-            self.values[:count], self.results[: self.ends[count - 1]], self.ends[:count], self.numbers[:count]
-        )
-
-    def add(self, value: Any, held: Sequence[T]) -> None:
-        """Add a value with what it holds."""
-        self.values.append(value)
-        self.results.extend(held)
-        self.ends.append(len(self.results))
-        self.numbers.append(_numbers(value))
-
-
-def _common(earlier: ReadList[Any], values: Sequence[Any], known: int) -> int:
-    """Return how many values at the beginning of two lists are the same, up to the order of keys.
-
-    Args:
-        earlier: The values that were read.
-        values: The values of a request.
-        known: How many of them are known to be the same.
-    """
-    objects = map(operator.is_, islice(earlier.values, known, None), islice(values, known, None))
-    common = known + len(list(takewhile(bool, objects)))
-    rest = (islice(each, common, None) for each in (earlier.values, earlier.numbers, values))
-    for one, numbers, other in zip(*rest, strict=False):
-        if one is not other and (one != other or (numbers and not _is_same_type(one, other, numbers))):
-            break
-        common += 1
-    return common
-
-
-def _numbers(value: Any, path: _Path = ()) -> Sequence[_Path]:
-    """Return the places of the numbers and booleans in a JSON value, because Python takes `1` and `True` for equal."""
-    if isinstance(value, str) or value is None:
-        return ()
-    if isinstance(value, dict):
-        items: Iterable[tuple[str | int, Any]] = cast("dict[str, Any]", value).items()
-    elif isinstance(value, list):
-        items = enumerate(cast("list[Any]", value))
-    else:
-        return [path]
-    return [place for key, item in items for place in _numbers(item, (*path, key))]
-
-
-def _is_same_type(one: Any, other: Any, numbers: Sequence[_Path]) -> bool:
-    """Return whether the numbers of two equal values have the same types."""
-    for path in numbers:
-        number, its_other = one, other
-        for key in path:
-            number, its_other = number[key], its_other[key]
-        if type(number) is not type(its_other):
-            return False
-    return True
+_Known = dict[tuple[int, bytes], tuple[Any, Any]]
+"""The values of a list and what they contain, by their index and hash."""
+_REQUESTS = 16  # whose values are known: parallel conversations of one session alternate
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +94,6 @@ class StoredResponses:
         return next(item for item in self._items(response) if item["id"] == id)
 
 
-@dataclass(frozen=True, slots=True)
 class SessionMemory:
     """What one session remembers between its requests. It is not safe to use from several threads at once.
 
@@ -244,9 +101,32 @@ class SessionMemory:
         responses: The responses that requests may name.
     """
 
-    responses: StoredResponses = field(default_factory=StoredResponses)
-    _recent: dict[str, RecentlyRead[Any]] = field(default_factory=dict[str, RecentlyRead[Any]])
+    def __init__(self) -> None:
+        self.responses = StoredResponses()
+        self._recent: defaultdict[tuple[str, str], deque[_Known]] = defaultdict(lambda: deque(maxlen=_REQUESTS))
 
-    def recently_read(self, kind: str) -> RecentlyRead[Any]:
-        """Return the lists of one kind that were read last, such as the messages of a protocol."""
-        return self._recent.setdefault(kind, RecentlyRead())
+    def read(
+        self, protocol: str, key: str, values: Sequence[Any], read: Callable[[Any, int], T]
+    ) -> tuple[list[Any], list[T]]:
+        """Read a list of a request, except for the values that earlier requests had at the same index.
+
+        A conversation is sent as a whole with each request. Finding a value by the hash of its JSON takes a fiftieth of
+        the time of reading it, and what is found is the same object, which the session therefore keeps only once.
+
+        Args:
+            protocol: The protocol of the request.
+            key: The list.
+            values: Its values.
+            read: Returns what one value contains, given with its index.
+
+        Raises:
+            RequestError: If a value cannot be written as JSON and compared.
+        """
+        recent, found = self._recent[protocol, key], _Known()
+        for index, value in enumerate(values):
+            digest = hashlib.blake2b(json_bytes(value, f"{key}[{index}]"), digest_size=16).digest()
+            place = index, digest
+            known = next((earlier[place] for earlier in recent if place in earlier), None)
+            found[place] = (value, read(value, index)) if known is None else known
+        recent.appendleft(found)
+        return [value for value, _ in found.values()], [result for _, result in found.values()]

@@ -29,13 +29,13 @@ class Place(NamedTuple):
     link: str | None
 
 
-def place_of(value: Any, path: str) -> Place:
-    """Return where an item belongs; a message and a reference may leave out their type.
+def place_of(value: Any, index: int, where: str = "input") -> Place:
+    """Return where an item of a list belongs; a message and a reference may leave out their type.
 
     Raises:
         RequestError: If the item is not an object.
     """
-    item = Fields(value, path).value
+    item = Fields(value, f"{where}[{index}]").value
     kind = item.get("type")
     if kind is None:
         kind = "message" if "role" in item else "item_reference" if list(item) == ["id"] else None
@@ -59,7 +59,7 @@ def resolved(value: Any, place: Place, index: int, memory: SessionMemory) -> tup
     if found is None:
         reason = f"no item {named!r:.80} is known: it was not stored, or was forgotten; give the item itself"
         raise refused(fields.name("id"), reason)
-    return found, place_of(found, fields.path)
+    return found, place_of(found, index)
 
 
 def grouped(items: Sequence[tuple[Any, Place]]) -> tuple[list[int], list[Any]]:
@@ -106,23 +106,23 @@ def _link(item: Mapping[str, Any]) -> str | None:
     return rest or None if kind in ("rs", "msg", "fc") else None
 
 
-def received_of(value: Any, index: int) -> Sequence[ReceivedMessage]:
+def received_of(value: Any, index: int) -> ReceivedMessage:
     """Return the message that an item, or a list of items of a reply, holds; `index` is that of the first item."""
     if isinstance(value, list):
-        return (reply_of(cast("list[Any]", value), "input", index),)
+        return reply_of(cast("list[Any]", value), "input", index)
     item = Fields(value, f"input[{index}]")
-    type_ = place_of(value, item.path).type
+    type_ = place_of(value, index).type
     if type_ == "function_call_output":
         call = item.required_text("call_id")
         content = read_content(item, "output", _PARTS, _IMAGE)
-        return (ReceivedMessage(valid(Message, item.path, role="tool", tool_call_id=call, content=content), value),)
+        return ReceivedMessage(valid(Message, item.path, role="tool", tool_call_id=call, content=content), value)
     if type_ == "message":
         role = item.text("role")
         if role not in ("user", "system", "developer"):
             expected = "'user', 'assistant', 'system' or 'developer'"
             raise refused(item.name("role"), f"got {role!r:.40}; expected {expected}")
         content = read_content(item, "content", _PARTS, _IMAGE if role == "user" else None)
-        return (ReceivedMessage(valid(Message, item.path, role=role, content=content), value),)
+        return ReceivedMessage(valid(Message, item.path, role=role, content=content), value)
     raise refused(item.name("type"), f"items of type {type_!r:.60} are not supported")
 
 
@@ -139,7 +139,7 @@ def reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) -> 
     calls: list[ToolCall] = []
     for i, value in enumerate(items, start):
         item = Fields(value, f"{where}[{i}]")
-        match place_of(value, item.path).type:
+        match place_of(value, i, where).type:
             case "reasoning":
                 reasoning += _thinking(item)
             case "message":

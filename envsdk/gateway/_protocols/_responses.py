@@ -21,7 +21,7 @@ from openai.types.responses import (
 from ...errors import RequestError
 from ...messages import Message, ToolSchema
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
-from ._fields import Fields, check_json_value, refused, tool_schema, valid
+from ._fields import Fields, json_bytes, refused, tool_schema, valid
 from ._live import ReplyStream
 from ._memory import SessionMemory, StoredConversation
 from ._openai_format import (
@@ -140,16 +140,15 @@ class Responses(OpenAIFormat):
         """Return the input, and its messages."""
         given = fields.get("input")
         if isinstance(given, str):
-            check_json_value(given, "input")
+            json_bytes(given, "input")
             return given, [ReceivedMessage(valid(Message, "input", role="user", content=given), given)]
         if not fields.items("input"):
             raise refused("input", "it is required: give a text, or at least one item")
-        items = self._read_list("input", fields.items("input"), lambda item, i: [place_of(item, f"input[{i}]")], memory)
-        pairs = zip(items.values, items.results, strict=True)
+        values, places = memory.read(self.name, "input", fields.items("input"), place_of)
+        pairs = zip(values, places, strict=True)
         starts, groups = grouped([resolved(value, place, i, memory) for i, (value, place) in enumerate(pairs)])
-        replies = memory.recently_read(f"{self.name}.replies")
-        found = replies.read(groups, lambda value, index: received_of(value, starts[index]))
-        return items.values, found.results
+        _, received = memory.read(self.name, "replies", groups, lambda value, index: received_of(value, starts[index]))
+        return values, received
 
     def _tool(self, value: Any, index: int) -> ToolSchema:
         tool = Fields(value, f"tools[{index}]")

@@ -2,21 +2,20 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from ...errors import RequestError
 from ...messages import ToolCall, ToolSchema
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
-from ._fields import Fields, check_body, check_choice, check_json_value, check_names, header
+from ._fields import Fields, check_body, check_choice, check_names, header
 from ._live import ReplyStream
-from ._memory import ReadList, SessionMemory
+from ._memory import SessionMemory
 
 LARGEST = 2**31 - 1  # of a number of tokens
 _SIGNED = "envsdk_"
 _NOT_ASKED = {"stream", "stream_options"}
-T = TypeVar("T")
 
 
 class WireFormat(ABC):
@@ -120,22 +119,11 @@ class WireFormat(ABC):
         fields.boolean("stream")
         return fields
 
-    def _read_list(
-        self, key: str, values: Sequence[Any], read: Callable[[Any, int], Sequence[T]], memory: SessionMemory
-    ) -> ReadList[T]:
-        """Return the values of a list of a request with what they hold; those of earlier requests are known."""
-
-        def checked(value: Any, index: int) -> Sequence[T]:
-            check_json_value(value, f"{key}[{index}]")
-            return read(value, index)
-
-        return memory.recently_read(f"{self.name}.{key}").read(values, checked)
-
     def _read_tools(self, fields: Fields, memory: SessionMemory) -> list[ToolSchema]:
         """Return the tools, whose names differ."""
-        read = self._read_list("tools", fields.items("tools"), lambda tool, i: [self._tool(tool, i)], memory)
-        check_names(read.results, "tools")
-        return read.results
+        _, tools = memory.read(self.name, "tools", fields.items("tools"), self._tool)
+        check_names(tools, "tools")
+        return tools
 
     @abstractmethod
     def _tool(self, value: Any, index: int) -> ToolSchema:

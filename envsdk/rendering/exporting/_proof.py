@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 from ...errors import RenderError
 from ...messages import Message, ToolCall, ToolSchema
 from .._parity import CONVERSATIONS, Conversation, assistant, render_text
+from ..emission import Emission
 from ..renderer import Renderer
 
 
@@ -79,7 +80,7 @@ def _difference(
     rendered = renderer.tokenizer.normalize(written)
     if rendered != expected:
         return Difference(name, "the texts differ", expected, rendered)
-    out = renderer.emission()
+    out = Emission(renderer.encoder)
     out.scaffold(rendered)
     is_same = out.tokens()[0].tolist() == tokens.tolist()
     return None if is_same else Difference(name, "the text is the same, but its tokens differ", expected, rendered)

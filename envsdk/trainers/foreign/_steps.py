@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from ...contexts._arrays import LARGEST
+from ..._arrays import LARGEST
 from ...contexts._protocol import Action, Break
 from ...contexts._side_data import part_of, per_token
 from ...episodes._actions import CheckedAction, PromptSize, check_action

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ...contexts._arrays import LARGEST
+from ..._arrays import LARGEST
 from ...errors import InvalidRecord
 
 LARGEST_ID = int(np.iinfo(np.int32).max)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...contexts._arrays import GrowableArray
+from ..._arrays import GrowableArray
 from ...contexts._protocol import Break
 from ...contexts._side_data import Aligned
 from ...episodes._actions import CheckedAction

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import ConfigError, RenderError
 from ...messages import Message
-from ...rendering.emission import Span
+from ...rendering.emission import Emission, Span
 from ...rendering.renderer import Renderer
 from ...trajectories._samples import Sample, loss_weights
 from ._script import Script, ScriptedReply
@@ -122,7 +122,7 @@ def _reply_content(renderer: Renderer, reply: ScriptedReply) -> "NDArray[np.bool
     Raises:
         RenderError: If these tokens cannot be located.
     """
-    out = renderer.emission()
+    out = Emission(renderer.encoder)
     renderer.emit_reply(out, reply.message)
     emitted = out.tokens()[0]
     is_content = _content(renderer, emitted, out.spans(), reply.message, reply.index)

@@ -72,7 +72,7 @@ class Script:
         Raises:
             RenderError: If the history policy ends the episode before the last reply.
         """
-        env = _Conversation(self, policy)
+        env = _ScriptedEnv(self, policy)
         env.reset(options={"episode_id": id})
         for reply in self.replies:
             if env.trajectory is not None:
@@ -84,7 +84,7 @@ class Script:
         return [] if env.trajectory is None else env.trajectory.samples()
 
 
-class _Conversation(Env):
+class _ScriptedEnv(Env):
     """An environment that returns the messages of a conversation, except the replies."""
 
     def __init__(self, script: Script, policy: HistoryPolicy) -> None:

@@ -8,7 +8,7 @@ from ...contexts._history import HistoryPolicy, Strip, get_history
 from ...episodes._turn import Turn
 from ...errors import ConfigError, RenderError, TurnError
 from ...messages import Message, ToolSchema
-from ...rendering.renderer import Renderer
+from ...rendering.renderer import Renderer, as_given
 from ...trajectories._samples import Sample
 from ._conversation import TrainOn, read_conversation, select_messages
 from ._masks import mask_samples
@@ -68,7 +68,7 @@ def sft_samples(
             f"the history policy {policy.name!r} samples from the model, and a recorded conversation has no reply for "
             "it: pass a function, such as Summarize(threshold=..., summarizer=...)"
         )
-    conversation = [renderer.as_given(message) for message in read_conversation(messages)]
+    conversation = [as_given(renderer, message) for message in read_conversation(messages)]
     indices = select_messages(train_on, conversation)
     script = Script(renderer, conversation, _schemas(tools), drop_reasoning=drop_reasoning)
     if max(indices) > script.replies[-1].index:

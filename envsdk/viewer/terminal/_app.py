@@ -6,9 +6,8 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 
 from .._resources import Resources
-from ._dialogs import Keys
-from ._lines import Lines
-from ._list_screen import ListScreen
+from ._lines import KeyList, Lines
+from ._list import ListScreen
 
 
 class TerminalViewer(App[None]):
@@ -47,7 +46,7 @@ class TerminalViewer(App[None]):
 
     def action_keys(self) -> None:
         """List the keys."""
-        self.push_screen(Keys([*self.screen.BINDINGS, *Lines.BINDINGS, *self.BINDINGS]))
+        self.push_screen(KeyList([*self.screen.BINDINGS, *Lines.BINDINGS, *self.BINDINGS]))
 
     def action_toggle_dark(self) -> None:
         """Change between the dark and the light theme."""

@@ -1,25 +1,74 @@
-"""The lines of two episodes side by side, message by message, from where they diverge."""
+"""The screen with two episodes side by side, message by message, from where they diverge."""
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from rich.text import Text
+from textual import work
+from textual.binding import Binding, BindingType
 
 from ..._visible import on_one_line
-from .._divergence import ContextPair, context_pairs
-from .._transcript import Entry
-from ._conversation import StyledLine, entry_lines, wrapped
+from ...errors import EnvsdkError
+from ...trajectories._trajectory import Trajectory
+from .._resources import Resources
+from .._transcript import Entry, transcript
+from ._episode import ListedEpisode, StyledLine, entry_lines, wrapped
+from ._lines import LineSource, ViewerScreen
 
 _NONE = StyledLine("", "")
 _BETWEEN = " │ "
 
 
-class Shown(NamedTuple):
-    """An episode: what `episodes.episode` returns for it, and its entries."""
+class ContextPair(NamedTuple):
+    """A context of two episodes, message by message.
 
-    episode: Mapping[str, Any]
-    entries: Sequence[Entry]
+    Attributes:
+        name: The name of the context.
+        counts: How many messages the first and the second episode have in it.
+        different: The indices of the messages that differ, or that only one of them has.
+    """
+
+    name: str
+    counts: tuple[int, int]
+    different: tuple[int, ...]
+
+    @property
+    def summary(self) -> str:
+        """Where the messages begin to differ."""
+        if not all(self.counts):
+            return f"only in the {'second' if not self.counts[0] else 'first'}"
+        if not self.different:
+            return "all messages are the same"
+        first = self.different[0]
+        same = f"the first {first:,} messages are the same" if first > 1 else "the first message is the same"
+        return same if first else "the first message differs"
+
+
+def context_pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[ContextPair]:
+    """Return the contexts of two episodes, each with the messages that differ.
+
+    Args:
+        one: What `episode` returns for the first.
+        other: What it returns for the second.
+    """
+
+    def compared(message: Mapping[str, Any]) -> tuple[Any, ...]:
+        calls = [(call["name"], call["arguments"]) for call in message["calls"]]
+        return message["role"], message["content"], message["parts"], message["reasoning"], calls
+
+    first, second = (
+        {context["name"]: [*map(compared, context["messages"])] for context in shown["contexts"]}
+        for shown in (one, other)
+    )
+    pairs: list[ContextPair] = []
+    for name in {**first, **second}:
+        messages = first.get(name, []), second.get(name, [])
+        different = [n for n, (left, right) in enumerate(zip_longest(*messages)) if left != right]
+        pairs.append(ContextPair(name, (len(messages[0]), len(messages[1])), tuple(different)))
+    return pairs
 
 
 class _Row(NamedTuple):
@@ -30,18 +79,22 @@ class _Row(NamedTuple):
     is_different: bool = False
 
 
-class ComparisonLines:
+class ComparisonLines(LineSource):
     """Two episodes as lines. Equal messages are one line.
 
     Args:
-        one: The first episode.
-        other: The second one.
+        shown: What `episode` returns for each.
+        entries: The entries of each.
         width: The width to wrap to.
     """
 
-    def __init__(self, one: Shown, other: Shown, width: int) -> None:
-        self.pairs = context_pairs(one.episode, other.episode)
-        self._messages = [_by_message(own.entries) for own in (one, other)]
+    def __init__(self, shown: Sequence[Mapping[str, Any]], entries: Sequence[Sequence[Entry]], width: int) -> None:
+        self._pairs = context_pairs(*shown)
+        self._messages = [
+            {(entry.context, entry.message): entry for outer in own for entry in (outer, *outer.inherited)}
+            for own in entries
+        ]
+        self._rows: list[_Row] = []
         self.resize(width, 0)
 
     def __len__(self) -> int:
@@ -51,7 +104,7 @@ class ComparisonLines:
         """Wrap to another width; return the line of the difference that the cursor is at."""
         before = 0 if not cursor else sum(row.is_different for row in self._rows[: cursor + 1])
         self._cell = max((width - len(_BETWEEN)) // 2, 10)
-        self._rows = [row for pair in self.pairs for row in self._of_context(pair)]
+        self._rows = [row for pair in self._pairs for row in self._rows_of(pair)]
         starts = [index for index, row in enumerate(self._rows) if row.is_different]
         return starts[before - 1] if before else 0
 
@@ -63,58 +116,93 @@ class ComparisonLines:
     def line(self, index: int, width: int) -> Text:
         """Return a line."""
         left, right, _ = self._rows[index]
-        if right is None:
-            return Text(left.text, left.style)
         line = Text(left.text, left.style)
+        if right is None:
+            return line
         line.truncate(self._cell, pad=True)
         return Text().append_text(line).append(_BETWEEN, "dim").append(right.text, right.style)
 
-    def _of_context(self, pair: ContextPair) -> Iterator[_Row]:
-        name = on_one_line(pair.name)
-        yield _Row(StyledLine(f"{name}: {_summary(pair)}", "bold"), None)
-        equal = 0
-        for index in range(max(pair.counts)):
-            if index not in pair.different:
-                equal += 1
-                continue
-            yield from _equal(equal)
-            equal = 0
-            if index == pair.different[0]:
+    def _rows_of(self, pair: ContextPair) -> Iterator[_Row]:
+        """Yield a heading, then the messages that differ, with one line for the equal ones between two of them."""
+        yield _Row(StyledLine(f"{on_one_line(pair.name)}: {pair.summary}", "bold"), None)
+        begin = 0
+        for index in (*pair.different, max(pair.counts)):
+            if equal := index - begin:
+                yield _Row(StyledLine("1 equal message" if equal == 1 else f"{equal} equal messages", "dim"), None)
+            if index in pair.different[:1]:
                 yield _Row(StyledLine("── they diverge here ──", "bold red"), None)
-            yield from self._message(pair.name, index)
-        yield from _equal(equal)
+            if index in pair.different:
+                cells = [self._wrapped(messages.get((pair.name, index))) for messages in self._messages]
+                for number, (left, right) in enumerate(zip_longest(*cells, fillvalue=_NONE)):
+                    yield _Row(left, right, number == 0)
+            begin = index + 1
         yield _Row(_NONE, None)
-
-    def _message(self, context: str, index: int) -> Iterator[_Row]:
-        cells = [self._wrapped(messages.get((context, index))) for messages in self._messages]
-        for number, (left, right) in enumerate(zip_longest(*cells, fillvalue=_NONE)):
-            yield _Row(left, right, number == 0)
 
     def _wrapped(self, entry: Entry | None) -> list[StyledLine]:
         lines = [StyledLine("(no message)", "dim"), _NONE] if entry is None else entry_lines(entry, False)
         return [StyledLine(piece, line.style) for line in lines for piece in wrapped(line.text, self._cell)]
 
 
-def _by_message(entries: Sequence[Entry]) -> dict[tuple[str, int], Entry]:
-    every = [own for entry in entries for own in (entry, *entry.inherited)]
-    return {(entry.context, entry.message): entry for entry in every if entry.message is not None}
+class ComparisonScreen(ViewerScreen):
+    """Two episodes, message by message, and where they diverge.
+
+    Args:
+        resources: The runs.
+        one: The first episode.
+        other: The second one.
+    """
+
+    PARTS = ("title", "lines", "details", "status")
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "app.pop_screen", "Back"),
+        Binding("n", "difference(1)", "Next difference"),
+        Binding("N", "difference(-1)", "Difference before"),
+    ]
+
+    def __init__(self, resources: Resources, one: ListedEpisode, other: ListedEpisode) -> None:
+        nothing: Mapping[str, Any] = {"contexts": []}
+        self.source = ComparisonLines([nothing, nothing], [[], []], 80)
+        super().__init__(self.source)
+        self._resources, self._pair = resources, (one, other)
+
+    @work(exclusive=True)
+    async def on_mount(self) -> None:
+        """Read both episodes, and show where they diverge."""
+        try:
+            own = [await asyncio.to_thread(self._resources.trajectory, run, row.line) for run, row in self._pair]
+            shown = [await asyncio.to_thread(self._resources.episode, run, row.line) for run, row in self._pair]
+            entries = [list(transcript(*one)) for one in zip(own, shown, strict=True)]
+        except (EnvsdkError, OSError) as error:
+            self.write("title", str(error), "red")
+            return
+        self.source = ComparisonLines(shown, entries, self.lines.size.width or 80)
+        self.write("title", f"{own[0].id}  │  {own[1].id}", "bold")
+        rewards = " │ ".join(f"{one.stop_reason}, {one.reward_text}, {len(one.steps)} steps" for one in own)
+        self.write("details", Text("\n".join(map(on_one_line, [rewards, *_first_different_token(*own)]))))
+        self.lines.show(self.source)
+        self.action_difference(1)
+
+    def on_lines_moved(self) -> None:
+        """Describe where the cursor is."""
+        self.write("status", f"line {self.lines.cursor + 1:,} of {len(self.source):,}")
+
+    def action_difference(self, direction: int) -> None:
+        """Go to the next message that differs."""
+        found = self.source.next_difference(self.lines.cursor, direction)
+        if found is None:
+            self.notify("There is no further difference.", markup=False)
+        else:
+            self.lines.move_to(found, top=found - 3)
 
 
-def _summary(pair: ContextPair) -> str:
-    if not all(pair.counts):
-        return f"only in the {'second' if not pair.counts[0] else 'first'}"
-    if not pair.different:
-        return "all messages are the same"
-    first = pair.different[0]
-    return (
-        f"the first {first:,} messages are the same"
-        if first > 1
-        else "the first message is the same"
-        if first
-        else "the first message differs"
-    )
-
-
-def _equal(count: int) -> Iterator[_Row]:
-    if count:
-        yield _Row(StyledLine("1 equal message" if count == 1 else f"{count} equal messages", "dim"), None)
+def _first_different_token(one: Trajectory, other: Trajectory) -> list[str]:
+    """Return a line with the first token that differs in the first context, if both have it and one tokenizer."""
+    context = next(iter(one.contexts), "")
+    if context not in one.contexts or context not in other.contexts or one.tokenizer != other.tokenizer:
+        return []
+    first, second = one.contexts[context].tokens, other.contexts[context].tokens
+    shorter = min(len(first), len(second))
+    different = np.flatnonzero(first[:shorter] != second[:shorter])
+    if not len(different) and len(first) == len(second):
+        return []
+    return [f"first different token of {context}: {int(different[0]) if len(different) else shorter:,}"]

@@ -1,25 +1,34 @@
-"""A widget that shows any number of lines: only those in sight are made."""
+"""What the screens are made of: a widget that makes only the lines in sight, a screen around it, and dialogs."""
 
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Protocol, cast
 
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 from textual import events
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
 from textual.message import Message
+from textual.screen import ModalScreen, Screen
 from textual.strip import Strip
 from textual.widget import Widget
+from textual.widgets import Footer, Input, Static
+
+from ..._visible import on_one_line
+from ...errors import EnvsdkError
 
 _CONSOLE = Console()
 """Resolves the names of styles; nothing is printed on it."""
+_KEYS = {"question_mark": "?", "slash": "/", "left_square_bracket": "[", "right_square_bracket": "]"}
 
 
 class LineSource(Protocol):
-    """What makes lines."""
+    """Makes the lines that `Lines` shows."""
 
     def __len__(self) -> int:
-        """Return how many lines there are."""
+        """Return the number of lines."""
         ...
 
     def line(self, index: int, width: int) -> Text:
@@ -27,8 +36,8 @@ class LineSource(Protocol):
         ...
 
     def resize(self, width: int, cursor: int) -> int:
-        """Lay out for another width; return where the line of the cursor is now."""
-        ...
+        """Lay out for another width; return where the line of the cursor is now. By default, nothing changes."""
+        return cursor
 
 
 class Lines(Widget, can_focus=True):
@@ -43,12 +52,12 @@ class Lines(Widget, can_focus=True):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "Line up", show=False),
-        Binding("down,j", "move(1)", "Line down", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False),
-        Binding("pagedown,space", "page(1)", "Page down", show=False),
-        Binding("home,g", "edge(0)", "First line", show=False),
-        Binding("end,G", "edge(1)", "Last line", show=False),
+        Binding("up,k", "go('up')", "Line up", show=False),
+        Binding("down,j", "go('down')", "Line down", show=False),
+        Binding("pageup", "go('page up')", "Page up", show=False),
+        Binding("pagedown,space", "go('page down')", "Page down", show=False),
+        Binding("home,g", "go('first')", "First line", show=False),
+        Binding("end,G", "go('last')", "Last line", show=False),
         Binding("enter", "choose", "Open"),
     ]
     DEFAULT_CSS = "Lines { height: 1fr; }"
@@ -70,19 +79,20 @@ class Lines(Widget, can_focus=True):
         self.source = source
         self.move_to(cursor)
 
-    def move_to(self, index: int) -> None:
-        """Move the cursor to a line, and scroll as far as needed to see it."""
-        self.cursor = max(0, min(index, len(self.source) - 1))
+    def move_to(self, index: int, *, top: int | None = None) -> None:
+        """Move the cursor to a line, and scroll as far as needed to see it.
+
+        Args:
+            index: The line.
+            top: The line to show first if there are enough lines after it; None scrolls as little as possible.
+        """
         height = max(1, self.size.height)
-        self._top = min(self._top, self.cursor, max(0, len(self.source) - height))
+        last_top = max(0, len(self.source) - height)
+        self.cursor = max(0, min(index, len(self.source) - 1))
+        self._top = min(self._top if top is None else max(0, top), self.cursor, last_top)
         self._top = max(self._top, self.cursor - height + 1)
         self.refresh()
         self.post_message(self.Moved())
-
-    def move_to_top(self, index: int) -> None:
-        """Move the cursor to a line, and show it as the first one if there are enough lines after it."""
-        self._top = max(0, min(index, len(self.source) - max(1, self.size.height)))
-        self.move_to(index)
 
     def render_line(self, y: int) -> Strip:
         """Return a line of the screen."""
@@ -110,25 +120,120 @@ class Lines(Widget, can_focus=True):
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Move three lines down."""
-        self.action_move(3)
+        self.move_to(self.cursor + 3)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """Move three lines up."""
-        self.action_move(-3)
+        self.move_to(self.cursor - 3)
 
-    def action_move(self, count: int) -> None:
-        """Move the cursor by a number of lines."""
-        self.move_to(self.cursor + count)
-
-    def action_page(self, count: int) -> None:
-        """Move the cursor by a number of pages."""
-        self.move_to(self.cursor + count * max(1, self.size.height - 1))
-
-    def action_edge(self, is_last: int) -> None:
-        """Move the cursor to the first or the last line."""
-        self.move_to(len(self.source) - 1 if is_last else 0)
+    def action_go(self, where: str) -> None:
+        """Move the cursor by a line or a page, or to the first or the last line."""
+        page, every = max(1, self.size.height - 1), len(self.source)
+        counts = {"up": -1, "down": 1, "page up": -page, "page down": page, "first": -every, "last": every}
+        self.move_to(self.cursor + counts[where])
 
     def action_choose(self) -> None:
         """Choose the line with the cursor."""
         if len(self.source):
             self.post_message(self.Chosen())
+
+
+class ViewerScreen(Screen[Any]):
+    """A screen with lines, and texts above and below them.
+
+    Args:
+        source: What makes the lines at first.
+
+    Attributes:
+        PARTS: What is on it from top to bottom: the ids of texts, and `lines`.
+    """
+
+    PARTS: ClassVar[tuple[str, ...]] = ("title", "lines", "status")
+
+    def __init__(self, source: LineSource) -> None:
+        super().__init__()
+        self._first = source
+
+    def compose(self) -> ComposeResult:
+        """Make the widgets."""
+        for part in self.PARTS:
+            yield Lines(self._first) if part == "lines" else Static(id=part)
+        yield Footer(show_command_palette=False)
+
+    @property
+    def lines(self) -> Lines:
+        """The lines."""
+        return self.query_one(Lines)
+
+    def write(self, part: str, text: Text | str, style: str = "") -> None:
+        """Show a text above or below the lines; a string is shown on one line."""
+        shown = Text(on_one_line(text), style) if isinstance(text, str) else text
+        self.query_one(f"#{part}", Static).update(shown)
+
+    def open_screen(self, screen: Screen[Any], answer: Callable[[Any], None] | None = None) -> None:
+        """Show another screen; a function gets what it returns."""
+        cast("App[None]", self.app).push_screen(screen, answer)  # pyright: ignore[reportUnknownMemberType]
+
+
+class Question(ModalScreen[str | None]):
+    """Asks for a line of text; None if it was left with Escape.
+
+    Args:
+        question: What is asked.
+        value: What is in the line at first.
+        check: Raises an `EnvsdkError` if a text is not valid; its message is shown.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Leave it as it was")]
+    DEFAULT_CSS = """
+    Question { align: center bottom; background: $background 30%; }
+    Question > Static { width: 100%; height: auto; background: $panel; padding: 0 1; }
+    Question > Input { width: 100%; }
+    """
+
+    def __init__(self, question: str, value: str = "", check: Callable[[str], object] = str) -> None:
+        super().__init__()
+        self._question, self._value, self._check = question, value, check
+
+    def compose(self) -> ComposeResult:
+        """Make the widgets."""
+        yield Static(Text(self._question), id="question")
+        yield Input(self._value, compact=True)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Return the text, or show why it is not valid."""
+        try:
+            self._check(event.value)
+        except EnvsdkError as error:
+            self.query_one("#question", Static).update(Text(on_one_line(str(error)), "red"))
+        else:
+            self.dismiss(event.value)
+
+
+class KeyList(ModalScreen[None]):
+    """Lists the keys of a screen.
+
+    Args:
+        bindings: The keys.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter", "dismiss(None)", "Close")]
+    DEFAULT_CSS = """
+    KeyList { align: center middle; background: $background 30%; }
+    KeyList > VerticalScroll { width: 56; max-width: 100%; height: auto; max-height: 100%; }
+    KeyList > VerticalScroll { background: $panel; padding: 0 2; }
+    KeyList Static { height: auto; }
+    """
+
+    def __init__(self, bindings: Iterable[BindingType]) -> None:
+        super().__init__()
+        self._text = Text("Keys\n", "bold")
+        for binding in bindings:
+            if isinstance(binding, Binding):
+                keys = " ".join(_KEYS.get(key, key) for key in binding.key.split(","))
+                self._text.append(f"{keys:>20}  ", "bold cyan").append(f"{binding.description}\n", "not bold")
+
+    def compose(self) -> ComposeResult:
+        """Make the widgets."""
+        with VerticalScroll():
+            yield Static(self._text)

@@ -1,23 +1,28 @@
-"""The lines of tokens of ranges of an episode's contexts: one for each token, and one for each image."""
+"""The screen with tokens: of a context, or of the prompt of a step. One line for each token, and for each image."""
 
+import asyncio
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rich.color import Color
 from rich.style import Style
 from rich.text import Text
+from textual import work
+from textual.binding import Binding, BindingType
 
 from ..._visible import on_one_line
-from .._images import image_name
+from ...errors import EnvsdkError, InvalidFilter
+from .._episodes import image_name
 from .._ranges import Range
+from ._lines import LineSource, Question, ViewerScreen
 
 _SHADES = [Style(bgcolor=Color.from_rgb(40 + 24 * n, 40 + 8 * n, 40), color="white") for n in range(9)]
 """The background of a sampled token, from a probability of 1 to one of e**-4 or less."""
-HEADING = f"{'position':>8} {'id':>6} {'step':>5} {'mask':4} {'role':18} {'logprob':>8}  text"
+_HEADING = f"{'position':>8} {'id':>6} {'step':>5} {'mask':4} {'role':18} {'logprob':>8}  text"
 
 
 class TokenColumns:
@@ -30,33 +35,18 @@ class TokenColumns:
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self._columns = columns
         self._controls = frozenset(columns["controls"])
+        self.problem: str | None = columns.get("problem")
+        self.images: Sequence[tuple[int, int, str]] = columns["images"]
         names = ("steps", "sampled", "trained", "dropped", "roles")
-        self._starts = {name: [start for start, _ in columns[name]] for name in names}
-
-    def __len__(self) -> int:
-        return len(self._columns["ids"])
-
-    @property
-    def problem(self) -> str | None:
-        """Why the stored samples are left out, or None."""
-        return self._columns.get("problem")
+        self.starts = {name: [start for start, _ in columns[name]] for name in names}
+        """Where the runs of equal values of a column begin."""
 
     def at(self, name: str, position: int) -> Any:
         """Return the value of a column at a position; None if the column knows nothing there."""
-        starts = self._starts.get(name)
-        if starts is None:
+        if name not in self.starts:
             return None if self._columns[name] is None else self._columns[name][position]
-        index = bisect_right(starts, position) - 1
+        index = bisect_right(self.starts[name], position) - 1
         return None if index < 0 else self._columns[name][index][1]
-
-    def images_in(self, start: int, stop: int) -> list[tuple[int, int, str]]:
-        """Return the images of a range of positions, each with the part of its placeholders in the range."""
-        found = [(max(start, first), min(stop, last), sha256) for first, last, sha256 in self._columns["images"]]
-        return [(first, last, sha256) for first, last, sha256 in found if first < last]
-
-    def begins(self, name: str) -> list[int]:
-        """Return where the runs of equal values of a column begin."""
-        return self._starts[name]
 
     def text(self, position: int) -> Text:
         r"""Return the text of a token: spaces as dots, bytes of parts of characters as `\xe2`, control tokens bold."""
@@ -69,8 +59,18 @@ class TokenColumns:
         text = self._columns["texts"].get(str(token))
         if text is None:
             return Text("(not in the vocabulary)", "red")
-        shown = on_one_line(text).replace(" ", "·")
-        return Text(shown, "bold magenta" if token in self._controls else "")
+        return Text(on_one_line(text).replace(" ", "·"), "bold magenta" if token in self._controls else "")
+
+    def details(self, position: int) -> str:
+        """Return what the line of a token has no room for."""
+        dropped = self.at("dropped", position)
+        facts = {
+            "trainer's logprob": self.at("reference_logprobs", position),
+            "advantage": self.at("advantages", position),
+            "trained by sample": self.at("trained", position),
+            "dropped by step": None if dropped is None else dropped + 1,
+        }
+        return " · ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
 
 
 class _Run(NamedTuple):
@@ -86,53 +86,39 @@ class _Run(NamedTuple):
         return 1 if self.sha256 else self.stop - self.start
 
 
-def _runs(ranges: Sequence[Range], columns_of: Callable[[str], TokenColumns]) -> Iterator[_Run]:
-    for own in ranges:
-        position = own.start
-        for start, stop, sha256 in columns_of(own.context).images_in(own.start, own.stop):
-            if position < start:
-                yield _Run(own.context, position, start)
-            yield _Run(own.context, start, stop, sha256)
-            position = stop
-        if position < own.stop:
-            yield _Run(own.context, position, own.stop)
-
-
-class TokenLines:
+class TokenLines(LineSource):
     """The tokens of ranges, one after the other, as lines. The placeholders of an image are one line.
 
     Args:
         ranges: Which tokens.
-        columns_of: Returns the columns of a context.
+        columns: The columns of each context.
         images: What is known of each image, by its hash; see `image_facts`.
     """
 
     def __init__(
-        self,
-        ranges: Sequence[Range],
-        columns_of: Callable[[str], TokenColumns],
-        images: Mapping[str, Mapping[str, Any]] | None = None,
+        self, ranges: Sequence[Range], columns: Mapping[str, TokenColumns], images: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        self._columns_of, self._images = columns_of, images or {}
-        self._runs = list(_runs(ranges, columns_of))
+        self._columns, self._images = columns, images
+        self._runs: list[_Run] = []
+        for own in ranges:
+            position = own.start
+            for first, last, sha256 in columns[own.context].images:
+                start, stop = max(own.start, first), min(own.stop, last)
+                if start < stop:
+                    self._runs += [_Run(own.context, position, start), _Run(own.context, start, stop, sha256)]
+                    position = stop
+            self._runs.append(_Run(own.context, position, own.stop))
+        self._runs = [run for run in self._runs if run.start < run.stop]
         self._starts = [0, *accumulate(run.lines for run in self._runs)]
 
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def resize(self, width: int, cursor: int) -> int:
-        """Nothing depends on the width."""
-        return cursor
-
-    def place(self, index: int) -> tuple[str, int]:
-        """Return the context and the position of the token of a line."""
-        run, after = self._run_at(index)
-        return run.context, run.start + after
-
-    def _run_at(self, index: int) -> tuple[_Run, int]:
-        """Return the run of a line, and how many lines come after its first one."""
+    def place(self, index: int) -> tuple[str, int, str]:
+        """Return the context and the position of the token of a line, and the hash of the image that it is of."""
         number = bisect_right(self._starts, index, hi=len(self._runs)) - 1
-        return self._runs[number], index - self._starts[number]
+        run = self._runs[number]
+        return run.context, run.start + index - self._starts[number], run.sha256
 
     def line_of(self, position: int) -> int:
         """Return the line of the token at a position in all ranges."""
@@ -142,11 +128,6 @@ class TokenLines:
                 return start + min(position, run.lines - 1)
             position -= length
         return max(0, len(self) - 1)
-
-    def step(self, index: int) -> int | None:
-        """Return the index of the step that observed or sampled the token of a line."""
-        context, position = self.place(index)
-        return self._columns_of(context).at("steps", position)
 
     def next_step(self, index: int, direction: int) -> int:
         """Return the first line of the next step (1), or of this or the last one (-1)."""
@@ -161,7 +142,7 @@ class TokenLines:
         for own, start in zip(self._runs, self._starts, strict=False):
             if last is None or (last.context, last.stop) != (own.context, own.start):
                 edges.add(start)
-            begins = self._columns_of(own.context).begins("steps")
+            begins = self._columns[own.context].starts["steps"]
             inside = begins[bisect_left(begins, own.start) : bisect_left(begins, own.stop)]
             edges.update(start + min(position - own.start, own.lines - 1) for position in inside)
             last = own
@@ -169,36 +150,25 @@ class TokenLines:
 
     def line(self, index: int, width: int) -> Text:
         """Return the line of a token, or of an image."""
-        run, after = self._run_at(index)
-        context, position = run.context, run.start + after
-        columns = self._columns_of(context)
-        logprob = columns.at("logprobs", position)
-        is_dropped = columns.at("dropped", position) is not None
-        step, role = columns.at("steps", position), columns.at("roles", position)
-        token = columns.at("ids", position)
+        context, position, sha256 = self.place(index)
+        columns = self._columns[context]
+        names = ("ids", "steps", "trained", "sampled", "roles", "logprobs", "dropped")
+        token, step, trained, is_sampled, role, logprob, dropped = (columns.at(name, position) for name in names)
         line = Text(f"{position:>8} {token:>6} {'' if step is None else step + 1:>5} ")
-        line.append(f"{_mask(columns, position):4} ", "bold green")
-        line.append(f"{on_one_line(role or _origin(columns, position))[:18]:18} ", "cyan")
+        line.append(f"{0 if trained is None else 1:<4} ", "bold green")
+        line.append(f"{on_one_line(role or ('sampled' if is_sampled else 'observed'))[:18]:18} ", "cyan")
         line.append(f"{'' if logprob is None else f'{logprob:.3f}':>8}  ")
-        text = self._name_of(run) if run.sha256 else columns.text(position)
+        if sha256:
+            run = self._runs[bisect_right(self._starts, index, hi=len(self._runs)) - 1]
+            facts = {**self._images[sha256], "tokens": run.stop - run.start}  # those in this range
+            text = Text(f"[{on_one_line(image_name(sha256, facts))}]", "magenta")
+        else:
+            text = columns.text(position)
         if logprob is not None:
             text.stylize(shade(logprob))
-        if is_dropped:
+        if dropped is not None:
             text.stylize("strike")
-        return line.append_text(text).append("  dropped" if is_dropped else "", "dim red")
-
-    def _name_of(self, run: _Run) -> Text:
-        """Return an image in words, with the number of its tokens in this run."""
-        facts = {**self._images[run.sha256], "tokens": run.stop - run.start}
-        return Text(f"[{on_one_line(image_name(run.sha256, facts))}]", "magenta")
-
-
-def _mask(columns: TokenColumns, position: int) -> str:
-    return "1" if columns.at("trained", position) is not None else "0"
-
-
-def _origin(columns: TokenColumns, position: int) -> str:
-    return "sampled" if columns.at("sampled", position) else "observed"
+        return line.append_text(text).append("" if dropped is None else "  dropped", "dim red")
 
 
 def shade(logprob: float) -> Style:
@@ -208,12 +178,80 @@ def shade(logprob: float) -> Style:
     return _SHADES[min(len(_SHADES) - 1, max(0, round(-2 * logprob)))]
 
 
-def details(columns: TokenColumns, position: int) -> str:
-    """Return what a line of a token has no room for."""
-    facts = {
-        "trainer's logprob": columns.at("reference_logprobs", position),
-        "advantage": columns.at("advantages", position),
-        "trained by sample": columns.at("trained", position),
-        "dropped by step": None if (step := columns.at("dropped", position)) is None else step + 1,
-    }
-    return " · ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
+class TokensScreen(ViewerScreen):
+    """The tokens of ranges.
+
+    Args:
+        title: What they are.
+        ranges: Which tokens.
+        read: Reads the columns of a context.
+        start: The position in all ranges that has the cursor at first.
+        images: What is known of each image, by its hash.
+    """
+
+    PARTS = ("title", "heading", "lines", "details", "status")
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "app.pop_screen", "Back"),
+        Binding("n", "step(1)", "Next step"),
+        Binding("N", "step(-1)", "Step before"),
+        Binding("slash", "go", "Go to a line"),
+    ]
+
+    def __init__(
+        self,
+        title: str,
+        ranges: Sequence[Range],
+        read: Callable[[str], Mapping[str, Any]],
+        start: int,
+        images: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self._columns: dict[str, TokenColumns] = {}
+        self.source = TokenLines([], self._columns, images)
+        super().__init__(self.source)
+        self._title, self._ranges, self._read, self._start, self._images = title, ranges, read, start, images
+
+    @work(exclusive=True)
+    async def on_mount(self) -> None:
+        """Read the tokens, and show them."""
+        self.write("title", self._title, "bold")
+        self.write("heading", Text(_HEADING, "bold"))
+        try:
+            for context in dict.fromkeys(own.context for own in self._ranges):
+                self._columns[context] = TokenColumns(await asyncio.to_thread(self._read, context))
+        except (EnvsdkError, OSError) as error:
+            self.write("title", str(error), "red")
+            return
+        self.source = self.lines.source = TokenLines(self._ranges, self._columns, self._images)
+        line = self.source.line_of(self._start)
+        self.lines.move_to(line, top=line)
+
+    def on_lines_moved(self) -> None:
+        """Describe the token with the cursor."""
+        cursor = self.lines.cursor
+        if not len(self.source):
+            return
+        context, position, _ = self.source.place(cursor)
+        columns = self._columns[context]
+        step = columns.at("steps", position)
+        self.write("details", columns.problem or columns.details(position))
+        facts = [f"{cursor + 1:,} of {len(self.source):,}", context, "" if step is None else f"step {step + 1}"]
+        self.write("status", " · ".join(filter(None, facts)))
+
+    def action_step(self, direction: int) -> None:
+        """Go to the first token of the next step."""
+        line = self.source.next_step(self.lines.cursor, direction)
+        self.lines.move_to(line, top=line)
+
+    def action_go(self) -> None:
+        """Ask for a line, and go to it."""
+
+        def check(text: str) -> None:
+            if text and not text.replace(",", "").isdecimal():
+                raise InvalidFilter(f"{text!r:.20} is not a number", 0, len(text))
+
+        def go(text: str | None) -> None:
+            if text:
+                line = int(text.replace(",", "")) - 1
+                self.lines.move_to(line, top=line)
+
+        self.open_screen(Question(f"Line, 1 to {len(self.source)}", "", check), go)

@@ -58,6 +58,12 @@ class CallWriter:
             is_verbatim = isinstance(value, str) and values.style.is_verbatim
             if is_verbatim:
                 self._refuse_split(call, key, value)
+            before = values.before.strip()
+            if before and before in key and not any(name in before for name in grammar.controls):
+                raise RenderError(
+                    f"the argument {key!r:.80} of the call of {call.name!r:.80} would be read as another one: its name "
+                    f"spells {before!r}, which ends it and is not a control token; take it out"
+                )
             fields.append(WrittenField("key", [Piece(key, False)]))
             pieces = self._write_value(value, values.style)
             opener, closer = grammar.wrapper

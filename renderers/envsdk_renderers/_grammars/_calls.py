@@ -394,7 +394,11 @@ class CallReader:
         key = constants[index].strip_before(self._source.text[start : found.start()])
         if "\n" in key:
             raise self._misformed(f"{name:.80}: a key has a line break", start, name)
-        return key, self._source.skip(constants[index].tail, found.end(), start), kinds[index]
+        core, tail, end = constants[index].core, constants[index].tail, found.end()
+        position = self._source.skip(tail, end, start)
+        if tail and position == end and self._source.text.startswith(core, end):
+            raise self._misformed(f"{name:.80}: {core * 2!r} follows the key {key[:40]!r}", start, name)
+        return key, position, kinds[index]
 
     def _typed(self, name: str, pairs: Sequence[tuple[str, str, Any]]) -> tuple[dict[str, Any], list[str]]:
         arguments: dict[str, Any] = {}

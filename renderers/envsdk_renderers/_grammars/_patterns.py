@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache, partial
 from itertools import pairwise, takewhile
 from typing import Any
 
-from envsdk.rendering.renderer import Segment
+from envsdk.rendering.reading import Segment
 
 from ._grammar import CALL_FIELDS, Edge, Field, Grammar, tags
 from ._source import SPACE, SPACES, WORD_REST, Alternative, Part, Pattern, Source, shared_start

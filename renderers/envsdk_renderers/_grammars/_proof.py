@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, cast
 
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
-from envsdk.rendering.renderer import Segment, SplitReply
+from envsdk.rendering.reading import Segment, SplitReply
 
 from ._grammar import Grammar
 from ._measuring import Renderings, words_of

@@ -11,9 +11,11 @@ from envsdk.rendering.reading import (
     ReadingError,
     ReasoningText,
     ReplyEvent,
+    Segment,
+    SplitReply,
     call_events,
 )
-from envsdk.rendering.renderer import Segment, SplitReply, errors_at_end
+from envsdk.rendering.renderer import errors_at_end
 
 from ._calls import CallRead, CallReader, ReadCall
 from ._grammar import CALL_FIELDS, Field, Grammar

@@ -8,7 +8,8 @@ from typing import NamedTuple, TypeAlias
 
 from envsdk.errors import unknown_name
 from envsdk.messages import Message, ToolSchema
-from envsdk.rendering.renderer import NOT_ENDED, Segment, SplitReply
+from envsdk.rendering.reading import Segment, SplitReply
+from envsdk.rendering.renderer import NOT_ENDED
 
 Reader: TypeAlias = Callable[[Iterable[Segment], SplitReply, Sequence[ToolSchema], Collection[str]], Message]
 """Reads a reply from four arguments: the segments of its beginning in the prompt and of what was sampled; what was

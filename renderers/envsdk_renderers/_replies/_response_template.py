@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from envsdk.errors import ConfigError
 from envsdk.messages import Message, ToolCall
-from envsdk.rendering.renderer import Segment, SplitReply, errors_at_end
+from envsdk.rendering.reading import Segment, SplitReply
+from envsdk.rendering.renderer import errors_at_end
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from envsdk.errors import ConfigError
 from envsdk.messages import Message, ToolSchema
-from envsdk.rendering.renderer import Segment, SplitReply
+from envsdk.rendering.reading import Segment, SplitReply
 
 from .._grammars._grammar import CALL_FIELDS, Edge, Grammar
 from .._grammars._reading import GrammarReader, GrammarReading

@@ -11,19 +11,18 @@ import platform
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import jinja2
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-import envsdk
-
 from .._harmony_vocabulary import cache_folder
 
 VARIABLE = "ENVSDK_TEMPLATE_CACHE"
 """The environment variable with the folder of the measurements; `off` keeps none."""
+VERSION = 1
+"""The version of the code that measures. A test fails if that code changes and this number does not."""
 _Value = TypeVar("_Value")
 
 
@@ -48,7 +47,7 @@ class Store:
         folder = _folder()
         if folder is None:
             return measure()
-        digest = _hash(_version(), self._key, name)
+        digest = _hash(str(VERSION), platform.python_version(), jinja2.__version__, self._key, name)
         file = folder / f"{digest}.json"
         with suppress(OSError, ValidationError):
             kept = _Kept.model_validate_json(file.read_bytes())
@@ -93,16 +92,3 @@ def _write(file: Path, content: bytes) -> None:
     except OSError:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-@cache
-def _version() -> str:
-    """Return a hash of the code that measures, so that other code measures again."""
-    renderers, core = Path(__file__).parent.parent, Path(envsdk.__file__).parent
-    folders = [renderers, *(core / name for name in ("contexts", "history", "rendering"))]
-    alone = (core / "errors.py", core / "messages.py", core / "rendering" / "_parity.py")
-    files = [*alone, *(file for folder in folders for file in sorted(folder.rglob("*.py")))]
-    digest = hashlib.sha256(f"{platform.python_version()} {jinja2.__version__}".encode())
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()

@@ -92,7 +92,12 @@ class TemplateTurns:
         start = [Message(role="system", content="Be brief.")] if has_system else []
         tools = (EXAMPLE_TOOL,) if has_tools else ()
         name = f"rewriting {has_system:d}{has_tools:d}"
-        return self.measured(name, _EXAMPLE, lambda: rewritten_past(self.base(start, tools)))
+
+        def measure() -> str:
+            base = self.base(start, tools)
+            return rewritten_past(base, calls=False) or (rewritten_past(base, calls=True) if tools else "")
+
+        return self.measured(name, _EXAMPLE, measure)
 
     @cached_property
     def _rules_with_tools(self) -> ContentRules:

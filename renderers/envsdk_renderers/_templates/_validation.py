@@ -7,7 +7,7 @@ emitted deltas are compared: the replies were sampled, and a sentinel after each
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from envsdk.errors import TemplateUnsupported
+from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
 
 from ._base import Pair
@@ -15,6 +15,7 @@ from ._bound_template import BoundTemplate
 from ._chat_template import TemplateFailed
 from ._sentinels import KEY, REPLY, reply_of
 from ._stop import Stop
+from ._verdicts import difference_of
 
 
 class DeltaText(NamedTuple):
@@ -53,8 +54,8 @@ class Validation:
         self._generation_prompt, self._opening = generation_prompt
         self._tag = tag
 
-    def episode(self, messages: Sequence[Message], deltas: Sequence[DeltaText], tools: Sequence[ToolSchema]) -> None:
-        """Compare all deltas of an episode with one rendering of the whole conversation.
+    def episode(self, messages: Sequence[Message], deltas: Sequence[DeltaText], tools: Sequence[ToolSchema]) -> str:
+        """Compare all deltas of an episode, and what was before them, with one rendering of the whole conversation.
 
         If a delta before the last one is not in that rendering, later messages may have rewritten it (a list of tools
         that moves), so it is compared with a rendering of the conversation as it was then.
@@ -64,6 +65,9 @@ class Validation:
             deltas: The deltas after replies, in order.
             tools: The tools that the model has, with control tokens hidden.
 
+        Returns:
+            How the whole rendering rewrites earlier text of users, tools or the system; empty if it does not.
+
         Raises:
             TemplateUnsupported: If a delta is not what the template writes.
         """
@@ -71,12 +75,14 @@ class Validation:
         ends = dict(zip(replies, [*replies[1:], len(messages)], strict=True))
         pairs = {delta.reply: _pair(messages, delta.reply, ends[delta.reply]) for delta in deltas}
         text = self._whole(messages, tools, pairs[deltas[-1].reply])
+        rewritten = self._rewritten_before(text, messages, deltas[0].reply, tools)
         for delta in deltas:
             end = ends[delta.reply]
             after = self._after(text, messages, delta.reply, end)
             if end < len(messages):
                 if after is None or not self._is_in(after, delta):
                     self.episode(messages[:end], [delta], tools)
+                    rewritten = rewritten or self._rewritten(after, delta)
             elif after is None or not self._is_all(after, delta, messages, tools):
                 raise TemplateUnsupported(
                     f"after message {delta.reply} the template writes something other than the emitted delta",
@@ -84,6 +90,26 @@ class Validation:
                     expected=delta.text,
                     rendered=text if after is None else after,
                 )
+        return rewritten
+
+    def _rewritten_before(self, text: str, messages: Sequence[Message], reply: int, tools: Sequence[ToolSchema]) -> str:
+        """Return how a rendering rewrites what came right before a reply: the first prompt, or an earlier delta."""
+        past, restore = messages[:reply], self._template.mask.restore_compared
+        before = max((index for index, message in enumerate(past) if message.role == "assistant"), default=-1)
+        try:
+            if before < 0:
+                prompt, begun = (self._template.text(past, tools, generation_prompt=asks) for asks in (False, True))
+                return difference_of(restore(prompt[: self._template.mask.shared(prompt, begun)]), restore(text))
+            then = self._after(self._whole(past, tools, ("", "")), past, before, reply)
+        except RenderError:
+            return ""
+        return self._rewritten(self._after(text, messages, before, reply), DeltaText(before, then or "", True))
+
+    def _rewritten(self, after: str | None, delta: DeltaText) -> str:
+        """Return how the text after a reply differs from what was emitted there, apart from its generation prompt."""
+        prompts = (self._generation_prompt, self._opening, "")
+        prompt = next(prompt for prompt in prompts if delta.text.endswith(prompt))
+        return difference_of(delta.text.removesuffix(prompt), after) if after is not None else ""
 
     def _whole(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema], pair: Pair, *, generation_prompt: bool = True

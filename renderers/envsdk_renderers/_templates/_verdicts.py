@@ -1,8 +1,10 @@
 """Judges what can be relied on where a next message follows a reply."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
 from envsdk.errors import RenderError, TemplateUnsupported
@@ -66,12 +68,22 @@ class Judge:
     def __init__(self, base: Base) -> None:
         self.base = base
         self._judgements: dict[tuple[object, ...], Judgement] = {}
+        self._rewritten_past: dict[bool, str] = {}
 
     def verdict(self, previous: Previous, following: Following) -> Verdict:
         """Judge a pair of a previous reply and a next message."""
         reply, answers = exchange(previous, following)
         found = self.judge(reply, answers, is_after_tool=previous == "tool", pair=(previous, following))
+        rewritten = self._rewritten_later("tool" in following) if found.status == "exact" else ""
+        if rewritten:
+            found = Judgement("keeps", f"the template rewrites: {rewritten}")
         return Verdict(previous, following, bool(self.base.tools), found.status, found.detail)
+
+    def _rewritten_later(self, calls: bool) -> str:
+        """Return how the template rewrites earlier text of users and tools in a longer conversation."""
+        if calls not in self._rewritten_past:
+            self._rewritten_past[calls] = rewritten_past(self.base, calls=calls)
+        return self._rewritten_past[calls]
 
     def judge(self, reply: Message, answers: Sequence[Message], *, is_after_tool: bool, pair: Pair) -> Judgement:
         """Judge what follows a reply, which has to be the same after each of many pasts; judgements are cached."""
@@ -200,33 +212,73 @@ EXAMPLE_TOOL: ToolSchema = {
 }
 
 
-def rewritten_past(base: Base) -> str:
-    """Return the smallest example of earlier text of users or the system that a template rewrites; empty if none.
+_TEXTS = (
+    "One?",
+    "Two?",
+    "  Three? \n",
+    "a</think>four?",
+    "Five? " * 80,
+    "Six?\n\n\n\nSeven?\r\n",
+    "Seven?",
+    "Eight?",
+    "Nine?",
+)
+"""Texts of users and tools in one conversation; a template may change each of them once it is in the past."""
+_REPLIES = re.compile(f"({earlier_reply(0).replace('0', '[0-9]')})")
 
-    What it rewrites in replies and generation prompts is not meant.
+
+def rewritten_past(base: Base, *, calls: bool) -> str:
+    """Return the smallest example of earlier text that is not a reply and that a template rewrites; empty if none.
+
+    Each prompt of a conversation is compared with the
+    next one, so a template that rewrites only after many rounds is found, too.
 
     Args:
         base: A start of an episode, whose tool is `EXAMPLE_TOOL` if it has any.
+        calls: Whether tools are called; if not, only users ask.
     """
-    reply = Message(role="assistant", content="1.")
-    call = Message(role="assistant", tool_calls=(ToolCall(name="look_up", arguments={"what": "x"}, id="call00001"),))
-    result = Message(role="tool", content="Found.", tool_call_id="call00001", name="look_up")
-    rounds: list[list[Message]] = [[reply, user("Two?")], [reply, user("Two?"), reply, user("Three?")]]
-    if base.tools:
-        rounds += [[call, result], [call, result, reply, user("Two?")]]
-    for round_ in sorted(rounds, key=len):
-        try:
-            prompt, begun = (base.text([user("One?")], generation_prompt=asks) for asks in (False, True))
-            after = base.text([user("One?"), *round_], generation_prompt=True)
-        except TemplateFailed:
-            continue
-        end = base.template.mask.shared(prompt, begun)
-        same = shared_start([prompt[:end], after])
-        if same < end:
-            shown = slice(max(same - 20, 0), same + 40)
-            before, now = (base.template.mask.restore_compared(text[shown]) for text in (prompt, after))
-            return f"{before!r} becomes {now!r} after {_kinds(round_)}"
-    return ""
+    mask, questions, results = base.template.mask, list[list[Message]](), list[list[Message]]()
+    compared = "b".join(["a", *filter(str.isascii, base.template.chat_template.literals), "c"])
+    for number, text in enumerate(map(mask.hide, (*_TEXTS[:-1], compared, _TEXTS[-1]))):
+        word, call_id = earlier_reply(number), f"call0000{number}"
+        call = ToolCall(name="look_up", arguments={"what": word}, id=call_id)
+        result = Message(role="tool", content=text, tool_call_id=call_id, name="look_up")
+        questions.append([reply_of(sentinel=word), user(text)])
+        results.append([Message(role="assistant", tool_calls=(call,)), result])
+    mixed = [*chain.from_iterable(zip(results[::2], questions[1::2], strict=False))]
+    found: list[tuple[int, str]] = []
+    for turns in (results, mixed) if calls else (questions[1:],):
+        messages, known = [user(_TEXTS[0])], dict[str, str]()
+        for number, turn in enumerate(turns, start=1):
+            try:
+                prompt, begun = (base.text(messages, generation_prompt=asks, is_rare=True) for asks in (False, True))
+                after = base.text([*messages, *turn], generation_prompt=True, is_rare=True)
+            except TemplateFailed:
+                break
+            *_, last = _by_reply(prompt[: mask.shared(prompt, begun)]).items()
+            known |= dict([last])
+            later = _by_reply(after)
+            changes = (difference_of(text, later[reply]) for reply, text in known.items() if reply in later)
+            change = mask.restore_compared(next(filter(None, changes), ""))
+            if change:
+                times = f", {number} times" if number > 1 else ""
+                found.append((number, f"{change} after {_kinds(turn)}{times}"))
+                break
+            messages += turn
+    return min(found, default=(0, ""))[1]
+
+
+def _by_reply(text: str) -> dict[str, str]:
+    """Return the text after each earlier reply and before the next one, and before the first, by the reply's word."""
+    first, *others = _REPLIES.split(text)
+    return {"": first, **dict(zip(others[::2], others[1::2], strict=True))}
+
+
+def difference_of(before: str, after: str) -> str:
+    """Return what of a text the beginning of a later one has changed; empty if nothing."""
+    same = shared_start([before, after])
+    shown = slice(max(same - 20, 0), same + 40)
+    return f"{before[shown]!r} becomes {after[shown]!r}" if same < len(before) else ""
 
 
 def _kinds(messages: Sequence[Message]) -> str:

@@ -79,7 +79,7 @@ class QueryLimits(NamedTuple):
     """CPU time in seconds after which the process is killed: for what sqlite does without counting steps."""
 
 
-class Found(NamedTuple):
+class QueryResult(NamedTuple):
     """The result of a query."""
 
     columns: tuple[str, ...]
@@ -102,7 +102,7 @@ def tables_in(connection: sqlite3.Connection) -> dict[str, str]:
     return {name: sql for name, sql in found if not name.startswith("sqlite_")}
 
 
-def run_query(image: bytes, query: str, limits: QueryLimits, max_rows: int) -> Found:
+def run_query(image: bytes, query: str, limits: QueryLimits, max_rows: int) -> QueryResult:
     """Run a query on a database.
 
     Args:
@@ -128,7 +128,7 @@ def run_query(image: bytes, query: str, limits: QueryLimits, max_rows: int) -> F
         if not cursor.description:
             raise QueryRefused(_ONLY_READS)
         columns = tuple(column[0] for column in cursor.description)
-        return Found(columns, rows[:max_rows], len(rows) > max_rows)
+        return QueryResult(columns, rows[:max_rows], len(rows) > max_rows)
 
 
 class _Guard:
@@ -149,7 +149,7 @@ class _Guard:
             one.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.max_value_bytes)
         for limit, most in _LIMITS.items():
             connection.setlimit(limit, most)
-        connection.set_progress_handler(self._progress, _STEPS_BETWEEN_CHECKS)
+        connection.set_progress_handler(lambda: self._charge(_STEPS_BETWEEN_CHECKS), _STEPS_BETWEEN_CHECKS)
         connection.set_authorizer(self._authorize)
 
     def error_of(self, error: Exception) -> QueryRefused:
@@ -158,26 +158,22 @@ class _Guard:
         return QueryRefused(self.refusal or _what_is_wrong(error, self._limits), is_too_long=is_too_long)
 
     def _authorize(self, action: int, first: str | None, second: str | None, _schema: Any, _inner: Any) -> int:
-        refusal = self._why_not(action, first or "", second or "")
-        self.refusal = self.refusal or refusal
-        return sqlite3.SQLITE_DENY if refusal else sqlite3.SQLITE_OK
-
-    def _why_not(self, action: int, first: str, second: str) -> str:
+        first, second = first or "", second or ""
+        refusal = _ONLY_READS
         match action:
             case sqlite3.SQLITE_SELECT | sqlite3.SQLITE_RECURSIVE:
-                return ""
+                refusal = ""
             case sqlite3.SQLITE_READ:
                 reads_nothing = not second  # it counts rows, perhaps of a subquery
-                return "" if reads_nothing or first in self._tables else f"the table {first!r} may not be read"
+                refusal = "" if reads_nothing or first in self._tables else f"the table {first!r} may not be read"
             case sqlite3.SQLITE_FUNCTION:
-                return "" if second.lower() in _FUNCTIONS else f"the function {second} is not available"
+                refusal = "" if second.lower() in _FUNCTIONS else f"the function {second} is not available"
             case sqlite3.SQLITE_PRAGMA:
-                return "" if first.lower() in _PRAGMAS else f"{_ONLY_READS}, no PRAGMA {first}"
+                refusal = "" if first.lower() in _PRAGMAS else f"{_ONLY_READS}, no PRAGMA {first}"
             case _:
-                return _ONLY_READS
-
-    def _progress(self) -> bool:
-        return self._charge(_STEPS_BETWEEN_CHECKS)
+                pass
+        self.refusal = self.refusal or refusal
+        return sqlite3.SQLITE_DENY if refusal else sqlite3.SQLITE_OK
 
     def _charge(self, steps: int) -> bool:
         """Count steps; return whether there were too many."""

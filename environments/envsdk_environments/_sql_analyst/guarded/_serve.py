@@ -25,7 +25,11 @@ _ADDRESS_BYTES = 2 * 2**30
 
 def serve() -> None:
     """Answer requests on the standard input and output."""
-    _limit_memory()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # macOS refuses this limit
+        _limit(resource.RLIMIT_AS, _ADDRESS_BYTES)
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute(f"PRAGMA hard_heap_limit = {_SQLITE_BYTES}")
     with suppress(BrokenPipeError, ConnectionResetError), open(0, "rb") as requests, open(1, "wb") as answers:
         while header := requests.read(8):
             size = int.from_bytes(header)
@@ -41,26 +45,14 @@ def _answer(request: bytes) -> bytes:
     try:
         image, query, limits, max_rows = marshal.loads(request)
         limits = QueryLimits(*limits)
-        _limit_cpu(limits.max_cpu_s)
+        # The kernel kills this process (SIGXCPU) after that much more CPU time.
+        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + limits.max_cpu_s)
         found = run_query(image, query, limits, max_rows)
         return json.dumps(["found", *found], default=lambda blob: {"hex": blob.hex()}).encode()
     except QueryRefused as error:
         return json.dumps(["refused", str(error), error.is_too_long]).encode()
     except MemoryError:
         return json.dumps(["refused", TOO_LARGE, False]).encode()
-
-
-def _limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # macOS refuses this limit
-        _limit(resource.RLIMIT_AS, _ADDRESS_BYTES)
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.execute(f"PRAGMA hard_heap_limit = {_SQLITE_BYTES}")
-
-
-def _limit_cpu(seconds: int) -> None:
-    """Let the kernel kill this process (SIGXCPU) after that much more CPU time."""
-    _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + seconds)
 
 
 def _limit(which: int, most: int) -> None:

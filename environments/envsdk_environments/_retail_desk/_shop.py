@@ -1,18 +1,105 @@
-"""The tools of the service desk, which work on a database in memory.
+"""The shop: its records, the tools of its service desk, and tasks.
 
-They refuse what makes no sense, such as an unknown order or the return of an item that was not delivered. They do not
-refuse what the policy forbids: that is up to the agent.
+Records never change; the desk replaces them. The tools refuse what makes no sense, such as an unknown order or the
+return of an item that was not delivered. They do not refuse what the policy forbids: that is up to the agent.
 """
 
-from typing import Any
+from datetime import date
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from envsdk import tool
 from envsdk.authoring._tools import Tool
 from envsdk.errors import ToolError
 
-from ._records import Database, Item, Order, Policy, Reason, Refusal, Rule
-
+_DOCUMENT = Path(__file__).with_name("policy.md").read_text(encoding="utf-8")
+Status: TypeAlias = Literal["processing", "shipped", "delivered", "cancelled"]
+Reason: TypeAlias = Literal["no longer needed", "ordered by mistake", "takes too long"]
+Rule: TypeAlias = Literal[
+    "other customer", "not processing", "too late", "final sale", "not in stock", "changed before"
+]
+Change: TypeAlias = Literal["cancel_order", "change_address", "return_item", "exchange_item"]
 _MAX_ADDRESS_CHARS = 120
+
+
+class ShopRecord(BaseModel):
+    """A record that never changes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Customer(ShopRecord):
+    """A person who has ordered."""
+
+    id: str
+    name: str
+    email: str
+    postal_code: str
+    is_plus: bool
+
+
+class Item(ShopRecord):
+    """One piece of an order. Its name is unique in the order."""
+
+    name: str
+    option: str
+    """Color and size, such as `red, large`."""
+    in_stock: tuple[str, ...] = ()
+    """The other options that are in stock."""
+    final_sale: bool = False
+    state: Literal["ordered", "returned", "exchanged"] = "ordered"
+
+
+class Order(ShopRecord):
+    """An order, and what became of it."""
+
+    id: str
+    customer_id: str
+    status: Status
+    address: str
+    items: tuple[Item, ...] = Field(min_length=1)
+    delivered_on: date | None = None
+    changed_on: date | None = None
+    """The day on which its address or one of its items was changed."""
+    cancelled_for: Reason | None = None
+
+
+class RecordedRefusal(ShopRecord):
+    """A request that was refused, and the rule that forbids it."""
+
+    order_id: str
+    rule: Rule
+
+
+class Database(ShopRecord):
+    """All records. Two databases are equal if they hold the same records in the same order."""
+
+    customers: tuple[Customer, ...]
+    orders: tuple[Order, ...]
+    refusals: tuple[RecordedRefusal, ...] = ()
+
+    @model_validator(mode="after")
+    def _has_unique_ids(self) -> Self:
+        if len({one.id for one in (*self.customers, *self.orders)}) < len(self.customers) + len(self.orders):
+            raise ValueError("two customers, or two orders, have the same id; give each its own")
+        return self
+
+
+class ShopPolicy(ShopRecord):
+    """The numbers in the shop's policy, which differ from task to task."""
+
+    shop: str
+    today: date
+    return_days: int = Field(ge=1)
+    exchange_days: int = Field(ge=1)
+    plus_days: int = Field(ge=0)
+    """How many more days Plus members have."""
+
+    def document(self) -> str:
+        """Return the policy as the agent reads it."""
+        return _DOCUMENT.format(**self.model_dump(mode="json"))
 
 
 class Desk:
@@ -23,7 +110,7 @@ class Desk:
         policy: The shop's policy, for the day.
     """
 
-    def __init__(self, database: Database, policy: Policy) -> None:
+    def __init__(self, database: Database, policy: ShopPolicy) -> None:
         self._today = policy.today
         self._customers = database.customers
         self._orders = {order.id: order for order in database.orders}
@@ -124,7 +211,7 @@ class Desk:
             order_id: The number of the order.
             rule: What forbids it.
         """
-        refusal = Refusal(order_id=self._order(order_id).id, rule=rule)
+        refusal = RecordedRefusal(order_id=self._order(order_id).id, rule=rule)
         if refusal not in self._refusals:
             self._refusals.append(refusal)
         return "It is recorded."
@@ -164,3 +251,69 @@ def tools_of(desk: Desk | type[Desk]) -> list[Tool]:
 
 def _same(given: str, known: str) -> bool:
     return " ".join(given.split()).casefold() == known.casefold()
+
+
+# Tasks.
+
+
+class Wish(ShopRecord):
+    """A change of an order that the customer wants."""
+
+    request: str = Field(min_length=1)
+    """What they say first."""
+    order: str = Field(min_length=1)
+    """What they say when they are asked for the order."""
+    push: str = Field(min_length=1)
+    """What they say, once, to a message that neither asks nor follows their yes. It changes nothing."""
+    order_id: str
+    change: Change
+    values: dict[str, str]
+    """The other arguments of the change, by name: the slots that the agent may have to ask for."""
+    new_values: dict[str, str] | None = None
+    """What they want instead, as soon as they are asked for their yes, if they change their mind."""
+    rule: Rule | None = None
+    """The rule that forbids it; None if it is granted."""
+
+    @property
+    def outcome(self) -> tuple[str, dict[str, str]]:
+        """The only call of a good agent that changes the database: the tool's name and its arguments."""
+        if self.rule is not None:
+            return "refuse_request", {"order_id": self.order_id, "rule": self.rule}
+        return self.change, {"order_id": self.order_id, **(self.new_values or self.values)}
+
+
+class RetailDeskTask(ShopRecord):
+    """One conversation: the database before it, the policy, and the customer with their wishes."""
+
+    database: Database
+    policy: ShopPolicy
+    identity: dict[str, str] = Field(min_length=1)
+    """What the customer knows of themselves: the arguments with which `find_customer` finds them."""
+    wishes: tuple[Wish, ...] = Field(min_length=1)
+
+    @property
+    def introduction(self) -> str:
+        """What the customer says when they are asked who they are."""
+        return " ".join(f"My {key.replace('_', ' ')} is {value}." for key, value in self.identity.items())
+
+    def gold(self) -> Database:
+        """Return the database as a good agent leaves it.
+
+        Raises:
+            ToolError: If a tool refuses a right call.
+            ValueError: If its arguments do not fit.
+        """
+        desk = Desk(self.database, self.policy)
+        for wish in self.wishes:
+            name, arguments = wish.outcome
+            tool: Tool = getattr(desk, name)
+            tool(**tool.read(arguments))
+        return desk.database()
+
+    @model_validator(mode="after")
+    def _can_be_done(self) -> Self:
+        try:
+            self.gold()
+        except ToolError as error:
+            raise ValueError(f"what its wishes ask for cannot be done: {error}") from error
+        return self

@@ -1,22 +1,30 @@
-"""Draw made-up databases.
+"""Make databases: from a script, or made-up ones. A database is the bytes of a sqlite file, which never change.
 
 All trades have tables of the same shape: people in areas have events, whose lines have items, which makers make. The
 names of tables and columns are drawn anew for each database, so that they have to be looked up.
 """
 
 import functools
+import itertools
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
-from ._images import make_image
-from .guarded._query import Row, Value
+from envsdk.errors import TaskError
+
+from .._scoring import TaskData
+from .guarded._query import Row, Value, open_image, tables_in
 
 T = TypeVar("T")
+
+_STEPS_BETWEEN_CHECKS = 100
+_MOST_SCRIPT_CHECKS = 200_000
+_FILES = dict.fromkeys((sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH), sqlite3.SQLITE_DENY)
 
 FIRST_DAY = np.datetime64("2020-01-01")
 DAYS = 4 * 365
@@ -69,14 +77,53 @@ CREATE TABLE {line} (
 """
 
 
-class Table(str):
+def make_image(fill: Callable[[sqlite3.Connection], object]) -> bytes:
+    """Return a database that a function fills."""
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        fill(connection)
+        return connection.serialize()
+
+
+@functools.lru_cache(maxsize=64)
+def run_script(script: str) -> bytes:
+    """Return the database that a script makes. It may neither read nor write files, and has to end.
+
+    Raises:
+        TaskError: If it does not run, opens a file, or takes too many steps.
+    """
+    checks = itertools.count()
+
+    def fill(connection: sqlite3.Connection) -> None:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        connection.set_authorizer(
+            lambda action, _a, _b, _c, _d: sqlite3.SQLITE_DENY if action in _FILES else sqlite3.SQLITE_OK
+        )
+        connection.set_progress_handler(lambda: next(checks) >= _MOST_SCRIPT_CHECKS, _STEPS_BETWEEN_CHECKS)
+        connection.executescript(script)
+        connection.set_authorizer(None)
+
+    try:
+        return make_image(fill)
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+        raise TaskError(f"the script of a database does not run: {error} (it begins {script!r:.80})") from error
+
+
+@functools.lru_cache(maxsize=64)
+def tables_of(image: bytes) -> Mapping[str, str]:
+    """Return the statements that created the tables and views, by name, in the order of creation."""
+    with closing(open_image(image)) as connection:
+        return tables_in(connection)
+
+
+# Made-up databases.
+
+
+class TableName(str):
     """The name of a table. The names of its columns are attributes, for formats with `{event}` and `{event.date}`."""
 
 
-class Trade(BaseModel):
+class Trade(TaskData):
     """The words of a trade."""
-
-    model_config = ConfigDict(frozen=True)
 
     words: dict[str, str]
     """The words in questions."""
@@ -90,7 +137,7 @@ class Trade(BaseModel):
     """Names of items, which follow an adjective."""
 
 
-class _Words(BaseModel):
+class _DomainWords(BaseModel):
     """The parts of all names. The fields that a trade does not have are the same for all trades."""
 
     trades: tuple[Trade, ...]
@@ -104,7 +151,7 @@ class _Words(BaseModel):
     firms: tuple[str, ...]
 
 
-_WORDS = _Words.model_validate_json(Path(__file__).with_name("words.json").read_bytes())
+_WORDS = _DomainWords.model_validate_json(Path(__file__).with_name("words.json").read_bytes())
 TRADES = _WORDS.trades
 COUNTRIES = _WORDS.countries
 _PEOPLE_NAMES = [f"{first} {last}" for first in _WORDS.first_names for last in _WORDS.last_names]
@@ -119,14 +166,14 @@ _REFERENCES = {
 """Columns that are named after the table that they refer to."""
 
 
-def draw_names(trade: Trade, rng: np.random.Generator) -> dict[str, Table]:
+def draw_names(trade: Trade, rng: np.random.Generator) -> dict[str, TableName]:
     """Draw the names of the tables and columns of a database, by their role."""
 
     def one_of(choices: Sequence[str]) -> str:
         return choices[int(rng.integers(len(choices)))]
 
     word = {role: words[0] for role, words in trade.tables.items()}
-    tables = {role: Table(one_of(words[1:])) for role, words in trade.tables.items()}
+    tables = {role: TableName(one_of(words[1:])) for role, words in trade.tables.items()}
     key, name = one_of(("id", "{}_id", "{}_no")), one_of(("name", "{}_name", "label"))
     reference = one_of(("{}_id", "{}_ref", "{}_key"))
     columns = {

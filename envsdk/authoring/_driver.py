@@ -1,0 +1,499 @@
+"""Drives the episodes of an environment: it begins them, and calls the authors' methods that they request.
+
+The state machine of an episode does no I/O; whatever waits, runs in a thread, or is cancelled is here.
+"""
+
+import copy
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, ClassVar, TypeVar, cast
+
+import gymnasium
+from pydantic import ValidationError
+
+from .._registry import find_renderer, refuse_history_options
+from ..contexts._history_policy import HistoryPolicy
+from ..episodes._agent import Agent, EpisodeHeader, StepResult
+from ..episodes._episode import Call, Episode, EpisodeGenerator, Join, Request, RunChildren
+from ..episodes._handoff import Handoff, HandoffResult, is_handoff
+from ..episodes._loop_tasks import Tasks, in_event_loop, not_cancelled
+from ..episodes._turn import Turn
+from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
+from ..limits import Limits, plain_integer
+from ..messages import check_text
+from ..rendering.renderer import Renderer, TokenIds
+from ..trajectories._fragments import fragment
+from ._embedded_vision import EMBEDDED_VISION
+from ._mistakes import explained, wrong_turn
+from .tasks import check_task, find_task, pick_task
+
+T = TypeVar("T")
+ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
+"""Runs sub-agents side by side."""
+MethodCaller = Callable[["Driver", Call], Awaitable[Any]]
+"""Calls a method of an environment (`Driver.call_method`), such as in a thread, and returns what it returns."""
+_RESET_OPTIONS = ("episode_id", "group_id", "task")
+
+
+class Driver:
+    """What an environment was made with, and the episode that it began or that it joined as a sub-agent.
+
+    Args:
+        env: The environment.
+        config: Its own options.
+        renderer: See `Env`, and so for the others.
+    """
+
+    why_no_fork: ClassVar[str | None] = None
+    """Why its episodes cannot be forked; None if they can."""
+
+    def __init__(
+        self,
+        env: Any,
+        config: Mapping[str, Any],
+        renderer: str | Mapping[str, Any] | Renderer | None,
+        tokenizer: Any,
+        history: str | Mapping[str, Any] | HistoryPolicy,
+        limits: Limits | Mapping[str, Any] | None,
+    ) -> None:
+        from ..contexts._history import get_history  # the built-in policies
+
+        self.env = env
+        self.episode: Episode | None = None
+        self.agent: Agent | None = None
+        """The environment's part of that episode."""
+        self.tasks = Tasks()
+        """The asyncio tasks that its methods started in this episode."""
+        self.given_name: str | None = None
+        self._is_closed = False
+        self.waits: bool | None = None
+        """Whether a step may have to wait for something; None if the environment's methods or tools have changed."""
+        self._episodes = 0
+        refuse_history_options(config)
+        try:
+            self.config: Any = env.Config(**config)
+        except ValidationError as error:
+            known = ", ".join(env.Config.model_fields) or "none"
+            raise ConfigError(f"{type(env).__name__}: {what_is_invalid(error)}. Its own options: {known}") from error
+        self._inherits = renderer is None and tokenizer is None
+        if renderer is None:
+            is_embedded = tokenizer is None or getattr(tokenizer, "name", tokenizer) == "embedded"
+            renderer = "qwen3" if not env.shows_images else EMBEDDED_VISION if is_embedded else "auto"
+        self.renderer = self._own_renderer = find_renderer(renderer, tokenizer)
+        if env.shows_images and (advice := self.renderer.images_advice):
+            name = self.renderer.name
+            raise ConfigError(f"{type(env).__name__} shows images, which the renderer {name!r} cannot write: {advice}")
+        self.history = get_history(history)
+        for what, specified in (
+            ("its options", lambda: self.config.model_dump(mode="json")),
+            ("the options of its renderer", self.renderer.specification),
+            ("the options of its history policy", self.history.specification),
+        ):
+            try:
+                fragment(specified())
+            except ValueError as error:  # pydantic's and ours
+                raise ConfigError(f"{type(env).__name__}: {what} cannot be recorded: {error}") from error
+        self.limits = Limits.of(limits, env.default_limits)
+
+    @property
+    def name(self) -> str:
+        """The id that the environment was made by, or its class's name."""
+        spec = self.env.spec
+        return self.given_name or (type(self.env).__name__ if spec is None else spec.id)
+
+    @property
+    def running(self) -> Agent:
+        """Its part of the episode that is running, or of the last one.
+
+        Raises:
+            EpisodeError: Before the first episode.
+        """
+        if self.agent is None:
+            raise EpisodeError("there is no episode yet: call reset() first")
+        return self.agent
+
+    @property
+    def running_episode(self) -> Episode:
+        """The episode that is running, or the last one.
+
+        Raises:
+            EpisodeError: Before the first episode.
+        """
+        if self.episode is None:
+            raise EpisodeError("there is no episode yet: call reset() first")
+        return self.episode
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its part of an episode has not ended."""
+        episode, agent = self.episode, self.agent
+        return episode is not None and agent is not None and not episode.is_over and agent.stop_reason is None
+
+    # Episodes.
+
+    def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
+        """Begin another episode; arguments that are refused leave the running one as it is."""
+        seed, given = check_seed(seed), _check_options(options)
+        chosen = [self._chosen(given)] if "task" in given else self._drawn(seed) if self.is_running else None
+        self._episodes += 1
+        self.end_tasks()
+        for error in self.close_children():
+            import logging
+
+            logging.getLogger(__name__).warning("a sub-agent of %r could not be closed: %r", self.env, error)
+        if self.episode is not None:
+            self.episode.abandoned = True
+        self.renderer = self._own_renderer
+        header = EpisodeHeader(
+            id=given.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}",
+            seed=seed,
+            config=self.config.model_dump(mode="json"),
+            group_id=given.get("group_id"),
+            records_roles=self.env.records_roles,
+        )
+        episode = Episode(header, self.env, self.env._envsdk_summarizer)
+        self.episode, self.agent, self._is_closed = episode, episode.root, False
+        self._prepare(seed, chosen)
+
+    def join(self, episode: Episode, agent: Agent, seed: int | None, task: Any) -> None:
+        """Take part in an episode as a sub-agent.
+
+        Raises:
+            HandoffError: If the environment is in use already.
+            TaskError: If it has no such task.
+        """
+        if self.is_running and self.agent is not None and self.episode is not None:
+            raise HandoffError(
+                f"{self.env!r} is in use already, as {self.agent.name!r} of {self.episode.id!r}: make another object "
+                "for each handoff"
+            )
+        self.episode, self.agent, self._is_closed = episode, agent, False
+        self.renderer = self._own_renderer
+        if self._inherits and agent.parent is not None:
+            above = agent.parent.current
+            self.renderer = agent.parent.env.renderer if above is None else above.renderer
+        chosen = None
+        if task is not None:
+            chosen = [check_task(task if self.env.tasks is None else find_task(self.env.tasks, task), self.env.Task)]
+        self._prepare(seed, chosen)
+
+    def _prepare(self, seed: int | None, chosen: list[Any] | None) -> None:
+        """Set the random state, and the task: the chosen one if there is one, else the one that the seed picks."""
+        tasks = self._drawn(seed) if chosen is None else chosen
+        gymnasium.Env.reset(self.env, seed=seed)
+        self.env.task = None
+        for task in tasks:
+            self.running.task = task
+            self.env.task = copy.deepcopy(task)  # what the author does to it changes neither data nor record
+        self.env._envsdk_prepare()
+        self.waits = None
+
+    def _chosen(self, options: Mapping[str, Any]) -> Any:
+        return check_task(find_task(self.env.tasks, options["task"]), self.env.Task)
+
+    def _drawn(self, seed: int | None) -> list[Any]:
+        """Return the task that the seed picks, or the random state without a seed; no task if there are no rows.
+
+        If the row is refused, the random state is as it was.
+        """
+        rows = self.env.tasks
+        if rows is None:
+            return []
+        bits = self.env.np_random.bit_generator
+        state = bits.state
+        try:
+            return [check_task(rows[pick_task(rows, seed, self.env.np_random)], self.env.Task)]
+        except BaseException:
+            bits.state = state
+            raise
+
+    def forget(self) -> None:
+        """Let go of the last episode, which is large; the environment is kept for the next one."""
+        self.episode = self.agent = None
+
+    # What a rollout tells and asks it; a program that plays the episode answers otherwise.
+
+    def use_policy(self, why_not_sampled: Callable[[str, str, Any], str | None] | None) -> None:
+        """Learn what the policy of the next episode honors.
+
+        Args:
+            why_not_sampled: Returns why the policy of a role does not honor a sampling parameter with a value, or None.
+                None after the episode.
+        """
+
+    def ahead(self) -> AsyncIterator[Turn] | None:
+        """Return an iterator of the turns that will follow, while a reply is sampled; None if none is known before it.
+
+        A rollout may sample the replies to them meanwhile. It ends the iterator before it steps.
+        """
+        return None
+
+    def listener(self) -> Callable[[TokenIds], bool | None] | None:
+        """Return what is called with the tokens of the next reply while they are sampled; None if nothing is.
+
+        If it returns True, no one wants the rest of the reply.
+        """
+        return None
+
+    def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
+        """Return what waits until no one wants the reply to a turn anymore, so that its sampling is canceled.
+
+        Args:
+            turn: A turn of `ahead`; None for the one that is due.
+
+        Returns:
+            None if the reply is wanted in any case.
+        """
+        return None
+
+    async def is_wanted_again(self) -> bool:
+        """Wait, and return whether the reply that is due is wanted again after its sampling was canceled."""
+        return False
+
+    def what_runs(self, method: str) -> str:
+        """Return what a method of the environment is called in the error of a deadline."""
+        return f"{method}() of {self.env.name}"
+
+    # Driving.
+
+    def drive(self, episode: EpisodeGenerator) -> StepResult:
+        """Answer the requests of an episode, one after the other, without an event loop around.
+
+        Raises:
+            EpisodeError: If there is a running loop, and a method of the environment or of a sub-agent is async.
+        """
+        is_in_loop = in_event_loop()
+        if is_in_loop:
+            self.refuse_event_loop()
+        try:
+            request = next(episode)
+            while True:
+                if is_in_loop and isinstance(request, Call) and driver_of(request.agent.env).needs_loop():
+                    episode.close()  # the caller is at fault, and not the sub-agent
+                    self.running_episode.interrupted = True
+                    driver_of(request.agent.env).refuse_event_loop()
+                try:
+                    answer = self._answer(request)
+                except Exception as error:
+                    request = episode.throw(error)
+                else:
+                    request = episode.send(answer)
+        except StopIteration as stop:
+            return stop.value
+
+    async def drive_async(
+        self,
+        episode: EpisodeGenerator,
+        run_children: ChildRunner | None = None,
+        call_method: MethodCaller | None = None,
+    ) -> StepResult | HandoffResult:
+        """As `drive`, inside an event loop.
+
+        Args:
+            episode: The generator.
+            run_children: Runs sub-agents side by side, if the episode requests that.
+            call_method: Calls the authors' methods, such as with a deadline; None calls them here.
+        """
+        try:
+            request = next(episode)
+            while True:
+                if isinstance(request, RunChildren):
+                    assert run_children is not None
+                    try:
+                        results = await run_children(request.agents)
+                    except BaseException:
+                        episode.close()
+                        raise
+                    request = episode.send(results)
+                    continue
+                try:
+                    answer = await self._answer_async(request, call_method)
+                except Exception as error:
+                    request = episode.throw(error)
+                else:
+                    request = episode.send(answer)
+        except StopIteration as stop:
+            return stop.value
+
+    def _answer(self, request: Request) -> Any:
+        if isinstance(request, Join):
+            return self._let_join(request)
+        assert isinstance(request, Call)
+        driver = driver_of(request.agent.env)
+        with driver.tasks.collecting():
+            try:
+                return driver._checked(request, driver.now(driver.call_method(request)))
+            except Exception as failed:
+                raise driver._noted(request, failed)  # noqa: B904 (it has its cause)
+
+    async def _answer_async(self, request: Request, call_method: MethodCaller | None) -> Any:
+        if isinstance(request, Join):
+            return self._let_join(request)
+        assert isinstance(request, Call)
+        driver = driver_of(request.agent.env)
+        with driver.tasks.collecting():
+            try:
+                if call_method is None:
+                    returned = await not_cancelled(driver.call_method(request))
+                else:
+                    returned = await call_method(driver, request)
+                return driver._checked(request, returned)
+            except Exception as failed:
+                raise driver._noted(request, failed)  # noqa: B904 (it has its cause)
+
+    def _let_join(self, request: Join) -> None:
+        agent = request.agent
+        assert agent.handoff is not None
+        driver_of(agent.env).join(self.running_episode, agent, request.seed, agent.handoff.task)
+
+    def call_method(self, request: Call) -> Any:
+        """Call an author's method; return its turn, or an awaitable of it."""
+        if callable(request.method):
+            return request.method(request.argument)
+        method = getattr(self.env, request.method)
+        return method() if request.method == "start" else method(request.argument)
+
+    def _checked(self, request: Call, returned: Any) -> Any:
+        if not callable(request.method) and not isinstance(returned, Turn) and not is_handoff(returned):
+            raise wrong_turn(self.env, request.method, returned)
+        if request.method == "start":
+            self.env._envsdk_started(returned)
+            self.waits = None
+        return returned
+
+    def _noted(self, request: Call, failed: Exception) -> Exception:
+        """Note on an exception which method it came from; log it if the parent of a sub-agent takes it."""
+        agent, method = self.running, request.method
+        error = explained(failed, self.env, method) if isinstance(method, str) else failed
+        name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
+        error.add_note(f"Raised by {name}() of {self.env.name}, seed {self.running_episode.seed}, step {agent.steps}.")
+        if agent.parent is not None:  # the parent gets the error as a result, and may answer the model with it
+            import logging
+
+            logging.getLogger(__name__).warning("the sub-agent %r failed", agent.name, exc_info=error)
+        return error
+
+    # Event loops.
+
+    def needs_loop(self) -> bool:
+        """Return whether a step may have to wait for something."""
+        if self.waits is None:
+            self.waits = bool(self.history.is_async or self.env._envsdk_waits())
+        return self.waits
+
+    def refuse_event_loop(self) -> None:
+        """Refuse to run inside an event loop, where a plain function cannot wait for an async method.
+
+        Raises:
+            EpisodeError: If there is a running loop and a method is async.
+        """
+        if in_event_loop() and self.needs_loop():
+            raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
+
+    def now(self, value: T | Awaitable[T]) -> T:
+        """Return a value, awaited in an event loop of the SDK's if it is an awaitable."""
+        if isinstance(value, (Turn, Handoff)) or not inspect.isawaitable(value):
+            return value  # pyright: ignore[reportReturnType]
+        if not self.needs_loop() and inspect.iscoroutine(value):  # it waits for nothing
+            try:
+                value.send(None)
+            except StopIteration as result:
+                return result.value
+            value.close()
+            raise EpisodeError("a plain function returned an awaitable; declare it `async def`")
+        from ..episodes._event_loops import run  # which imports asyncio, longer than all of envsdk
+
+        return run(not_cancelled(value))
+
+    # Ends.
+
+    def end_tasks(self, error: BaseException | None = None) -> None:
+        """Cancel the asyncio tasks that the methods of the episode's environments started and left running.
+
+        Inside an event loop, they end when the caller lets the loop run.
+
+        Args:
+            error: What ended the episode, if it failed.
+        """
+        del error
+        for tasks in self._all_tasks():
+            if in_event_loop():
+                tasks.cancel()
+            elif tasks.are_left():
+                from ..episodes._event_loops import run
+
+                run(tasks.end())
+
+    async def aend_tasks(self, error: BaseException | None = None) -> None:
+        """As `end_tasks`, and wait until they have ended."""
+        del error
+        for tasks in self._all_tasks():
+            await tasks.end()
+
+    def tasks_are_left(self) -> bool:
+        """Return whether a task that a method started has not ended."""
+        return any(tasks.are_left() for tasks in self._all_tasks())
+
+    def _all_tasks(self) -> list[Tasks]:
+        return [self.tasks, *(driver_of(agent.env).tasks for agent in self._children())]
+
+    def _children(self) -> list[Agent]:
+        """Return the sub-agents of the episode that its environment began."""
+        if self.agent is None or self.agent.parent is not None:
+            return []
+        return [agent for agent in self.agent.agents() if agent.env is not self.env]
+
+    def close_children(self) -> list[Exception]:
+        """Close the environments of all sub-agents of the last episode, each once; return what that raised."""
+        errors: list[Exception] = []
+        for agent in self._children():
+            driver = driver_of(agent.env)
+            if driver.agent is agent and not driver._is_closed:
+                driver._is_closed = True
+                try:
+                    driver.env.close()
+                except Exception as error:
+                    errors.append(error)
+        return errors
+
+
+def driver_of(env: Any) -> Driver:
+    """Return the driver of an environment."""
+    return env._envsdk
+
+
+def check_seed(seed: object) -> int | None:
+    """Return a seed as an int, or None.
+
+    Raises:
+        ConfigError: If it is neither None nor an integer of at least 0 (NumPy's integers are, True is not).
+    """
+    plain = plain_integer(seed)
+    if plain is not None and (type(plain) is not int or plain < 0):
+        raise ConfigError(f"seed is {seed!r:.80}; expected None or an integer of at least 0")
+    return plain
+
+
+def _check_options(options: object) -> dict[str, Any]:
+    """Return what `reset(options=)` was given.
+
+    Raises:
+        ConfigError: If it is not a mapping, has an unknown name, or an id is not a string.
+    """
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"options is a {type(options).__name__}; expected a mapping, such as {{'task': 3}}")
+    given: dict[str, Any] = {**cast("Mapping[Any, Any]", options)}
+    unknown = given.keys() - set(_RESET_OPTIONS)
+    if unknown:
+        raise ConfigError(f"reset() does not know the options {sorted(map(str, unknown))}; it knows {_RESET_OPTIONS}")
+    for name in ("episode_id", "group_id"):
+        value = given.get(name)
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"the option {name} is {value!r:.80}; expected a string or None")
+        try:
+            check_text(value or "")
+        except ValueError as error:
+            raise ConfigError(f"the option {name} is {value!r:.80}, which cannot be recorded: {error}") from error
+    return given

@@ -1,0 +1,291 @@
+"""The base class of renderers that write only whole conversations, as a chat template does.
+
+A rewrite renders the conversation again and keeps the common text, up to the last control token before the first
+difference: O(context).
+"""
+
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import pairwise, takewhile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import RenderError
+from ..messages import Message, ToolSchema
+from ._prompt import Prompt, Rendered, is_same_answer
+from .renderer import Renderer, writable
+
+__all__ = ["WholeRenderer"]
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class WholeRenderer(Renderer):
+    """A renderer that writes only whole conversations: how a message begins may depend on all messages before it."""
+
+    @abstractmethod
+    def check_tools(self, tools: Sequence[ToolSchema]) -> None:
+        """Refuse what the renderer cannot express, before an episode begins.
+
+        Raises:
+            RenderError: If it has no place for the tools, or cannot express the turns of an environment.
+        """
+
+    def _render_end(
+        self,
+        history: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema],
+        prefill: str | Message | None,
+    ) -> Rendered | None:
+        """Render the end of a conversation as the official chat template does, with a generation prompt.
+
+        Args:
+            history: The conversation before, at least one message. Only the first and the last one are read.
+            messages: The end of the conversation; the first message is a reply.
+            tools: JSON schemas of the tools that the model may call.
+            prefill: The beginning of the next reply.
+
+        Returns:
+            None if only a rendering of the whole conversation shows these messages.
+        """
+        return None
+
+    def rewrite(
+        self,
+        prompt: Prompt,
+        start: int,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] | None = None,
+        as_template: bool = False,
+    ) -> int:
+        """See `Renderer.rewrite`. A reply that the template refuses to write keeps its own tokens."""
+        shown_tools = prompt.tools if tools is None else tools
+        is_new = not prompt.messages
+        if is_new:
+            self.check_tools(shown_tools)
+        elif as_template and 0 < start < len(prompt.starts) and self._is_seam(prompt, prompt.starts[start]):
+            history = [prompt.messages[0], prompt.messages[start - 1]]
+            # The template hides what is hidden: it may write that differently from a message that never had it.
+            shown = prompt.messages[start:]
+            keep = self._replace(
+                prompt,
+                start,
+                messages,
+                lambda written: self._render_end(
+                    history, [*map(written, shown)], tools=shown_tools, prefill=prompt.prefill
+                ),
+            )
+            if keep is not None:
+                return keep
+        whole = [*prompt.messages[:start], *messages]
+        is_same = len(whole) == len(prompt.messages) and all(map(operator.is_, whole, prompt.messages))
+        if is_same and not as_template and tools is None:
+            return len(prompt.tokens)
+        history_form = "template" if as_template or is_new else "keep"
+
+        def write(written: Callable[[Message], Message]) -> Rendered:
+            return self._render(
+                [*map(written, whole)], history_form, tools=shown_tools, generation_prompt=True, prefill=prompt.prefill
+            )
+
+        if is_new:
+            prompt.append(write(_unchanged), messages, prompt.prefill)
+            keep = 0
+        else:
+            keep = self._replace(prompt, 0, whole, write)
+        prompt.tools = shown_tools
+        assert keep is not None  # only `_render_end` renders nothing
+        return keep
+
+    def measure(self, prompt: Prompt, index: int, message: Message) -> int:
+        """See `Renderer.measure`; an estimate."""
+        return max(0, prompt.count(index) + self._size(message) - self._size(prompt.messages[index]))
+
+    def _size(self, message: Message) -> int:
+        vision = self.vision if message.images else None
+        placeholders = sum(vision.count(image) for image in message.images) if vision is not None else 0
+        return placeholders + len(self.tokenizer.encode(message.content + (message.reasoning or "")))
+
+    def _is_control(self, tokens: "NDArray[np.int32]") -> "NDArray[np.bool_]":
+        return np.isin(tokens, np.fromiter(self.tokenizer.control_tokens.values(), np.int32))
+
+    def _is_seam(self, prompt: Prompt, position: int) -> bool:
+        """Return whether a token is a control token or follows one, so that no token crosses its beginning."""
+        return bool(self._is_control(prompt.tokens.copy(max(position - 1, 0), position + 1)).any())
+
+    def _replace(
+        self,
+        prompt: Prompt,
+        first: int,
+        messages: Sequence[Message],
+        write: Callable[[Callable[[Message], Message]], Rendered | None],
+    ) -> int | None:
+        """Replace the messages from `first` on with rendered ones; return how many tokens stay.
+
+        A reply that the template refuses to write, such as one with a spoiled call, keeps its own tokens as they are.
+
+        Args:
+            prompt: The prompt.
+            first: The first message that is replaced.
+            messages: The messages from there on.
+            write: Renders them, each as the function writes it that it is given; None if it cannot.
+
+        Raises:
+            RenderError: If the template refuses the conversation for another reason.
+        """
+        try:
+            rendered = write(_unchanged)
+            return rendered and self._keep_common(prompt, first, messages, rendered.tokens, rendered.starts)
+        except RenderError:
+            refused = {i for i, message in enumerate(messages) if writable(message) is not message}
+            rendered = write(writable) if refused else None
+            if rendered is None:
+                raise
+        shown, following_reply = list(messages), first
+        tokens, starts = [rendered.tokens[: rendered.starts[0]]], list[int]()
+        for index, (start, stop) in enumerate(pairwise([*rendered.starts, len(rendered.tokens)])):
+            starts.append(sum(map(len, tokens)))
+            own = _own_reply(prompt, following_reply, messages[index]) if index < len(messages) else None
+            if own is not None:
+                following_reply = own + 1
+            if index in refused and own is not None:
+                begin = prompt.starts[own]
+                sampled = prompt.tokens.copy(begin, begin + prompt.count(own))
+                following = rendered.tokens[stop : stop + 1]
+                tokens.append(self._up_to_end(sampled, rendered.tokens[start:stop], following))
+                shown[index] = prompt.messages[own]
+            else:
+                tokens.append(rendered.tokens[start:stop])
+        return self._keep_common(prompt, first, shown, np.concatenate(tokens), starts)
+
+    def _up_to_end(
+        self, own: "NDArray[np.int32]", rendered: "NDArray[np.int32]", following: "NDArray[np.int32]"
+    ) -> "NDArray[np.int32]":
+        """Return a reply's own tokens up to the end of its turn, then what is rendered after the end.
+
+        A rendering that begins the next message with the token that ended the turn (GLM) brings that token.
+        """
+        end, at = (
+            int(np.flatnonzero(found)[-1]) + 1 if (found := np.isin(tokens, self.stop_token_ids)).any() else 0
+            for tokens in (own, rendered)
+        )
+        if not end or at:
+            return np.concatenate([own[:end], rendered[at:]]) if end else own
+        return own[: end - 1] if np.array_equal(own[end - 1 : end], following) else own
+
+    def _keep_common(
+        self,
+        prompt: Prompt,
+        first: int,
+        messages: Sequence[Message],
+        new: "NDArray[np.int32]",
+        rendered_starts: Sequence[int],
+    ) -> int:
+        """Replace the messages from `first` on with rendered ones, which begin at `rendered_starts` in `new`.
+
+        The common text stays, up to the last control token before the first difference. The generation prompt is
+        rendered with the messages, since it may share a token with the last one; what follows it stays.
+
+        Returns:
+            How many tokens stay.
+        """
+        offset = prompt.starts[first] if first else 0
+        old = prompt.tokens.copy(offset, prompt.body)
+        keep, same = self._shared(old, new, self._first_other_image(prompt, offset, messages, new, rendered_starts))
+        if keep == len(old) and same == len(new):
+            prompt.messages[first:] = messages
+            return len(prompt.tokens)
+        keep += offset
+        begun = prompt.tokens.copy(prompt.body)
+        starts, bodies = [*prompt.starts[first:], prompt.end], prompt.bodies[first:]
+        prompt.forget(first)
+        new_starts: list[int] = []
+        for index, start in enumerate(rendered_starts):
+            is_old = start < same and index < len(starts) and starts[index] < keep
+            new_starts.append(starts[index] if is_old else keep + start - same)
+        for index, (message, start) in enumerate(zip(messages, new_starts, strict=False)):
+            is_kept = index < len(bodies) and start == starts[index] and starts[index + 1] <= keep
+            prompt.add(message, start, bodies[index] if is_kept else -1)
+        prompt.tokens.truncate(keep)
+        prompt.tokens.append(new[same:])
+        prompt.end, prompt.body = new_starts[-1], len(prompt.tokens)
+        prompt.tokens.append(begun)
+        return keep
+
+    def _first_other_image(
+        self,
+        prompt: Prompt,
+        offset: int,
+        messages: Sequence[Message],
+        tokens: "NDArray[np.int32]",
+        starts: Sequence[int],
+    ) -> tuple[int, int]:
+        """Return where the first image that differs begins, in the tokens after `offset` and in rendered ones.
+
+        The placeholders of different images may be the same tokens. Without such an image, it is their ends.
+        """
+        ends = prompt.body - offset, len(tokens)
+        if self.vision is None:
+            return ends
+        new = [
+            placed.moved(start)
+            for message, (start, stop) in zip(messages, pairwise(starts), strict=True)
+            if message.images
+            for placed in self.vision.places(tokens[start:stop], message.images)
+        ]
+        old = [placed.moved(-offset) for placed in prompt.placed_images(self.vision, offset)]
+        same = sum(1 for _ in takewhile(lambda pair: pair[0].image == pair[1].image, zip(old, new, strict=False)))
+        return old[same].start if same < len(old) else ends[0], new[same].start if same < len(new) else ends[1]
+
+    def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]", at_most: tuple[int, int]) -> tuple[int, int]:
+        """Return how many tokens of each have the same text at the start, cut where a control token begins.
+
+        A control token is not the same as a text that spells it.
+
+        Args:
+            old: Tokens, shape (n,).
+            new: Tokens, shape (m,).
+            at_most: The largest results.
+        """
+        old, new = old[: at_most[0]], new[: at_most[1]]
+        old_text, old_offsets = self._offsets(old)
+        new_text, new_offsets = self._offsets(new)
+        shorter = min(len(old_text), len(new_text))
+        differs = old_text[:shorter] != new_text[:shorter]
+        length = int(np.argmax(differs)) if differs.any() else shorter
+        both: NDArray[np.int64] = np.intersect1d(old_offsets, new_offsets)
+        both = both[both <= length]
+        kept: NDArray[np.int64] = np.searchsorted(new_offsets, both)
+        begins_control = (kept == 0) | (kept == len(new)) | self._is_control(np.append(new, -1)[kept])
+        at = int(np.flatnonzero(begins_control)[-1])
+        left: NDArray[np.int64] = np.searchsorted(old_offsets, both)
+        return int(left[at]), int(kept[at])
+
+    def _offsets(self, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
+        """Return the bytes of the tokens, and the position of each token in them, with the end of the last one.
+
+        A control token is a byte that no UTF-8 has, and its id.
+        """
+        pieces = self.tokenizer.token_bytes(tokens)
+        for index in np.flatnonzero(self._is_control(tokens)).tolist():
+            pieces[index] = b"\xff" + int(tokens[index]).to_bytes(4, "big")
+        return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+
+
+def _unchanged(message: Message) -> Message:
+    return message
+
+
+def _own_reply(prompt: Prompt, first: int, message: Message) -> int | None:
+    """Return the index of a message from `first` on, or of the sampled reply that it is without its reasoning."""
+    later = range(first, len(prompt.messages))
+    same = [i for i in later if prompt.messages[i] is message]
+    if not same and message.role == "assistant":
+        same = [i for i in later if prompt.bodies[i] >= 0 and is_same_answer(prompt.messages[i], message)]
+    return same[0] if same else None

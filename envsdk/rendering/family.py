@@ -1,0 +1,315 @@
+"""The base class of renderers that specify how each message is written.
+
+A family specifies once how a message is written. The full rendering, the delta after a reply, the generation prompt,
+the masks and the attribution all come from that one path.
+"""
+
+from abc import abstractmethod
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from ..errors import RenderError
+from ..messages import Message, ToolSchema
+from ._prompt import Prompt, Rendered, is_same_answer
+from .emission import Emission
+from .renderer import Renderer, TokenIds, refuse_images
+
+__all__ = ["FamilyRenderer"]
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BYTES_OF_TOKEN = 3
+"""Fewer than the tokens of most texts have on average."""
+_REPLY = Message.model_construct(role="assistant")  # without building the validator at import
+
+
+class FamilyRenderer(Renderer):
+    """A renderer that specifies how each message is written.
+
+    A family sets the class attributes and implements `emit_start`, `emit_message`, `emit_reply`, `visible`, `settles`
+    and `parse`. Messages begin and end at control tokens, so the tokens of a message depend only on the message and on
+    the properties of its neighbors that `seam` returns.
+    """
+
+    after_turn: ClassVar[str]
+    """The scaffold between the end of an assistant's turn and the next message; never sampled."""
+
+    # What a family specifies.
+
+    @abstractmethod
+    def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
+        """Write the start of a conversation: its first message if that is a system message, and the tools.
+
+        Raises:
+            RenderError: If the family has no place for tools.
+        """
+
+    @abstractmethod
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        """Write a message that is not the assistant's; it may depend on its neighbors only as `seam` specifies."""
+
+    def emit_past_reply(self, out: Emission, message: Message) -> None:
+        """Write an assistant's message as the past shows it, which is usually as it was sampled."""
+        self.emit_reply(out, message)
+
+    def end_of_turn(self, following: Message | None) -> str:
+        """Return the scaffold after a past reply; it may depend on the message that comes next (GLM)."""
+        return self.after_turn
+
+    def seam(self, message: Message, neighbor: Message | None) -> object:
+        """Return the properties of a neighbor that the tokens of a message depend on.
+
+        Two neighbors with equal properties give the same tokens.
+        """
+        return None if neighbor is None else neighbor.role
+
+    def closing(self, reply: TokenIds, following: Message | None = None) -> str:
+        """Return the scaffold that closes a reply: the end of an open block, of the turn, and the text after a turn.
+
+        Args:
+            reply: The reply's tokens since the generation prompt, shape (n,).
+            following: The message that comes next, if any; the end of a turn may depend on it (GLM).
+        """
+        if len(reply) and int(reply[-1]) == self.stop_token_ids[0]:
+            return self.after_turn
+        return self._close_open_block(reply) + self.stop_tokens[0] + self.after_turn
+
+    def is_closed(self, reply: TokenIds) -> bool:
+        """Return whether the reply ended its turn itself, as the family's history shows it."""
+        return self.closing(reply) == self.after_turn
+
+    def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
+        """Return how many tokens at the end of a reply are dropped if `messages` come next; see `extension`."""
+        return 0
+
+    # What follows from that.
+
+    def emit_conversation(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+        first: int = 0,
+        stop: int | None = None,
+    ) -> None:
+        """Write `messages[first:stop]`; the others only serve as their neighbors. Message 0 brings the tools.
+
+        Raises:
+            RenderError: If the family cannot express a message.
+        """
+        refuse_images(self, messages[first:stop], first)
+        for index in range(first, len(messages) if stop is None else stop):
+            message, following = messages[index], _at(messages, index + 1)
+            if message.role not in self.roles:
+                raise RenderError(
+                    f"message {index} has the role {message.role!r}, which {self.name!r} cannot express: its roles are "
+                    f"{', '.join(sorted(self.roles))}"
+                )
+            if index:
+                out.begin(index, message.role, message.images)
+            else:
+                is_system = message.role == "system"
+                out.begin(0 if is_system else -1, "system", message.images)
+                self.emit_start(out, message if is_system else None, tools)
+                if is_system:
+                    continue
+                out.attribute(0, message.role)
+            if message.role != "assistant":
+                self.emit_message(out, message, _at(messages, index - 1), following)
+                continue
+            out.scaffold(self.opening)
+            out.attribute(index, message.role, is_sampled=True)
+            self.emit_past_reply(out, message)
+            out.attribute(index, message.role)
+            out.scaffold(self.end_of_turn(following))
+
+    def _emit_whole(
+        self,
+        out: Emission,
+        messages: Sequence[Message],
+        history: Literal["template", "keep"],
+        *,
+        tools: Sequence[ToolSchema],
+        generation_prompt: bool,
+    ) -> None:
+        self.emit_conversation(out, self.visible(messages) if history == "template" else messages, tools=tools)
+
+    def extension(
+        self,
+        reply: TokenIds,
+        messages: Sequence[Message],
+        *,
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSchema] = (),
+        generation_prompt: bool = True,
+        prefill: str | Message | None = None,
+        drops_end: bool = False,
+    ) -> Rendered:
+        """See `Renderer.extension`."""
+        refuse_images(self, messages, len(history) or 1)
+        dropped = self.rewritten_end(reply, messages) if drops_end else 0
+        closed_reply = not self.is_closed(reply)
+        out = self._emission()
+        out.scaffold(self.closing(reply[: len(reply) - dropped], _at(messages, 0)))
+        self.emit_conversation(out, [history[-1] if history else _REPLY, *messages], first=1)
+        rendered = self._prompted(out, len(messages) + 1, prefill) if generation_prompt else Rendered(out)
+        rendered.dropped, rendered.closed_reply = dropped, closed_reply
+        return rendered
+
+    # Rewriting the past.
+
+    def rewrite(
+        self,
+        prompt: Prompt,
+        start: int,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] | None = None,
+        as_template: bool = False,
+    ) -> int:
+        """See `Renderer.rewrite`."""
+        if not prompt.messages:
+            out = self._emission()
+            self.emit_conversation(out, messages, tools=tools or ())
+            prompt.append(self._prompted(out, len(messages), prompt.prefill), messages, prompt.prefill)
+            prompt.tools = tools or ()
+            return 0
+        if tools is None:
+            start, messages = self._first_changed(prompt, start, messages)
+            if start == len(prompt.messages) and not messages:
+                return len(prompt.tokens)
+        past = _Past(prompt, start)
+        view = [*prompt.messages[_start_of_round(prompt.messages, start) : start], *messages]  # with their neighbors
+        before = len(view) - len(messages)
+        shown_tools = prompt.tools if tools is None else tools
+        written = [self._write(view, before + i, past, shown_tools) for i in range(len(messages))]
+        generation_prompt, asks = prompt.tokens.copy(prompt.end), prompt.body - prompt.end
+        prompt.forget(start)
+        prompt.tokens.truncate(past.start)
+        for message, (tokens, body) in zip(messages, written, strict=True):
+            at = len(prompt.tokens)
+            prompt.add(message, at, at + body if body >= 0 else -1)
+            prompt.tokens.append(tokens)
+        prompt.end = len(prompt.tokens)
+        prompt.tokens.append(generation_prompt)
+        prompt.body = prompt.end + asks
+        prompt.tools = shown_tools
+        return past.start
+
+    def measure(self, prompt: Prompt, index: int, message: Message) -> int:
+        """See `Renderer.measure`."""
+        start, body = _start_of_round(prompt.messages, index), prompt.bodies[index]
+        view = [*prompt.messages[start:index], message, *prompt.messages[index + 1 : index + 2]]
+        end = prompt.starts[index] + prompt.count(index)
+        sampled = prompt.tokens.view[body:end] if body >= 0 else None
+        return len(self._write_again(view, index - start, sampled, prompt.tools)[0])
+
+    def _first_changed(self, prompt: Prompt, start: int, messages: Sequence[Message]) -> tuple[int, Sequence[Message]]:
+        """Return the first message that has to be rendered again, and all messages from there on."""
+        first, offset = start, 0
+        while offset < len(messages) and first < len(prompt.messages):
+            if messages[offset] is not prompt.messages[first]:
+                break
+            first, offset = first + 1, offset + 1
+        messages = messages[offset:]
+        if first:
+            before, old, new = prompt.messages[first - 1], _at(prompt.messages, first), _at(messages, 0)
+            if self.seam(before, old) != self.seam(before, new):
+                return first - 1, [before, *messages]  # its neighbor changed, so it is rendered differently
+        return first, messages
+
+    def _write(
+        self, view: Sequence[Message], at: int, past: "_Past", tools: Sequence[ToolSchema]
+    ) -> "tuple[NDArray[np.int32], int]":
+        """Return the tokens of `view[at]`, and the position of its sampled part in them, or -1."""
+        source = past.find(view[at])
+        if source is None:
+            return self._write_again(view, at, None, tools)
+        # The first message's tokens hold the tools, so they cannot be copied to another place.
+        if past.messages[source] is view[at] and at and (source or not past.has_opening):
+            around = [(_at(view, at + side), _at(past.messages, source + side)) for side in (-1, 1)]
+            if all(self.seam(view[at], new) == self.seam(view[at], old) for new, old in around):
+                sampled = past.sampled(source)
+                tokens = past.tokens(source)
+                return tokens, -1 if sampled is None else len(tokens) - len(sampled)
+        return self._write_again(view, at, past.sampled(source), tools)
+
+    def _write_again(
+        self, view: Sequence[Message], at: int, sampled: "NDArray[np.int32] | None", tools: Sequence[ToolSchema]
+    ) -> "tuple[NDArray[np.int32], int]":
+        """As `_write`, with the renderer, but reuse the sampled tokens of the old message for the same text."""
+        out = self._emission()
+        self.emit_conversation(out, view, tools=tools, first=at, stop=at + 1)
+        if sampled is not None:
+            tail = self._tail(sampled, out.text().removeprefix(self.opening))
+            if tail is not None:
+                return np.concatenate([self.opening_tokens, tail]), len(self.opening_tokens)
+        return out.tokens()[0], -1
+
+    def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
+        """Return the end of `sampled` whose text is exactly `text`, or None if no token begins there."""
+        wanted = text.encode()
+        end = sampled[-(len(wanted) // _BYTES_OF_TOKEN + 1) :]
+        pieces = self.tokenizer.token_bytes(end)
+        if len(end) < len(sampled) and sum(map(len, pieces)) < len(wanted):
+            pieces = self.tokenizer.token_bytes(sampled)
+        sizes = [0, *accumulate(map(len, reversed(pieces)))]  # of the last token, of the last two, and so on
+        count = bisect_left(sizes, len(wanted))
+        if count == len(sizes) or sizes[count] != len(wanted) or not b"".join(pieces).endswith(wanted):
+            return None
+        return sampled[len(sampled) - count :]
+
+
+class _Past:
+    """The messages of a prompt from `first` on, with the one before them, before a rewrite."""
+
+    def __init__(self, prompt: Prompt, first: int) -> None:
+        lead = min(first, 1)
+        bounds = [*prompt.starts[first:], prompt.end]
+        self.start = bounds[0]
+        self.messages = prompt.messages[first - lead :]
+        self.has_opening = not first
+        """Whether the first message is the first one of the conversation."""
+        self._tokens = prompt.tokens.copy(self.start, prompt.end)
+        self._bounds = [0] * lead + [bound - self.start for bound in bounds]
+        self._bodies = [-1] * lead + [body - self.start if body >= 0 else -1 for body in prompt.bodies[first:]]
+        self._same = {id(message): index for index, message in enumerate(self.messages) if index >= lead}
+        self._next = lead
+
+    def find(self, message: Message) -> int | None:
+        """Return the index of a message, or of the reply that it is without its reasoning; they come in order."""
+        index = self._same.get(id(message))
+        if index is None and message.role == "assistant":
+            later = range(self._next, len(self.messages))
+            index = next((i for i in later if self._bodies[i] >= 0 and is_same_answer(self.messages[i], message)), None)
+        if index is not None:
+            self._next = index + 1
+        return index
+
+    def tokens(self, index: int) -> "NDArray[np.int32]":
+        """Return the tokens of message `index`."""
+        return self._tokens[self._bounds[index] : self._bounds[index + 1]]
+
+    def sampled(self, index: int) -> "NDArray[np.int32] | None":
+        """Return its tokens from the first sampled one on, its end included; None if the model did not write it."""
+        return self._tokens[self._bodies[index] : self._bounds[index + 1]] if self._bodies[index] >= 0 else None
+
+
+def _start_of_round(messages: Sequence[Message], index: int) -> int:
+    """Return the first message that the tokens of message `index` may depend on: a result depends on its reply."""
+    start = max(index - 1, 0)
+    while start > 0 and messages[start].role == "tool":
+        start -= 1
+    return start
+
+
+def _at(messages: Sequence[Message], index: int) -> Message | None:
+    return messages[index] if 0 <= index < len(messages) else None
