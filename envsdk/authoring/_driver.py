@@ -96,12 +96,6 @@ class Driver:
         self.limits = Limits.of(limits, env.default_limits)
 
     @property
-    def name(self) -> str:
-        """The id that the environment was made by, or its class's name."""
-        spec = self.env.spec
-        return self.given_name or (type(self.env).__name__ if spec is None else spec.id)
-
-    @property
     def running(self) -> Agent:
         """Its part of the episode that is running, or of the last one.
 
@@ -145,7 +139,7 @@ class Driver:
             self.episode.abandoned = True
         self.renderer = self._own_renderer
         header = EpisodeHeader(
-            id=given.get("episode_id") or f"{self.name}/{f'#{self._episodes}' if seed is None else seed}",
+            id=given.get("episode_id") or f"{self.env.name}/{f'#{self._episodes}' if seed is None else seed}",
             seed=seed,
             config=self.config.model_dump(mode="json"),
             group_id=given.get("group_id"),

@@ -246,7 +246,7 @@ class Env(gymnasium.Env[Observation, Any]):
     @property
     def name(self) -> str:
         """The id that the environment was made by, or its class's name."""
-        return self._envsdk.name
+        return self._envsdk.given_name or (type(self).__name__ if self.spec is None else self.spec.id)
 
     @property
     def episode(self) -> Episode:

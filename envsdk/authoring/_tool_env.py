@@ -153,8 +153,13 @@ class ToolEnv(Env):
         is_bad = not were_run if answers else is_unreadable
         self._envsdk_bad_replies = self._envsdk_bad_replies + 1 if is_bad else 0
         if is_bad:
-            corrections = messages or [_correction(reply)]
-            turn = await self._envsdk_call("on_bad_reply", reply, corrections, self._envsdk_bad_replies)
+            if not messages:
+                wrong = [error[:_MAX_ERROR_CHARS] for error in reply.errors[:_MAX_REPORTED]]
+                if len(reply.errors) > _MAX_REPORTED:
+                    wrong.append(f"and {len(reply.errors) - _MAX_REPORTED} more")
+                text = f"Your reply could not be read: {'; '.join(wrong)}. Please reply again."
+                messages = [Message(role="user", content=text)]
+            turn = await self._envsdk_call("on_bad_reply", reply, messages, self._envsdk_bad_replies)
         elif messages:
             turn = await self._envsdk_call("after_tools", reply, messages)
         else:
@@ -287,9 +292,3 @@ def _tool_methods(env: type) -> list[str]:
             )
         methods.append(name)
     return methods
-
-
-def _correction(reply: Message) -> Message:
-    more = [f"and {len(reply.errors) - _MAX_REPORTED} more"] if len(reply.errors) > _MAX_REPORTED else []
-    wrong = "; ".join([*(error[:_MAX_ERROR_CHARS] for error in reply.errors[:_MAX_REPORTED]), *more])
-    return Message(role="user", content=f"Your reply could not be read: {wrong}. Please reply again.")

@@ -122,16 +122,10 @@ def pick_task(rows: Rows, seed: int | None, rng: np.random.Generator) -> int:
     """
     if seed is None:
         return int(rng.integers(len(rows)))
-    epoch, position = divmod(int(seed), len(rows))
-    return _order(len(rows), epoch, position)
-
-
-def _order(count: int, epoch: int, position: int) -> int:
-    """Return the number at a position in the shuffled order of the numbers below `count`, for an epoch.
-
-    The order is never stored, so every seed costs the same. A Feistel network permutes the numbers below a power of
-    four that is at most four times `count`; a result that is too large is permuted again until it is below `count`.
-    """
+    # The order is never stored, so every seed costs the same. A Feistel network permutes the numbers below a power of
+    # four that is at most four times `count`; a result that is too large is permuted again until it is below `count`.
+    count = len(rows)
+    epoch, position = divmod(int(seed), count)
     bits = ((count - 1).bit_length() + 1) // 2
     while True:
         left, right = position >> bits, position & ((1 << bits) - 1)

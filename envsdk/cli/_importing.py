@@ -21,7 +21,7 @@ from ._output import print_error, print_json, print_table, print_text
 from ._summaries import TrajectoryReport, summary, table
 
 if TYPE_CHECKING:
-    from ..trainers.foreign._importer import Imported
+    from ..trainers.foreign._importer import ImportResult
 
 _Format: TypeAlias = Literal["atif", "requests"]
 _Log: TypeAlias = tuple[str, str | None, Any]
@@ -78,7 +78,7 @@ _EXPECTED: Mapping[_Format, str] = {
 }
 
 
-def _imported(format: _Format, where: str, id: str | None, log: Any, options: Mapping[str, Any]) -> "Imported":
+def _imported(format: _Format, where: str, id: str | None, log: Any, options: Mapping[str, Any]) -> "ImportResult":
     from ..gateway._imports import from_atif, from_requests
 
     try:
@@ -157,7 +157,7 @@ def _parsed(text: bytes, where: str) -> Any:
 
 def _print(
     file: Path,
-    imported: "list[Imported]",
+    imported: "list[ImportResult]",
     report: TrajectoryReport,
     samples: list[Sample],
     supervised: list[Sample],

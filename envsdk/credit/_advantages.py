@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _Key: TypeAlias = tuple[str, str | int]
-"""What a value belongs to: a trajectory id with the name of a context, or with the index of a step."""
+"""The owner of a value: a trajectory id with the name of a context, or with the index of a step."""
 
 
 def per_token(sample: Sample, values: "float | Values") -> "NDArray[np.float32]":
@@ -246,7 +246,7 @@ def add_kl_penalty(
         samples: Samples with log-probabilities and an advantage.
         logprobs: For each sample, log-probabilities in nats, shape (L,). The value at i belongs to token i.
         coef: The penalty for one nat, in units of advantage; at least 0.
-        near: What the policy is kept near.
+        near: The model that the policy is kept near.
         clip: The largest `|d|` of a token that counts, in nats; None for no bound. `diagnostics.kl(clip=)` reports the
             share of tokens beyond it.
 

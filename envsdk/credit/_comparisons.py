@@ -1,4 +1,4 @@
-"""What identifies the state of a step, and rewards that compare the episodes of a group with each other."""
+"""Keys that identify the state of a step, and rewards that compare the episodes of a group with each other."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def observation_anchors(trajectory: Trajectory) -> list[str]:
-    """Return for each step what its observation said: the role, name and content of its messages, as JSON.
+    """Return for each step the messages of its observation: the role, name and content of its messages, as JSON.
 
-    Two steps have the same anchor if the environment said the same before them, in the same role of an agent. It is the
-    state of the environment where the observation shows all of it, as in a grid world or on a web page.
+    Two steps have the same anchor if the environment sent the same messages before them, in the same role of an agent.
+    It is the state of the environment where the observation shows all of it, as in a grid world or on a web page.
 
     Raises:
         ConfigError: If `trajectory` is not a Trajectory.
@@ -68,5 +68,5 @@ def win_rates(wins: Any) -> "NDArray[np.float64]":
         raise InvalidSample("wins contradicts itself: wins[i, j] and wins[j, i] have to add up to 1")
     alone = np.flatnonzero(~known.any(axis=1))
     if len(alone):
-        raise InvalidSample(f"member {alone[0]} was compared with no other, so it has no win rate")
+        raise InvalidSample(f"member {alone[0]} was not compared with any other, so it has no win rate")
     return np.nansum(matrix, axis=1) / known.sum(axis=1)

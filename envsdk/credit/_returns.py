@@ -19,7 +19,7 @@ Scope: TypeAlias = Literal["lineage", "context", "trajectory"]
 def context_rewards(trajectory: Trajectory) -> dict[str, float]:
     """Return the reward of each context by name: its own reward, or its parent's, or the trajectory's.
 
-    So a sub-agent shares the reward of its parent, unless `Turn(context_rewards=)` gave it a reward of its own.
+    So a sub-agent shares the reward of its parent, unless `Turn(context_rewards=)` gave it its own reward.
 
     Raises:
         ConfigError: If `trajectory` is not a Trajectory.
@@ -60,7 +60,7 @@ def step_returns(trajectory: Trajectory, gamma: float = 1.0, scope: Scope = "lin
     whose sub-agents' steps count, this is the discounted return of an option: R. Sutton, D. Precup and S. Singh,
     "Between MDPs and semi-MDPs", 1999.
 
-    If a context has a reward of its own (`ContextLog.reward`), or shares that of a parent, this reward replaces all
+    If a context has its own reward (`ContextLog.reward`), or shares that of a parent, this reward replaces all
     `r[k]`: it is given at the last of the steps that count. So with `gamma=1`, each step of such a context has this
     reward as its return, and the first step of a trajectory without such rewards has the reward of the trajectory.
 
@@ -68,7 +68,7 @@ def step_returns(trajectory: Trajectory, gamma: float = 1.0, scope: Scope = "lin
         trajectory: The trajectory.
         gamma: The discount per step, from 0 to 1.
         scope: The steps that count. `"lineage"`: the steps of the context, of its sub-agents, and of its parents up to
-            a context that has a reward of its own. So a sub-agent shares what its parent earns afterwards, but not what
+            a context that has its own reward. So a sub-agent shares what its parent earns afterwards, but not what
             the other sub-agents of its parent earn. `"context"`: only the steps of the context. `"trajectory"`: all
             steps; rewards of contexts are ignored.
 
@@ -133,7 +133,7 @@ def _ancestors(trajectory: Trajectory, name: str) -> list[str]:
 
 
 def _lineage(trajectory: Trajectory, name: str) -> list[str]:
-    """Return the context and its parents, up to the first one that has a reward of its own."""
+    """Return the context and its parents, up to the first one that has its own reward."""
     ancestors = _ancestors(trajectory, name)
     rewarded = [i for i, ancestor in enumerate(ancestors) if trajectory.contexts[ancestor].reward is not None]
     return ancestors[: rewarded[0] + 1] if rewarded else ancestors

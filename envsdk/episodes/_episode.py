@@ -7,6 +7,7 @@ called, it yields a request, and the driver answers it, awaited or not.
 import hashlib
 import warnings
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -81,18 +82,6 @@ class PendingReply(NamedTuple):
     """The context of the prompt, as it is with the turn."""
     turn: Turn
     """The turn that is answered."""
-
-
-class _StepOutcome(NamedTuple):
-    """A turn that answers a reply, and what follows from it."""
-
-    turn: Turn
-    step: Step
-    """The step whose action was the reply."""
-    context: str
-    """The name of the context that the turn addresses."""
-    reason: StopReason | None
-    """Why the agent ends, or None."""
 
 
 class Episode:
@@ -258,14 +247,8 @@ class Episode:
         original._forks += 1
         header = original.header
         tokens = {name: len(context.log_tokens) for name, context in self.contexts.items()}
-        self.header = EpisodeHeader(
-            id=f"{header.id}{FORK}{original._forks}",
-            seed=header.seed,
-            config=header.config,
-            group_id=header.group_id,
-            origins=[*header.origins, Origin(header.id, tokens)],
-            records_roles=header.records_roles,
-        )
+        origins = [*header.origins, Origin(header.id, tokens)]
+        self.header = replace(header, id=f"{header.id}{FORK}{original._forks}", origins=origins)
         self._forks, self.side_by_side = 0, False
 
     def _check_interrupted(self) -> None:
@@ -363,7 +346,11 @@ class Episode:
         if pending.results and agent.phase is not Phase.REFUSED:
             agent.phase = Phase.RETURNED
         if pending.request is not None:
-            return (yield from self._take_summary(agent, pending, pending.request))
+            writer = pending.request.writer
+            if writer is None:
+                return pending.turn, partial(self._answer_with_written, result=pending.results[0])
+            text = yield from self._call(agent, writer, pending.request.messages)
+            return (text if isinstance(text, Exception) else pending.turn), partial(self._answer_with_text, text=text)
         try:
             results = [one.filter_result(result) for one, result in zip(pending.handoffs, pending.results, strict=True)]
         except Exception as error:
@@ -380,32 +367,10 @@ class Episode:
 
     # Summaries.
 
-    def _wait_for_summary(self, agent: Agent, request: SummaryRequest, turn: Turn) -> None:
-        """Let a summary be written, by the model unless the request names another writer."""
-        agent.pending = pending = PendingHandoffs(False, [], turn=turn, request=request)
-        if request.writer is None:
-            calls = agent.context.messages[-1].tool_calls
-            before = turn.messages if calls else ()  # a call is answered before the summary is requested
-            env = self._summarizer(request, before, agent.context.renderer)
-            limits = Limits(max_context_tokens=agent.limits.max_context_tokens)
-            pending.handoffs.append(Handoff(env, role=SUMMARY, history="full", limits=limits))
-
-    def _take_summary(
-        self, agent: Agent, pending: PendingHandoffs, request: SummaryRequest
-    ) -> Generator[Request, Any, tuple[Any, _Take]]:
-        """Return the turn that waited for a summary, and the function that takes both."""
-        if request.writer is not None:
-            text = yield from self._call(agent, request.writer, request.messages)
-            return (text if isinstance(text, Exception) else pending.turn), partial(self._take_text, text=text)
-        child = agent.record[-1]
-        assert isinstance(child, Agent)
-        return pending.turn, partial(self._take_written, child=child, result=pending.results[0])
-
-    def _take_written(
-        self, agent: Agent, turn: Turn, *, child: Agent, result: HandoffResult
-    ) -> StepResult | HandoffResult:
+    def _answer_with_written(self, agent: Agent, turn: Turn, *, result: HandoffResult) -> StepResult | HandoffResult:
         """Emit a turn with the summary that the model wrote, if it is accepted."""
-        reason = result.error
+        child, reason = agent.record[-1], result.error
+        assert isinstance(child, Agent)
         if reason is None:
             if result.stop_reason != StopReason.TERMINATED:
                 reason = f"it ended with {result.stop_reason}"
@@ -415,16 +380,18 @@ class Episode:
                 reason = agent.context.rejects(result.content)
             reason = reason and f"the summary was rejected: {reason}"
         child.error = reason
-        return self._emit_outcome(agent, _outcome(agent, turn), result.content if reason is None else None)
+        summary = result.content if reason is None else None
+        return self._emit_answer(agent, turn, agent.reason_to_stop(turn), summary)
 
-    def _take_text(self, agent: Agent, turn: Turn, *, text: Any) -> StepResult | HandoffResult:
+    def _answer_with_text(self, agent: Agent, turn: Turn, *, text: Any) -> StepResult | HandoffResult:
         """Emit a turn with the summary that a function wrote, if it is accepted."""
         if text is not None and not isinstance(text, str):
             raise TurnError(f"a summarizer returns a text, or None for no summary, got {text!r:.80}")
         summary = None if text is None or agent.context.rejects(text) else text
-        outcome = _outcome(agent, turn)
-        outcome.step.metrics = {**outcome.step.metrics, "summaries": float(summary is not None)}
-        return self._emit_outcome(agent, outcome, summary)
+        step = agent.last_step
+        assert step is not None
+        step.metrics = {**step.metrics, "summaries": float(summary is not None)}
+        return self._emit_answer(agent, turn, agent.reason_to_stop(turn), summary)
 
     # Turns.
 
@@ -458,24 +425,29 @@ class Episode:
 
     def _answer(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult | None:
         """Take the turn that answers a reply; None if a summary has to be written first."""
-        outcome = _outcome(agent, turn)
+        step, name, reason = agent.last_step, agent.name_of(turn), agent.reason_to_stop(turn)
+        assert step is not None
         if turn.context_rewards:
             self._reward_contexts(agent, turn)
-        self._reward_step(agent, outcome.step, turn)
+        self._reward_step(agent, step, turn)
         if turn.mask is not None or turn.shortens:
-            if turn.shortens and outcome.context != outcome.step.context:
-                raise TurnError(
-                    f"the turn shortens a reply in {outcome.step.context!r}, but it addresses {outcome.context!r}"
-                )
-            agent.shorten_reply(outcome.step, turn, is_last=outcome.reason is not None)
-        context = agent.contexts.get(outcome.context)
-        if context is not None and turn.continuation is None and outcome.reason is None:
-            request = context.request()
-            if request is not None:
-                agent.current = context
-                self._wait_for_summary(agent, request, turn)
-                return None
-        return self._emit_outcome(agent, outcome)
+            if turn.shortens and name != step.context:
+                raise TurnError(f"the turn shortens a reply in {step.context!r}, but it addresses {name!r}")
+            agent.shorten_reply(step, turn, is_last=reason is not None)
+        context = agent.contexts.get(name)
+        if context is None or turn.continuation is not None or reason is not None:
+            return self._emit_answer(agent, turn, reason)
+        request = context.request()
+        if request is None:
+            return self._emit_answer(agent, turn, reason)
+        agent.current = context
+        agent.pending = pending = PendingHandoffs(False, [], turn=turn, request=request)
+        if request.writer is None:  # the model writes it
+            before = turn.messages if context.messages[-1].tool_calls else ()  # a call is answered before that
+            limits = Limits(max_context_tokens=agent.limits.max_context_tokens)
+            env = self._summarizer(request, before, context.renderer)
+            pending.handoffs.append(Handoff(env, role=SUMMARY, history="full", limits=limits))
+        return None
 
     def _reward_contexts(self, agent: Agent, turn: Turn) -> None:
         """Give contexts the rewards that a turn names for them."""
@@ -501,12 +473,12 @@ class Episode:
             for name, value in turn.rewards.items():
                 step.rewards[name] = step.rewards.get(name, 0.0) + value
 
-    def _emit_outcome(
-        self, agent: Agent, outcome: _StepOutcome, summary: str | None = None
+    def _emit_answer(
+        self, agent: Agent, turn: Turn, reason: StopReason | None, summary: str | None = None
     ) -> StepResult | HandoffResult:
         """Render the turn that answers a reply, and emit its observation."""
-        turn, reason = outcome.turn, outcome.reason
-        replied = self.contexts[outcome.step.context]
+        assert agent.last_step is not None
+        name, replied = agent.name_of(turn), self.contexts[agent.last_step.context]
         if reason == StopReason.NO_END:
             _warn_of_no_end(agent)
         if reason is not None and agent.parent is not None:
@@ -515,11 +487,11 @@ class Episode:
         if reason is None and turn.continuation is not None:
             agent.count(tool_calls=-len(replied.messages[-1].tool_calls))  # counted when the reply is whole
             delta = replied.go_on(turn.continuation, max_tokens=agent.limits.max_context_tokens)
-        elif reason is None and outcome.context not in agent.contexts:
-            delta, base = self._open_context(agent, turn, outcome.context)
+        elif reason is None and name not in agent.contexts:
+            delta, base = self._open_context(agent, turn, name)
             return self._emit(agent, turn, delta, delta.full, base=base, is_new=True)
         else:
-            agent.current = context = agent.contexts.get(outcome.context, replied)
+            agent.current = context = agent.contexts.get(name, replied)
             delta = agent.observe(context, turn, is_final=reason is not None, summary=summary)
         return self._emit(agent, turn, delta, reason or delta.full)
 
@@ -639,13 +611,6 @@ class Episode:
         for agent in self.root.agents():
             agent.due = None
         return self.trajectory
-
-
-def _outcome(agent: Agent, turn: Turn) -> _StepOutcome:
-    """Return what follows from a turn that answers an agent's last reply."""
-    step = agent.last_step
-    assert step is not None
-    return _StepOutcome(turn, step, agent.name_of(turn), agent.reason_to_stop(turn))
 
 
 def _warn_of_no_end(agent: Agent) -> None:

@@ -1,32 +1,19 @@
-"""What the SDK needs to know of an author's functions: whether they are async, and what a copy of one is."""
+"""Tell whether an author's function is async, and copy functions with their environment."""
 
 import copy
 import functools
 import inspect
 from collections.abc import Mapping
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 from ..errors import EpisodeError
-
-_KNOWN: "WeakKeyDictionary[FunctionType, bool]" = WeakKeyDictionary()
-"""Whether functions are async: each step asks for all methods of its environment."""
 
 
 def is_async(function: Any) -> bool:
     """Return whether a function is `async def`, or a plain one that wraps one that is."""
-    plain = function.__func__ if isinstance(function, MethodType) else function
-    if not isinstance(plain, FunctionType):
-        return _is_async(plain_function(function))
-    known = _KNOWN.get(plain)
-    if known is None:
-        known = _KNOWN[plain] = _is_async(plain)
-    return known
-
-
-def _is_async(function: Any) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inspect.unwrap(function))
+    plain = plain_function(function)
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(inspect.unwrap(plain))
 
 
 def plain_function(function: Any) -> Any:

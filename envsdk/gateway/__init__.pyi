@@ -1,5 +1,5 @@
-from ._imports import Imported as Imported
 from ._imports import ImportNote as ImportNote
+from ._imports import ImportResult as ImportResult
 from ._imports import from_atif as from_atif
 from ._imports import from_requests as from_requests
 from ._program import Outcome as Outcome

@@ -16,8 +16,8 @@ from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
 from ..trainers.atif import from_atif as from_atif
 from ..trainers.foreign._importer import Change, Importer, LoggedReply, finish_reason_of
-from ..trainers.foreign._importer import Imported as Imported
 from ..trainers.foreign._importer import ImportNote as ImportNote
+from ..trainers.foreign._importer import ImportResult as ImportResult
 from ..trainers.foreign._values import LARGEST_ID
 from ..trajectories._trajectory import Status
 from ._conversations import Continues, Conversations, Opens, Repeats
@@ -41,7 +41,7 @@ def from_requests(
     status: Status = "terminated",
     error: str | None = None,
     vocab_size: int = 0,
-) -> Imported:
+) -> ImportResult:
     """Make a trajectory from the exchanges of one session, as a proxy or an inference server logged them.
 
     Requests are recognized by what they mean, like those of a program at the gateway: what continues which context,

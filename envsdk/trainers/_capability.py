@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What a trainer accepts.
+    """The capabilities of a trainer.
 
     Attributes:
         trainer: The name of the trainer.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..policies._policy import PolicyLike
 
 TEXT_ONLY = "the adapter passes tokens only, whose placeholders would stand for nothing"
-"""Why an adapter refuses images, if it gives no other reason."""
+"""The default reason why an adapter refuses images."""
 _HARMLESS = {"seed"}
 """The sampling options of an environment that do not change the distribution that the policy samples from."""
 

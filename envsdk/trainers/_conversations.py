@@ -1,4 +1,4 @@
-"""What reward functions of trainers read: the messages and the steps of a trajectory as JSON values, without tokens."""
+"""The messages and the steps of a trajectory as JSON values without tokens, for reward functions of trainers."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What trainers get of the images of a sample besides tokens: the arrays of an image processor."""
+"""The arrays of an image processor, which trainers get besides the tokens of a sample."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NEEDS_VISION = (
     "the trainer gets the arrays of the model's image processor, and none was given: pass vision=renderer.vision"
 )
-"""Why an adapter refuses images without a processor."""
+"""The reason why an adapter refuses images without a processor."""
 
 
 def whole_images(index: int, sample: Sample, length: int) -> list[PlacedImage]:
@@ -45,7 +45,7 @@ def image_arrays(sample: Sample, vision: Vision) -> "dict[str, NDArray[Any]]":
         and `image_grid_thw`, int64 of shape (images, 3). Empty without images.
 
     Raises:
-        InvalidSample: If the processor writes another number of tokens for an image than the sample has, or makes
+        InvalidSample: If the processor writes a number of tokens for an image that differs from the sample's, or makes
             arrays of the images that cannot be joined.
         RenderError: If the processor refuses an image.
     """

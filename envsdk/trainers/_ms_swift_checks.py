@@ -1,4 +1,4 @@
-"""What an episode under ms-swift checks: its version, its prompts, and what its template renders for training."""
+"""Checks of an episode under ms-swift: its version, its prompts, and what its template renders for training."""
 
 import importlib.metadata
 import json
@@ -64,7 +64,7 @@ def check_tools(own: Sequence[ToolSchema] | None, given: Any) -> None:
         raise ConfigError(
             f"the context has the tools {shown}, but the row of the dataset has {other}, which "
             "ms-swift renders for training: add a column `tools` with the tools of the environment, "
-            "trajectory.contexts['main'].tools; a sub-agent with other tools than its parent cannot be trained"
+            "trajectory.contexts['main'].tools; a sub-agent whose tools differ from its parent's cannot be trained"
         )
 
 

@@ -1,4 +1,4 @@
-"""Where the tokens of samples are in the arrays of a batch: a padded row for each sample, or one row for all."""
+"""The layout of the tokens of samples in the arrays of a batch: a padded row for each sample, or one row for all."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-class Places:
+class BatchLayout:
     """The places of the tokens of B samples in the arrays of a batch.
 
     Args:

@@ -10,7 +10,7 @@ from ..trajectories._samples import Sample
 from ..trajectories._trajectory import Trajectory
 
 OnBreak: TypeAlias = Literal["raise", "last_segment", "drop"]
-"""What an adapter does with a rollout of several samples if the trainer takes one: `"raise"` raises `SingleSampleOnly`,
+"""The treatment of a rollout of several samples if the trainer takes one: `"raise"` raises `SingleSampleOnly`,
 `"last_segment"` trains the last segment of the main context, and `"drop"` trains nothing of the rollout. The page of
 the trainer specifies whether the reward of a dropped rollout still counts in the baseline of its group."""
 

@@ -152,8 +152,8 @@ def batch_images(
         row; and the token types, int64, shape (B, P + C).
 
     Raises:
-        InvalidSample: If a row has other tokens than its sample, or the processor makes arrays that GRPOTrainer does
-            not pass on, or writes other tokens for an image.
+        InvalidSample: If the tokens of a row differ from its sample's, or the processor makes arrays that GRPOTrainer
+            does not pass on, or writes other tokens for an image.
     """
     if not any(sample is not None and sample.media for sample in samples):
         return {}
@@ -165,7 +165,7 @@ def batch_images(
         place = slice(first, first + len(sample))
         if first < 0 or not np.array_equal(ids[row, place], sample.tokens):
             raise InvalidSample(
-                f"row {row} of GRPOTrainer's batch has other tokens than the sample of trajectory "
+                f"the tokens of row {row} of GRPOTrainer's batch differ from those of the sample of trajectory "
                 f"{sample.trajectory_id!r}, whose images belong to it: leave the rows of RolloutFunc as they are"
             )
         types[row, place] = token_types(sample.media, len(sample))

@@ -71,11 +71,11 @@ def to_atif(
     agent_fields: _Object = {"name": agent, "version": importlib.metadata.version("envsdk")}
     if model is not None:
         agent_fields["model_name"] = model
-    writer = _Writer(trajectory, agent_fields, prompt_ids)
+    writer = _DocumentWriter(trajectory, agent_fields, prompt_ids)
     return [writer.document(name) for name, log in trajectory.contexts.items() if log.parent is None]
 
 
-class _Writer:
+class _DocumentWriter:
     def __init__(self, trajectory: Trajectory, agent: _Object, prompt_ids: bool) -> None:
         self._trajectory, self._agent, self._prompt_ids = trajectory, agent, prompt_ids
         self._prompts: dict[str, list[Prompt]] = {name: [] for name in trajectory.contexts}

@@ -4,8 +4,8 @@ ms-swift renders messages itself, both to sample and to train. So only the messa
 messages. Everything after them is one assistant message of token ids, whose mask marks the sampled tokens. At each
 step, the prompt ids that the engine returns are compared with the prompt of the environment.
 
-If there are images, ms-swift's template has to render the messages that have them, because only a tag in a text is an
-image for it. Then each reply is an assistant message of token ids, and the messages between them are texts.
+If there are images, ms-swift's template has to render the messages that have them, because only a tag in a string is an
+image for it. Then each reply is an assistant message of token ids, and the messages between them are strings.
 """
 
 import copy
@@ -60,7 +60,7 @@ CAPABILITY = Capability(
 )
 
 OnBreakOrSplit: TypeAlias = OnBreak | Literal["split"]
-"""`OnBreak`, and `"split"`: each sample is a record of its own, with the reward of the rollout."""
+"""`OnBreak`, and `"split"`: each sample is a separate record, with the reward of the rollout."""
 
 MEDIA = ("images", "audios", "videos")
 """The keys of a turn's `info` that replace the fields of the request, for the engine and for the trainer."""
@@ -95,7 +95,7 @@ def make_scheduler(
         The class, which raises `ConfigError` if it is made without an engine, as in a trainer (colocate mode). Its
         `run` raises what failed in the episode, after the retries; `SingleSampleOnly` if the rollout has several
         samples and `on_break` is `"raise"`; `PolicyError` if ms-swift renders another prompt than the environment;
-        `ConfigError` if the row names no task, or has other tools than the environment; `InvalidSample` if ms-swift
+        `ConfigError` if the row names no task, or its tools differ from the environment's; `InvalidSample` if ms-swift
         would train other tokens than the sample; and `EpisodeError` if the episode ended without a reply or a reward.
 
     Raises:
@@ -159,13 +159,13 @@ class _Opening:
         return tokens[: len(beginning)].tolist() == beginning
 
 
-class _Call(NamedTuple):
+class _EngineRequest(NamedTuple):
     """A request to the engine."""
 
     opening: _Opening
     messages: list[dict[str, Any]]
     turns: list[tuple[int, int]]
-    """Where the replies after the opening begin and end in the prompt, and then in the sample."""
+    """The bounds of the replies after the opening in the prompt, and then in the sample."""
 
 
 class _Rollout:
@@ -213,7 +213,7 @@ class _Rollout:
         self._openings: dict[str, list[_Opening]] = {}  # the openings of each context, the current one last
         self._responses: dict[str, Any] = {}  # the last response of each context
         self._media: dict[str, Any] = {}
-        self._calls: dict[str, list[_Call]] = {}  # of each context
+        self._calls: dict[str, list[_EngineRequest]] = {}  # of each context
         return self
 
     async def __call__(
@@ -230,12 +230,12 @@ class _Rollout:
         if opening is None or not opening.begins(prompt, with_prefix=self._on_break in ("split", "last_segment")):
             opening = self._open(shown, prompt)
             openings.append(opening)
-            call = _Call(opening, opening.messages, [])
+            call = _EngineRequest(opening, opening.messages, [])
         elif media:
             call = self._continue(calls[-1], shown, prompt)
         else:
             reply = {"role": "assistant", "content": prompt[len(opening.tokens) :].tolist()}
-            call = _Call(opening, [*opening.messages, reply], [])
+            call = _EngineRequest(opening, [*opening.messages, reply], [])
         calls.append(call)
         images = {"images": self._images(media)} if media else {}
         given = {"messages": call.messages, "tools": opening.tools, **self._media, **images}
@@ -261,8 +261,8 @@ class _Rollout:
             )
         return [rgb_image(placed.image).url for placed in media]
 
-    def _continue(self, last: _Call, context: Context, prompt: "NDArray[np.int32]") -> _Call:
-        """Return a request whose replies are token ids, with the messages between them as texts."""
+    def _continue(self, last: _EngineRequest, context: Context, prompt: "NDArray[np.int32]") -> _EngineRequest:
+        """Return a request whose replies are token ids, with the messages between them as strings."""
         messages, turns = list(last.opening.messages), iter(last.turns)
         for message in context.view[len(messages) :]:
             if message.role != "assistant":
@@ -274,7 +274,7 @@ class _Rollout:
                     "the prompt has a reply that the engine did not sample in this segment, next to images: ms-swift "
                     "renders messages with images itself, so use a history policy that keeps replies"
                 )
-        return _Call(last.opening, messages, list(last.turns))
+        return _EngineRequest(last.opening, messages, list(last.turns))
 
     def _take_media(self, turn: Turn) -> None:
         info = turn.info

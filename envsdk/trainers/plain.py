@@ -15,7 +15,7 @@ from ..trajectories._samples import Sample
 from ._capability import Capability
 from ._checks import check_samples
 from ._image_inputs import whole_images
-from ._places import Places
+from ._places import BatchLayout
 from ._plain_inputs import model_inputs as model_inputs
 from ._rows import IGNORED, check_lengths, check_max_length, observation_weights
 
@@ -110,7 +110,7 @@ def collate(
     if not truncate:
         check_lengths(valid, max_length)
     lengths = [min(len(sample), max_length or len(sample)) for sample in valid]
-    places = Places(lengths, 0 if layout == "packed" else max(lengths) if pad_to == "longest" else max_length or 0)
+    places = BatchLayout(lengths, 0 if layout == "packed" else max(lengths) if pad_to == "longest" else max_length or 0)
     batch = _columns(valid, places, pad_token_id)
     if observation_weight is not None:
         weights = _checked_weights(observation_weight)
@@ -184,7 +184,7 @@ def _check(samples: Iterable[Sample]) -> list[Sample]:
     return valid
 
 
-def _columns(samples: Sequence[Sample], places: Places, pad_token_id: int) -> Batch:
+def _columns(samples: Sequence[Sample], places: BatchLayout, pad_token_id: int) -> Batch:
     """Return the arrays that have one value for each token."""
     tokens = places.array([sample.tokens for sample in samples], np.int64, pad_token_id)
     mask = places.array([sample.mask for sample in samples], np.bool_)
@@ -208,7 +208,7 @@ def _columns(samples: Sequence[Sample], places: Places, pad_token_id: int) -> Ba
     return batch
 
 
-def _temperatures(samples: Sequence[Sample], places: Places, mask: "NDArray[np.bool_]") -> "NDArray[np.float32]":
+def _temperatures(samples: Sequence[Sample], places: BatchLayout, mask: "NDArray[np.bool_]") -> "NDArray[np.float32]":
     """Return the temperature of each token: 1.0 where mask is False."""
     counts = [len(sample.temperature) for sample in samples]
     known = np.concatenate([sample.temperature for sample in samples])
@@ -234,7 +234,7 @@ def _importance(samples: Sequence[Sample], importance: ImportanceWeights) -> "li
     return list(importance.weights)
 
 
-def _extra(key: str, samples: Sequence[Sample], places: Places) -> "NDArray[Any] | Batch":
+def _extra(key: str, samples: Sequence[Sample], places: BatchLayout) -> "NDArray[Any] | Batch":
     """Return the side data of the samples: an array, or the values and lengths of lists."""
     data: list[PerToken] = []
     for index, sample in enumerate(samples):

@@ -66,8 +66,8 @@ def to_slime_samples(
 ) -> list[SlimeSample]:
     """Convert the samples of rollouts to records: `slime.utils.types.Sample.from_dict(record)`.
 
-    Rollouts and groups are numbered in the order in which they first appear. A rollout without a `group_id` is a group
-    of its own. The response begins with the first trained token.
+    Rollouts and groups are numbered in the order in which they first appear. A rollout without a `group_id` is a
+    separate group. The response begins with the first trained token.
 
     Args:
         samples: All samples of the rollouts, with log-probabilities.

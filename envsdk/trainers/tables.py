@@ -60,7 +60,7 @@ _VALUES = {
 _JSON = ("breaks", "extra", "metadata")  # columns of JSON text
 _OPTIONAL = ("roles", "stream_weights", "media")  # columns of JSON text, or null
 _OPTIONAL_LISTS = {"reference_logprobs": "float32"}  # tables that were written before the optional columns lack them
-# What pyarrow raises for a file that it cannot read. Its own errors are subclasses of these.
+# The exceptions that pyarrow raises for a file that it cannot read. Its own errors are subclasses of these.
 _DAMAGED = (OSError, ValueError, TypeError, KeyError, IndexError, NotImplementedError, OverflowError, MemoryError)
 _ROWS = 1000  # rows of a row group, which is the number of samples in memory at a time
 
@@ -219,7 +219,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Padding(NamedTuple):
-    """How the columns for Hugging Face trainers are padded."""
+    """The padding of the columns for Hugging Face trainers."""
 
     max_length: int
     pad_token_id: int

@@ -375,7 +375,7 @@ class CookbookEnvGroupBuilder(_GroupBase):
 
 
 def _stops(ids: Sequence[int], texts: Sequence[str], tokenizer: Tokenizer) -> list[int] | list[str]:
-    """Return the stop token ids; or, if the environment requests stop strings, these and the texts of the ids.
+    """Return the stop token ids; or, if the environment requests stop strings, these and the strings of the ids.
 
     The cookbook accepts either ids or strings.
     """

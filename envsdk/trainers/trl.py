@@ -79,15 +79,15 @@ _COLUMNS = (
 
 
 def prompt_of(env_id: str, seed: int) -> str:
-    """Return the text in the column `prompt` that names an episode. The environment makes the model's prompts."""
+    """Return the string in the column `prompt` that names an episode. The environment makes the model's prompts."""
     return json.dumps({"env": env_id, "seed": seed})
 
 
 def read_prompt(prompt: Any) -> tuple[str, int]:
-    """Return the environment id and the seed that a text of `prompt_of` names.
+    """Return the environment id and the seed that a string of `prompt_of` names.
 
     Raises:
-        ConfigError: If `prompt` is not such a text.
+        ConfigError: If `prompt` is not such a string.
     """
     try:
         row = json.loads(prompt)
@@ -98,7 +98,7 @@ def read_prompt(prompt: Any) -> tuple[str, int]:
             return env_id, seed
         case _:
             raise ConfigError(
-                f"the prompt {prompt!r:.80} does not name an episode; expected a text such as "
+                f"the prompt {prompt!r:.80} does not name an episode; expected a string such as "
                 f"{prompt_of('envsdk/GuessNumber-v0', 0)!r}: make the dataset with dataset(env_id, seeds)"
             )
 

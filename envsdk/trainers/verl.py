@@ -202,7 +202,7 @@ class EnvAgentLoop(_LoopBase):
         """
         job = _job_of(row, self._env)
         renderer = _renderer(_json(self._options["renderer"]), self.tokenizer)
-        server = _Server(self.server_manager, sampling_params, self.rollout_config, renderer.tokenizer)
+        server = _ServerPolicy(self.server_manager, sampling_params, self.rollout_config, renderer.tokenizer)
         settings = PlaySettings(self._env, {**self._options, "renderer": renderer}, "random", **self._deadlines)
         trajectory = await play_one(settings, job, server)
         # Only V1's worker passes a session_id. Other trainers may have the setting use_v1, too.
@@ -225,7 +225,7 @@ class EnvAgentLoop(_LoopBase):
         return to_outputs([single.sample], dropped_share=single.dropped_share, **options)
 
 
-class _Server:
+class _ServerPolicy:
     """A policy that samples from verl's server. The server finds its cache of an episode by the request id.
 
     The length of a segment is limited to what verl accepts: a reply that does not fit is cut, possibly to zero tokens,

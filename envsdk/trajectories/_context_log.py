@@ -1,4 +1,4 @@
-"""What went through a context, as a trajectory's record has it: the tokens that steps hold ranges of."""
+"""The log of a context in a trajectory's record: the tokens whose ranges the steps hold."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
@@ -9,15 +9,15 @@ from ..contexts._protocol import Count
 from ..images import PlacedImage
 from ..limits import StopReason
 from ._roles import Roles
-from ._stored import Float32s, Int32s, Json, JsonObject, Number, Stored, StoredMedia, StoredMessage
+from ._stored import Float32s, Int32s, Json, JsonObject, Number, StoredMedia, StoredMessage, StoredRecord
 
 KnownStopReason: TypeAlias = Annotated[str, AfterValidator(lambda reason: str(StopReason(reason)))]
 """The value of a `StopReason`."""
 
 
 @dataclass(slots=True)
-class ContextLog(Stored):
-    """What was observed, sampled and said in one context.
+class ContextLog(StoredRecord):
+    """The observed and sampled tokens of one context, and its messages.
 
     Attributes:
         role: The role of the context's agent.

@@ -14,7 +14,7 @@ def fragment(value: Any) -> orjson.Fragment:
     """Return a value as JSON: integers of any length, NumPy's values as plain ones, other objects as their `repr`.
 
     Raises:
-        InvalidRecord: If a key is not a string, a value contains itself, or a text is not valid Unicode.
+        InvalidRecord: If a key is not a string, a value contains itself, or a string is not valid Unicode.
     """
     try:
         try:

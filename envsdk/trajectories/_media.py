@@ -49,7 +49,7 @@ def read_embedded(value: Any) -> dict[str, bytes]:
         except (binascii.Error, ValueError, TypeError) as error:
             raise InvalidRecord(f"the image {sha256!r:.80} is not base64: {error}") from error
         if hashlib.sha256(data).hexdigest() != sha256:
-            raise InvalidRecord(f"the image {sha256!r:.80} has other bytes than its hash")
+            raise InvalidRecord(f"the image {sha256!r:.80} has bytes that differ from its hash")
         found[sha256] = data
     return found
 

@@ -47,7 +47,7 @@ class Prompt(NamedTuple):
     """The sampled tokens: int32, shape (m,)."""
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """Consecutive tokens of a log: `contexts[context].tokens[start:stop]`."""
 
     context: str
@@ -67,7 +67,7 @@ class Path:
     """
 
     def __init__(self, contexts: Mapping[str, ContextLog]) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[LogPiece] = []
         self.starts: list[int] = []
         """The position of the first token of each piece."""
         self._contexts = contexts
@@ -76,7 +76,7 @@ class Path:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def append(self, piece: Piece) -> None:
+    def append(self, piece: LogPiece) -> None:
         """Add a piece of a log at the end."""
         self.pieces.append(piece)
         self.starts.append(len(self))
@@ -130,7 +130,7 @@ class Paths:
         else:
             self._paths[step.context] = Path(self._contexts)
         path = self._paths[step.context]
-        path.append(Piece(step.context, step.start, step.action_start, index, OBSERVATION))
+        path.append(LogPiece(step.context, step.start, step.action_start, index, OBSERVATION))
         return path
 
     def act(self, replayed: ReplayedStep) -> None:
@@ -138,7 +138,7 @@ class Paths:
         step, start = replayed.step, replayed.step.action_start
         path = self._paths[step.context]
         for number, part in enumerate(step.parts):
-            path.append(Piece(step.context, start, part.stop, replayed.step_index, number))
+            path.append(LogPiece(step.context, start, part.stop, replayed.step_index, number))
             start = part.stop
 
 
@@ -222,7 +222,7 @@ def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: 
     if not 0 <= step.keep <= base_length:
         raise InvalidRecord(f"step {index + 1} keeps {step.keep} tokens of {step.base!r}, which has {base_length}")
     if step.extends != (not is_new and step.break_ is None):
-        raise InvalidRecord(f"step {index + 1} says extends={step.extends}, with the break {step.break_}")
+        raise InvalidRecord(f"step {index + 1} has extends={step.extends}, with the break {step.break_}")
     if step.break_ is not None:
         before = length if drops else step.keep  # the tokens there were of what it drops
         kind = "rewrite" if step.keep < before else "switch"

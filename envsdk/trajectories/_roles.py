@@ -1,4 +1,4 @@
-"""What each token belongs to: labels, as runs of tokens."""
+"""The role of each token: labels, as runs of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..contexts._protocol import Count
-from ._stored import Int16s, Int32s, Stored
+from ._stored import Int16s, Int32s, StoredRecord
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Roles(Stored):
-    """What each of n tokens belongs to.
+class Roles(StoredRecord):
+    """The role of each of n tokens.
 
     Attributes:
         legend: The labels: `system`, `user`, `developer` and `tool:NAME` (`tool` without a name) are the text of such a

@@ -29,9 +29,9 @@ from ._stored import (
     JsonObject,
     Number,
     Packed,
-    Stored,
     StoredBreak,
     StoredMedia,
+    StoredRecord,
     dump_media,
     pack,
     record_of,
@@ -74,7 +74,7 @@ _SCALARS: Mapping[str, tuple[Any, str]] = {
 
 
 @dataclass(slots=True)
-class Sample(Stored):
+class Sample(StoredRecord):
     """A training record: one append-only sequence of L tokens, made from one segment of a context.
 
     Attributes:

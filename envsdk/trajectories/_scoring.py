@@ -1,6 +1,6 @@
-"""Whether an episode was scored, and why not: the one rule of means, comparisons, reports and the viewer.
+"""The rule that decides whether an episode was scored, for means, comparisons, reports and the viewer.
 
-An episode that was not scored did not earn 0. It says nothing about the model, so means and intervals leave it out.
+An episode that was not scored did not earn 0. Its reward means nothing, so means and intervals leave it out.
 """
 
 from ..limits import StopReason
@@ -20,7 +20,7 @@ def is_judged(status: str, stop_reason: str, *, has_reward: bool) -> bool:
     Args:
         status: `Trajectory.status`.
         stop_reason: `Trajectory.stop_reason`.
-        has_reward: Whether any turn had a reward, or the context has one of its own.
+        has_reward: Whether any turn had a reward, or the context has its own.
     """
     return has_reward or (status != "terminated" and stop_reason not in _INTERRUPTED)
 
@@ -35,7 +35,7 @@ def why_not_scored(
         stop_reason: Why it ended.
         error: What failed.
         error_kind: Whose error it was.
-        has_reward: Whether any turn had a reward, or the first context has one of its own.
+        has_reward: Whether any turn had a reward, or the first context has its own.
 
     Returns:
         `deadline`, or `environment error`, `policy error`, `infrastructure error` or `error` (it was not recorded

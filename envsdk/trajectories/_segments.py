@@ -1,4 +1,4 @@
-"""The segments of a trajectory in which a token is trained: what its samples are made of."""
+"""The segments of a trajectory in which a token is trained: the source of its samples."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from ..contexts._side_data import Aligned, PerToken, joined, per_token, placed
 from ..errors import ConfigError, InvalidSample, unknown_name
 from ..images import PlacedImage
 from ._context_log import ContextLog
-from ._replay import OBSERVATION, Path, Paths, Piece, ReplayedStep, placed_images, replay
+from ._replay import OBSERVATION, LogPiece, Path, Paths, ReplayedStep, placed_images, replay
 from ._roles import Roles
 from ._steps import Origin, Part, Step
 
@@ -36,7 +36,7 @@ class Segment:
     mask: "NDArray[np.bool_]"
     """Shape (L,): True on tokens that are trained."""
     trained: int
-    """How many tokens are trained."""
+    """The number of trained tokens."""
     logprobs: "NDArray[np.float32]"
     """Shape (L,): 0.0 where mask is False, NaN where the policy gave none."""
     has_logprobs: bool
@@ -49,14 +49,14 @@ class Segment:
     """The parts of the replies, in order."""
     spans: list[tuple[int, int]]
     """The position of the first token of each part, and how many tokens it has."""
-    pieces: list[Piece]
+    pieces: list[LogPiece]
     """The ranges of logs that its tokens are, in order; the last one may reach beyond the last trained token."""
     roles: Roles | None
-    """What each token belongs to, if that was recorded."""
+    """The role of each token, if it was recorded."""
     media: list[PlacedImage] = field(default_factory=list[PlacedImage])
     """The images in its tokens, with their positions in it."""
-    past: "list[Placed]" = field(default_factory=list["Placed"])
-    """The steps of the context that its tokens are of; empty if no side data is over all tokens."""
+    past: "list[PlacedStep]" = field(default_factory=list["PlacedStep"])
+    """The steps whose tokens are in this segment; empty if no side data is over all tokens."""
 
     @property
     def first(self) -> int:
@@ -83,7 +83,7 @@ class Segment:
         return cast("Aligned", found).values if isinstance(first, np.ndarray) else found
 
 
-class Placed(NamedTuple):
+class PlacedStep(NamedTuple):
     """A step of which a context holds tokens."""
 
     step: Step
@@ -190,7 +190,7 @@ def _close(
 
 
 def _trained_runs(
-    sampled: Iterable[tuple[int, Piece]],
+    sampled: Iterable[tuple[int, LogPiece]],
     steps: Sequence[ReplayedStep],
     numbers: Mapping[int, int],
     is_trained: Callable[[Step], bool],
@@ -274,12 +274,12 @@ def _is_over_all(value: Any) -> bool:
     return isinstance(value, Aligned) and value.over == "all"
 
 
-def _past(name: str, path: Path, steps: Sequence[Step]) -> list[Placed]:
+def _past(name: str, path: Path, steps: Sequence[Step]) -> list[PlacedStep]:
     """Return the steps of a context that its path holds tokens of, in order."""
     firsts = {piece.step: at for at, piece in reversed(list(enumerate(path.pieces))) if piece.context == name}
     ordered = sorted(firsts.items(), key=lambda first: first[1])
     stops = [*(path.starts[at] for _, at in ordered[1:]), len(path)]
-    return [Placed(steps[index], path.starts[at], stop) for (index, at), stop in zip(ordered, stops, strict=True)]
+    return [PlacedStep(steps[index], path.starts[at], stop) for (index, at), stop in zip(ordered, stops, strict=True)]
 
 
 def _check_alike(key: str, first: PerToken, values: list[Any]) -> None:
@@ -318,7 +318,7 @@ def _over_sampled(parts: "list[tuple[int, PerToken]]", length: int) -> PerToken:
     return placed(joined([part for _, part in parts]), rows)
 
 
-def _over_all(key: str, first: Aligned, past: list[Placed], length: int) -> Aligned:
+def _over_all(key: str, first: Aligned, past: list[PlacedStep], length: int) -> Aligned:
     """Return the rows of all steps at the positions of their tokens, also of the prompts.
 
     The row of a reply's last token is known from the next step, which processes that token.

@@ -11,13 +11,13 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field
 
 from ..contexts._protocol import Count, FinishReason
-from ._stored import Number, Packed, Stored, StoredBreak, Temperature
+from ._stored import Number, Packed, StoredBreak, StoredRecord, Temperature
 
 _Range: TypeAlias = Annotated[tuple[Count, Count], Field(strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Stored):
+class Part(StoredRecord):
     """A part of a reply that was sampled without interruption; a reply has several if the policy was interrupted.
 
     Attributes:
@@ -35,7 +35,7 @@ class Part(Stored):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin(Stored):
+class Origin(StoredRecord):
     """An episode that another one was forked from.
 
     Attributes:
@@ -48,12 +48,12 @@ class Origin(Stored):
 
 
 @dataclass(slots=True)
-class Step(Stored):
+class Step(StoredRecord):
     """One observation and the action that answers it, as ranges of the log of `context`.
 
     Attributes:
         context: The context that it is in.
-        base: The context that its prompt starts from; mostly the context itself.
+        base: The context that its prompt starts from; usually the context itself.
         keep: How many tokens of `base` the observation kept.
         extends: Whether the context only grew.
         start: The observation's tokens are `log[start:action_start]`.

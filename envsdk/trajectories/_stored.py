@@ -1,6 +1,7 @@
 """The types of stored records: exactly the fields of a dataclass, each of its type; no missing field is filled in.
 
-A dataclass that is stored derives from `Stored`: its annotations are the format of the file, and pydantic checks them.
+A dataclass that is stored derives from `StoredRecord`: its annotations are the format of the file, and pydantic checks
+them.
 """
 
 import json
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _LARGEST_INTEGER = 2**63 - 1  # what orjson writes
 
 
-class Stored:
+class StoredRecord:
     """A dataclass that is stored as a JSON object with exactly its fields.
 
     A field with the metadata `optional` is left out where nothing is in it.
@@ -96,7 +97,7 @@ Json: TypeAlias = Annotated[Any, AfterValidator(_check_json)]
 JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_json)]
 
 
-class _Read:
+class _ReadingType:
     """A value that a function reads; it raises a `ValueError` for a damaged one."""
 
     __slots__ = ("_function",)
@@ -108,7 +109,7 @@ class _Read:
         return core_schema.no_info_plain_validator_function(self._function)
 
 
-class Array(_Read):
+class Array(_ReadingType):
     """A one-dimensional array, stored as a list; NaN is stored as null."""
 
     __slots__ = ("dtype",)
@@ -171,11 +172,11 @@ def _message(value: Any) -> Message:
     return message
 
 
-StoredMessage: TypeAlias = Annotated[Message, _Read(_message)]
+StoredMessage: TypeAlias = Annotated[Message, _ReadingType(_message)]
 """A chat message, stored with all its fields."""
 
 
-class _Breaks:
+class _BreakType:
     """A break, stored with all its fields."""
 
     __slots__ = ()
@@ -184,7 +185,7 @@ class _Breaks:
         return _record_schema(Break, handler)
 
 
-StoredBreak: TypeAlias = Annotated[Break, _Breaks()]
+StoredBreak: TypeAlias = Annotated[Break, _BreakType()]
 
 
 def _media(values: Any) -> list[PlacedImage]:
@@ -210,7 +211,7 @@ def dump_media(media: Sequence[PlacedImage]) -> list[dict[str, Any]]:
     return [{"image": placed.image.reference(), "start": placed.start, "stop": placed.stop} for placed in media]
 
 
-StoredMedia: TypeAlias = Annotated[list[PlacedImage], _Read(_media)]
+StoredMedia: TypeAlias = Annotated[list[PlacedImage], _ReadingType(_media)]
 """Images with their tokens, in order."""
 
 
@@ -330,5 +331,5 @@ def _values(values: list[Any], dtype: "np.dtype[Any]") -> "NDArray[Any]":
     return array
 
 
-Packed = _Read(unpack)
+Packed = _ReadingType(unpack)
 """Marks a mapping that is stored as `pack` writes it."""

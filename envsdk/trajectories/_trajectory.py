@@ -24,7 +24,7 @@ from ._samples import Sample, loss_weights
 from ._scoring import is_judged, why_not_scored
 from ._segments import LossRule, Segment, is_copied, segments, trained_steps
 from ._steps import Origin, Step
-from ._stored import Json, JsonObject, Stored, StoredBreak, dump_media, pack, record_of
+from ._stored import Json, JsonObject, StoredBreak, StoredRecord, dump_media, pack, record_of
 from .records import build, dump, load
 
 VIEWERS = "envsdk.viewers"
@@ -44,7 +44,7 @@ class SampleSize(NamedTuple):
 
 
 @dataclass(slots=True, repr=False)
-class Trajectory(Stored):
+class Trajectory(StoredRecord):
     """One episode, finished or failed.
 
     Attributes:
@@ -139,7 +139,7 @@ class Trajectory(Stored):
                 their ids, except those of the embedded vocabulary.
 
         Returns:
-            What a notebook displays: the page, with this episode and nothing else, in a frame.
+            The object that a notebook displays: the page with this episode, in a frame.
 
         Raises:
             PluginError: If the package is not installed, so that its viewer is not found.
@@ -165,7 +165,7 @@ class Trajectory(Stored):
 
     @property
     def not_scored_because(self) -> str:
-        """Why the episode was not scored; empty if it was.
+        """The reason why the episode was not scored; empty if it was.
 
         An episode that failed was not scored: `deadline`, `environment error`, `policy error`, `infrastructure error`,
         or `error` if it was not recorded whose error it was. Neither was one that ended without a reward in any turn
@@ -203,12 +203,12 @@ class Trajectory(Stored):
 
     @property
     def sampled_tokens(self) -> int:
-        """How many tokens the policy sampled; in a fork, those before the fork included."""
+        """The number of tokens that the policy sampled; in a fork, those before the fork included."""
         return sum(step.stop - step.action_start for step in self.steps)
 
     @property
     def observed_tokens(self) -> int:
-        """How many tokens were observed."""
+        """The number of tokens that were observed."""
         return sum(step.action_start - step.start for step in self.steps)
 
     def prompts(self) -> Iterator[Prompt]:

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .._untrusted import open_file, parse_json, read_lines
 from ..errors import InvalidRecord, StorageError, what_is_invalid
-from ._stored import Stored
+from ._stored import StoredRecord
 
 __all__ = ["read_jsonl", "write_jsonl"]
 
@@ -38,7 +38,7 @@ class Record(Protocol):
 
 
 R = TypeVar("R", bound=Record)
-S = TypeVar("S", bound=Stored)
+S = TypeVar("S", bound=StoredRecord)
 
 
 def dump(kind: str, fields: Mapping[str, Any]) -> bytes:

@@ -357,7 +357,7 @@ def tree_batch(
     - Several trajectories, or samples, share the tokens that are equal from the first token on: the prompt of a group,
       or the common past of a trajectory and its fork. A trained token may serve as the (untrained) past of any number
       of other samples, but two trained tokens are never merged, even if they are equal. So each reply of a group has
-      tokens of its own.
+      its own tokens.
 
     A shared token has the same tokens before it in all samples that share it, and at most one of these samples trains
     it. Tokens that no trained token follows are left out.

@@ -1,7 +1,7 @@
 """The builder of a tree batch, from the deltas of trajectories or from samples.
 
 The deltas of a trajectory specify what its contexts share, so each of its tokens is added once, without comparison.
-What several trajectories or samples share is found by comparing tokens; see `PrefixTree`.
+The tokens that several trajectories or samples share are found by comparison; see `PrefixTree`.
 """
 
 from collections.abc import Sequence

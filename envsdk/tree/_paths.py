@@ -25,7 +25,7 @@ class Prefix(NamedTuple):
     path: int
     """The index of the path."""
     length: int
-    """How many of its tokens."""
+    """The number of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)

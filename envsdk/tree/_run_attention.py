@@ -150,12 +150,12 @@ class TreeRuns:
 
 
 class _View(NamedTuple):
-    """What a run sees."""
+    """The keys that a run sees."""
 
     runs: list[int]
     """Its ancestors and itself, from the first one of which some token is visible."""
     keys: int
-    """How many of their tokens, counted from the end, some query sees."""
+    """The number of their tokens, counted from the end, that some query sees."""
     mask: Any
     """Added to the scores: shape (queries, keys)."""
 

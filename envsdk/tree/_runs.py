@@ -45,7 +45,7 @@ class Runs:
     """The R runs of a tree, in its order.
 
     Attributes:
-        sizes: How many tokens each run has.
+        sizes: The number of tokens of each run.
         parents: The index of the run that each run follows; -1 for a root.
     """
 

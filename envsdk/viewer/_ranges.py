@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..errors import InvalidRecord
-from ..trajectories._replay import Paths, Piece, ReplayedStep, replay
+from ..trajectories._replay import LogPiece, Paths, ReplayedStep, replay
 from ..trajectories._segments import Segment, segments, trained_steps
 from ..trajectories._trajectory import Trajectory
 from ._json import NodeJSON
@@ -28,7 +28,7 @@ class Range(NamedTuple):
         return self.stop - self.start
 
 
-def merged(pieces: Sequence[Piece] | Sequence[Range]) -> list[Range]:
+def merged(pieces: Sequence[LogPiece] | Sequence[Range]) -> list[Range]:
     """Return pieces as ranges, with those that follow each other in a log as one."""
     found: list[Range] = []
     context, first, last = "", 0, 0

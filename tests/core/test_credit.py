@@ -790,7 +790,7 @@ def test_a_win_rate_is_the_mean_over_the_others(numbers: list[float]):
         ([[0.5, 1.7], [-0.7, 0.5]], "not from 0 to 1"),
         ([[0.5, 0.7], [0.7, 0.5]], "contradicts itself"),
         ([[0.5, NAN], [0.5, 0.5]], "contradicts itself"),
-        ([[0.5, NAN], [NAN, 0.5]], "member 0 was compared with no other"),
+        ([[0.5, NAN], [NAN, 0.5]], "member 0 was not compared with any other"),
         ([["a", "b"]], "must be numbers"),
     ],
 )

@@ -23,7 +23,7 @@ from trainers.episodes import all_kinds, delegated, kept, played, stripped, trun
 import envsdk
 from envsdk import Action, Limits, Message, Sample, ToolCall, Trajectory, rollout
 from envsdk.errors import ConfigError, InvalidRecord
-from envsdk.gateway import Endpoint, Imported, ProgramEnv, from_atif, from_requests
+from envsdk.gateway import Endpoint, ImportResult, ProgramEnv, from_atif, from_requests
 from envsdk.trainers.atif import to_atif
 
 Ask = Callable[..., dict[str, Any]]
@@ -146,7 +146,7 @@ def logged(program: Callable[[Ask], Any], protocol: str = "chat", history: Any =
     return trajectory, proxy.records()
 
 
-def is_sound(imported: Imported) -> Trajectory:
+def is_sound(imported: ImportResult) -> Trajectory:
     soundness.check(imported.trajectory)
     return imported.trajectory
 
@@ -165,7 +165,7 @@ def trained(samples: Sequence[Sample]) -> list[Any]:
     ]
 
 
-def is_same(imported: Imported, original: Trajectory) -> None:
+def is_same(imported: ImportResult, original: Trajectory) -> None:
     """The import has the same contexts, steps, breaks and samples as the episode."""
     trajectory = is_sound(imported)
     assert imported.notes == () and imported.sft == []
@@ -322,7 +322,7 @@ def exchange(messages: Sequence[Any], text: str, prompt: Sequence[int], tokens: 
 
 def two_turns(
     second: Sequence[int], reasoning: str | None = None, tokens: Sequence[int] = (20, 21, 22, 9), **more: Any
-) -> Imported:
+) -> ImportResult:
     """The task, the reply, and the second prompt with the same messages."""
     task, reply, going_on = said("user", "The task."), said("assistant", "The reply."), said("user", "Go on.")
     return from_requests(

@@ -69,7 +69,13 @@ class Dataset(Env):
         if self.task is None:
             raise ConfigError("there are no rows; expected tasks=<rows, the path of a JSONL file, or a data set>")
         config: DatasetConfig = self.config
-        question = self._filled(config.question) if "{" in config.question else self._value(config.question)
+        if "{" in config.question:
+            try:
+                question: Any = config.question.format_map(self.task)
+            except (LookupError, AttributeError, TypeError, ValueError) as error:
+                raise self._misses(repr(config.question), error) from error
+        else:
+            question = self._value(config.question)
         if question is None:
             raise TaskError(f"the row {self.task!r:.200} has None in its column {config.question!r}, not a question")
         messages = cast("Any", question if isinstance(question, list) else str(question))
@@ -79,8 +85,11 @@ class Dataset(Env):
         """Score the reply."""
         config: DatasetConfig = self.config
         answer = () if config.answer is None else (self._value(config.answer),)
-        row = {"row": self.task} if _takes_row(config.score) else {}
-        reward = config.score(reply.content, *answer, **row)
+        try:
+            takes_row = "row" in inspect.signature(config.score).parameters
+        except ValueError:  # a built-in function without a signature
+            takes_row = False
+        reward = config.score(reply.content, *answer, **({"row": self.task} if takes_row else {}))
         return Turn(reward=await reward if inspect.isawaitable(reward) else reward, terminated=True)
 
     def reference_reply(self) -> str:
@@ -93,12 +102,6 @@ class Dataset(Env):
         score = self.config.score
         return any(map(inspect.iscoroutinefunction, (score, type(score).__call__)))
 
-    def _filled(self, template: str) -> str:
-        try:
-            return template.format_map(self.task)
-        except (LookupError, AttributeError, TypeError, ValueError) as error:
-            raise self._misses(repr(template), error) from error
-
     def _value(self, column: str) -> Any:
         try:
             return cast("Mapping[str, Any]", self.task)[column]
@@ -110,10 +113,3 @@ class Dataset(Env):
             f"the row {self.task!r:.200} does not fit {what} ({type(error).__name__}: {error}). Name the columns with "
             "the options `question` and `answer`"
         )
-
-
-def _takes_row(function: Callable[..., Any]) -> bool:
-    try:
-        return "row" in inspect.signature(function).parameters
-    except ValueError:  # a built-in function without a signature
-        return False

@@ -1,7 +1,7 @@
 """An environment that plays any Gymnasium environment with discrete actions as text."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 import gymnasium
 from gymnasium.spaces import Discrete, Text
@@ -88,7 +88,9 @@ class GymnasiumText(Env):
         super().__init__(**options)
         config: GymnasiumConfig = self.config
         self._game, self._renders = self._made()
-        space = _discrete(config.game, self._game.action_space)
+        space: Any = self._game.action_space
+        if not isinstance(self._game.action_space, Discrete):
+            raise ConfigError(f"{config.game} has the action space {space}; expected Discrete")
         count, first = int(space.n), int(space.start)
         if config.actions and len(config.actions) != count:
             raise ConfigError(
@@ -121,7 +123,16 @@ class GymnasiumText(Env):
 
     def _made(self) -> tuple[Any, bool]:
         """Create the environment, and return it with whether it is rendered."""
-        return _make(self.config)
+        config: GymnasiumTextConfig = self.config
+        game = created(config)
+        can_render = "ansi" in game.metadata.get("render_modes", ())
+        if config.show == "render" and not can_render:
+            raise ConfigError(f"{config.game} does not render as text; expected show='observation'")
+        by_default = can_render and not isinstance(game.observation_space, Text)
+        if config.show == "observation" or not (config.show == "render" or by_default):
+            return game, False
+        game.close()
+        return created(config, render_mode="ansi"), True
 
     def close(self) -> None:
         """Close the Gymnasium environment; see `Env.close`."""
@@ -140,25 +151,11 @@ class GymnasiumText(Env):
 
     def _seen(self, observation: Any) -> Message:
         """Return the message that shows the state."""
-        return Message(role="user", content=self._shown(observation))
-
-    def _shown(self, observation: Any) -> str:
         if self._renders:
-            return _without_codes(str(self._game.render())).strip("\n")
-        return observation if isinstance(observation, str) else to_json(observation, fallback=_plain).decode()
-
-
-def _make(config: GymnasiumTextConfig) -> tuple[Any, bool]:
-    """Create the environment, and return it with whether it is rendered."""
-    game = created(config)
-    can_render = "ansi" in game.metadata.get("render_modes", ())
-    if config.show == "render" and not can_render:
-        raise ConfigError(f"{config.game} does not render as text; expected show='observation'")
-    by_default = can_render and not isinstance(game.observation_space, Text)
-    if config.show == "observation" or not (config.show == "render" or by_default):
-        return game, False
-    game.close()
-    return created(config, render_mode="ansi"), True
+            text = _without_codes(str(self._game.render())).strip("\n")
+        else:
+            text = observation if isinstance(observation, str) else to_json(observation, fallback=_plain).decode()
+        return Message(role="user", content=text)
 
 
 def created(config: GymnasiumConfig, **options: Any) -> Any:
@@ -177,25 +174,18 @@ def created(config: GymnasiumConfig, **options: Any) -> Any:
         raise ConfigError(f"gymnasium cannot create {config.game!r} with {config.options}: {error}") from error
 
 
-def _discrete(game: str, space: object) -> Any:
-    if not isinstance(space, Discrete):
-        raise ConfigError(f"{game} has the action space {space}; expected Discrete")
-    return cast("Any", space)
-
-
 def _without_codes(picture: str) -> str:
-    """Convert text with terminal escape codes to plain text. Colors may be nested."""
+    """Convert text with terminal escape codes to plain text. Colors may be nested.
+
+    A color is named by its first code: of text (30 to 37, 90 to 97) or background (40 to 47, 100 to 107).
+    """
     is_only = len({*_CODE.findall(picture)}) < 2
     while (match := _COLORED.search(picture)) is not None:
-        mark = match[2] if is_only else f"{_color(match[1])}:{match[2]}"
+        codes = [int(code) for code in match[1].split(";") if code and 30 <= int(code) < 110]
+        color = _COLORS[codes[0] % 10] if codes else "bold"
+        mark = match[2] if is_only else f"{color}:{match[2]}"
         picture = f"{picture[: match.start()]}[{mark}]{picture[match.end() :]}"
     return _ANY_CODE.sub("", picture)
-
-
-def _color(codes: str) -> str:
-    """Return the name of the first color: of text (30 to 37, 90 to 97) or background (40 to 47, 100 to 107)."""
-    numbers = [int(code) for code in codes.split(";") if code and 30 <= int(code) < 110]
-    return _COLORS[numbers[0] % 10] if numbers else "bold"
 
 
 def _plain(value: Any) -> Any:

@@ -154,7 +154,8 @@ class MCPServer:
         return other
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, self._arguments
+        server, timeout_s, env, cwd = self._arguments
+        return partial(MCPServer, server, timeout_s=timeout_s, env=env, cwd=cwd), ()
 
     async def _call(self, tool: str, /, **arguments: Any) -> str:
         """Call a tool. It works in any event loop."""
@@ -197,9 +198,13 @@ class MCPServer:
         with ExitStack() as stack:
             try:
                 portal = stack.enter_context(anyio.start_blocking_portal(name="envsdk-mcp"))
-                opened = self._mcp.Client(
-                    _client_argument(self._mcp, *self._arguments), read_timeout_seconds=self._timeout_s
-                )
+                server, _, env, cwd = self._arguments
+                if not isinstance(server, str):
+                    variables = env and {**env}
+                    server = self._mcp.StdioServerParameters(
+                        command=server[0], args=[*server[1:]], env=variables, cwd=cwd
+                    )
+                opened = self._mcp.Client(server, read_timeout_seconds=self._timeout_s)
                 client = stack.enter_context(portal.wrap_async_context_manager(_within(opened, self._timeout_s)))
             except Exception as error:  # a missing command, no listener, ...
                 raise self._failed("cannot be reached", error) from error
@@ -233,19 +238,6 @@ def _package() -> Any:
     return package
 
 
-def _client_argument(
-    mcp: Any, server: str | Sequence[str], _timeout_s: float, env: Mapping[str, str] | None, cwd: str | Path | None
-) -> Any:
-    """Return the argument of `mcp.Client`."""
-    if isinstance(server, str):
-        return server
-    return mcp.StdioServerParameters(command=server[0], args=[*server[1:]], env=env and {**env}, cwd=cwd)
-
-
-def _unpickled(server: Any, timeout_s: float, env: Mapping[str, str] | None, cwd: str | Path | None) -> MCPServer:
-    return MCPServer(server, timeout_s=timeout_s, env=env, cwd=cwd)
-
-
 @contextlib.asynccontextmanager
 async def _within(client: Any, timeout_s: float) -> AsyncGenerator[Any]:
     """Connect a client within a time limit."""
@@ -268,10 +260,9 @@ def _text_of(result: Any) -> str:
     """Return a result as a string. A part that is not text, such as an image, is named."""
     if not result.content and result.structured_content is not None:
         return to_json(result.structured_content).decode()
-    return "\n".join(map(_block, result.content))
-
-
-def _block(block: Any) -> str:
-    text: str | None = getattr(block, "text", getattr(getattr(block, "resource", None), "text", None))
-    kind: str = getattr(block, "mime_type", None) or getattr(block, "uri", None) or ""
-    return text if text is not None else f"[{block.type}{kind and ' '}{kind}, which cannot be shown]"
+    texts: list[str] = []
+    for block in result.content:
+        text: str | None = getattr(block, "text", getattr(getattr(block, "resource", None), "text", None))
+        kind: str = getattr(block, "mime_type", None) or getattr(block, "uri", None) or ""
+        texts.append(text if text is not None else f"[{block.type}{kind and ' '}{kind}, which cannot be shown]")
+    return "\n".join(texts)

@@ -17,7 +17,7 @@ from ...limits import StopReason
 from ...messages import Message, ToolCall
 from ...rendering.renderer import Renderer
 from ...trajectories._steps import Step
-from ._importer import Change, Imported, Importer, LoggedIds, LoggedReply, finish_reason_of
+from ._importer import Change, Importer, ImportResult, LoggedIds, LoggedReply, finish_reason_of
 from ._values import LoggedValue
 
 MAIN = "main"
@@ -37,7 +37,7 @@ def from_atif(
     env: str | None = None,
     group_id: str | None = None,
     vocab_size: int = 0,
-) -> Imported:
+) -> ImportResult:
     """Make a trajectory from ATIF documents with token ids: those of `to_atif`, or of harbor and others.
 
     A step of the agent with `metrics.prompt_token_ids` and `metrics.completion_token_ids` is a step of the trajectory.
@@ -110,7 +110,7 @@ def _stop_reason(value: LoggedValue) -> StopReason:
 
 @dataclass(slots=True)
 class _Episode:
-    """What the readers of an episode's documents share.
+    """The state that the readers of an episode's documents share.
 
     Attributes:
         importer: Takes the contexts and the replies.
@@ -301,7 +301,7 @@ def _message_of_result(step: LoggedValue, result: LoggedValue) -> Message | None
 
 
 def _content(value: LoggedValue, *, is_required: bool) -> Any:
-    """Return a string, or the parts of a content: texts and images."""
+    """Return a string, or the parts of a content: text and images."""
     if isinstance(value.value, (list, tuple)):
         return [_part(part) for part in value.items()]
     if value.value is None and is_required:

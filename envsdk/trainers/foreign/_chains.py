@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _DTYPE = np.dtype(">i4")  # big-endian, so that sorting the bytes sorts the tokens
 
 
-class Match(NamedTuple):
+class ChainMatch(NamedTuple):
     """The chain that a prompt belongs to."""
 
     chain: int
@@ -37,7 +37,7 @@ class OpenPrompts:
         self._lengths: list[int] = []  # the distinct lengths in bytes, sorted
         self._counts: dict[int, int] = {}  # the number of chains of each length
 
-    def add(self, prompt: "NDArray[np.int32]", reply: "NDArray[np.int32]") -> Match:
+    def add(self, prompt: "NDArray[np.int32]", reply: "NDArray[np.int32]") -> ChainMatch:
         """Find the chain of a prompt, and append the reply to it. It takes O(len(prompt) * log(chains))."""
         data = prompt.astype(_DTYPE).tobytes()
         state, hashed, longest = blake2b(digest_size=16), 0, b""
@@ -66,7 +66,7 @@ class OpenPrompts:
         shared = _common(tokens, data) * _DTYPE.itemsize
         return [shared] if shared == len(tokens) else self._lengths[: bisect_right(self._lengths, shared)]
 
-    def _extend(self, digest: bytes) -> Match:
+    def _extend(self, digest: bytes) -> ChainMatch:
         """Remove the chain with this digest from the indexes, and return it as the match."""
         chain = self._chains[digest].pop()
         if not self._chains[digest]:
@@ -76,16 +76,16 @@ class OpenPrompts:
         self._counts[len(tokens)] -= 1
         if not self._counts[len(tokens)]:
             del self._lengths[bisect_left(self._lengths, len(tokens))]
-        return Match(chain, False, chain, len(tokens) // _DTYPE.itemsize)
+        return ChainMatch(chain, False, chain, len(tokens) // _DTYPE.itemsize)
 
-    def _begin(self, data: bytes) -> Match:
+    def _begin(self, data: bytes) -> ChainMatch:
         """Begin a chain. One of the two neighbors in sort order shares the longest prefix with the prompt."""
         at = bisect_left(self._sorted, (data, -1))
         candidates = {chain for _, chain in self._sorted[max(0, at - 1) : at + 1]}
         candidates |= {len(self._tokens) - 1} - {-1}  # the latest chain wins if it shares as many tokens
         shared, nearest = max(((_common(self._tokens[chain], data), chain) for chain in candidates), default=(0, -1))
         self._tokens.append(b"")
-        return Match(len(self._tokens) - 1, True, nearest if shared else None, shared)
+        return ChainMatch(len(self._tokens) - 1, True, nearest if shared else None, shared)
 
     def _store(self, chain: int, tokens: bytes, digest: bytes) -> None:
         self._tokens[chain] = tokens

@@ -52,7 +52,7 @@ class ImportNote:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportResult:
     """The result of an import: each reply is trained by the trajectory's samples, or by `sft`, or has a note.
 
     Attributes:
@@ -91,7 +91,7 @@ class LoggedReply(NamedTuple):
 
 
 class Change(NamedTuple):
-    """Why a prompt does not extend its context, as far as the log shows by its meaning.
+    """The reason why a prompt does not extend its context, as far as the meaning of the log shows it.
 
     Attributes:
         reason: The reason of a rewrite; None if nothing was changed. If tokens are dropped nevertheless, the tokens
@@ -106,7 +106,7 @@ class Change(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Context:
+class _ImportedContext:
     is_handoff: bool
     held: HeldTokens = field(default_factory=HeldTokens)
     has_begun: bool = False
@@ -114,7 +114,7 @@ class _Context:
 
 
 class Importer:
-    """Builds an `Imported` from replies, in the order of the log.
+    """Builds an `ImportResult` from replies, in the order of the log.
 
     Args:
         id: The id of the trajectory.
@@ -142,7 +142,7 @@ class Importer:
         self._vocab_size = _vocab_size(vocab_size, self.renderer)
         self._id, self._trainable_roles = id, trainable_roles
         self._writer = LogWriter()
-        self._contexts: dict[str, _Context] = {}
+        self._contexts: dict[str, _ImportedContext] = {}
         self._notes: list[ImportNote] = []
         self._untrained_notes: list[ImportNote] = []
         self._sft: list[Sample] = []
@@ -161,7 +161,7 @@ class Importer:
             parent: The context that opened it, or None.
             is_handoff: Whether its first step is a switch to it.
         """
-        self._contexts[name] = _Context(is_handoff)
+        self._contexts[name] = _ImportedContext(is_handoff)
         is_trainable = self._trainable_roles is None or role in self._trainable_roles
         return self._writer.open(name, role, parent, is_trainable=is_trainable)
 
@@ -314,7 +314,7 @@ class Importer:
 
     def finish(
         self, *, reward: float | Mapping[str, float] | None, stop_reason: StopReason, error: str | None, **about: Any
-    ) -> Imported:
+    ) -> ImportResult:
         """Return what was imported.
 
         Args:
@@ -366,7 +366,7 @@ class Importer:
             error=error,
             **about,
         )
-        return Imported(trajectory, self._sft, (*self._notes, *self._untrained_notes))
+        return ImportResult(trajectory, self._sft, (*self._notes, *self._untrained_notes))
 
 
 def finish_reason_of(name: object) -> FinishReason:

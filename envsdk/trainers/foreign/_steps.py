@@ -19,7 +19,7 @@ from ...errors import ActionError, ConfigError, ImageError, InvalidRecord
 from ...images import Image, ImageSource, PlacedImage
 from ...messages import Message
 from ...trajectories._trajectory import Status, Trajectory
-from ._chains import Match, OpenPrompts
+from ._chains import ChainMatch, OpenPrompts
 from ._writer import LogWriter, with_image_numbers
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class LoggedStep(NamedTuple):
     images: "Sequence[PlacedImage | tuple[ImageSource, int, int]]" = ()
 
 
-class _Outcome(NamedTuple):
+class _StepOutcome(NamedTuple):
     """The fields of a step besides its tokens."""
 
     reward: float | None = None
@@ -78,8 +78,8 @@ class _MatchedStep(NamedTuple):
     observed: "NDArray[np.int32]"
     """The tokens of the prompt that the nearest chain does not have."""
     action: CheckedAction
-    outcome: _Outcome
-    match: Match
+    outcome: _StepOutcome
+    match: ChainMatch
     media: tuple[PlacedImage, ...]
     """The images in `observed`, with their positions in it."""
 
@@ -167,7 +167,9 @@ def _matched(steps: Iterable[LoggedStep | tuple[Any, ...] | Mapping[str, Any]], 
     return matched
 
 
-def _media(step: LoggedStep, runs: "Sequence[tuple[NDArray[np.int32], CheckedAction, _Outcome]]") -> list[PlacedImage]:
+def _media(
+    step: LoggedStep, runs: "Sequence[tuple[NDArray[np.int32], CheckedAction, _StepOutcome]]"
+) -> list[PlacedImage]:
     """Return the images of a step. Their tokens are observed, in the prompt of a run."""
     found: list[PlacedImage] = []
     sampled = [(len(prompt), len(prompt) + len(action.tokens)) for prompt, action, _ in runs]
@@ -184,7 +186,7 @@ def _media(step: LoggedStep, runs: "Sequence[tuple[NDArray[np.int32], CheckedAct
     return found
 
 
-def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32], CheckedAction, _Outcome]]":
+def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32], CheckedAction, _StepOutcome]]":
     """Return the runs of sampled tokens of a step: for each its full prompt, its action, and its outcome."""
     try:
         prompt = check_action(Action(step.prompt_tokens), vocab_size).tokens
@@ -210,7 +212,7 @@ def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32]
     whole = np.concatenate([prompt, tokens])
     bounds = np.flatnonzero(np.diff(mask.astype(np.bool_), prepend=False, append=False)).reshape(-1, 2).tolist()
     *earlier, (last_start, last_stop) = bounds or [(0, 0)]
-    runs = [(whole[: len(prompt) + start], _part(action, start, stop), _Outcome()) for start, stop in earlier]
+    runs = [(whole[: len(prompt) + start], _part(action, start, stop), _StepOutcome()) for start, stop in earlier]
     return [*runs, (whole[: len(prompt) + last_start], _part(action, last_start, last_stop), outcome)]
 
 
@@ -225,7 +227,7 @@ def _part(action: CheckedAction, start: int, stop: int) -> CheckedAction:
     return action._replace(tokens=action.tokens[start:stop], logprobs=logprobs, extra=extra)
 
 
-def _outcome(step: LoggedStep) -> _Outcome:
+def _outcome(step: LoggedStep) -> _StepOutcome:
     rewards = {str(name): _reward(reward) for name, reward in step.rewards.items()}
     reward = None if step.reward is None else _reward(step.reward)
     total = math.fsum(rewards.values())
@@ -234,7 +236,7 @@ def _outcome(step: LoggedStep) -> _Outcome:
     given: Any = step.errors
     if isinstance(given, str) or not all(isinstance(error, str) for error in given):
         raise ActionError(f"the errors are {given!r:.80}; expected a list of strings")
-    return _Outcome(total if rewards and reward is None else reward, rewards, tuple(step.errors))
+    return _StepOutcome(total if rewards and reward is None else reward, rewards, tuple(step.errors))
 
 
 def _reward(reward: Any) -> float:

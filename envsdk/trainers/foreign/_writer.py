@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Context:
+class _GrowingContext:
     log: ContextLog
     tokens: GrowableArray[np.int32] = field(default_factory=lambda: GrowableArray(np.int32))
     logprobs: GrowableArray[np.float32] = field(default_factory=lambda: GrowableArray(np.float32))
@@ -31,13 +31,13 @@ class LogWriter:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self._contexts: dict[str, _Context] = {}
+        self._contexts: dict[str, _GrowingContext] = {}
 
     def open(self, name: str, role: str, parent: str | None = None, *, is_trainable: bool = True) -> ContextLog:
         """Open a context, and return its log, whose messages and tools the reader writes."""
         tokens, logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
         log = ContextLog(role, parent, tokens, logprobs, messages=[], is_trainable=is_trainable)
-        self._contexts[name] = _Context(log)
+        self._contexts[name] = _GrowingContext(log)
         return log
 
     def log(self, name: str) -> ContextLog:
