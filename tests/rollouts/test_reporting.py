@@ -307,8 +307,7 @@ def test_eta_is_the_time_that_the_episodes_left_take() -> None:
 
 
 def test_text_from_records_is_shown_as_it_is() -> None:
-    statistics = Statistics(total=2)
-    statistics.failures["[red]\x1b[2J"] = 1
+    statistics = Statistics(total=2, tally=Tally(failures={"[red]\x1b[2J": 1}))
     console = terminal()
     console.print(progress.drawing_of(scalars(statistics) | Rates(statistics).scalars()))
     assert r"[red]\x1b[2J 1" in shown(console)
