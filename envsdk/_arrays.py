@@ -21,7 +21,7 @@ class GrowableArray(Generic[Scalar]):
     def __init__(self, dtype: type[Scalar], capacity: int = 256) -> None:
         self._array: NDArray[Scalar] = np.empty(capacity, dtype=dtype)
         self.length = 0
-        """How many elements there are: what `len` returns, without a call."""
+        """The number of elements, as `len` returns it."""
 
     def __len__(self) -> int:
         return self.length

@@ -25,9 +25,9 @@ MAX_DEPTH = 200
 MAX_RECORD_MIB = "ENVSDK_MAX_RECORD_MIB"
 """The environment variable that sets the most bytes of a line, in MiB; 64 by default."""
 _MAX_MEMORY = 6
-"""How much memory the values of a line may take, as a multiple of the most bytes of a line."""
+"""The memory that the values of a line may take, as a multiple of the most bytes of a line."""
 _BYTES_PER = {b"{": 240, b"[": 64, b",": 36, b'"': 28}
-"""How many bytes Python takes for what begins or ends with each character, at most."""
+"""The most bytes that Python takes for a value that begins or ends with each character."""
 
 
 def max_line_bytes() -> int:

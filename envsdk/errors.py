@@ -35,7 +35,7 @@ class PlainTagsWarning(UserWarning):
 
 
 class ReservedName(EnvsdkError, AttributeError):
-    """An environment uses a name for an attribute or a method of its own that envsdk uses already."""
+    """An environment defines an attribute or a method with a name that envsdk uses already."""
 
 
 class UnknownName(EnvsdkError, LookupError):

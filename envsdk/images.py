@@ -40,7 +40,7 @@ MAX_METADATA_BYTES = 2**16
 """The size of the largest EXIF block that is read, which is the largest one of a JPEG."""
 
 ImageSource: TypeAlias = Union["Image", bytes, bytearray, memoryview, Path, str, "PILImage", "NDArray[np.uint8]"]
-"""What an image is read from: the bytes of a file, a path, an image of Pillow, or uint8 of shape (height, width, 3)."""
+"""The sources of an image: the bytes of a file, a path, an image of Pillow, or uint8 of shape (height, width, 3)."""
 
 _SUFFIXES: Mapping[str, str] = {"image/png": "png", "image/jpeg": "jpg"}
 _AS_IS = frozenset((*(("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")), ("JPEG", "L"), ("JPEG", "RGB")))
@@ -92,7 +92,7 @@ class RecentValues(Generic[T]):
 
 
 class PixelBudget:
-    """How many pixels the images of one request may have, all together; each counts for at least 131,072.
+    """A limit on the pixels of all images of one request; each counts for at least 131,072.
 
     Args:
         pixels: The pixels of all images.

@@ -30,7 +30,7 @@ MAX_ABORTS = 1000
 
 
 class StopReason(StrEnum):
-    """Why an episode ended.
+    """The reason why an episode ended.
 
     Attributes:
         TERMINATED: The environment ended the episode: the task is over.

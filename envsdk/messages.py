@@ -82,7 +82,7 @@ def check_json(value: Any, depth: int = 0) -> None:
         case dict():
             for key, item in cast("dict[Any, Any]", value).items():
                 if not isinstance(key, str):
-                    raise ValueError(f"the key {key!r} is no string")
+                    raise ValueError(f"the key {key!r} is not a string")
                 check_text(key)
                 check_json(item, depth + 1)
         case list():
@@ -93,11 +93,11 @@ def check_json(value: Any, depth: int = 0) -> None:
                 raise ValueError("an integer has more than 4,000 digits")
         case float():
             if not math.isfinite(value):
-                raise ValueError(f"{value} is no number of JSON")
+                raise ValueError(f"{value} is not a JSON number")
         case None:
             pass
         case _:
-            raise ValueError(f"a {type(value).__name__} is no value of JSON")
+            raise ValueError(f"a {type(value).__name__} is not a JSON value")
 
 
 def read_arguments(given: Any) -> Any:

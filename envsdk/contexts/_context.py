@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 
 
 class Delta(NamedTuple):
-    """How a context changes: keep its first tokens, then append.
+    """A change of a context: keep its first tokens, then append.
 
     Attributes:
         tokens: The new tokens: int32, shape (n,).
         keep: How many tokens stay.
         break_: The rewrite that it is, or None.
         closed_reply: Whether the reply had to be closed, because its turn did not end.
-        full: Why no further reply fits into the context, or None. Without room there is no generation prompt.
+        full: The reason why no further reply fits into the context, or None. Without room, the delta has no generation
+            prompt.
         media: The images in the new tokens, in order, with their positions in them.
     """
 
@@ -71,7 +72,7 @@ class Context:
         """All messages, in order. Rewrites change the view, never this record."""
         self.steps = 0
         self.inherited = 0
-        """How many of the messages were copied from the context that this one started from."""
+        """The number of messages that were copied from the context that this one started from."""
         self.is_trainable = True
         """Whether its samples are trained."""
         self.reward: float | None = None
@@ -83,7 +84,7 @@ class Context:
         self.log_media: list[PlacedImage] = []
         """The images in the log, with their positions in it."""
         self.roles: RoleLog | None = None
-        """What each token of the log belongs to, if that is recorded."""
+        """The labels of the tokens of the log, if they are recorded."""
         self._prompt = Prompt()
         self._seen = 0  # how many messages of the view the policy has seen
         self._seen_before = 0  # the same before its last call
@@ -499,7 +500,7 @@ class SampledText:
 
     @property
     def body(self) -> int:
-        """How many tokens there are before the stop token at the end."""
+        """The number of tokens before the stop token at the end."""
         count = len(self.tokens)
         return count - 1 if count and int(self.tokens[-1]) in self._renderer.stop_token_ids else count
 

@@ -1,4 +1,4 @@
-"""What an environment's edit of a conversation changes in what the model sees of it."""
+"""Edits of a conversation by the environment, and the part of the view that they change."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -41,7 +41,7 @@ class Rewrite:
 
 @dataclass(slots=True)
 class History:
-    """What a history policy sees of one context.
+    """The part of a context that a history policy sees.
 
     Attributes:
         messages: The view: what the model would see without a rewrite. Read-only.

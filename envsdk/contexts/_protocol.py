@@ -1,4 +1,4 @@
-"""What an environment and a policy exchange: observations, actions, and declared breaks."""
+"""Observations, actions and declared breaks, which an environment and a policy exchange."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Observation(NamedTuple):
         keep: How many tokens of `base` stay.
         extends: Whether the context only grew: `keep` is its whole length, it is not new, and no return came between.
         context: The name of the context whose prompt this is.
-        base: The name of the context that the prompt starts from; mostly the context itself.
+        base: The name of the context that the prompt starts from; usually the context itself.
         media: The images in the new tokens, in order, each with its range in `tokens`.
     """
 
@@ -43,7 +43,7 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a policy sampled for one observation.
+    """The tokens that a policy sampled for one observation.
 
     Attributes:
         tokens: The sampled ids, the stop token included: shape (n,), integers from 0 to the tokenizer's `vocab_size` -

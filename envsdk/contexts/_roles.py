@@ -1,4 +1,4 @@
-"""What each token of a context belongs to, recorded on request: the text of a message, or the family's scaffold."""
+"""Labels of the tokens of a context, recorded on request: the text of a message, or the family's scaffold."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple

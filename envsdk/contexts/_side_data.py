@@ -59,15 +59,16 @@ class Aligned:
         """Return some of the rows."""
         return replace(self, values=self.values[rows])
 
-    def empty(self, shape: tuple[int, ...]) -> "NDArray[Any]":
-        """Return an array for tokens of which nothing is known: `shape` of tokens, followed by the shape of a row."""
-        return np.full((*shape, *self.values.shape[1:]), self.unknown, dtype=self.values.dtype)
+    def empty(self, length: int) -> "NDArray[Any]":
+        """Return an array for tokens of which nothing is known."""
+        return np.full((length, *self.values.shape[1:]), self.unknown, dtype=self.values.dtype)
 
     def is_like(self, other: object) -> bool:
         """Return whether the rows of both can be in one array."""
         return (
             isinstance(other, Aligned)
-            and (self.over, self.values.dtype, self.values.shape[1:]) == (other.over, other.values.dtype, _row(other))
+            and (self.over, self.values.dtype) == (other.over, other.values.dtype)
+            and self.values.shape[1:] == other.values.shape[1:]
             and np.array_equal(self.unknown, other.unknown, equal_nan=True)
         )
 
@@ -86,7 +87,16 @@ class Aligned:
             )
         if self.over not in get_args(Over):
             raise ValueError(f"it is over {self.over!r:.80}; expected one of {get_args(Over)}")
-        _check_fill(self.unknown, array.dtype)
+        fill: Any = np.asarray(self.unknown)
+        fits = fill.ndim == 0 and fill.dtype.kind in "iuf" and array.dtype.kind in "iuf"
+        if fits:
+            with np.errstate(over="ignore", invalid="ignore"):
+                stored = fill.astype(array.dtype)
+            fits = bool(not np.isinf(stored) if array.dtype.kind == "f" else stored == fill)
+        if not fits:
+            raise ValueError(
+                f"its fill value is {self.unknown!r:.80}; expected a number that an array of {array.dtype} can hold"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,26 +214,11 @@ def placed(given: PerToken, rows: "NDArray[np.int64]") -> PerToken:
         lengths = np.zeros(len(rows), dtype=np.int64)
         lengths[has_row] = given.lengths[rows[has_row]]
         return Ragged(given.take(rows[has_row]).values, lengths)
-    values = given.empty((len(rows),))
+    values = given.empty(len(rows))
     values[has_row] = given.values[rows[has_row]]
     return replace(given, values=values)
-
-
-def _row(aligned: Aligned) -> tuple[int, ...]:
-    return aligned.values.shape[1:]
 
 
 def _check_plain(name: str, array: object) -> None:
     if type(array) is not np.ndarray:  # a masked array is a subclass, whose mask would be lost
         raise ValueError(f"it has {name} of the type {type(array).__name__}; expected a plain numpy array")
-
-
-def _check_fill(fill: Any, dtype: "np.dtype[Any]") -> None:
-    value = np.asarray(fill)
-    fits = value.ndim == 0 and value.dtype.kind in "iuf" and dtype.kind in "iuf"
-    if fits:
-        with np.errstate(over="ignore", invalid="ignore"):
-            stored = value.astype(dtype)
-        fits = bool(not np.isinf(stored) if dtype.kind == "f" else stored == value)
-    if not fits:
-        raise ValueError(f"its fill value is {fill!r:.80}; expected a number that an array of {dtype} can hold")

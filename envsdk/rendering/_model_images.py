@@ -1,4 +1,4 @@
-"""What a vision model of transformers gets besides tokens: the arrays of the images in them, and positions.
+"""The inputs of a vision model of transformers besides tokens: the arrays of the images in them, and positions.
 
 The models are Qwen's (Qwen2-VL and later). Their language model attends to the tokens of an image as to text, causally,
 and a token has three positions: in time, height and width (mRoPE). They are those of the model's own `get_rope_index`.
@@ -25,7 +25,7 @@ _ADVICE = "pip install 'envsdk[torch]'"
 
 
 class _Grid(NamedTuple):
-    """What positions need of an image; its arrays are larger."""
+    """The properties of an image that positions need; its arrays are larger."""
 
     tokens: int
     image_grid_thw: "NDArray[np.int64]"
@@ -111,13 +111,13 @@ class ModelImages:
         """
         if not media:
             return {}
-        torch = _torch()
+        torch = load("torch", "the inputs of a model need", _ADVICE)
         joined = joined_arrays([self.vision.process(placed.image) for placed in media])
         return {name: torch.as_tensor(array, device=self._device) for name, array in joined.items()}
 
     def positions(self, tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> Any:
         """Return the positions of the tokens of one sequence: a tensor on the CPU, int64 of shape (3, n)."""
-        torch = _torch()
+        torch = load("torch", "the inputs of a model need", _ADVICE)
         if not media:
             return torch.arange(len(tokens)).expand(3, -1)
         kinds = torch.as_tensor(token_types(media, len(tokens)))[None]
@@ -165,7 +165,3 @@ def keyed(tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> "
 def within(media: Sequence[PlacedImage], start: int, stop: int) -> list[PlacedImage]:
     """Return the images whose tokens are among those from `start` to `stop`."""
     return [placed for placed in media if start <= placed.start and placed.stop <= stop]
-
-
-def _torch() -> Any:
-    return load("torch", "the inputs of a model need", _ADVICE)

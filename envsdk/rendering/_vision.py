@@ -1,4 +1,4 @@
-"""What an image becomes in a prompt: the placeholder tokens that the model's own processor writes for it.
+"""Images in prompts: the placeholder tokens that the model's own processor writes for an image.
 
 A chat template writes one token for an image. The processor of transformers replaces it with as many placeholders as
 the image has features, and with what the family writes around them. That text is taken from the processor itself.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _NO_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _GRID_TOKEN = "<|image_pad|>"
-"""What the templates of Qwen's vision models write for an image; their image processors have a `merge_size`."""
+"""The token that the templates of Qwen's vision models write for an image. Their processors have a `merge_size`."""
 _MAX_ARRAY_BYTES = 2**28  # of the images whose arrays are kept
 _CONFIGS = ("processor_config.json", "preprocessor_config.json")
 _TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
@@ -40,16 +40,16 @@ _OF_TEXT = frozenset(("input_ids", "attention_mask", *_IS_PLACEHOLDER))
 
 @dataclass(frozen=True, slots=True)
 class ProcessedImage:
-    """What a processor makes of one image."""
+    """The result of a processor for one image."""
 
     text: str
-    """What takes the place of the template's token, with control tokens by their names."""
+    """The text that replaces the template's token, with control tokens by their names."""
     count: int
-    """How many placeholder tokens are in it."""
+    """The number of placeholder tokens in it."""
     token_ids: "NDArray[np.int32]"
-    """The ids of these placeholders: int32, shape (k,); mostly one."""
+    """The ids of these placeholders: int32, shape (k,); usually one."""
     arrays: "Mapping[str, NDArray[Any]]"
-    """What the model gets besides the tokens, as the processor names it: `pixel_values`, `image_grid_thw`, ..."""
+    """The inputs of the model besides the tokens, as the processor names it: `pixel_values`, `image_grid_thw`, ..."""
 
 
 class Vision:
@@ -90,7 +90,9 @@ class Vision:
                 f"{tokenizer.name!r}: use the tokenizer of the same model"
             )
         _check_crops(self.processor, own)
-        self._arrays: RecentValues[ProcessedImage] = RecentValues(_MAX_ARRAY_BYTES, _array_bytes)
+        self._arrays: RecentValues[ProcessedImage] = RecentValues(
+            _MAX_ARRAY_BYTES, lambda processed: sum(array.nbytes for array in processed.arrays.values())
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made of, without the arrays of images."""
@@ -98,7 +100,7 @@ class Vision:
 
     @cached_property
     def token_ids(self) -> "NDArray[np.int32]":
-        """The ids of placeholders, whose embeddings are the features of an image: int32, shape (k,); mostly one."""
+        """The ids of placeholders, whose embeddings are the features of an image: int32, shape (k,); usually one."""
         if self._grid is not None:
             return self._grid_token
         return self.process(Image.read(np.zeros((64, 64, 3), np.uint8))).token_ids
@@ -164,10 +166,6 @@ class Vision:
         except Exception as error:  # of any type: processors raise what they like
             raise RenderError(f"the processor refuses {image!r}: {type(error).__name__}: {error}") from error
         return {name: np.asarray(value) for name, value in made.items()}
-
-
-def _array_bytes(processed: ProcessedImage) -> int:
-    return sum(array.nbytes for array in processed.arrays.values())
 
 
 def _check_crops(processor: Any, images: Any) -> None:
@@ -264,8 +262,11 @@ def _loaded(processor: Any) -> Any:
             return loaded
     except Exception as error:  # of any type: a missing file, a network error, a class that needs torchvision
         failed = error
-    images = _images_alone(folder)
-    if images is None:
+    try:  # the image processor alone, if the placeholders of its family are a grid
+        images: Any = transformers.AutoImageProcessor.from_pretrained(folder)
+    except Exception:  # the error of the whole processor is reported
+        images = None
+    if not hasattr(images, "merge_size"):
         why = "it takes no images" if failed is None else f"{type(failed).__name__}: {failed}"
         raise ConfigError(f"the processor {str(processor)!r} cannot be loaded: {why}") from failed
     return images
@@ -315,12 +316,3 @@ def _of_options(options: Mapping[str, Any]) -> Any:
             "folder or the name of the model's whole processor"
         )
     return made
-
-
-def _images_alone(source: str) -> Any:
-    """Load only the image processor, if the placeholders of its family are a grid; None if that is not possible."""
-    try:
-        loaded: Any = _transformers().AutoImageProcessor.from_pretrained(source)
-    except Exception:  # the error of the whole processor is reported
-        return None
-    return loaded if hasattr(loaded, "merge_size") else None

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TEXT = -1
 
 MAX_REMEMBERED = 1024
-"""How many strings of scaffold an encoder caches. A family has a few dozen, but some of them contain ids and names."""
+"""The number of strings of scaffold that an encoder caches. A family has a few dozen; some contain ids and names."""
 
 
 class Piece(NamedTuple):

@@ -131,7 +131,7 @@ class ReasoningText:
     """More reasoning."""
 
     text: str
-    """What was added to the reasoning."""
+    """The text that was added to the reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class ContentText:
     """More content."""
 
     text: str
-    """What was added to the content."""
+    """The text that was added to the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class CallBegun:
     """A call begins; the events of one call follow each other."""
 
     index: int
-    """Which call of the reply it is, from 0."""
+    """The index of the call in the reply."""
     name: str
     """The tool's name; empty if the call cannot be read."""
     id: str | None
@@ -159,9 +159,9 @@ class CallArguments:
     """More of the text of a call's arguments: a JSON object, or the text that was sampled instead of one."""
 
     index: int
-    """Which call of the reply it is, from 0."""
+    """The index of the call in the reply."""
     text: str
-    """What was added to the text."""
+    """The text that was added to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class CallEnded:
     """A call was read."""
 
     index: int
-    """Which call of the reply it is, from 0."""
+    """The index of the call in the reply."""
     call: ToolCall
     """The call, with its error if it cannot be read."""
 
@@ -179,7 +179,7 @@ class ReadingError:
     """Something is wrong with the reply."""
 
     error: str
-    """What is wrong, as it will be in `Message.errors`."""
+    """The error, as it will be in `Message.errors`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class ReplyRead:
     """The reply is over."""
 
     message: Message
-    """What `Renderer.parse` returns for the same tokens."""
+    """The message that `Renderer.parse` returns for the same tokens."""
 
 
 ReplyEvent: TypeAlias = ReasoningText | ContentText | CallBegun | CallArguments | CallEnded | ReadingError | ReplyRead

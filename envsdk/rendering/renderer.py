@@ -89,9 +89,9 @@ class Renderer(ABC):
     structure: ClassVar[tuple[str, ...]]
     """The other control tokens that `parse` distinguishes from text."""
     chosen_because: str = ""
-    """Why `renderer="auto"` chose it, if it did."""
+    """The reason why `renderer="auto"` chose it, if it did."""
     known_differences: ClassVar[Mapping[str, str]] = {}
-    """How the family's format differs from its chat template's, keyed by words in the name of a conformance check."""
+    """The differences from the family's chat template, keyed by words in the name of a conformance check."""
     stop_strings: ClassVar[tuple[str, ...]] = ()
     """Strings that also end a reply, for models without a stop token; the policy receives them through `info`."""
     writes_images: ClassVar[bool] = False
@@ -254,7 +254,7 @@ class Renderer(ABC):
 
     @property
     def history_note(self) -> str:
-        """What a renderer that measured `visible` found, for reports; empty if `visible` is the family's own rule."""
+        """A description of the rule for the past that was measured, for reports; empty if the family specifies it."""
         return ""
 
     @property
@@ -282,7 +282,7 @@ class Renderer(ABC):
 
     @property
     def proved_reading(self) -> str | None:
-        """What can be relied on when replies are read; None if the family measures nothing.
+        """A description of what can be relied on when replies are read; None if the family measures nothing.
 
         Raises:
             RenderError: If replies with calls do not read back, or the family has none.
@@ -559,7 +559,7 @@ class Renderer(ABC):
 
     @property
     def images_note(self) -> str:
-        """What images are written with, or why they are refused, for reports. No processor is loaded for it."""
+        """A note for reports: what writes images, or why they are refused. No processor is loaded for it."""
         if not self.writes_images:
             return f"images are refused: {self.name!r} has no place for them"
         given = self._known_processor
@@ -567,7 +567,7 @@ class Renderer(ABC):
 
     @property
     def images_advice(self) -> str:
-        """What to do where the renderer cannot write images; empty if it can. No processor is loaded for it."""
+        """Advice where the renderer cannot write images; empty if it can. No processor is loaded for it."""
         if not self.writes_images:
             return "use the renderer of a vision model"
         return "" if self._known_processor is not None else "give the model's processor, processor='FOLDER'"

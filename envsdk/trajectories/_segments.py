@@ -323,7 +323,7 @@ def _over_all(key: str, first: Aligned, past: list[PlacedStep], length: int) -> 
 
     The row of a reply's last token is known from the next step, which processes that token.
     """
-    values = first.empty((length,))
+    values = first.empty(length)
     for step, position, stop in past:
         for part in step.parts:
             data: Any = part.extra.get(key)

@@ -59,7 +59,7 @@ class ChatML(FamilyRenderer):
     image: ClassVar[str] = "<|vision_start|><|image_pad|><|vision_end|>"
     """The scaffold that the templates of Qwen's vision models write for an image."""
     grammar: ClassVar[Grammar] = tagged()
-    """How replies are written and read."""
+    """The grammar by which replies are written and read."""
     header: ClassVar[str] = "<|im_start|>{role}\n"
     """The scaffold that begins a message of each role; the assistant's is `opening`."""
     trims: ClassVar[bool] = False
@@ -86,7 +86,7 @@ class ChatML(FamilyRenderer):
         self.emit_block(out, message)
 
     def emit_block(self, out: Emission, message: Message) -> None:
-        """Write a message as a block of its own."""
+        """Write a message as a separate block."""
         out.scaffold(self.header.format(role=message.role))
         self.emit_content(out, message)
         out.scaffold(self.message_end + self.after_turn)
@@ -173,7 +173,7 @@ class ChatML(FamilyRenderer):
         return self._reader.read(segments, sampled, tools)
 
     def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
-        """See `Renderer.reader`; a reply is read as it comes."""
+        """See `Renderer.reader`; a reply is read as it arrives."""
         return StreamedReader(self.reading(tools), self.marks, self.after_opening(prompt_tail))
 
     def reading(self, tools: Sequence[ToolSchema]) -> Reading:

@@ -1,6 +1,6 @@
 """GLM-4.5 and GLM-4.6.
 
-Source of the rules: the official `chat_template` of zai-org/GLM-4.5. A turn has no end token of its own: a model
+Source of the rules: the official `chat_template` of zai-org/GLM-4.5. No token ends a turn: a model
 samples the token that opens the next message (`<|user|>`, `<|observation|>`), which thus belongs to the reply's end.
 """
 

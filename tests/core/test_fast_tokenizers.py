@@ -202,7 +202,7 @@ def test_a_forked_process_gets_the_same_ids() -> None:
     program = (
         "import os\n"
         "from envsdk import load_tokenizer\n"
-        "from envsdk.rendering.tokenizers._corpus import corpus\n"
+        "from envsdk.rendering.tokenizers._files import corpus\n"
         "fast, plain = load_tokenizer('embedded', backend='fastokens'), load_tokenizer('embedded')\n"
         "fast.encode(corpus())\n"
         "pid = os.fork()\n"
@@ -215,7 +215,7 @@ def test_a_forked_process_gets_the_same_ids() -> None:
 
 def test_an_episode_has_the_same_tokens_with_it() -> None:
     def prompts(tokenizer: Tokenizer) -> list[int]:
-        env = envsdk.make("envsdk/GuessNumber-v0", renderer="qwen3", tokenizer=tokenizer)
+        env = envsdk.make("envsdk/GuessNumber-v1", renderer="qwen3", tokenizer=tokenizer)
         trajectory = envsdk.rollout(env, "reference", seed=0)
         return [token for sample in trajectory.samples() for token in sample.tokens.tolist()]
 

@@ -1,7 +1,6 @@
 """A token budget: old messages are dropped only when the prompt would exceed it."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
@@ -76,16 +75,20 @@ class _Draft:
 
     def drop(self, stage: Stage) -> None:
         """Drop the oldest parts of one kind, until the goal is reached."""
-        steps: dict[Stage, Callable[[int], None]] = {
-            "thinking": self._drop_thinking,
-            "tool_results": self._drop_result,
-            "oldest": self._drop_round,
-            "images": self._drop_images,
-        }
-        for index in range(len(self._messages)):
+        for index, message in enumerate(self._messages):
             if self.length <= self._goal:
                 return
-            steps[stage](index)
+            is_old = index < self._history.new
+            if message is None:
+                continue
+            if stage == "oldest":
+                self._drop_round(index)
+            elif stage == "thinking" and message.reasoning is not None:
+                self._replace(index, message.with_reasoning(None))
+            elif stage == "tool_results" and is_old and message.role == "tool" and message.content != DROPPED_RESULT:
+                self._replace(index, message.model_copy(update={"content": DROPPED_RESULT, "parts": None}))
+            elif stage == "images" and is_old:
+                self._drop_images(index, message)
 
     def rewrite(self) -> Rewrite:
         """Return the draft as a rewrite."""
@@ -97,52 +100,33 @@ class _Draft:
         detail = f"{self._history.length} to about {self.length} tokens{names_of(dropped)}"
         return Rewrite(start, left, "budget", detail)
 
-    def _drop_images(self, index: int) -> None:
+    def _drop_images(self, index: int, message: Message) -> None:
         """Drop images of an old message, the first ones first, as long as enough images come after them."""
-        while self.length > self._goal and index < self._history.new:
-            message = self._messages[index]
-            later = [m for m in self._messages[index:] if m is not None]
-            if message is None or not message.images or sum(len(m.images) for m in later) <= self._keep_images:
+        later = sum(len(m.images) for m in self._messages[index + 1 :] if m is not None)
+        while self.length > self._goal and message.images and len(message.images) + later > self._keep_images:
+            message = without_images(message, 1)
+            if not self._replace(index, message):
                 return
-            shorter = without_images(message, 1)
-            if self._history.measure(index, shorter) >= self._count(index):
-                return
-            self._replace(index, shorter)
-
-    def _drop_thinking(self, index: int) -> None:
-        message = self._messages[index]
-        if message is not None and message.reasoning is not None:
-            self._replace(index, message.with_reasoning(None))
-
-    def _drop_result(self, index: int) -> None:
-        message = self._messages[index]
-        is_old = index < self._history.new
-        if is_old and message is not None and message.role == "tool" and message.content != DROPPED_RESULT:
-            self._replace(index, message.model_copy(update={"content": DROPPED_RESULT, "parts": None}))
 
     def _drop_round(self, index: int) -> None:
         """Drop a reply and all messages up to the next one, so that no tool result stays without its call."""
-        if index < self._history.opening or not self._is_reply(index):
+        replies = (i for i in range(index, len(self._messages)) if self._is_reply(i))
+        if index < self._history.opening or next(replies, None) != index or (end := next(replies, None)) is None:
             return
-        end = index + 1
-        while end < len(self._messages) and not self._is_reply(end):
-            end += 1
-        if end < len(self._messages):
-            for position in range(index, end):
-                self.length -= self._count(position)
-                self._messages[position] = None
+        for position in range(index, end):
+            self.length -= self._tokens.get(position, self._history.tokens(position))
+            self._messages[position] = None
 
     def _is_reply(self, index: int) -> bool:
         message = self._messages[index]
         return message is not None and message.role == "assistant"
 
-    def _replace(self, index: int, message: Message) -> None:
-        """Replace a message by a shorter one."""
-        before, after = self._count(index), self._history.measure(index, message)
+    def _replace(self, index: int, message: Message) -> bool:
+        """Replace a message, if the other one is shorter."""
+        before = self._tokens.get(index, self._history.tokens(index))
+        after = self._history.measure(index, message)
         if after < before:
             self.length -= before - after
             self._tokens[index] = after
             self._messages[index] = message
-
-    def _count(self, index: int) -> int:
-        return self._tokens.get(index, self._history.tokens(index))
+        return after < before

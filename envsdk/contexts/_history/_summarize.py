@@ -21,7 +21,7 @@ class Summarize(HistoryPolicy):
     """Replace old messages by a summary that the model writes, or a function.
 
     The first turn stays, and so do the last reply and the messages that answer it; the messages between become one user
-    message. The model writes the summary in a context of its own that starts with all of this one; these tokens are
+    message. The model writes the summary in a separate context that starts with all of this one; these tokens are
     trained like any others. A summary that is rejected (empty, cut, not shorter than what it replaces, or not accepted)
     is recorded with the reason and not trained; nothing is replaced, and another summary is requested after the next
     reply.

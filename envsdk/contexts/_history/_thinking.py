@@ -6,7 +6,6 @@ from typing import ClassVar
 from pydantic import Field
 
 from ...images import Image
-from ...messages import Message
 from ...rendering._whole import WholeRenderer
 from .._history_policy import History, HistoryPolicy, Rewrite
 from .._protocol import RewriteReason
@@ -24,33 +23,35 @@ class Keep(HistoryPolicy):
 
 
 class Strip(HistoryPolicy):
-    """Show what the model's own chat template shows: mostly, reasoning before the last user query is dropped."""
+    """Show what the model's own chat template shows: usually, reasoning before the last user query is dropped."""
 
     name: ClassVar[str] = "strip"
 
     def view(self, history: History) -> Rewrite | None:
         """Rewrite the view from the first message on that the template shows differently."""
-        if not self._knows(history):
+        renderer, messages, state = history.renderer, history.messages, history.state
+        settles = [renderer.settles(message) for message in messages[history.new :]]
+        if None in settles:
+            state["unknown"] = True  # only a rendering of the whole conversation shows what the template shows
+        if "unknown" in state:
             return self._whole(history)
-        settled = self._settled(history)
-        if "queries" in history.state:
-            shown = history.renderer.visible(history.messages, settled)
-        elif isinstance(history.renderer, WholeRenderer):
+        # A new query may change the messages since the last query (the last N, if the template shows the reasoning
+        # after N of them). Without one, only the message before the new ones may change, which was the last one.
+        settled, count = max(0, history.new - 1), renderer.settling_messages
+        if any(settles):
+            before: list[int] = state.get("queries", [])
+            settled = before[0] if len(before) == count else 0
+            state["queries"] = [*before, *(i for i, is_query in enumerate(settles, history.new) if is_query)][-count:]
+        if "queries" in state:
+            shown = renderer.visible(messages, settled)
+        elif isinstance(renderer, WholeRenderer):
             return self._whole(history)
         else:  # there is no query yet, so the new messages are a conversation without one
-            shown = history.renderer.visible(history.messages[settled:])
-        changed = [i for i, message in enumerate(shown, settled) if message is not history.messages[i]]
+            shown = renderer.visible(messages[settled:])
+        changed = [i for i, message in enumerate(shown, settled) if message is not messages[i]]
         if not changed:
             return None
-        messages, reason = shown[changed[0] - settled :], self._reason(history, changed)
-        return Rewrite(changed[0], messages, reason, as_template=True)
-
-    def _knows(self, history: History) -> bool:
-        """Return whether the renderer knows what its template shows of this conversation."""
-        new = history.messages[history.new :]
-        if any(history.renderer.settles(message) is None for message in new):
-            history.state["unknown"] = True
-        return "unknown" not in history.state
+        return Rewrite(changed[0], shown[changed[0] - settled :], self._reason(history, changed), as_template=True)
 
     def _whole(self, history: History) -> Rewrite:
         """Return the whole conversation as the template renders it, since its rule is not known. O(context)."""
@@ -61,21 +62,6 @@ class Strip(HistoryPolicy):
     def _reason(self, history: History, changed: Sequence[int]) -> RewriteReason:
         loses_thinking = any(history.messages[i].reasoning for i in changed)
         return "thinking_stripped" if loses_thinking else "template"
-
-    def _settled(self, history: History) -> int:
-        """Return how many messages are known to stay as they are.
-
-        A new query may change the messages since the last query (the last N, if the template shows the reasoning after
-        N of them). Without one, only the message before the new ones may change, which was the last one.
-        """
-        count = history.renderer.settling_messages
-        before: list[int] = history.state.get("queries", [])
-        new = range(history.new, len(history.messages))
-        queries = [index for index in new if history.renderer.settles(history.messages[index])]
-        if not queries:
-            return max(0, history.new - 1)
-        history.state["queries"] = [*before, *queries][-count:]
-        return before[0] if len(before) == count else 0
 
 
 class Compact(HistoryPolicy):
@@ -106,16 +92,13 @@ class Compact(HistoryPolicy):
         first, shown = start, [*(message.with_reasoning(None) for message in messages[:end]), *messages[end:]]
         dropped: list[Image] = []
         if self.keep_images is not None:
-            first, (shown, dropped) = 0, self._without_images([*history.messages[:start], *shown], history.new)
+            first, shown = 0, [*history.messages[:start], *shown]
+            images = [image for message in shown for image in message.images]
+            old = sum(len(message.images) for message in shown[: history.new])
+            dropped = images[: min(old, max(0, len(images) - self.keep_images))]
+            shown = without_old_images(shown, len(images) - len(dropped))
         changed = next((i for i, one in enumerate(shown) if one is not history.messages[first + i]), None)
         if changed is None:
             return None
         detail = f"after {history.steps} steps{names_of(dropped)}"
         return Rewrite(first + changed, shown[changed:], "compaction", detail)
-
-    def _without_images(self, messages: Sequence[Message], new: int) -> tuple[list[Message], list[Image]]:
-        """Return messages with the last images and those of the new messages only, and the images that were dropped."""
-        images = [image for message in messages for image in message.images]
-        old = sum(len(message.images) for message in messages[:new])
-        count = min(old, max(0, len(images) - (self.keep_images or 0)))
-        return without_old_images(messages, len(images) - count), images[:count]

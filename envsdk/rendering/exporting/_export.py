@@ -38,7 +38,7 @@ class ExportedTemplate:
     text: str
     """The Jinja text."""
     history: ExportedHistory
-    """What it shows of the past."""
+    """The part of the past that it shows."""
     source: Literal["tokenizer", "measured"]
     """Whether it is the tokenizer's own template with fixed arguments, or was written from measurements."""
     renderer: Mapping[str, Any]

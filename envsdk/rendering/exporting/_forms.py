@@ -35,7 +35,7 @@ _SLOTS = (
 
 @dataclass(frozen=True)
 class Start:
-    """What comes before the first message that is not a system message."""
+    """The text before the first message that is not a system message."""
 
     without: str
     """Without a system message. It contains `TOOLS` where the list of tools is."""
@@ -61,7 +61,7 @@ class Body:
 
 @dataclass(frozen=True)
 class Calls:
-    """How the calls of a reply are written: names and arguments, with this text around them."""
+    """The format of the calls of a reply: names and arguments, with this text around them."""
 
     middle: str
     """The text between a name and its arguments."""

@@ -80,13 +80,13 @@ class Measured:
 
     @cached_property
     def _opening(self) -> str:
-        """What is written between a query and a reply of any shape."""
+        """The text between a query and a reply of any shape."""
         found = [self._reply_text(*shape) for shape in product((False, True), repeat=3)]
         return self.shared([text for text in found if text is not None])
 
     @cached_property
     def _lead(self) -> str:
-        """What a reply without reasoning has before its text."""
+        """The text before the content of a reply without reasoning."""
         return self._required(self._reply_text(False, True, False)).removeprefix(self._opening).partition(CONTENT)[0]
 
     def _reply_text(self, reasoning: bool, content: bool | str, calls: bool | Sequence[ToolCall]) -> str | None:
@@ -106,7 +106,7 @@ class Measured:
 
     @cached_property
     def calls(self) -> Calls | None:
-        """How calls are written; None if they are refused."""
+        """The format of calls; None if they are refused."""
         one = self._reply_text(False, False, True)
         if one is None:
             return None
@@ -161,7 +161,7 @@ class Measured:
 
     @cached_property
     def reasoning_slot(self) -> Slot:
-        """How the text of the reasoning is written."""
+        """The slot of the reasoning."""
         text = self._required(self._reply_text(True, True, False))
 
         def probed(probe: str) -> str | None:
@@ -179,12 +179,12 @@ class Measured:
 
     @cached_property
     def ends(self) -> dict[str, str]:
-        """What ends a message of each kind, whatever comes next."""
+        """The end of a message of each kind, whatever comes next."""
         return {kind: self.shared([*tails.values()]) for kind, tails in self._tails.items()}
 
     @cached_property
     def following(self) -> dict[str, dict[str, str]]:
-        """What is written between a message of each kind and what comes next, by kind and next role."""
+        """The text between a message of each kind and what comes next, by kind and next role."""
         return {
             kind: {name: tail.removeprefix(self.ends[kind] if kind in REPLIES else "") for name, tail in tails.items()}
             for kind, tails in self._tails.items()
@@ -192,7 +192,7 @@ class Measured:
 
     @cached_property
     def _tails(self) -> dict[str, dict[str, str]]:
-        """What is written after the last slot of a message of each kind, up to the first slot of what comes next."""
+        """The text after the last slot of a message of each kind, up to the first slot of what comes next."""
         found: dict[str, dict[str, str]] = {}
         for kind in ("user", "assistant", "calls", "tool", "system"):
             tails = {name: self._tail(kind, name) for name in (*ROLES, *ENDS)}
@@ -218,7 +218,7 @@ class Measured:
 
     @cached_property
     def contents(self) -> dict[str, Slot]:
-        """How the text of a message of each role is written, except the assistant's."""
+        """The slot of the text of a message, by its role, except the assistant's."""
         return {kind: self._content_slot(kind) for kind in self.following if kind not in REPLIES}
 
     def _content_slot(self, kind: str) -> Slot:
@@ -234,7 +234,7 @@ class Measured:
 
     @cached_property
     def first(self) -> dict[str, str]:
-        """What is written between the start and the first message, by its role."""
+        """The text between the start and the first message, by its role."""
         for self._first_roles in (("user", "assistant"), ("user",)):
             found: dict[str, set[str]] = {}
             for system, tools in product((False, True), repeat=2):

@@ -8,14 +8,14 @@ SYSTEM, QUERY, CONTENT, REASONING, NEXT = (
     f"Wvq{name}qvW" for name in ("system", "query", "content", "thought", "next")
 )
 TOOLS, CALLS = "WvqtoolsqvW", "WvqcallsqvW"
-"""What stands for the list of tools, and for the calls of a reply, in a measured text."""
+"""The words for the list of tools, and for the calls of a reply, in a measured text."""
 NAMES, KEYS, VALUES = (tuple(f"Wvq{kind}{i}qvW" for i in range(2)) for kind in ("name", "key", "value"))
 PROBE, BLANK = "\n \n text \n \n", " \n"
 """Texts that show how whitespace is written, and whether a text of only whitespace counts as one."""
 ROLES = ("user", "assistant", "tool", "system")
 """The roles of a message that comes next; an assistant's message with calls begins like any other of it."""
 ENDS = ("end", "prompt")
-"""What may come next instead of a message: nothing, or the generation prompt."""
+"""The ends that may come next instead of a message: nothing, or the generation prompt."""
 REPLIES = frozenset({"assistant", "calls"})
 """The kinds of replies: a text, and calls."""
 

@@ -20,7 +20,7 @@ class Difference(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """How far a template renders as a renderer does."""
+    """The result of comparing a template with a renderer."""
 
     same: list[str]
     """The conversations that are the same."""

@@ -1,6 +1,6 @@
 from ._chat_template import ChatTemplateSource as ChatTemplateSource
-from ._corpus import DATA as DATA
 from ._fast import FastokensTokenizer as FastokensTokenizer
+from ._files import DATA as DATA
 from ._kinds import HuggingFaceTokenizer as HuggingFaceTokenizer
 from ._kinds import TiktokenTokenizer as TiktokenTokenizer
 from ._load import load_tokenizer as load_tokenizer

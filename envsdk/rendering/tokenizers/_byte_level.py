@@ -51,12 +51,7 @@ def _split_pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
             return None
 
 
-def _bytes_of_chars() -> dict[str, int]:
-    """Return the byte for each printable character of a byte-level vocabulary (GPT-2's table)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-BYTE_OF_CHAR = _bytes_of_chars()
-"""The byte that each character of a byte-level vocabulary represents."""
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTE_OF_CHAR = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+"""The byte that each printable character of a byte-level vocabulary represents (GPT-2's table)."""

@@ -22,7 +22,7 @@ class ChatTemplateSource:
     end_tokens: tuple[str, ...] = ()
     """The tokens that end a turn, according to the tokenizer's configuration and the generation configuration."""
     response_template: Mapping[str, Any] | None = None
-    """How transformers parses a reply, if the tokenizer specifies it (called `response_schema` before version 5.13)."""
+    """The rules by which transformers parses a reply, if there are any (`response_schema` before version 5.13)."""
 
 
 def template_in_files(files: ModelFiles, control_tokens: Mapping[str, int]) -> ChatTemplateSource | None:

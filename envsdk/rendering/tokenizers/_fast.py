@@ -15,7 +15,7 @@ import orjson
 from ..._packages import load
 from ...errors import TokenizerError
 from ._byte_level import BYTE_OF_CHAR
-from ._corpus import corpus
+from ._files import corpus
 from ._kinds import NamedTokenizer, is_failure
 from ._saved import RANKS, VocabularyFile
 
@@ -47,20 +47,17 @@ class FastokensTokenizer(NamedTokenizer):
         self.chat_template, self.is_default = plain.chat_template, plain.is_default
         self._plain = plain
         self._fast = _read(plain.name, *plain._saved())
-        self._reachable = self._control_tokens_in_text()
+        # Control tokens that are pieces of the vocabulary, too, and that some text could give.
+        pieces = {token: self._fast.id_to_token(token) for token in self.control_tokens.values()}
+        reachable = [token for token, piece in pieces.items() if piece and set(piece) <= BYTE_OF_CHAR.keys()]
+        self._reachable = np.array(reachable, dtype=np.int32)
         whole = corpus()
-        for text in (whole, *whole.splitlines(keepends=True)):  # it has a path of its own for long texts
+        for text in (whole, *whole.splitlines(keepends=True)):  # it encodes long texts in another way
             if not np.array_equal(self.encode(text), plain.encode(text)):
                 raise TokenizerError(
                     f"{plain.name}: fastokens gives other ids than {type(plain).__name__} for {text[:40]!r}, which the "
                     "model was not trained on. Load the tokenizer without backend='fastokens'"
                 )
-
-    def _control_tokens_in_text(self) -> "NDArray[np.int32]":
-        """Return the control tokens that are pieces of the vocabulary, too, and that some text could give."""
-        pieces = {token: self._fast.id_to_token(token) for token in self.control_tokens.values()}
-        reachable = [token for token, piece in pieces.items() if piece and set(piece) <= BYTE_OF_CHAR.keys()]
-        return np.array(reachable, dtype=np.int32)
 
     @property
     def fingerprint(self) -> str:

@@ -21,6 +21,9 @@ _TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
 _TEXTS = (*_TEMPLATES, *_TOKENIZER, _CONFIG, _GENERATION)
 
 
+DATA = Path(__file__).parent / "data"
+
+
 class ModelFiles(NamedTuple):
     """Everything that a tokenizer is made from. Two values are equal if and only if no file has changed.
 
@@ -71,7 +74,7 @@ class ModelFiles(NamedTuple):
 
     @property
     def chat_template_file(self) -> str | None:
-        """The text of the chat template, if it has a file of its own."""
+        """The text of the chat template, if it is in a separate file."""
         texts = dict(self.texts)
         name = next((name for name in _TEMPLATES if name in texts), None)
         try:
@@ -126,3 +129,11 @@ def cached_snapshot(repo_id: str) -> Path | None:
     except ValueError:  # not a valid model id
         return None
     return Path(file).parent if isinstance(file, str) else None
+
+
+def corpus() -> str:
+    """Return the text that two libraries have to give the same ids for before one replaces the other.
+
+    It has many scripts, code, numbers, whitespace, and what is rare.
+    """
+    return (DATA / "corpus.txt").read_bytes().decode()

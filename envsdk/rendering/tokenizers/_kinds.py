@@ -56,7 +56,7 @@ _PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normali
 
 
 class NamedTokenizer(ABC):
-    """What all kinds of tokenizers share: names, sizes and decoding. Copies of a tokenizer are the same object."""
+    """The base class of tokenizers: names, sizes and decoding. Copies of a tokenizer are the same object."""
 
     name: str
     chat_template: ChatTemplateSource | None = None
@@ -72,6 +72,7 @@ class NamedTokenizer(ABC):
         self.name = name
         self._control_tokens = dict(control_tokens)
         self._vocab_size = vocab_size or padded
+        self._fingerprint: str | None = None  # computed when it is needed
 
     @property
     def control_tokens(self) -> Mapping[str, int]:
@@ -83,11 +84,10 @@ class NamedTokenizer(ABC):
 
     @property
     def fingerprint(self) -> str:
+        if self._fingerprint is None:
+            names = orjson.dumps(self._control_tokens, option=orjson.OPT_SORT_KEYS)
+            self._fingerprint = hashlib.sha256(b"\0".join([*self._rules_of_encoding(), names])).hexdigest()[:16]
         return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return _hash(*self._rules_of_encoding(), _sorted_json(self.control_tokens))
 
     def save(self, folder: Path | str) -> None:
         """Write the tokenizer and its chat template to a folder, which `load_tokenizer` reads without a network.
@@ -296,19 +296,14 @@ class HuggingFaceTokenizer(NamedTokenizer):
         super().__init__(name, control_tokens, max(self._names) + 1, vocab_size)
         self._control_ids = frozenset(control_tokens.values())
         self._byte_level = "ByteLevel" in orjson.dumps(specification.get("decoder")).decode()
-        self._missing_bytes = self._bytes_without_token() if self._byte_level else b""
+        named = set(self._plain.get_vocab(with_added_tokens=False))
+        missing = (byte for char, byte in BYTE_OF_CHAR.items() if char not in named)
+        self._missing_bytes = bytes(missing) if self._byte_level else b""
         self._has_warned = False
 
     def normalize(self, text: str) -> str:
-        return self._without_missing(text if self._normalizer is None else self._normalizer.normalize_str(text))
-
-    def _bytes_without_token(self) -> bytes:
-        named = set(self._plain.get_vocab(with_added_tokens=False))
-        return bytes(byte for char, byte in BYTE_OF_CHAR.items() if char not in named)
-
-    def _without_missing(self, text: str) -> str:
-        """Drop the characters with a byte that the vocabulary lacks; the library would drop only the byte."""
-        data = text.encode()
+        text = text if self._normalizer is None else self._normalizer.normalize_str(text)
+        data = text.encode()  # characters with a byte that the vocabulary lacks are dropped, not only the byte
         if len(data.translate(None, self._missing_bytes)) == len(data):
             return text
         if not self._has_warned:
@@ -384,11 +379,3 @@ class HuggingFaceTokenizer(NamedTokenizer):
     def of_saved(cls, saved: SavedTokenizer, content: bytes, vocab_size: int | None = None) -> "HuggingFaceTokenizer":
         """Return the tokenizer that `save` wrote; `content` is that of the file of the vocabulary."""
         return cls(saved.name, orjson.loads(content), vocab_size=vocab_size or saved.vocab_size)
-
-
-def _sorted_json(value: Mapping[str, int]) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-
-
-def _hash(*parts: bytes) -> str:
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

@@ -15,9 +15,8 @@ from ..._untrusted import MAX_VOCABULARY_BYTES, check_values, read_file
 from ...errors import TokenizerError, unknown_name
 from ._byte_level import as_encoding
 from ._chat_template import template_in_files, template_of_object
-from ._corpus import DATA, corpus
 from ._fast import FastokensTokenizer
-from ._files import VOCABULARY, ModelFiles, cached_snapshot, snapshot
+from ._files import DATA, VOCABULARY, ModelFiles, cached_snapshot, corpus, snapshot
 from ._kinds import HuggingFaceTokenizer, NamedTokenizer, TiktokenTokenizer, is_failure, reading
 from ._protocol import Tokenizer
 from ._saved import RANKS, SavedTokenizer, is_saved, state_of
@@ -80,12 +79,14 @@ def _load(source: Any, vocab_size: int | None) -> Tokenizer:
         return source
     if isinstance(source, (str, Path)):
         if str(source) == "embedded":
-            return _load_file(DATA / "embedded.json", "embedded", vocab_size)
+            return _load_files(ModelFiles.of_vocabulary(DATA / "embedded.json"), "embedded", vocab_size)
         path = Path(source)
         if is_saved(path):
             return _load_saved(str(path.absolute()), state_of(path), vocab_size)
         file = path / VOCABULARY if path.is_dir() else path
-        return _load_file(file, str(source), vocab_size) if file.is_file() else _load_by_name(str(source), vocab_size)
+        if file.is_file():
+            return _load_files(ModelFiles.of_vocabulary(file), str(source), vocab_size)
+        return _load_by_name(str(source), vocab_size)
     return _load_object(source, vocab_size)
 
 
@@ -95,10 +96,6 @@ def _default(vocab_size: int | None) -> Tokenizer:
     tokenizer = copy.copy(load_tokenizer("embedded", vocab_size=vocab_size))
     tokenizer.is_default = True  # pyright: ignore[reportAttributeAccessIssue] - of our own classes, not of the protocol
     return tokenizer
-
-
-def _load_file(file: Path, name: str, vocab_size: int | None) -> Tokenizer:
-    return _load_files(ModelFiles.of_vocabulary(file), name, vocab_size)
 
 
 @lru_cache(maxsize=32)
@@ -151,7 +148,7 @@ def _load_by_name(name: str, vocab_size: int | None) -> Tokenizer:
             f"The Hugging Face model {name!r} has no tokenizer.json. Load it with transformers, and give the object: "
             f"load_tokenizer(AutoTokenizer.from_pretrained({name!r}))"
         )
-    return _load_file(file, name, vocab_size)
+    return _load_files(ModelFiles.of_vocabulary(file), name, vocab_size)
 
 
 def local_tokenizer(origin: str) -> Tokenizer | None:
@@ -164,7 +161,7 @@ def local_tokenizer(origin: str) -> Tokenizer | None:
         return None
     folder = Path(origin) if Path(origin).is_dir() else cached_snapshot(origin)
     file = None if folder is None else folder / VOCABULARY
-    return None if file is None or not file.is_file() else _load_file(file, origin, None)
+    return None if file is None or not file.is_file() else _load_files(ModelFiles.of_vocabulary(file), origin, None)
 
 
 def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
@@ -177,10 +174,14 @@ def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
     if isinstance(backend, tokenizers.Tokenizer):
         origin = str(getattr(source, "name_or_path", "") or "")
         name = origin or type(source).__name__
-        files = _files_of(origin) if origin else None
-        specification = orjson.loads(backend.to_str())
-        size = vocab_size or (None if files is None else _size_if_it_fits(files, backend))
-        tokenizer = _fastest(name, specification, size)
+        path = Path(origin)  # the files of the model are next to it, if they are on this machine
+        folder = path if path.is_dir() else path.parent if path.is_file() else cached_snapshot(origin)
+        files = ModelFiles.of_folder(folder) if origin and folder is not None else None
+        named = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        size = None if files is None else files.vocab_size
+        if size is not None and size < named:  # more tokens were added to the object
+            size = None
+        tokenizer = _fastest(name, orjson.loads(backend.to_str()), vocab_size or size)
         tokenizer.chat_template = template_of_object(source, files, tokenizer.control_tokens)
         return tokenizer
     raise TokenizerError(
@@ -189,38 +190,21 @@ def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
     )
 
 
-def _files_of(origin: str) -> ModelFiles | None:
-    """Return the files of the model that an object was loaded from, if they are on this machine."""
-    path = Path(origin)
-    folder = path if path.is_dir() else path.parent if path.is_file() else cached_snapshot(origin)
-    return None if folder is None else ModelFiles.of_folder(folder)
-
-
-def _size_if_it_fits(files: ModelFiles, backend: Any) -> int | None:
-    """Return the size of the model's vocabulary, or None if more tokens were added to the object."""
-    size = files.vocab_size
-    named = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    return size if size is not None and size >= named else None
-
-
 def _fastest(name: str, specification: Mapping[str, Any], vocab_size: int | None) -> Tokenizer:
     """Return a tiktoken encoding if it gives the same ids for a corpus, else one of the `tokenizers` library."""
     if not isinstance(specification, Mapping) or not {"model", "added_tokens"} <= specification.keys():  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TokenizerError(f"{name}: not the content of a tokenizer.json (no `model` or no `added_tokens` in it)")
     slow = HuggingFaceTokenizer(name, specification, vocab_size=vocab_size)
     try:
-        fast = _fast(name, specification, vocab_size)
-        text = corpus()
-        is_same = fast is not None and np.array_equal(fast.encode(text), slow.encode(text))
+        encoding = as_encoding(name, specification)
+        if encoding is None:
+            return slow
+        nfc, text = specification.get("normalizer") is not None, corpus()
+        fast = TiktokenTokenizer(name, encoding, nfc=nfc, vocab_size=vocab_size)
+        is_same = np.array_equal(fast.encode(text), slow.encode(text))
     except BaseException as error:
         if not is_failure(error):
             raise
         _log.info("%s stays with the `tokenizers` library: tiktoken fails with %s: %s", name, type(error), error)
         return slow
-    return fast if fast is not None and is_same else slow
-
-
-def _fast(name: str, specification: Mapping[str, Any], vocab_size: int | None) -> TiktokenTokenizer | None:
-    encoding = as_encoding(name, specification)
-    nfc = specification.get("normalizer") is not None
-    return None if encoding is None else TiktokenTokenizer(name, encoding, nfc=nfc, vocab_size=vocab_size)
+    return fast if is_same else slow

@@ -28,7 +28,7 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class SavedTokenizer:
-    """What a saved tokenizer consists of besides its vocabulary.
+    """A saved tokenizer, apart from its vocabulary.
 
     Attributes:
         name: The tokenizer's name.
