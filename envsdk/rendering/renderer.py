@@ -621,7 +621,7 @@ def refuse_images(renderer: Renderer, messages: Sequence[Message], first: int = 
         RenderError: If one of them has an image; the message has its index.
     """
     for index, message in enumerate(messages, start=first):
-        if message.images and renderer.vision is None:
+        if message.parts is not None and message.images and renderer.vision is None:
             problem = f"message {index} ({message.role}) has an image, which {renderer.name!r} cannot write"
             raise RenderError(f"{problem}: {renderer.images_advice}")
 
