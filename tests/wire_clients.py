@@ -71,7 +71,7 @@ class Wire:
             return httpx2.Response(error.status, json=self.format.error(error))
 
     def _answer(self, received: httpx2.Request, body: Any) -> httpx2.Response:
-        if received.url.path.endswith(("count_tokens", "input_tokens")):
+        if received.url.path.endswith("count_tokens"):
             self.requests.append(self.format.read_count(body, received.headers, self.memory))
             return httpx2.Response(200, json=self.format.count(42))
         request = self.format.read(body, received.headers, self.memory)
@@ -80,7 +80,7 @@ class Wire:
             raise self.error
         replies = self.replies.pop(0)
         self.format.remember(request, replies, self.memory, CREATED)
-        if not self.format.is_streamed(body):
+        if body.get("stream") is not True:
             return httpx2.Response(200, json=self.format.write(request, body, replies, CREATED))
         self.events = list(self.format.events(request, body, replies, CREATED))
         events = self.events

@@ -7,8 +7,8 @@ a stream and the policy reports tokens while it samples them. Then an error that
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,27 +21,25 @@ from starlette.types import Lifespan, Receive, Scope, Send
 
 from ..errors import ConfigError, RequestError
 from ..images import PixelBudget
-from ._bodies import read_json
-from ._client import Client, send_events
+from ._client import StreamedReply, WaitingClient, send_events
 from ._exchange import (
     ClientGone,
     Exchange,
     Guard,
     Refusal,
     answer_refusal,
-    answer_unknown_route,
     json_response,
+    read_json,
     unexpected,
     wire_format,
 )
 from ._metrics import Metrics
-from ._protocols import WireFormat
-from ._protocols._contents import RequestImages
+from ._protocols._fields import RequestImages
 from ._requests import ModelRequest
 from ._sessions import OpenSession, Sessions
-from ._streaming import LiveResponse, Pieces
 
 if TYPE_CHECKING:
+    from ._protocols._anthropic import Anthropic
     from ._protocols._responses import Responses
 
 _READERS = 4
@@ -106,14 +104,15 @@ def model_app(
         sessions: The sessions that it serves.
         limits: Its limits.
         model: The name of the model that it lists.
-        metrics: Counts requests and tokens; None to count nothing.
+        metrics: Counts requests and tokens; None for the metrics of this application alone.
         routes: More routes, which come first.
         lifespan: What runs from its start to its end.
     """
+    metrics = metrics or Metrics(lambda: len(sessions))
     app = Starlette(
         routes=[*routes, *ModelRoutes(sessions, limits, model, metrics).routes()],
         middleware=[Middleware(Guard, metrics=metrics)],
-        exception_handlers={RequestError: answer_refusal, 404: answer_unknown_route},
+        exception_handlers={RequestError: answer_refusal, 404: answer_refusal},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # a redirect would be an answer in no protocol's form
@@ -121,22 +120,20 @@ def model_app(
 
 
 @dataclass(frozen=True)
-class Endpoint:
-    """A route's end: notes in the exchange which route and protocol it is, checks the method, then answers.
+class RouteHandler:
+    """Answers a route: notes in the exchange which route and protocol it is, checks the method, then answers.
 
     Attributes:
         route: The template of the route.
         methods: The methods; a route with GET has HEAD, too.
+        answer: Returns the response, or sends it itself and returns None.
         protocol: The name of the protocol; None for the one that the request looks like.
-        answer: Returns the response, which is sent.
-        send: Sends the response itself, instead of `answer`.
     """
 
     route: str
     methods: tuple[str, ...]
+    answer: Callable[[Request, Send], Awaitable[Response | None]]
     protocol: str | None = None
-    answer: Callable[[Request], Awaitable[Response]] | None = None
-    send: Callable[[Request, Send], Awaitable[None]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -147,17 +144,15 @@ class Endpoint:
         if request.method not in allowed:
             headers = {"allow": ", ".join(allowed)}
             raise Refusal(405, "method_not_allowed", f"the route has {' and '.join(self.methods)} only", headers)
-        if self.send is not None:
-            await self.send(request, send)
-        elif self.answer is not None:
-            response = await self.answer(request)
+        response = await self.answer(request, send)
+        if response is not None:
             await response(scope, receive, send)
 
 
 class ModelRoutes:
     """The routes on which programs ask the model. See `model_app`."""
 
-    def __init__(self, sessions: Sessions, limits: ServerLimits, model: str, metrics: Metrics | None) -> None:
+    def __init__(self, sessions: Sessions, limits: ServerLimits, model: str, metrics: Metrics) -> None:
         self._sessions = sessions
         self._limits = limits
         self._model = model
@@ -171,27 +166,26 @@ class ModelRoutes:
         Clients of OpenAI's protocols expect a base URL that ends with /v1. Anthropic's add it themselves. Each kind may
         be given either URL, so each route exists without, with one, and with two of them.
         """
-        routes: list[Route] = []
-
-        def add(path: str, *methods: str, **endpoint: Any) -> None:
-            routes.append(Route(path, Endpoint(path, methods, **endpoint)))
-
+        handlers: list[RouteHandler] = []
         for root in ("/s/{session_id}", ""):
             for base in (f"{root}/v1", root, f"{root}/v1/v1"):
-                for name, protocol in _PROTOCOLS.items():
-                    add(f"{base}/{name}", "POST", protocol=protocol, send=self.reply)
-                add(f"{base}/messages/count_tokens", "POST", protocol="anthropic", answer=self.count_tokens)
-                add(f"{base}/responses/{{response_id}}", "GET", "DELETE", protocol="responses", answer=self.stored)
-                add(f"{base}/models", "GET", answer=self.models)
-                add(base or "/", "GET", answer=self.base)
-            add(f"{root}/v1/", "GET", answer=self.base)
-        add("/s/{session_id}/", "GET", answer=self.base)
-        return routes
+                handlers += [
+                    *(
+                        RouteHandler(f"{base}/{n}", ("POST",), self.reply, protocol)
+                        for n, protocol in _PROTOCOLS.items()
+                    ),
+                    RouteHandler(f"{base}/messages/count_tokens", ("POST",), self.count_tokens, "anthropic"),
+                    RouteHandler(f"{base}/responses/{{response_id}}", ("GET", "DELETE"), self.stored, "responses"),
+                    RouteHandler(f"{base}/models", ("GET",), self.models),
+                    RouteHandler(base or "/", ("GET",), self.base),
+                ]
+            handlers.append(RouteHandler(f"{root}/v1/", ("GET",), self.base))
+        handlers.append(RouteHandler("/s/{session_id}/", ("GET",), self.base))
+        return [Route(handler.route, handler) for handler in handlers]
 
     async def reply(self, request: Request, send: Send) -> None:
         """Answer a request for a reply."""
-        opened = self._admit(request)
-        exchange = Exchange.of(request.scope)
+        opened, exchange = self._admit(request), Exchange.of(request.scope)
         with opened.answering():
             wire = await wire_format(exchange.protocol)
             try:
@@ -199,69 +193,56 @@ class ModelRoutes:
             except RequestError as error:
                 opened.session.note_refusal(error)
                 raise
-            abandon = partial(self._abandon, opened, asked, exchange)
-            if wire.is_streamed(body) and asked.n == 1:
-                await self._reply_live(opened, asked, body, request, send)
-                return
-            async with Client(request.receive) as client:
-                replies = await client.wait_for(opened.session.ask(asked), abandon)
-                if self._metrics is not None:
+            is_streamed = body.get("stream") is True
+            streamed = StreamedReply(wire, asked, body, send) if is_streamed and asked.n == 1 else None
+            asked = asked if streamed is None else streamed.request
+
+            def abandon() -> None:
+                self._metrics.abandoned.labels(exchange.protocol).inc()
+                opened.session.abandon(asked)
+
+            async with WaitingClient(request.receive) as client:
+                last: Callable[[], Awaitable[None]]
+                try:
+                    work = opened.session.ask(asked)
+                    if streamed is None:
+                        replies = await client.wait_for(work, abandon)
+                    else:
+                        replies = await streamed.send_until(client, work, abandon)
                     self._metrics.replied(exchange.protocol, replies)
-                created = int(time.time())
-                wire.remember(asked, replies, opened.memory, created)
-                if wire.is_streamed(body):
-                    finish = await _stream(wire.events(asked, body, replies, created), wire, exchange, send)
-                else:
-                    response = json_response(wire.write(asked, body, replies, created))
-                    finish = partial(response, request.scope, request.receive, send)
+                    created = (0 if streamed is None else streamed.created) or int(time.time())
+                    wire.remember(asked, replies, opened.memory, created)
+                    if not is_streamed:
+                        response = json_response(wire.write(asked, body, replies, created))
+                        last = partial(response, request.scope, request.receive, send)
+                    else:
+                        rest = None if streamed is None else streamed.rest(replies)
+                        if rest is None:
+                            await send_events(wire.events(asked, body, replies, created), send)
+                        last = _last_part(rest or b"", send)
+                except ClientGone:
+                    raise
+                except Exception as error:
+                    if not exchange.has_started:
+                        raise
+                    known = error if isinstance(error, RequestError) else unexpected(error, exchange)
+                    last = _last_part(wire.error_event(known), send)
                 if await client.is_gone():
                     abandon()
                 else:
-                    await finish()
+                    await last()
 
-    async def _reply_live(
-        self, opened: OpenSession, asked: ModelRequest, body: Any, request: Request, send: Send
-    ) -> None:
-        """Answer a request for a streamed reply."""
-        exchange, pieces = Exchange.of(request.scope), Pieces()
-        wire = await wire_format(exchange.protocol)
-        asked = replace(asked, on_piece=pieces.put)
-        live = LiveResponse(wire, asked, body, send)
-        abandon = partial(self._abandon, opened, asked, exchange)
-        async with Client(request.receive) as client:
-            try:
-                replies = await live.send_until(client, pieces, opened.session.ask(asked), abandon)
-                if self._metrics is not None:
-                    self._metrics.replied(exchange.protocol, replies)
-                created = live.created or int(time.time())
-                wire.remember(asked, replies, opened.memory, created)
-                if live.has_begun:
-                    finish = _last_part(live.rest(replies), send)
-                else:
-                    finish = await _stream(wire.events(asked, body, replies, created), wire, exchange, send)
-            except ClientGone:
-                raise
-            except Exception as error:
-                if not exchange.has_started:
-                    raise
-                known = error if isinstance(error, RequestError) else unexpected(error, exchange)
-                finish = _last_part(wire.error_event(known), send)
-            if await client.is_gone():
-                abandon()
-            else:
-                await finish()
-
-    async def count_tokens(self, request: Request) -> Response:
+    async def count_tokens(self, request: Request, send: Send) -> Response:
         """Answer with the number of tokens of a prompt."""
         opened = self._admit(request)
         with opened.answering():
-            wire = await wire_format("anthropic")
+            wire = cast("Anthropic", await wire_format("anthropic"))
             asked, _ = await self._read(opened, request, wire.read_count)
-            async with Client(request.receive) as client:
+            async with WaitingClient(request.receive) as client:
                 count = await client.wait_for(opened.session.count_tokens(asked), lambda: None)
         return json_response(wire.count(count))
 
-    async def stored(self, request: Request) -> Response:
+    async def stored(self, request: Request, send: Send) -> Response:
         """Answer with a response that the session keeps, or forget it."""
         opened = self._session_of(request)
         if request.query_params.get("stream") == "true":
@@ -271,13 +252,13 @@ class ModelRoutes:
         async with opened.reading:
             return json_response(act(request.path_params["response_id"], opened.memory))
 
-    async def models(self, request: Request) -> Response:
+    async def models(self, request: Request, send: Send) -> Response:
         """List the one model, in the form of the client's protocol."""
         self._session_of(request)
         wire = await wire_format(Exchange.of(request.scope).protocol)
         return json_response(wire.models([self._model], self._started))
 
-    async def base(self, request: Request) -> Response:
+    async def base(self, request: Request, send: Send) -> Response:
         """Answer on a base URL, where some clients ask whether the server is there."""
         if "session_id" in request.path_params:
             self._session_of(request)
@@ -333,25 +314,6 @@ class ModelRoutes:
         async with opened.reading, self._readers:
             asked = await asyncio.to_thread(read_it)
         return asked, body
-
-    def _abandon(self, opened: OpenSession, asked: ModelRequest, exchange: Exchange) -> None:
-        if self._metrics is not None:
-            self._metrics.abandoned(exchange.protocol)
-        opened.session.abandon(asked)
-
-
-async def _stream(
-    events: Iterator[bytes], wire: WireFormat, exchange: Exchange, send: Send
-) -> Callable[[], Awaitable[None]]:
-    """Send server-sent events, and return what ends the response."""
-    last = b""
-    try:
-        await send_events(events, send)
-    except Exception as error:
-        if not exchange.has_started:
-            raise
-        last = wire.error_event(unexpected(error, exchange))
-    return _last_part(last, send)
 
 
 def _last_part(body: bytes, send: Send) -> Callable[[], Awaitable[None]]:

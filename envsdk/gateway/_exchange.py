@@ -1,4 +1,4 @@
-"""One HTTP exchange: its id, its line in the log, its metrics, and how errors are answered.
+"""One HTTP exchange: its id, its line in the log, its metrics, its body, and how errors are answered.
 
 No content enters the log: a line has the id of the request, the method, the template of the route, the status and the
 time. An unexpected exception is logged without its text, which may quote a message.
@@ -6,6 +6,7 @@ time. An unexpected exception is logged without its text, which may quote a mess
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 import traceback
@@ -25,6 +26,10 @@ from ._protocols import WireFormat, load_protocol
 _log = logging.getLogger(__name__)
 _KEY = "envsdk.exchange"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_JSON = "application/json"
+_MAX_VALUES = 300_000
+"""How many values a body may have: each takes up to a thousand times the memory of its three bytes."""
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 CLIENT_GONE = 499
 """The status in the log and the metrics of a request whose client went away before the answer, as in nginx."""
 
@@ -83,10 +88,10 @@ class Guard:
 
     Args:
         app: The application.
-        metrics: Counts the requests; None to count nothing.
+        metrics: Counts the requests.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics | None) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
 
@@ -95,8 +100,12 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = scope[_KEY] = Exchange(_likely_protocol(scope))
+        # The protocol in whose form an error is answered until the route is known.
+        is_anthropic = "/messages" in scope["path"] or any(name == b"anthropic-version" for name, _ in scope["headers"])
+        likely = "anthropic" if is_anthropic else "responses" if "/responses" in scope["path"] else "chat"
+        exchange = scope[_KEY] = Exchange(likely)
         started_s = time.perf_counter()
+        error: RequestError | None = None
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -106,24 +115,25 @@ class Guard:
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
-        except (ClientGone, ClientDisconnect):
-            pass  # no client is left to answer; the status in the log and the metrics says so
-        except asyncio.CancelledError:
-            # The server ends. The task ends here, too, so nothing is lost that would have to be raised further.
-            ending = RequestError("the gateway is shutting down", 503, "shutting_down")
-            await _answer_error(ending, exchange, scope, receive, noting)
-        except Exception as error:
-            await _answer_error(unexpected(error, exchange), exchange, scope, receive, noting)
+            try:
+                await self._app(scope, receive, noting)
+            except (ClientGone, ClientDisconnect):
+                pass  # no client is left to answer; the status in the log and the metrics says so
+            except asyncio.CancelledError:
+                # The server ends. The task ends here, too, so nothing is lost that would have to be raised further.
+                error = RequestError("the gateway is shutting down", 503, "shutting_down")
+            except Exception as failure:
+                error = unexpected(failure, exchange)
+            if error is not None and not exchange.has_started:
+                response = await error_response(error, exchange)
+                await response(scope, receive, noting)
         finally:
-            self._note(scope["method"], exchange, time.perf_counter() - started_s)
-
-    def _note(self, method: str, exchange: Exchange, seconds: float) -> None:
-        if self._metrics is not None:
-            self._metrics.answered(exchange.protocol, exchange.status, seconds)
-        # Whoever sends the request chooses the method, so an unknown one may be anything.
-        known = method if method in _METHODS else "(other method)"
-        _log.info("%s %s %s %d %.1f ms", exchange.id, known, exchange.route, exchange.status, 1000 * seconds)
+            seconds = time.perf_counter() - started_s
+            self._metrics.requests.labels(exchange.protocol, exchange.status).inc()
+            self._metrics.seconds.labels(exchange.protocol).observe(seconds)
+            # Whoever sends the request chooses the method, so an unknown one may be anything.
+            method = scope["method"] if scope["method"] in _METHODS else "(other method)"
+            _log.info("%s %s %s %d %.1f ms", exchange.id, method, exchange.route, exchange.status, 1000 * seconds)
 
 
 def unexpected(error: Exception, exchange: Exchange) -> RequestError:
@@ -131,20 +141,6 @@ def unexpected(error: Exception, exchange: Exchange) -> RequestError:
     frames = "".join(traceback.format_tb(error.__traceback__))
     _log.error("%s failed with %s (its text is left out)\n%s", exchange.id, type(error).__qualname__, frames)
     return RequestError(f"the gateway failed; its log has the cause under {exchange.id}", 500, "internal_error")
-
-
-async def _answer_error(error: RequestError, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
-    if not exchange.has_started:
-        response = await error_response(error, exchange)
-        await response(scope, receive, send)
-
-
-def _likely_protocol(scope: Scope) -> str:
-    """Return the protocol in whose form an error is answered until the route is known."""
-    path: str = scope["path"]
-    if "/messages" in path or any(name == b"anthropic-version" for name, _ in scope["headers"]):
-        return "anthropic"
-    return "responses" if "/responses" in path else "chat"
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -161,11 +157,48 @@ async def error_response(error: RequestError, exchange: Exchange) -> Response:
 
 
 async def answer_refusal(request: Request, error: Exception) -> Response:
-    """Answer a `RequestError`."""
-    return await error_response(cast("RequestError", error), Exchange.of(request.scope))
+    """Answer a `RequestError`, or a request whose path is not that of a route."""
+    known = error if isinstance(error, RequestError) else Refusal(404, "not_found", "no route has this path")
+    return await error_response(known, Exchange.of(request.scope))
 
 
-async def answer_unknown_route(request: Request, error: Exception) -> Response:
-    """Answer a request whose path is that of no route."""
-    refusal = Refusal(404, "not_found", "no route has this path")
-    return await error_response(refusal, Exchange.of(request.scope))
+async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple[Any, int]:
+    """Return the body of a request, parsed as JSON, and its size in bytes.
+
+    Args:
+        request: The request.
+        max_bytes: The largest body, in bytes.
+        timeout_s: How long the client may take to send it, in seconds.
+
+    Raises:
+        RequestError: If the content type is not JSON, or the body is too large, too slow or not JSON.
+    """
+    content_type = request.headers.get("content-type", "")
+    if content_type.partition(";")[0].strip().lower() != _JSON:
+        raise Refusal(415, "unsupported_media_type", f"the content type has to be {_JSON}")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refusal(415, "unsupported_media_type", "the body has a content encoding; send it without one")
+    too_large = Refusal(413, "request_too_large", f"the body is larger than {max_bytes} bytes")
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > max_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > max_bytes:
+                    raise too_large
+    except TimeoutError:
+        raise Refusal(408, "request_timeout", f"the body did not arrive within {timeout_s:g} s") from None
+    if _values(body) > _MAX_VALUES and await asyncio.to_thread(lambda: _values(_STRING.sub(b"", body))) > _MAX_VALUES:
+        raise Refusal(413, "request_too_large", f"the body has more than {_MAX_VALUES:,} values")
+    try:
+        return orjson.loads(body), len(body)
+    except orjson.JSONDecodeError as error:
+        raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from None
+
+
+def _values(body: bytes | bytearray) -> int:
+    """Return at least how many values a JSON text has; text in strings may count, too."""
+    return sum(map(body.count, (b",", b"[", b"{")))

@@ -2,24 +2,26 @@
 
 import hmac
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Send
 
 from ..errors import ConfigError, EpisodeError, RequestError, TaskError, UnknownName, message_of, what_is_invalid
-from ._app import Endpoint, ServerLimits, keys_of, model_app
-from ._bodies import read_json
+from ._app import RouteHandler, ServerLimits, keys_of, model_app
 from ._description import description
-from ._exchange import Refusal, json_response
+from ._exchange import Refusal, json_response, read_json
 from ._serving import is_loopback
 from ._sessions import OpenSession
 from ._standalone import ClosedSession, ManagedSessions, SessionFactory, SessionLimits
 
 _MIN_TOKEN = 16
+Answer: TypeAlias = Callable[[Request, Send], Awaitable[Response]]
 Body = TypeVar("Body", bound=BaseModel)
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -103,26 +105,35 @@ class Gateway:
         return self._token is not None
 
     def _routes(self) -> list[Route]:
+        session = "/sessions/{session_id}"
         managed = [
             ("/sessions", "POST", self._open),
-            ("/sessions/{session_id}", "GET", self._show),
-            ("/sessions/{session_id}/reward", "POST", self._reward),
-            ("/sessions/{session_id}/close", "POST", self._close),
-            ("/metrics", "GET", self._metrics),
+            (session, "GET", self._show),
+            (f"{session}/reward", "POST", self._reward),
+            (f"{session}/close", "POST", self._close),
+            ("/metrics", "GET", self._show_metrics),
         ]
         public = [("/health", "GET", self._health), ("/openapi.json", "GET", self._describe)]
-        return [
-            Route(path, Endpoint(path, (method,), answer=answer))
-            for path, method, answer in [*((p, m, self._guarded(a)) for p, m, a in managed), *public]
+        handlers = [
+            *(RouteHandler(path, (method,), self._guarded(answer)) for path, method, answer in managed),
+            *(RouteHandler(path, (method,), answer) for path, method, answer in public),
         ]
+        return [Route(handler.route, handler) for handler in handlers]
 
-    def _guarded(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    def _guarded(self, answer: Answer) -> Answer:
         """Return an endpoint that requires the token, and whose errors have a status."""
 
-        async def guarded(request: Request) -> Response:
-            self._check_token(request)
+        async def guarded(request: Request, send: Send) -> Response:
+            host = request.url.hostname or ""
+            if self._token is None and not is_loopback(host):  # a web page may have its own name resolve to loopback
+                text = f"without a token, sessions are managed as localhost only, not as {host!r:.80}"
+                raise RequestError(f"{text}; start it with a token", 403, "host_refused")
+            given = (key.encode() for key in keys_of(request))
+            if self._token is not None and not any(hmac.compare_digest(key, self._token.encode()) for key in given):
+                text = "managing sessions requires the token of the gateway as a bearer token"
+                raise Refusal(401, "invalid_token", text, {"www-authenticate": "Bearer"})
             try:
-                return await answer(request)
+                return await answer(request, send)
             except (ConfigError, TaskError, UnknownName) as error:
                 raise RequestError(message_of(error), 400, "invalid_request_error") from None
             except EpisodeError as error:
@@ -130,42 +141,34 @@ class Gateway:
 
         return guarded
 
-    def _check_token(self, request: Request) -> None:
-        if self._token is None:
-            _check_host(request)
-        elif not any(hmac.compare_digest(key.encode(), self._token.encode()) for key in keys_of(request)):
-            message = "managing sessions requires the token of the gateway as a bearer token"
-            raise Refusal(401, "invalid_token", message, {"www-authenticate": "Bearer"})
-
-    async def _open(self, request: Request) -> Response:
+    async def _open(self, request: Request, send: Send) -> Response:
         given = await self._read(request, OpenRequest)
         session = await self._sessions.open(given.model_dump(exclude_unset=True))
         base = f"{str(request.base_url).rstrip('/')}/s/{session.id}"
         created = {"id": session.id, "key": session.key, "openai_base_url": f"{base}/v1", "anthropic_base_url": base}
         return json_response(created, 201)
 
-    async def _reward(self, request: Request) -> Response:
+    async def _reward(self, request: Request, send: Send) -> Response:
         given = (await self._read(request, RewardRequest)).reward
         rewards = given if isinstance(given, dict) else {"reward": given}
         opened = await self._sessions.reward(request.path_params["session_id"], rewards)
         return json_response(_described(opened.session.id, opened))
 
-    async def _close(self, request: Request) -> Response:
+    async def _close(self, request: Request, send: Send) -> Response:
         session_id = request.path_params["session_id"]
         return json_response(_described(session_id, await self._sessions.close(session_id, "closed")))
 
-    async def _show(self, request: Request) -> Response:
+    async def _show(self, request: Request, send: Send) -> Response:
         session_id = request.path_params["session_id"]
         return json_response(_described(session_id, await self._sessions.find(session_id)))
 
-    async def _metrics(self, request: Request) -> Response:
-        metrics = self._sessions.metrics
-        return Response(metrics.page(), headers={"content-type": metrics.content_type})
+    async def _show_metrics(self, request: Request, send: Send) -> Response:
+        return Response(generate_latest(self._sessions.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def _health(self, request: Request) -> Response:
+    async def _health(self, request: Request, send: Send) -> Response:
         return json_response({"status": "ok", "open_sessions": len(self._sessions.open_sessions)})
 
-    async def _describe(self, request: Request) -> Response:
+    async def _describe(self, request: Request, send: Send) -> Response:
         return json_response(description(OpenRequest, RewardRequest, has_token=self.has_token))
 
     async def _read(self, request: Request, body: type[Body]) -> Body:
@@ -175,14 +178,6 @@ class Gateway:
             return body.model_validate(value)
         except ValidationError as error:
             raise RequestError(what_is_invalid(error)) from None
-
-
-def _check_host(request: Request) -> None:
-    """Refuse a request for another host than this machine: a web page may have its own name resolve to loopback."""
-    host = request.url.hostname or ""
-    if not is_loopback(host):
-        message = f"without a token, sessions are managed as localhost only, not as {host!r:.80}; start it with a token"
-        raise RequestError(message, 403, "host_refused")
 
 
 def _described(session_id: str, session: OpenSession | ClosedSession) -> Mapping[str, Any]:

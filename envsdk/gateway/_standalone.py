@@ -168,7 +168,7 @@ class ManagedSessions:
         finally:
             del self._closing[session_id]
         self._closed[session_id] = closed
-        self.metrics.closed(reason)
+        self.metrics.closed.labels(reason).inc()
         if len(self._closed) > _REMEMBERED:
             self._closed.popitem(last=False)
         return closed

@@ -25,7 +25,7 @@ from envsdk.gateway import ProgramEnv, from_requests
 from envsdk.gateway._conversations import Continues
 from envsdk.gateway._outside import PlayedSessions
 from envsdk.gateway._protocols import load_protocol
-from envsdk.gateway._protocols._contents import RequestImages
+from envsdk.gateway._protocols._fields import RequestImages
 from envsdk.images import PixelBudget
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import StoredRun

@@ -6,7 +6,7 @@ Nothing here does I/O. A server has one handler for all of them:
 wire = load_protocol("chat")                            # or "responses", "anthropic"
 request = wire.read(body, headers, memory)              # raises RequestError
 wire.remember(request, replies, memory, created)
-wire.write(request, body, replies, created)             # or wire.events(...) if wire.is_streamed(body)
+wire.write(request, body, replies, created)             # or wire.events(...) if body.get("stream") is True
 wire.stream(request, body, created)                     # or this, to send the events of one reply while it is sampled
 wire.error(error)                                       # or wire.error_event(error) in a stream
 ```

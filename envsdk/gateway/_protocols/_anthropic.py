@@ -33,13 +33,24 @@ from anthropic.types import (
 from pydantic import BaseModel
 
 from ...errors import RequestError
-from ...messages import Message, ToolSchema
+from ...images import Image
+from ...messages import ImagePart, Message, ToolCall, ToolSchema
 from .._requests import INVALID_JSON, ModelReply, ModelRequest, ReceivedMessage
-from ._anthropic_blocks import blocks_of, received_of, text_of
-from ._fields import Fields, refused, tool_schema
-from ._live import Kind, ReplyStream, pieces
+from ._fields import Fields, check_unique, content_of, not_of_kind, read_image, refused, tool_schema, valid
 from ._memory import SessionMemory, StoredConversation
-from ._wire import LARGEST, WireFormat, compact, event_bytes, joined, signature, split_system
+from ._wire import (
+    LARGEST,
+    Kind,
+    ReplyStream,
+    WireFormat,
+    compact,
+    event_bytes,
+    pieces,
+    signature,
+    signed,
+    split_system,
+    validated,
+)
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _REASONS = {"stop": "end_turn", "tool_calls": "tool_use", "length": "max_tokens"}
@@ -59,7 +70,7 @@ _THREAD_NOT_FOUND = "thread_not_found"  # the code at which the package sends th
 
 
 @dataclass(frozen=True, slots=True)
-class _Request(ModelRequest):
+class AnthropicRequest(ModelRequest):
     """A request, and what is kept of its thread; None if it has none."""
 
     thread: StoredConversation | None = None
@@ -83,28 +94,35 @@ class Anthropic(WireFormat):
     def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Return the request whose tokens are to be counted; `max_tokens` is not required."""
         memory = SessionMemory() if memory is None else memory
-        fields = self._fields(body, lists=["messages"])
+        fields = self._fields(body, "messages")
         _check_unsupported(fields)
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
-        values, read = memory.read(self.name, "messages", given, received_of)
+        values, read = memory.read(self.name, "messages", given, _received)
         named, previous = _continued(fields, memory)
         tools = self._read_tools(fields, memory) if previous is None else previous.tools
-        opening = [ReceivedMessage(Message(role="system", content=text)) for text in _system(fields)]
+        system_blocks = [] if fields.get("system") is None else _blocks_of(fields, "system")
+        texts = [_text_of(block, "system") for block in system_blocks]
+        opening = [ReceivedMessage(Message(role="system", content=text)) for text in texts]
         conversation = StoredConversation([*opening, *chain.from_iterable(read)], previous, tools)
         system, messages = split_system(conversation.messages())
-        return _Request(
+        sampling = {
+            "temperature": fields.number("temperature", 0, 1),
+            "top_p": fields.number("top_p", 0, 1, above_low=True),
+            "top_k": fields.integer("top_k", 0, LARGEST),
+        }
+        return AnthropicRequest(
             **self._request(
                 Fields({**fields.value, "messages": values}),
                 headers,
                 messages=messages,
-                system=joined(system),
+                system=system,
                 tools=tools,
                 tool_choice=_choice(fields.object("tool_choice")),
                 max_tokens=fields.integer("max_tokens", 1, LARGEST),
                 stop=fields.stops("stop_sequences"),
-                sampling=_sampling(fields),
+                sampling={name: value for name, value in sampling.items() if value is not None},
                 previous=None if named is None else named.removeprefix(_MESSAGE),
             ),
             thread=None if fields.object("thread") is None else conversation,
@@ -114,10 +132,12 @@ class Anthropic(WireFormat):
         """Return the body of a response that is not streamed; see `WireFormat.write`."""
         [reply] = replies
         usage = _usage(reply, len(reply.tokens))
-        written = {**_started(body, reply), "content": _blocks(body, reply), **_end(reply), "usage": usage}
-        return AnthropicMessage.model_validate(written).model_dump(exclude_unset=True)
+        written = {**_started(body, reply), "content": _written(body, reply), **_end(reply), "usage": usage}
+        return validated(AnthropicMessage, written)
 
-    def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
+    def stream(
+        self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
+    ) -> ReplyStream:
         """Return what writes the events of a reply while it is sampled; see `WireFormat.stream`."""
         return _AnthropicStream(body)
 
@@ -125,11 +145,11 @@ class Anthropic(WireFormat):
         self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory, created: int
     ) -> None:
         """Keep the conversation of a thread."""
-        if not isinstance(request, _Request) or request.thread is None:
+        if not isinstance(request, AnthropicRequest) or request.thread is None:
             return
         [reply] = replies
-        value = {"role": "assistant", "content": _blocks(request.body, reply)}
-        [read] = received_of(value, 0)
+        value = {"role": "assistant", "content": _written(request.body, reply)}
+        [read] = _received(value, 0)
         received = ReceivedMessage(read.message, value, reply.id)
         thread = request.thread
         kept = StoredConversation([*thread.received, received], thread.previous, thread.tools)
@@ -149,20 +169,14 @@ class Anthropic(WireFormat):
 
     def models(self, names: Sequence[str], created: int) -> dict[str, Any]:
         """Return the body of the list of models."""
-        since = datetime.fromtimestamp(created, UTC)
-        models = [
-            ModelInfo(id=name, type="model", display_name=name, created_at=since, lifecycle="active") for name in names
-        ]
-        return {
-            "data": [model.model_dump(mode="json", exclude_unset=True) for model in models],
-            "has_more": False,
-            "first_id": names[0] if names else None,
-            "last_id": names[-1] if names else None,
-        }
+        shared = {"type": "model", "created_at": datetime.fromtimestamp(created, UTC), "lifecycle": "active"}
+        models = [validated(ModelInfo, {"id": name, "display_name": name, **shared}) for name in names]
+        ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+        return {"data": models, "has_more": False, **ends}
 
     def count(self, tokens: int) -> dict[str, Any]:
         """Return the body of a response to `count_tokens`."""
-        return MessageTokensCount(input_tokens=tokens).model_dump(exclude_unset=True)
+        return validated(MessageTokensCount, {"input_tokens": tokens})
 
     def _tool(self, value: Any, index: int) -> ToolSchema:
         tool = Fields(value, f"tools[{index}]")
@@ -171,6 +185,9 @@ class Anthropic(WireFormat):
         if tool.get("input_schema") is None:
             raise refused(tool.name("input_schema"), "it is required")
         return tool_schema(tool, "input_schema")
+
+
+# Requests.
 
 
 def _continued(fields: Fields, memory: SessionMemory) -> tuple[str | None, StoredConversation | None]:
@@ -216,19 +233,6 @@ def _shown_thinking(fields: Fields) -> str:
     return "omitted" if thinking.text("display") == "omitted" else "shown"
 
 
-def _system(fields: Fields) -> list[str]:
-    return [] if fields.get("system") is None else [text_of(block, "system") for block in blocks_of(fields, "system")]
-
-
-def _sampling(fields: Fields) -> dict[str, Any]:
-    found = {
-        "temperature": fields.number("temperature", 0, 1),
-        "top_p": fields.number("top_p", 0, 1, above_low=True),
-        "top_k": fields.integer("top_k", 0, LARGEST),
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def _choice(choice: Fields | None) -> str | dict[str, str]:
     if choice is None:
         return "auto"
@@ -239,7 +243,115 @@ def _choice(choice: Fields | None) -> str | dict[str, str]:
     return {"name": choice.required_text("name")} if kind == "tool" else _CHOICES[kind]
 
 
-def _blocks(body: Any, reply: ModelReply) -> list[dict[str, Any]]:
+def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
+    """Return the messages that a value of `messages` holds: a list of blocks may be one message or several."""
+    fields = Fields(value, f"messages[{index}]")
+    match role := fields.text("role"):
+        case "user":
+            return [ReceivedMessage(received, value) for received in _user(fields)]
+        case "assistant":
+            received, link = _assistant(fields)
+            return [ReceivedMessage(received, value, link)]
+        case "system":
+            texts = [_text_of(block, "system messages") for block in _blocks_of(fields, "content")]
+            return [ReceivedMessage(valid(Message, fields.path, role=role, content=content_of(texts)), value)]
+        case _:
+            raise refused(fields.name("role"), f"got {role!r:.40}; expected 'user', 'assistant' or 'system'")
+
+
+def _user(fields: Fields) -> list[Message]:
+    """Return the messages in a user message: one for each tool's result, and one for each run of texts and images."""
+    blocks = _blocks_of(fields, "content")
+    if not blocks:
+        raise refused(fields.name("content"), "expected a text, or at least one block")
+    check_unique([b.text("tool_use_id") for b in blocks if b.text("type") == "tool_result"], fields.name("content"))
+    messages: list[Message] = []
+    parts: list[str | ImagePart] = []
+    for block in [*blocks, None]:
+        if block is not None and block.text("type") != "tool_result":
+            parts.append(_part_of(block, "user messages"))
+            continue
+        if parts:
+            messages.append(valid(Message, fields.path, role="user", content=content_of(parts)))
+            parts = []
+        if block is not None:
+            block.boolean("is_error")
+            call = block.required_text("tool_use_id")
+            given = [] if block.get("content") is None else _blocks_of(block, "content")
+            content = content_of([_part_of(part, "results of tools") for part in given])
+            messages.append(valid(Message, block.path, role="tool", tool_call_id=call, content=content))
+    return messages
+
+
+def _assistant(fields: Fields) -> tuple[Message, str | None]:
+    """Return an assistant message, and the id of the reply that its thinking identifies, if it is only one."""
+    thinking: list[str] = []
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    links: set[str | None] = set()
+    for block in _blocks_of(fields, "content"):
+        match block.text("type"):
+            case "thinking":
+                thinking.append(block.text("thinking") or "")
+                links.add(signed(block.text("signature")))
+            case "redacted_thinking":
+                links.add(signed(block.text("data")))
+            case "tool_use":
+                given = block.object("input")
+                if given is None:
+                    raise refused(block.name("input"), "it is required: give an object")
+                arguments: Any = given.value
+                if arguments.keys() == {INVALID_JSON} and isinstance(arguments[INVALID_JSON], str):
+                    arguments = arguments[INVALID_JSON]
+                call_id, name = block.required_text("id"), block.required_text("name")
+                calls.append(valid(ToolCall, block.path, id=call_id, name=name, arguments=arguments))
+            case _:
+                texts.append(_text_of(block, "assistant messages"))
+    check_unique([call.id for call in calls], fields.name("content"))
+    reasoning = "\n\n".join(filter(None, thinking)) or None
+    content = content_of(texts)
+    read = valid(Message, fields.path, role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
+    links.discard(None)
+    return read, links.pop() if len(links) == 1 else None
+
+
+def _blocks_of(fields: Fields, key: str) -> list[Fields]:
+    """Return the blocks of a content, which may be a string."""
+    given = fields.get(key)
+    if isinstance(given, str):
+        return [Fields({"type": "text", "text": given}, fields.name(key))]
+    if not isinstance(given, list):
+        raise not_of_kind(fields.name(key), "a text or a list of blocks", given)
+    return [Fields(block, f"{fields.name(key)}[{i}]") for i, block in enumerate(fields.items(key))]
+
+
+def _part_of(block: Fields, where: str) -> "str | ImagePart":
+    """Return the text or the image of a block."""
+    if block.text("type") != "image":
+        return _text_of(block, where)
+    source = block.object("source")
+    if source is None:
+        raise refused(block.name("source"), "it is required")
+    if (kind := source.text("type")) != "base64":
+        reason = f"got {kind!r:.40}; only 'base64' is supported: nothing is fetched, and no files are stored here"
+        raise refused(source.name("type"), reason)
+    source.text("media_type")
+    return read_image(source, "data", Image.from_base64)
+
+
+def _text_of(block: Fields, where: str) -> str:
+    """Return the text of a block; `where` it is names the error if it is of another type."""
+    if block.text("type") != "text":
+        raise refused(block.path, f"a block of type {block.text('type')!r:.40} is not supported in {where}")
+    if (text := block.text("text")) is None:
+        raise refused(block.name("text"), "it is required")
+    return text
+
+
+# Responses.
+
+
+def _written(body: Any, reply: ModelReply) -> list[dict[str, Any]]:
     """Return the content of a response."""
     blocks: list[dict[str, Any]] = []
     shown = _shown_thinking(Fields(body))
@@ -273,44 +385,43 @@ class _AnthropicStream(ReplyStream):
         yield event_bytes({"type": "ping"}, "ping")
 
     def _begin(self, kind: Kind) -> Iterator[bytes]:
-        if not self._is_hidden(kind):
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-            yield self._block(block if kind == "reasoning" else {"type": "text", "text": ""})
+        if kind == "content":
+            yield self._block({"type": "text", "text": ""})
+        elif self._shown != "disabled":
+            yield self._block({"type": "thinking", "thinking": "", "signature": ""})
 
     def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
         if kind == "content":
-            yield self._delta_of({"type": "text_delta", "text": text})
+            yield self._in_block({"type": "text_delta", "text": text})
         elif self._shown == "shown":
-            yield self._delta_of({"type": "thinking_delta", "thinking": text})
+            yield self._in_block({"type": "thinking_delta", "thinking": text})
 
     def _close(self, kind: Kind, reply: ModelReply | None) -> Iterator[bytes]:
-        if self._is_hidden(kind):
+        if kind == "reasoning" and self._shown == "disabled":
             return
         if kind == "reasoning":
-            yield self._delta_of({"type": "signature_delta", "signature": self._signature})
-        yield self._stop()
+            yield self._in_block({"type": "signature_delta", "signature": self._signature})
+        yield self._in_block(None)
 
     def _finish(self, reply: ModelReply) -> Iterator[bytes]:
-        for block in _blocks(self._body, reply)[self._blocks :]:
+        for block in _written(self._body, reply)[self._blocks :]:
             yield self._block({**block, "input": {}})
             for piece in pieces(compact(block["input"])):
-                yield self._delta_of({"type": "input_json_delta", "partial_json": piece})
-            yield self._stop()
+                yield self._in_block({"type": "input_json_delta", "partial_json": piece})
+            yield self._in_block(None)
         yield _event(RawMessageDeltaEvent, delta=_end(reply), usage=_usage(reply, len(reply.tokens)))
         yield _event(RawMessageStopEvent)
 
-    def _is_hidden(self, kind: Kind) -> bool:
-        return kind == "reasoning" and self._shown == "disabled"
-
     def _block(self, block: dict[str, Any]) -> bytes:
+        """Return the event that begins a block."""
         self._blocks += 1
         return _event(RawContentBlockStartEvent, index=self._blocks - 1, content_block=block)
 
-    def _delta_of(self, delta: dict[str, Any]) -> bytes:
+    def _in_block(self, delta: dict[str, Any] | None) -> bytes:
+        """Return the event of a part of the block; None ends it."""
+        if delta is None:
+            return _event(RawContentBlockStopEvent, index=self._blocks - 1)
         return _event(RawContentBlockDeltaEvent, index=self._blocks - 1, delta=delta)
-
-    def _stop(self) -> bytes:
-        return _event(RawContentBlockStopEvent, index=self._blocks - 1)
 
 
 def _started(body: Any, reply: ModelReply) -> dict[str, Any]:
@@ -343,5 +454,4 @@ def _usage(reply: ModelReply, sampled: int) -> dict[str, int]:
 def _event(kind: type[BaseModel], **fields: Any) -> bytes:
     """Return an event, whose type is that of its class."""
     [type_] = get_args(kind.model_fields["type"].annotation)
-    event = kind.model_validate({"type": type_, **fields})
-    return event_bytes(event.model_dump(mode="json", exclude_unset=True), type_)
+    return event_bytes(validated(kind, {"type": type_, **fields}), type_)

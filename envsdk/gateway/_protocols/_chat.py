@@ -11,24 +11,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from ...errors import RequestError
 from ...messages import Message, ToolCall, ToolSchema, read_arguments
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
-from ._contents import Content, read_content
 from ._fields import Fields, check_unique, not_of_kind, refused, tool_schema, valid
-from ._live import Kind, ReplyStream, pieces
 from ._memory import SessionMemory
-from ._openai_format import (
-    NO_GRAMMAR,
-    OpenAIFormat,
-    check_top_logprobs,
-    read_choice,
-    read_sampling,
-    refuse_given,
-    token_logprobs,
-)
-from ._wire import LARGEST, arguments_text, event_bytes, joined, split_system
+from ._openai_format import NO_GRAMMAR, OpenAIFormat, check_supported, read_choice, read_sampling, token_logprobs
+from ._wire import LARGEST, Kind, ReplyStream, compact, event_bytes, pieces, split_system, validated
 
 _MAX_REPLIES = 128
 _PARTS = {"text": "text", "refusal": "refusal"}
-_IMAGE = "image_url"
 _UNSUPPORTED = {
     "functions": "give functions as `tools`",
     "function_call": "give functions as `tools`, and choose one by `tool_choice`",
@@ -51,24 +40,35 @@ class Chat(OpenAIFormat):
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Return what a request asks for; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
-        fields = self._fields(body, lists=["messages"])
-        refuse_given(fields, _UNSUPPORTED)
-        _check_format(fields)
-        check_top_logprobs(fields)
+        fields = self._fields(body, "messages")
+        check_supported(fields, _UNSUPPORTED)
+        format_ = fields.object("response_format")
+        if format_ is not None and format_.text("type") != "text":
+            raise refused("response_format", f"{format_.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
+        if any(kind != "text" for kind in fields.items("modalities")):
+            raise refused("modalities", "only text is supported")
+        options = fields.object("stream_options")
+        if options is not None:
+            options.boolean("include_usage")
+        fields.boolean("parallel_tool_calls")
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
         values, received = memory.read(self.name, "messages", given, _received)
         system, messages = split_system(received)
+        limits = [fields.integer(key, 1, LARGEST) for key in ("max_completion_tokens", "max_tokens")]
+        limits = [limit for limit in limits if limit is not None]
+        if len(set(limits)) > 1:
+            raise refused("max_tokens", "it differs from max_completion_tokens: give only one of them")
         return ModelRequest(
             **self._request(
                 Fields({**fields.value, "messages": values}),
                 headers,
                 messages=messages,
-                system=joined(system),
+                system=system,
                 tools=self._read_tools(fields, memory),
                 tool_choice=read_choice(fields, "function"),
-                max_tokens=_max_tokens(fields),
+                max_tokens=limits[0] if limits else None,
                 stop=fields.stops("stop"),
                 sampling=read_sampling(fields),
                 n=fields.integer("n", 1, _MAX_REPLIES) or 1,
@@ -78,15 +78,24 @@ class Chat(OpenAIFormat):
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
         """Return the body of a response that is not streamed; see `WireFormat.write`."""
-        choices = [
-            {
-                "index": index,
-                "message": _written(reply),
-                "finish_reason": reply.finish_reason,
-                "logprobs": _logprobs(request, reply),
-            }
-            for index, reply in enumerate(replies)
-        ]
+        choices: list[dict[str, Any]] = []
+        for index, reply in enumerate(replies):
+            message, calls = reply.message, reply.message.tool_calls
+            written: dict[str, Any] = {"role": "assistant", "content": message.content or (None if calls else "")}
+            written["refusal"] = None
+            if message.reasoning is not None:
+                written["reasoning_content"] = message.reasoning
+            if calls:
+                written["tool_calls"] = [
+                    {
+                        "id": call.id,
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": compact(call.arguments)},
+                    }
+                    for call in calls
+                ]
+            end = {"finish_reason": reply.finish_reason, "logprobs": _logprobs(request, reply)}
+            choices.append({"index": index, "message": written, **end})
         completion = {
             "id": f"chatcmpl-{replies[0].id}",
             "object": "chat.completion",
@@ -95,19 +104,13 @@ class Chat(OpenAIFormat):
             "choices": choices,
             "usage": _usage(replies),
         }
-        return ChatCompletion.model_validate(completion).model_dump(exclude_unset=True)
+        return validated(ChatCompletion, completion)
 
-    def events(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> Iterator[bytes]:
-        """Yield the server-sent events of a streamed response; see `WireFormat.events`."""
-        for index, reply in enumerate(replies):
-            stream = _ChatStream(request, body, created, index, replies[0].id)
-            yield from stream.feed(reply)
-            yield from stream.end(reply)
-        yield from self.last_events(request, body, replies, created)
-
-    def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
+    def stream(
+        self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
+    ) -> ReplyStream:
         """Return what writes the events of a reply while it is sampled; see `WireFormat.stream`."""
-        return _ChatStream(request, body, created)
+        return _ChatStream(request, body, created, index, id)
 
     def last_events(
         self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int
@@ -115,8 +118,7 @@ class Chat(OpenAIFormat):
         """Yield the events after all replies; see `WireFormat.last_events`."""
         options = Fields(body).object("stream_options")
         if options is not None and options.get("include_usage"):
-            shared = _shared(replies[0].id, body, created)
-            yield _chunk({**shared, "choices": [], "usage": _usage(replies)})
+            yield _chunk(replies[0].id, body, created, choices=[], usage=_usage(replies))
         yield event_bytes("[DONE]")
 
     def error_event(self, error: RequestError) -> bytes:
@@ -133,130 +135,68 @@ class Chat(OpenAIFormat):
 def _received(value: Any, index: int) -> ReceivedMessage:
     """Return the message that a value of `messages` is."""
     fields = Fields(value, f"messages[{index}]")
-    role = fields.text("role")
+    role, read, image = fields.text("role"), dict[str, Any](), None
     if role == "assistant":
-        read = _assistant(fields)
+        read = _calls_and_reasoning(fields)
     elif role == "tool":
-        read = {
-            "tool_call_id": fields.required_text("tool_call_id"),
-            "content": _content(fields, is_required=False, image=_IMAGE),
-        }
+        read, image = {"tool_call_id": fields.required_text("tool_call_id")}, "image_url"
     elif role in ("system", "developer", "user"):
-        read = {"content": _content(fields, is_required=True, image=_IMAGE if role == "user" else None)}
+        image = "image_url" if role == "user" else None
     else:
         roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
         raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
-    return ReceivedMessage(valid(Message, fields.path, role=role, name=fields.text("name"), **read), value)
+    is_missing = fields.get("content") is None and role in ("assistant", "tool")
+    content = "" if is_missing else fields.content("content", _PARTS, image)
+    if role == "assistant" and content == "":
+        content = fields.text("refusal") or ""
+    read = {"content": content, "name": fields.text("name"), **read}
+    return ReceivedMessage(valid(Message, fields.path, role=role, **read), value)
 
 
-def _check_format(fields: Fields) -> None:
-    """Check the fields that shape a response, and refuse a form that a reply cannot be made to have."""
-    format_ = fields.object("response_format")
-    if format_ is not None and format_.text("type") != "text":
-        raise refused("response_format", f"{format_.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
-    if any(kind != "text" for kind in fields.items("modalities")):
-        raise refused("modalities", "only text is supported")
-    options = fields.object("stream_options")
-    if options is not None:
-        options.boolean("include_usage")
-    fields.boolean("parallel_tool_calls")
-
-
-def _max_tokens(fields: Fields) -> int | None:
-    old = fields.integer("max_tokens", 1, LARGEST)
-    new = fields.integer("max_completion_tokens", 1, LARGEST)
-    if old is not None and new is not None and old != new:
-        raise refused("max_tokens", "it differs from max_completion_tokens: give only one of them")
-    return new if old is None else old
-
-
-def _assistant(fields: Fields) -> dict[str, Any]:
+def _calls_and_reasoning(fields: Fields) -> dict[str, Any]:
+    """Return the fields of an assistant message besides its content."""
     if fields.get("function_call") is not None:
         raise refused(fields.name("function_call"), "give calls as `tool_calls`")
-    content = _content(fields, is_required=False)
-    if content == "" and (refusal := fields.text("refusal")):
-        content = refusal
-    reasoning = fields.text("reasoning_content")
-    calls = [_call(call, f"{fields.name('tool_calls')}[{i}]") for i, call in enumerate(fields.items("tool_calls"))]
+    calls: list[ToolCall] = []
+    for i, value in enumerate(fields.items("tool_calls")):
+        call = Fields(value, f"{fields.name('tool_calls')}[{i}]")
+        if call.get("type") not in (None, "function"):
+            raise refused(call.name("type"), "only 'function' is supported")
+        function = Fields(call.get("function"), call.name("function"))
+        arguments = function.get("arguments")
+        if not isinstance(arguments, (str, dict)):
+            raise not_of_kind(function.name("arguments"), "a text", arguments)
+        name, call_id = function.required_text("name"), call.required_text("id")
+        calls.append(valid(ToolCall, call.path, id=call_id, name=name, arguments=read_arguments(arguments)))
     check_unique([call.id for call in calls], fields.name("tool_calls"))
-    return {
-        "content": content,
-        "reasoning": fields.text("reasoning") if reasoning is None else reasoning,
-        "tool_calls": calls,
-    }
-
-
-def _call(value: Any, path: str) -> ToolCall:
-    call = Fields(value, path)
-    if call.get("type") not in (None, "function"):
-        raise refused(call.name("type"), "only 'function' is supported")
-    function = Fields(call.get("function"), call.name("function"))
-    arguments = function.get("arguments")
-    if not isinstance(arguments, (str, dict)):
-        raise not_of_kind(function.name("arguments"), "a text", arguments)
-    name = function.required_text("name")
-    return valid(ToolCall, path, id=call.required_text("id"), name=name, arguments=read_arguments(arguments))
-
-
-def _content(fields: Fields, *, is_required: bool, image: str | None = None) -> Content:
-    is_missing = fields.get("content") is None and not is_required
-    return "" if is_missing else read_content(fields, "content", _PARTS, image)
-
-
-def _written(reply: ModelReply) -> dict[str, Any]:
-    """Return the message of a response."""
-    message, calls = reply.message, _written_calls(reply)
-    written: dict[str, Any] = {"role": "assistant", "content": message.content or (None if calls else "")}
-    written["refusal"] = None
-    if message.reasoning is not None:
-        written["reasoning_content"] = message.reasoning
-    if calls:
-        written["tool_calls"] = calls
-    return written
-
-
-def _written_calls(reply: ModelReply) -> list[dict[str, Any]]:
-    return [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
-        for call in reply.message.tool_calls
-    ]
+    reasoning = fields.text("reasoning_content")
+    return {"reasoning": fields.text("reasoning") if reasoning is None else reasoning, "tool_calls": calls}
 
 
 class _ChatStream(ReplyStream):
     """The chunks of one reply: the role, reasoning, content and calls, in any order, then its end.
 
-    Args:
-        request: The request.
-        body: Its JSON body.
-        created: The time in seconds since 1970.
-        index: Which of the replies it is.
-        id: The id of the first reply; None if it is this one.
+    Args: See `WireFormat.stream`.
     """
 
-    def __init__(self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None) -> None:
+    def __init__(self, request: ModelRequest, body: Any, created: int, index: int, id: str | None) -> None:
         super().__init__()
         self._request, self._body, self._created = request, body, created
         self._index, self._id = index, id
         self._calls: int = 0
 
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
-        self._shared = _shared(self._id or begun.id, self._body, self._created)
+        self._id = self._id or begun.id
         yield self._chunk({"role": "assistant", "content": ""})
-
-    def _begin(self, kind: Kind) -> Iterator[bytes]:
-        yield from ()
 
     def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
         yield self._chunk({"reasoning_content" if kind == "reasoning" else "content": text})
-
-    def _close(self, kind: Kind, reply: ModelReply | None) -> Iterator[bytes]:
-        yield from ()
 
     def _call(self, index: int, call: ToolCall) -> Iterator[bytes]:
         self._calls += 1
         function = {"name": call.name, "arguments": ""}
         yield self._chunk({"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]})
-        for piece in pieces(arguments_text(call)):
+        for piece in pieces(compact(call.arguments)):
             yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
 
     def _finish(self, reply: ModelReply) -> Iterator[bytes]:
@@ -266,16 +206,12 @@ class _ChatStream(ReplyStream):
 
     def _chunk(self, delta: dict[str, Any], **end: Any) -> bytes:
         choice = {"index": self._index, "delta": delta, "finish_reason": None, **end}
-        return _chunk({**self._shared, "choices": [choice]})
+        return _chunk(self._id, self._body, self._created, choices=[choice])
 
 
-def _shared(id: str, body: Any, created: int) -> dict[str, Any]:
-    """Return what all chunks of a response have."""
-    return {"id": f"chatcmpl-{id}", "object": "chat.completion.chunk", "created": created, "model": body["model"]}
-
-
-def _chunk(chunk: dict[str, Any]) -> bytes:
-    return event_bytes(ChatCompletionChunk.model_validate(chunk).model_dump(exclude_unset=True))
+def _chunk(id: str | None, body: Any, created: int, **fields: Any) -> bytes:
+    shared = {"id": f"chatcmpl-{id}", "object": "chat.completion.chunk", "created": created, "model": body["model"]}
+    return event_bytes(validated(ChatCompletionChunk, {**shared, **fields}))
 
 
 def _logprobs(request: ModelRequest, reply: ModelReply) -> dict[str, Any] | None:

@@ -1,20 +1,32 @@
 """Read the fields of a request, which may hold anything: a field of a wrong type is an error that names it."""
 
 import json
-import math
-from collections.abc import Container, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar, cast
 
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from ...errors import RequestError, encodable, what_is_invalid
-from ...messages import ToolSchema, check_json
+from ...errors import (
+    ConfigError,
+    ImageError,
+    MissingPackage,
+    RenderError,
+    RequestError,
+    encodable,
+    what_is_invalid,
+)
+from ...images import Image, PixelBudget
+from ...messages import ImagePart, ToolSchema, check_json
 
 Model = TypeVar("Model", bound=BaseModel)
+Content: TypeAlias = "str | list[dict[str, str] | ImagePart]"
+"""The content of a message, as `Message` takes it."""
 
 _MAX_STOPS = 64
-_MAX_NAME = 256
 _KINDS: dict[type, str] = {
     type(None): "null",
     bool: "a boolean",
@@ -32,31 +44,12 @@ def refused(field: str, reason: str) -> RequestError:
 
 def not_of_kind(field: str, expected: str, given: Any) -> RequestError:
     """Return the error that a field has a value of another kind than expected, without the value itself."""
-    return refused(field, f"expected {expected}, got {_kind(given)}")
+    return refused(field, f"expected {expected}, got {kind_of(given)}")
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """Return the kind of a JSON value, in words."""
     return next((name for kind, name in _KINDS.items() if type(value) is kind), "an object")
-
-
-def check_body(body: Any, unchecked: Container[str]) -> "dict[str, Any]":
-    """Check that a request is an object, and that its fields can be written as JSON and compared.
-
-    Args:
-        body: The request.
-        unchecked: The fields that are checked later.
-
-    Raises:
-        RequestError: If it is not an object, contains half of a surrogate pair, or is nested too deeply. The error
-            names the field.
-    """
-    if not isinstance(body, dict):
-        raise RequestError(f"the request has to be a JSON object, but it is {_kind(body)}")
-    fields = cast("dict[str, Any]", body)
-    for key, value in fields.items():
-        if key not in unchecked:
-            json_bytes({key: value}, key)
-    return fields
 
 
 def json_bytes(value: Any, field: str) -> bytes:
@@ -101,57 +94,38 @@ class Fields:
         """Return a field's value unchecked."""
         return self.value.get(key)
 
-    def text(self, key: str) -> str | None:
-        """Return a text."""
-        value = self.value.get(key)
-        if value is not None and not isinstance(value, str):
-            raise not_of_kind(self.name(key), "a text", value)
-        return value
-
-    def required_text(self, key: str) -> str:
-        """Return a text that has to be there and must not be empty."""
-        value = self.text(key)
-        if not value:
+    def text(self, key: str, *, is_required: bool = False) -> str | None:
+        """Return a string; one that is required must not be empty."""
+        value = self._typed(key, str, "a text")
+        if is_required and not value:
             raise refused(self.name(key), "it is required: give a text that is not empty")
         return value
 
+    def required_text(self, key: str) -> str:
+        """Return a string that has to be there and must not be empty."""
+        return self.text(key, is_required=True) or ""
+
     def boolean(self, key: str) -> bool | None:
         """Return a boolean."""
-        value = self.value.get(key)
-        if value is not None and not isinstance(value, bool):
-            raise not_of_kind(self.name(key), "a boolean", value)
-        return value
+        return self._typed(key, bool, "a boolean")
 
     def integer(self, key: str, low: int, high: int) -> int | None:
         """Return an integer from `low` to `high`."""
-        value = self.value.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise not_of_kind(self.name(key), "an integer", value)
-        if not low <= value <= high:
+        value = self._typed(key, int, "an integer")
+        if value is not None and not low <= value <= high:
             raise refused(self.name(key), f"expected an integer from {low} to {high}")
         return value
 
     def number(self, key: str, low: float, high: float, above_low: bool = False) -> float | None:
         """Return a number from `low` (or above it, with `above_low`) to `high`."""
-        value = self.value.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise not_of_kind(self.name(key), "a number", value)
-        if not low <= value <= high or (above_low and value == low):
+        value = self._typed(key, (int, float), "a number")
+        if value is not None and (not low <= value <= high or (above_low and value == low)):
             raise refused(self.name(key), f"expected a number {'above' if above_low else 'from'} {low} to {high}")
         return value
 
     def items(self, key: str) -> "list[Any]":
         """Return a list, empty if it is missing."""
-        value = self.value.get(key)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise not_of_kind(self.name(key), "a list", value)
-        return cast("list[Any]", value)
+        return self._typed(key, list, "a list") or []
 
     def object(self, key: str) -> "Fields | None":
         """Return an object."""
@@ -159,14 +133,14 @@ class Fields:
         return None if value is None else Fields(value, self.name(key))
 
     def one_of(self, key: str, known: Sequence[str]) -> str | None:
-        """Return a text that is one of a few."""
+        """Return a string that is one of a few."""
         value = self.text(key)
         if value is not None and value not in known:
             raise refused(self.name(key), f"got {value!r:.40}; expected {' or '.join(known)}")
         return value
 
     def stops(self, key: str) -> tuple[str, ...]:
-        """Return strings at which sampling stops, given as one text or as a list."""
+        """Return strings at which sampling stops, given as one string or as a list."""
         given = self.value.get(key)
         stops: list[Any] = [given] if isinstance(given, str) else self.items(key)
         if len(stops) > _MAX_STOPS:
@@ -175,6 +149,43 @@ class Fields:
             if not isinstance(stop, str) or not stop:
                 raise refused(f"{self.name(key)}[{i}]", "expected a text that is not empty")
         return tuple(stops)
+
+    def content(self, key: str, texts: Mapping[str, str], image: str | None = None) -> Content:
+        """Return the content of a message in OpenAI's form, given as a string or as a list of parts.
+
+        Args:
+            key: The field.
+            texts: The types of parts that are text, each with the field that has the text.
+            image: The type of parts that are images; None where images are not supported.
+
+        Raises:
+            RequestError: If a part is of another type, or an image cannot be read. The error names its index.
+        """
+        given = self.value.get(key)
+        if isinstance(given, str):
+            return given
+        if not isinstance(given, list):
+            raise not_of_kind(self.name(key), "a text or a list of parts", given)
+        parts: list[str | ImagePart] = []
+        for i, item in enumerate(cast("list[Any]", given)):
+            part = Fields(item, f"{self.name(key)}[{i}]")
+            kind = part.text("type")
+            if kind is not None and kind == image:
+                parts.append(_image_at_url(part))
+                continue
+            if kind is None or kind not in texts:
+                expected = "only text is" if image is None else f"only text and {image!r} are"
+                raise refused(part.path, f"a part of type {kind!r:.40} is not supported: {expected}")
+            if (text := part.text(texts[kind])) is None:
+                raise refused(part.name(texts[kind]), "it is required")
+            parts.append(text)
+        return content_of(parts)
+
+    def _typed(self, key: str, kind: type | tuple[type, ...], expected: str) -> Any:
+        value = self.value.get(key)
+        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            raise not_of_kind(self.name(key), expected, value)
+        return value
 
 
 def valid(kind: type[Model], path: str, **fields: Any) -> Model:
@@ -211,33 +222,6 @@ def tool_schema(function: Fields, parameters: str) -> ToolSchema:
     return {"type": "function", "function": schema}
 
 
-def check_names(tools: Sequence[ToolSchema], field: str) -> None:
-    """Check that each tool has a name of its own.
-
-    Raises:
-        RequestError: If two tools have the same name.
-    """
-    seen: set[str] = set()
-    for i, tool in enumerate(tools):
-        name = tool["function"]["name"]
-        if name in seen:
-            raise refused(f"{field}[{i}]", f"another tool has the name {name!r:.80}, too")
-        seen.add(name)
-
-
-def check_choice(choice: str | Mapping[str, str], tools: Sequence[ToolSchema]) -> None:
-    """Check that a tool that has to be called is among the tools.
-
-    Raises:
-        RequestError: If there are no tools, or none of this name.
-    """
-    if isinstance(choice, str):
-        if choice == "required" and not tools:
-            raise refused("tool_choice", "a call is required, but the request has no tools")
-    elif choice["name"] not in {tool["function"]["name"] for tool in tools}:
-        raise refused("tool_choice", f"{choice['name']!r:.80} is not among the tools of the request")
-
-
 def check_unique(ids: Sequence[str | None], field: str) -> None:
     """Check that the calls or the results of one message have different ids.
 
@@ -248,18 +232,63 @@ def check_unique(ids: Sequence[str | None], field: str) -> None:
         raise refused(field, "an id comes twice in one message: give each call an id of its own")
 
 
-def header(headers: Mapping[str, str], name: str) -> str | None:
-    """Return a header's value without space around it; None if it is missing or empty.
+# Images.
+
+
+@dataclass(frozen=True, slots=True)
+class RequestImages:
+    """How the images of one request are read: `with RequestImages(...).reading():`.
+
+    Attributes:
+        check: Called with None before an image is decoded, and with the image then. It raises `RenderError` or
+            `ConfigError` if the model does not take it.
+        budget: What the images may cost together.
+    """
+
+    check: Callable[[Image | None], object] = lambda image: None
+    budget: PixelBudget = field(default_factory=PixelBudget)
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Read the images of messages in this way, in this thread."""
+        token = _images.set(self)
+        try:
+            yield
+        finally:
+            _images.reset(token)
+
+
+_images: ContextVar[RequestImages | None] = ContextVar("_images", default=None)
+
+
+def content_of(parts: "Sequence[str | ImagePart]") -> Content:
+    """Return the content of a message with the given parts: one text is a plain string, several parts stay parts."""
+    if all(isinstance(part, str) for part in parts) and len(parts) < 2:
+        return "".join(str(part) for part in parts)
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+
+
+def _image_at_url(part: Fields) -> ImagePart:
+    """Return the image of a part in OpenAI's form: an object with a `url` in Chat Completions, a URL in Responses."""
+    if part.get("file_id") is not None:
+        raise refused(part.name("file_id"), "files are not stored here: give the image as a data: URL in `image_url`")
+    is_object = isinstance(part.get("image_url"), dict)
+    holder, key = (Fields(part.get("image_url"), part.name("image_url")), "url") if is_object else (part, "image_url")
+    holder.text("detail")
+    return read_image(holder, key, Image.from_url)
+
+
+def read_image(fields: Fields, key: str, read: Callable[[str, PixelBudget], Image]) -> ImagePart:
+    """Return the image in a field; see `RequestImages`.
 
     Raises:
-        RequestError: If it is too long, or contains characters that cannot be printed.
+        RequestError: If it cannot be read, or the model does not take it.
     """
-    value = (headers.get(name) or "").strip()
-    if len(value) > _MAX_NAME or not value.isprintable():
-        raise refused(name, f"expected at most {_MAX_NAME} printable characters")
-    return value or None
-
-
-def finite(value: float) -> float:
-    """Return a log-probability as JSON and OpenAI's clients can read it: -9999 for minus infinity."""
-    return value if math.isfinite(value) else -9999.0
+    images, text = _images.get() or RequestImages(), fields.required_text(key)
+    try:
+        images.check(None)
+        image = read(text, images.budget)
+        images.check(image)
+    except (ConfigError, ImageError, MissingPackage, RenderError) as error:
+        raise refused(fields.name(key), str(error)) from error
+    return ImagePart(image)

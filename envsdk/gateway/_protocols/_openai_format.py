@@ -7,7 +7,7 @@ from openai.types import Model
 
 from ...errors import RequestError
 from .._requests import ModelReply
-from ._fields import Fields, finite, not_of_kind, refused
+from ._fields import Fields, not_of_kind, refused
 from ._wire import LARGEST, WireFormat
 
 NO_GRAMMAR = "replies cannot be constrained here: leave it out, and describe the form in the prompt"
@@ -53,27 +53,20 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def refuse_given(fields: Fields, unsupported: Mapping[str, str]) -> None:
-    """Refuse a request that names one of the given fields.
+def check_supported(fields: Fields, unsupported: Mapping[str, str]) -> None:
+    """Check that a request does not ask for what no reply can have here.
 
     Args:
         fields: The request.
-        unsupported: The fields with the reason, and what to do instead.
+        unsupported: The fields that must not have a value other than null, false, or an empty list or object, with the
+            reason, and what to do instead.
 
     Raises:
-        RequestError: If one of the fields has a value other than null, false, or an empty list or object.
+        RequestError: If it does, also if it asks for log-probabilities of tokens that were not sampled.
     """
     for key, reason in unsupported.items():
         if fields.get(key) not in (None, False, [], {}):
             raise refused(fields.name(key), reason)
-
-
-def check_top_logprobs(fields: Fields) -> None:
-    """Refuse a request for the log-probabilities of tokens that were not sampled.
-
-    Raises:
-        RequestError: If it asks for them.
-    """
     if fields.integer("top_logprobs", 0, 20):
         raise refused("top_logprobs", "only the log-probability of the sampled token is known: leave it out, or give 0")
 
@@ -106,7 +99,7 @@ def token_logprobs(reply: ModelReply) -> list[dict[str, Any]] | None:
     """Return the log-probabilities of the sampled tokens; None if they are not known."""
     if reply.logprobs is None or len(reply.texts) != len(reply.logprobs):
         return None
-    return [
-        {"token": text, "logprob": finite(float(logprob)), "bytes": list(text.encode()), "top_logprobs": []}
+    return [  # clients cannot read minus infinity
+        {"token": text, "logprob": max(float(logprob), -9999.0), "bytes": list(text.encode()), "top_logprobs": []}
         for text, logprob in zip(reply.texts, reply.logprobs, strict=True)
     ]

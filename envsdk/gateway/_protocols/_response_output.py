@@ -30,11 +30,11 @@ from pydantic import BaseModel
 from ...messages import Message
 from .._requests import ModelReply, ModelRequest
 from ._fields import Fields
-from ._live import Kind, ReplyStream, pieces
 from ._openai_format import token_logprobs
-from ._wire import arguments_text, event_bytes, signature
+from ._wire import Kind, ReplyStream, compact, event_bytes, pieces, signature, validated
 
 ENCRYPTED = "reasoning.encrypted_content"
+_LOGPROBS: dict[Kind, dict[str, list[Any]]] = {"reasoning": {}, "content": {"logprobs": []}}
 
 
 def output_items(body: Any, request: ModelRequest, reply: ModelReply) -> list[dict[str, Any]]:
@@ -43,28 +43,26 @@ def output_items(body: Any, request: ModelRequest, reply: ModelReply) -> list[di
     found = reply.message
     items: list[dict[str, Any]] = []
     if found.reasoning:
-        items.append(_reasoning_item(fields, reply))
+        asked, text = fields.object("reasoning"), {"text": found.reasoning}
+        is_summarized = asked is not None and asked.text("summary")
+        item: dict[str, Any] = {
+            "id": f"rs_{reply.id}",
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", **text}] if is_summarized else [],
+            "content": [{"type": "reasoning_text", **text}],
+        }
+        if ENCRYPTED in fields.items("include"):
+            item["encrypted_content"] = signature(reply)
+        items.append(item)
     if found.content or not found.tool_calls:
         part: dict[str, Any] = {"type": "output_text", "text": found.content, "annotations": []}
         part["logprobs"] = (token_logprobs(reply) if request.logprobs else None) or []
         items.append({"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "content": [part]})
     for index, call in enumerate(found.tool_calls):
-        called = {"call_id": call.id, "name": call.name, "arguments": arguments_text(call)}
+        called = {"call_id": call.id, "name": call.name, "arguments": compact(call.arguments)}
         items.append({"id": f"fc_{reply.id}_{index}", "type": "function_call", **called})
     last = "incomplete" if reply.finish_reason == "length" else "completed"
     return [{**item, "status": last if item is items[-1] else "completed"} for item in items]
-
-
-def _reasoning_item(fields: Fields, reply: ModelReply) -> dict[str, Any]:
-    asked = fields.object("reasoning")
-    text = reply.message.reasoning
-    item: dict[str, Any] = {"id": f"rs_{reply.id}", "type": "reasoning", "summary": []}
-    if asked is not None and asked.text("summary"):
-        item["summary"] = [{"type": "summary_text", "text": text}]
-    item["content"] = [{"type": "reasoning_text", "text": text}]
-    if ENCRYPTED in fields.items("include"):
-        item["encrypted_content"] = signature(reply)
-    return item
 
 
 class ResponseStream(ReplyStream):
@@ -126,7 +124,7 @@ class ResponseStream(ReplyStream):
             for piece in pieces(part["text"]):
                 yield self._part_delta(kind, piece)
         yield from self._part_done(kind, part)
-        yield self._done(item)
+        yield self._event(ResponseOutputItemDoneEvent, output_index=self._items - 1, item=item)
 
     def _finish(self, reply: ModelReply) -> Iterator[bytes]:
         whole = self._write(reply)
@@ -140,7 +138,7 @@ class ResponseStream(ReplyStream):
                     yield self._event(ResponseFunctionCallArgumentsDeltaEvent, **self._at, delta=piece)
                 called = {"name": item["name"], "arguments": item["arguments"]}
                 yield self._event(ResponseFunctionCallArgumentsDoneEvent, **self._at, **called)
-            yield self._done(item)
+            yield self._event(ResponseOutputItemDoneEvent, output_index=self._items - 1, item=item)
         is_cut = reply.finish_reason == "length"
         yield self._event(ResponseIncompleteEvent if is_cut else ResponseCompletedEvent, response=whole)
 
@@ -157,41 +155,26 @@ class ResponseStream(ReplyStream):
         begun: dict[str, Any] = {**item, **empty, "status": "in_progress"}
         return self._event(ResponseOutputItemAddedEvent, output_index=self._items - 1, item=begun)
 
-    def _done(self, item: dict[str, Any]) -> bytes:
-        return self._event(ResponseOutputItemDoneEvent, output_index=self._items - 1, item=item)
-
     def _part_added(self, kind: Kind, part: dict[str, Any]) -> bytes:
-        begun = {**part, "text": "", **self._logprobs(kind, [])}
+        begun = {**part, "text": "", **_LOGPROBS[kind]}
         return self._event(ResponseContentPartAddedEvent, **self._at, content_index=0, part=begun)
 
     def _part_delta(self, kind: Kind, text: str) -> bytes:
         delta = ResponseTextDeltaEvent if kind == "content" else ResponseReasoningTextDeltaEvent
-        return self._event(delta, **self._at, content_index=0, delta=text, **self._logprobs(kind, []))
+        return self._event(delta, **self._at, content_index=0, delta=text, **_LOGPROBS[kind])
 
     def _part_done(self, kind: Kind, part: dict[str, Any]) -> Iterator[bytes]:
         here = {**self._at, "content_index": 0}
         done = ResponseTextDoneEvent if kind == "content" else ResponseReasoningTextDoneEvent
-        yield self._event(done, **here, text=part["text"], **self._logprobs(kind, part.get("logprobs")))
+        yield self._event(done, **here, text=part["text"], **{key: part[key] for key in _LOGPROBS[kind]})
         yield self._event(ResponseContentPartDoneEvent, **here, part=part)
 
     @property
     def _at(self) -> dict[str, Any]:
         return {"item_id": self._id, "output_index": self._items - 1}
 
-    def _logprobs(self, kind: Kind, logprobs: Any) -> dict[str, Any]:
-        return {"logprobs": logprobs or []} if kind == "content" else {}
-
     def _event(self, kind: type[BaseModel], **fields: Any) -> bytes:
-        return event(kind, self._numbers, **fields)
-
-
-def event(kind: type[BaseModel], numbers: "count[int]", **fields: Any) -> bytes:
-    """Return an event, whose type is that of its class.
-
-    The response in an event is valid already, and is not validated again.
-    """
-    [type_] = get_args(kind.model_fields["type"].annotation)
-    event = {"type": type_, "sequence_number": next(numbers), **fields}
-    if "response" not in fields:
-        event = kind.model_validate(event).model_dump(mode="json", exclude_unset=True, by_alias=True)
-    return event_bytes(event, type_)
+        """Return an event, whose type is that of its class. The response in an event is valid already."""
+        [type_] = get_args(kind.model_fields["type"].annotation)
+        event = {"type": type_, "sequence_number": next(self._numbers), **fields}
+        return event_bytes(event if "response" in fields else validated(kind, event), type_)

@@ -1,21 +1,26 @@
-"""What the protocols have in common: the interface that a server needs, and how deltas are streamed."""
+"""What the protocols have in common: the interface that a server needs, and how replies are streamed."""
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias, cast
+
+from pydantic import BaseModel
 
 from ...errors import RequestError
 from ...messages import ToolCall, ToolSchema
-from .._requests import ModelReply, ModelRequest, ReceivedMessage
-from ._fields import Fields, check_body, check_choice, check_names, header
-from ._live import ReplyStream
+from ...rendering.reading import CallEnded, ContentText, ReasoningText
+from .._requests import ModelReply, ModelRequest, ReceivedMessage, ReplyPiece
+from ._fields import Fields, json_bytes, kind_of, refused
 from ._memory import SessionMemory
 
 LARGEST = 2**31 - 1  # of a number of tokens
+Kind: TypeAlias = Literal["reasoning", "content"]
 _SIGNED = "envsdk_"
 _NOT_ASKED = {"stream", "stream_options"}
+_MAX_NAME = 256
+_PIECES = 8
+_MIN_PIECE = 8
 
 
 class WireFormat(ABC):
@@ -55,15 +60,25 @@ class WireFormat(ABC):
 
     def events(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> Iterator[bytes]:
         """Yield the server-sent events of a streamed response; for the arguments, see `write`."""
-        for reply in replies:
-            stream = self.stream(request, body, created)
+        for index, reply in enumerate(replies):
+            stream = self.stream(request, body, created, index, replies[0].id)
             yield from stream.feed(reply)
             yield from stream.end(reply)
         yield from self.last_events(request, body, replies, created)
 
     @abstractmethod
-    def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
-        """Return what writes the events of the one reply to a request while it is sampled; see `write`."""
+    def stream(
+        self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
+    ) -> "ReplyStream":
+        """Return what writes the events of a reply while it is sampled; see `write`.
+
+        Args:
+            request: The request.
+            body: Its JSON body.
+            created: The time in seconds since 1970.
+            index: Which of the replies it is.
+            id: The id of the first reply; None if it is this one.
+        """
 
     def last_events(
         self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int
@@ -89,32 +104,33 @@ class WireFormat(ABC):
             created: The time in seconds since 1970 since when there are these models.
         """
 
-    def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
-        """Return the request whose tokens are to be counted; see `read`, which may require more fields."""
-        return self.read(body, headers, memory)
-
-    def count(self, tokens: int) -> dict[str, Any]:
-        """Return the body of a response to a request that tokens are counted."""
-        return {"input_tokens": tokens}
-
     def remember(
         self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory, created: int
     ) -> None:
         """Keep what later requests may name. A server calls it before it sends the response, created at that time."""
         del request, replies, memory, created
 
-    def is_streamed(self, body: Any) -> bool:
-        """Return whether a request that was read asks for a streamed response."""
-        return body.get("stream") is True
+    @abstractmethod
+    def _tool(self, value: Any, index: int) -> ToolSchema:
+        """Return a tool in the OpenAI form."""
 
-    def _fields(self, body: Any, *, lists: Sequence[str]) -> Fields:
+    def _fields(self, body: Any, messages: str) -> Fields:
         """Return the fields of a request after the checks that each request needs.
 
         Args:
             body: The request.
-            lists: The fields that are lists, whose values are checked when they are read.
+            messages: The field of the messages. Its values and those of `tools` are checked when they are read.
+
+        Raises:
+            RequestError: If it is not an object, contains half of a surrogate pair, or is nested too deeply. The error
+                names the field.
         """
-        fields = Fields(check_body(body, {"tools", *lists}))
+        if not isinstance(body, dict):
+            raise RequestError(f"the request has to be a JSON object, but it is {kind_of(body)}")
+        fields = Fields(cast("dict[str, Any]", body))
+        for key, value in fields.value.items():
+            if key not in ("tools", messages):
+                json_bytes({key: value}, key)
         fields.required_text("model")
         fields.boolean("stream")
         return fields
@@ -122,12 +138,13 @@ class WireFormat(ABC):
     def _read_tools(self, fields: Fields, memory: SessionMemory) -> list[ToolSchema]:
         """Return the tools, whose names differ."""
         _, tools = memory.read(self.name, "tools", fields.items("tools"), self._tool)
-        check_names(tools, "tools")
+        names: set[str] = set()
+        for i, tool in enumerate(tools):
+            name = tool["function"]["name"]
+            if name in names:
+                raise refused(f"tools[{i}]", f"another tool has the name {name!r:.80}, too")
+            names.add(name)
         return tools
-
-    @abstractmethod
-    def _tool(self, value: Any, index: int) -> ToolSchema:
-        """Return a tool in the OpenAI form."""
 
     def _request(
         self,
@@ -139,28 +156,125 @@ class WireFormat(ABC):
         **asked: Any,
     ) -> dict[str, Any]:
         """Return the fields of a `ModelRequest`: those given, and those that do not depend on the protocol."""
-        check_choice(tool_choice, tools)
+        if tool_choice == "required" and not tools:
+            raise refused("tool_choice", "a call is required, but the request has no tools")
+        named = None if isinstance(tool_choice, str) else tool_choice["name"]
+        if named is not None and named not in {tool["function"]["name"] for tool in tools}:
+            raise refused("tool_choice", f"{named!r:.80} is not among the tools of the request")
+        given = {key: (headers.get(f"x-envsdk-{key}") or "").strip() for key in ("context", "role")}
+        for key, value in given.items():
+            if len(value) > _MAX_NAME or not value.isprintable():
+                raise refused(f"x-envsdk-{key}", f"expected at most {_MAX_NAME} printable characters")
         return {
             **asked,
             "tools": tools,
             "tool_choice": tool_choice,
-            "context": header(headers, "x-envsdk-context"),
-            "role": header(headers, "x-envsdk-role"),
+            **{key: value or None for key, value in given.items()},
             "body": {key: value for key, value in fields.value.items() if key not in _NOT_ASKED},
         }
 
 
-def split_system(received: Sequence[ReceivedMessage]) -> tuple[list[str], tuple[ReceivedMessage, ...]]:
-    """Return the texts of the system and developer messages at the start, and the messages after them."""
+class ReplyStream(ABC):
+    """Writes the events of one reply, which are sent while it is sampled, or after it.
+
+    The text of a reply only grows: reasoning comes before content, and what was sent stays true.
+    """
+
+    def __init__(self) -> None:
+        self._open: Kind | None = None
+        self._sent: dict[Kind, list[str]] = {"reasoning": [], "content": []}
+
+    def feed(self, piece: ReplyPiece) -> Iterator[bytes]:
+        """Yield the events of the next piece; the first one is a reply without a message.
+
+        Args:
+            piece: What was read of the reply.
+        """
+        match piece:
+            case ModelReply():
+                yield from self._start(piece)
+            case ReasoningText(text):
+                yield from self._text("reasoning", text)
+            case ContentText(text):
+                yield from self._text("content", text)
+            case CallEnded(index, call):
+                yield from self._call(index, call)
+
+    def end(self, reply: ModelReply) -> Iterator[bytes]:
+        """Yield the events of what was not sent yet, and of the end.
+
+        Args:
+            reply: The whole reply.
+
+        Raises:
+            RuntimeError: If it does not begin with what was sent.
+        """
+        texts: dict[Kind, str] = {"reasoning": reply.message.reasoning or "", "content": reply.message.content}
+        for kind, text in texts.items():
+            sent = "".join(self._sent[kind])
+            if not text.startswith(sent):
+                raise RuntimeError(f"the {kind} of a reply does not begin with what was sent of it")
+            for piece in pieces(text[len(sent) :]):
+                yield from self._text(kind, piece)
+        if self._open is not None:
+            yield from self._close(self._open, reply)
+        yield from self._finish(reply)
+
+    def _text(self, kind: Kind, text: str) -> Iterator[bytes]:
+        if self._open != kind:
+            if self._open is not None:
+                yield from self._close(self._open, None)
+            self._open = kind
+            yield from self._begin(kind)
+        self._sent[kind].append(text)
+        yield from self._delta(kind, text)
+
+    @abstractmethod
+    def _start(self, begun: ModelReply) -> Iterator[bytes]:
+        """Yield the events before a reply."""
+
+    def _begin(self, kind: Kind) -> Iterator[bytes]:
+        """Yield the events before a text."""
+        yield from ()
+
+    @abstractmethod
+    def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
+        """Yield the events of a part of a text."""
+
+    def _close(self, kind: Kind, reply: ModelReply | None) -> Iterator[bytes]:
+        """Yield the events after a text; the reply is None if it goes on."""
+        yield from ()
+
+    def _call(self, index: int, call: ToolCall) -> Iterator[bytes]:
+        """Yield the events of a call, if the protocol takes them before the end of the reply."""
+        yield from ()
+
+    @abstractmethod
+    def _finish(self, reply: ModelReply) -> Iterator[bytes]:
+        """Yield the events of everything but the texts, and of the end."""
+
+
+def pieces(text: str) -> list[str]:
+    """Return a text in up to eight pieces, the deltas of a stream."""
+    size = max(_MIN_PIECE, -(-len(text) // _PIECES))
+    return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+def split_system(
+    received: Sequence[ReceivedMessage], first: str | None = None
+) -> tuple[str | None, tuple[ReceivedMessage, ...]]:
+    """Return the system text of a conversation, and the messages after it.
+
+    Args:
+        received: The conversation. The texts of the system and developer messages at its start are joined by a blank
+            line.
+        first: A text that comes before them; None without one.
+    """
     count = 0
     while count < len(received) and received[count].message.role in ("system", "developer"):
         count += 1
-    return [item.message.content for item in received[:count]], tuple(islice(received, count, None))
-
-
-def joined(texts: Sequence[str]) -> str | None:
-    """Return texts of system messages, joined by a blank line; None without any."""
-    return "\n\n".join(texts) if texts else None
+    texts = [*([first] if first else []), *(item.message.content for item in received[:count])]
+    return "\n\n".join(texts) if texts else None, tuple(received[count:])
 
 
 def signature(reply: ModelReply) -> str:
@@ -173,14 +287,9 @@ def signed(text: str | None) -> str | None:
     return text.removeprefix(_SIGNED) or None if text is not None and text.startswith(_SIGNED) else None
 
 
-def arguments_text(call: ToolCall) -> str:
+def compact(arguments: str | Mapping[str, Any]) -> str:
     """Return the arguments of a call as compact JSON, or the text that the model sampled instead of an object."""
-    return call.arguments if isinstance(call.arguments, str) else compact(call.arguments)
-
-
-def compact(value: Any) -> str:
-    """Return compact JSON. Integers may have any length."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
 
 
 def event_bytes(data: Any, event: str | None = None) -> bytes:
@@ -188,3 +297,8 @@ def event_bytes(data: Any, event: str | None = None) -> bytes:
     name = f"event: {event}\n" if event else ""
     text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
     return f"{name}data: {text}\n\n".encode()
+
+
+def validated(kind: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a response or an event as the client's package would read it, without fields that were not set."""
+    return kind.model_validate(value).model_dump(mode="json", exclude_unset=True, by_alias=True)
