@@ -86,10 +86,9 @@ def most_tokens(placed: Continues | Opens, turn: Turn, contexts: Mapping[str, Co
         rest = json.dumps([placed.system, tools], ensure_ascii=False)
     texts = sum(_SCAFFOLD + len(message.model_dump_json().encode()) for message in new)
     images = [image for message in new for image in message.images]
-    vision = renderer.vision if images else None
-    for image in images if vision is not None else ():
-        processed = vision.process(image)
-        texts += processed.count + len(processed.text.replace(vision.placeholder, "").encode())
+    if images and (vision := renderer.vision) is not None:
+        for processed in map(vision.process, images):
+            texts += processed.count + len(processed.text.replace(vision.placeholder, "").encode())
     return exact + _SCAFFOLD + texts + len(rest.encode())
 
 
