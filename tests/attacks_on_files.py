@@ -312,7 +312,7 @@ def run_all(names: list[str]) -> dict[str, str]:
 def store(path: Path) -> None:
     import asyncio
 
-    name = "envsdk/GuessNumber-v0"
+    name = "envsdk/GuessNumber-v1"
     env = make(name)
     with RunFolder.create(path, {"env": name}, {"main": env.renderer}) as folder:
         for trajectory in rollout_many(name, "reference", seeds=range(2)):

@@ -19,7 +19,7 @@ from ..rendering.renderer import Renderer
 SPECIFICATION = "A name, optionally with options: name:key=value,key=value, or JSON."
 RENDERER = SPECIFICATION + " Without it, the environment's own: mostly qwen3."
 TOKENIZER = "'embedded', a folder, a file, or a Hugging Face id."
-ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v0, or a class as module:Class."
+ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v1, or a class as module:Class."
 ALLOW_CHANGED = "Continue although the environment's code, options or tasks have changed; the folder records it."
 NAMED = ("renderer", "tokenizer", "history", "tasks")
 """Options of every environment that have their own option on the command line."""

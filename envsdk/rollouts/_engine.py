@@ -36,7 +36,7 @@ class Rollouts:
     """Rolls out many episodes with bounded concurrency, deadlines and retries, and reports each as it ends.
 
     ```python
-    rollouts = Rollouts("envsdk/Calculator-v0", policy, seeds=range(500), group_size=8)
+    rollouts = Rollouts("envsdk/Calculator-v1", policy, seeds=range(500), group_size=8)
     async for trajectory in rollouts: ...          # or: async for group in rollouts.groups(): ...
     trajectories = rollouts.run()                  # in a program without an event loop
     ```

@@ -1,6 +1,6 @@
 """The adapter for TRL's AsyncGRPOTrainer: a `rollout_worker` for any environment. Each sample of a rollout is a row.
 
-    episodes = dataset("envsdk/Delegate-v0", range(1000))
+    episodes = dataset("envsdk/Delegate-v1", range(1000))
     worker = RolloutWorker(partial(envsdk.make, renderer="qwen3", tokenizer=tokenizer), episodes, policy)
     trainer = AsyncGRPOTrainer(
         model=path, processing_class=tokenizer, args=args, train_dataset=episodes,

@@ -67,7 +67,7 @@ def test_a_declaration_without_images_fails():
 
 
 def test_an_environment_without_images_has_nothing_to_check():
-    check = checked("envsdk/GuessNumber-v0", "images")
+    check = checked("envsdk/GuessNumber-v1", "images")
     assert check.verdict == "NOT POSSIBLE"
 
 
@@ -81,4 +81,4 @@ def test_media_that_are_not_at_their_placeholders_are_reported(by: int):
         with pytest.raises(Failure, match="placeholders"):
             _check_places(observation.tokens, media, vision, "it")
     with pytest.raises(Failure, match="no processor"):
-        _check_places(observation.tokens, observation.media, envsdk.make("envsdk/GuessNumber-v0").renderer.vision, "it")
+        _check_places(observation.tokens, observation.media, envsdk.make("envsdk/GuessNumber-v1").renderer.vision, "it")

@@ -763,7 +763,7 @@ def test_anchors_that_are_none_are_refused(anchors: Any, weight: float, error: s
 
 
 def test_the_anchor_of_a_step_is_what_the_environment_said():
-    env = make("envsdk/GuessNumber-v0", limits={"max_steps": 4})
+    env = make("envsdk/GuessNumber-v1", limits={"max_steps": 4})
     played = [rollout(env, "random", seed=3, options={"episode_id": f"a{i}", "group_id": "g"}) for i in range(2)]
     first, second = map(observation_anchors, played)
     assert len(first) == len(played[0].steps)

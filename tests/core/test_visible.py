@@ -59,7 +59,7 @@ def test_visible_text_has_no_character_that_is_obeyed_and_keeps_all_others(text:
     assert visible(visible(text)) == visible(text)
 
 
-EPISODE = envsdk.rollout("envsdk/Delegate-v0", "reference", seed=0)
+EPISODE = envsdk.rollout("envsdk/Delegate-v1", "reference", seed=0)
 
 
 def hostile(text: str) -> Trajectory:

@@ -148,7 +148,7 @@ class Episode:
         assert STEM.lower() not in text.lower()
         is_plain = all(self.is_plain(message) for message in messages)
         given = {"has_system": messages[0].role == "system", "has_tools": bool(self.tools)}
-        is_stripped = isinstance(self.context.policy, Strip) and not self.renderer.rewriting(**given)
+        is_stripped = isinstance(self.context.policy, Strip) and not self.renderer._turns.rewriting(**given)
         if is_plain and self.is_comparable and (self.is_exact or is_stripped):
             assert text == normalize(template_text(self.renderer, messages, self.tools))
         if not is_plain:

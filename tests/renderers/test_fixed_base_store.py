@@ -164,7 +164,7 @@ def test_another_version_measures_again(folder: Path, monkeypatch: pytest.Monkey
 
 MEASURING = ("_agreement.py", "_choosing.py", "_fixed_base.py", "_grammars", "_templates")
 """What measures, in the package. Its comments and docstrings may change without a new version, its code may not."""
-MEASURED_BY = (1, "8091be9506d9bb3e")
+MEASURED_BY = (1, "f41aa88380d86752")
 
 
 def lines_that_measure() -> list[str]:

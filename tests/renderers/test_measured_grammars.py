@@ -76,7 +76,7 @@ def test_a_reply_whose_name_of_an_argument_spells_what_ends_it_is_refused(name: 
 @pytest.mark.parametrize("begun", ["a>", ">", "a>>"])
 def test_a_sampled_argument_whose_name_may_spell_what_ends_it_is_an_error_of_the_call(name: str, begun: str) -> None:
     renderer = fixed_base("qwen3_5_think") if name == "fixed_base" else FAMILIES[name].renderer()
-    out = renderer.emission()
+    out = renderer._emission()
     out.scaffold(
         f"<tool_call>\n<function=f>\n<parameter={begun}>\nv\n</parameter>\n</function>\n</tool_call><|im_end|>"
     )

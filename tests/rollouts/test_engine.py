@@ -42,7 +42,7 @@ def contents(trajectories: list[Trajectory]) -> list[bytes]:
     return [trajectory.to_json() for trajectory in trajectories]
 
 
-@pytest.mark.parametrize("env", ["envsdk/Calculator-v0", "envsdk/Delegate-v0", "envsdk/KuhnPoker-v0"])
+@pytest.mark.parametrize("env", ["envsdk/Calculator-v1", "envsdk/Delegate-v1", "envsdk/KuhnPoker-v1"])
 def test_the_number_of_concurrent_episodes_does_not_change_them(env: str) -> None:
     for policy in ("reference", "random"):
         one = Rollouts(env, policy, seeds=range(4), group_size=3, max_concurrency=1).run()
@@ -55,12 +55,12 @@ def test_the_number_of_concurrent_episodes_does_not_change_them(env: str) -> Non
 
 def test_tasks_are_the_first_of_the_environment_or_given() -> None:
     options = {"tasks": [{"secret": n} for n in (3, 4, 5)]}
-    first = Rollouts("envsdk/GuessNumber-v0", tasks=2, group_size=2, env_options=options).run()
+    first = Rollouts("envsdk/GuessNumber-v1", tasks=2, group_size=2, env_options=options).run()
     assert [(one.group_id, one.task) for one in first[::2]] == [
-        ("envsdk/GuessNumber-v0/task-0", {"secret": 3}),
-        ("envsdk/GuessNumber-v0/task-1", {"secret": 4}),
+        ("envsdk/GuessNumber-v1/task-0", {"secret": 3}),
+        ("envsdk/GuessNumber-v1/task-1", {"secret": 4}),
     ]
-    given = Rollouts("envsdk/GuessNumber-v0", tasks=[{"secret": 9}], group_size=1).run()
+    given = Rollouts("envsdk/GuessNumber-v1", tasks=[{"secret": 9}], group_size=1).run()
     assert given[0].task == {"secret": 9}
 
 

@@ -92,7 +92,7 @@ def test_a_function_gets_the_statistics_at_the_end_of_a_run() -> None:
 
 def test_breaks_are_counted_by_reason() -> None:
     options = {"history": "compact:every=1", "limits": Limits(max_steps=4)}
-    ((_, values),) = logged("envsdk/GuessNumber-v0", "random", env_options=options)
+    ((_, values),) = logged("envsdk/GuessNumber-v1", "random", env_options=options)
     breaks = {name: value for name, value in values.items() if name.startswith("breaks/")}
     assert breaks
     assert set(breaks) <= {"breaks/compaction", "breaks/budget", "breaks/edit", "breaks/summary", "breaks/template"}
@@ -396,9 +396,9 @@ def test_rich_is_imported_when_it_is_used() -> None:
     program = """if True:
         import sys
         from envsdk.rollouts import Rollouts
-        Rollouts("envsdk/GuessNumber-v0", "random", seeds=range(2), group_size=1, progress="auto").run()
+        Rollouts("envsdk/GuessNumber-v1", "random", seeds=range(2), group_size=1, progress="auto").run()
         assert "rich" not in sys.modules
-        Rollouts("envsdk/GuessNumber-v0", "random", seeds=range(2), group_size=1, progress=True).run()
+        Rollouts("envsdk/GuessNumber-v1", "random", seeds=range(2), group_size=1, progress=True).run()
         assert "rich" not in sys.modules
         """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)

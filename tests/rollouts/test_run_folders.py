@@ -32,7 +32,7 @@ from envsdk.rollouts._run_description import differences
 from envsdk.viewer._sources import Source
 
 CONFIGURATION = {
-    "env": "envsdk/GuessNumber-v0",
+    "env": "envsdk/GuessNumber-v1",
     "seeds": [0, 1, 2],
     "group_size": 2,
     "env_options": {"history": "keep"},
@@ -47,7 +47,7 @@ def renderers() -> dict[str, Renderer]:
 
 @pytest.fixture(scope="module")
 def episodes() -> list[Trajectory]:
-    return rollout_many("envsdk/GuessNumber-v0", "random", seeds=range(6))
+    return rollout_many("envsdk/GuessNumber-v1", "random", seeds=range(6))
 
 
 both_formats = pytest.mark.parametrize("compress", [False, True], ids=["plain", "zst"])
@@ -112,7 +112,7 @@ def test_what_was_appended_is_read_back(
 )
 def test_a_run_is_decoded_without_the_environment_and_without_a_hub(family: str, tmp_path: Path) -> None:
     options = real_models.FAMILIES[family]()
-    with contextlib.closing(envsdk.make("envsdk/GuessNumber-v0", **options)) as env:
+    with contextlib.closing(envsdk.make("envsdk/GuessNumber-v1", **options)) as env:
         trajectory = envsdk.rollout(env, "reference", seed=3)
         folder = RunFolder.create(tmp_path, {}, {"main": env.renderer})
         append(folder, [trajectory])
@@ -282,7 +282,7 @@ def test_another_configuration_is_refused_with_each_difference(
     folder = create()
     append(folder, episodes[:1])
     folder.close()
-    changed = {"env": "envsdk/GuessNumber-v0", "seeds": [0, 9, 2], "group_size": 2, "env_options": {}, "policy": "null"}
+    changed = {"env": "envsdk/GuessNumber-v1", "seeds": [0, 9, 2], "group_size": 2, "env_options": {}, "policy": "null"}
     with pytest.raises(RunFolderError) as raised:
         create(changed, resume=True)
     listed = str(raised.value).partition("another configuration: ")[2].partition(". Go back")[0].split("; ")

@@ -14,7 +14,7 @@ from ._call_writing import CallWriter
 from ._grammar import Field, Grammar, Path
 from ._patterns import Constant, Patterns
 from ._python_calls import NotPython, read_python_call
-from ._source import Source, Undecided
+from ._source import Source
 from ._styles import CONTROL, CUT, JSON, UNTERMINATED, parse_value, read_value, skip_space
 from ._writing import write_form
 
@@ -51,21 +51,6 @@ class _Found(NamedTuple):
     following: Constant | None
 
 
-class CallRead(Undecided):
-    """A call is read, but it is undecided what follows it.
-
-    Args:
-        call: The call.
-        end: The position after its last field.
-        position: The position after the shortest constant that may follow it.
-    """
-
-    def __init__(self, call: ToolCall, end: int, position: int) -> None:
-        super().__init__(end)
-        self.found = _Found(call, end, position, None)
-        self.call = call
-
-
 class Unreadable(ValueError):
     """A call cannot be read.
 
@@ -94,8 +79,7 @@ class CallReader:
     def __init__(self, grammar: Grammar, patterns: Patterns, source: Source, tools: Sequence[ToolSchema]) -> None:
         self._grammar = grammar
         self._source = source
-        self._searched: int = 0
-        """How many characters were searched for calls that are broken."""
+        self._searched = 0  # characters that were searched for calls that are broken
         self._patterns = patterns
         self._tools = tools
         self._writer = CallWriter(grammar, is_checked=True)
@@ -107,53 +91,37 @@ class CallReader:
     def read(self, start: int, since: int) -> ReadCall:
         """Read the call whose first field begins at `start`; a broken call ends where a call is closed or opened.
 
+        If `Source.undecided` is set then, the call, or what follows it, depends on text that has not come yet.
+
         Args:
             start: The position.
             since: Where the constant before it begins.
-
-        Raises:
-            Undecided: If the call, or what follows it, depends on text that has not come yet.
         """
         searched = self._searched
         try:
-            return self._read(start, since)
-        except Undecided:
-            self._searched = searched
-            raise
-
-    def _read(self, start: int, since: int) -> ReadCall:
-        try:
-            found = self._read_fields(start)
-        except CallRead as read:
-            call = self._with_raw(read.found, start, since)
-            raise CallRead(call, read.found.end, read.found.position) from None
+            first = self._grammar.call[0]
+            read = {"object": self._read_object, "python": self._read_python}.get(first, self._read_parts)
+            found = read(start)
+            call = ReadCall(self._with_raw(found, start, since), found.position, found.following, last=found.end)
         except Unreadable as broken:
-            return self._broken(start, since, broken)
-        return ReadCall(self._with_raw(found, start, since), found.position, found.following, last=found.end)
+            call = self._broken(start, since, broken)
+        if self._source.undecided is not None:
+            self._searched = searched
+        return call
 
     def _with_raw(self, found: _Found, start: int, since: int) -> ToolCall:
         """Return the call with its sampled text if the template would write another one."""
         tags, coded_tags = self._grammar.call_tags, self._patterns.call_tags
         closed = self._source.text.find(coded_tags[1], found.end, found.position) if coded_tags else -1
-        is_tagged = closed >= 0
-        opened = self._opened(start, since)
-        coded = self._source.text[opened:closed] if is_tagged else self._source.text[start : found.end].strip()
+        coded = self._source.text[start : found.end].strip()
+        if closed >= 0:
+            coded = self._source.text[self._opened(start, since) : closed]
+        call, text = found.call, self._patterns.code.plain(coded)
         try:
-            if tags and is_tagged:
-                written = self._writer.between_tags(found.call, tags)
-            else:
-                written = self._writer.text(found.call)
+            written = self._writer.between_tags(call, tags) if tags and closed >= 0 else self._writer.text(call)
         except RenderError:  # it cannot be written otherwise
             written = None
-        text = self._patterns.code.plain(coded)
-        call = found.call
-        return (
-            call
-            if text == written
-            else ToolCall.model_construct(
-                name=call.name, arguments=call.arguments, id=call.id, error=call.error, raw=text
-            )
-        )
+        return call if text == written else call.model_copy(update={"raw": text})
 
     def _opened(self, start: int, since: int) -> int:
         """Return the position after the tag that opens the call whose first field begins at `start`, if it has one."""
@@ -162,18 +130,14 @@ class CallReader:
         return at + len(tags[0]) if tags and at >= 0 else start
 
     def begins(self, start: int) -> bool:
-        """Return whether there is a call at `start`, where nothing marks calls: other objects are answers in JSON.
-
-        Raises:
-            Undecided: If that depends on text that has not come yet.
-        """
+        """Return whether there is a call at `start`, where nothing marks calls: other objects are answers in JSON."""
         if self._grammar.calls_are_marked or self._grammar.call != ("object",):
             return True
         try:
             value, _ = read_value(self._source.text, start, JSON, is_whole=self._source.is_whole)
         except ValueError as error:
             if str(error) == CUT:
-                raise Undecided(start) from None
+                self._source.wait(start)
             return True
         path = self._grammar.arguments_path
         has_arguments = path[-1:] == ("",) or _at(value, path, _MISSING) is not _MISSING
@@ -185,12 +149,8 @@ class CallReader:
 
     def _misformed(self, error: str, position: int, name: str = "", *, is_open: bool = False) -> Unreadable:
         """Return the error of a call without the template's form, with that form."""
-        form = f"; calls are written as {self._form!r}" if self._form else ""
-        return Unreadable(error + form, position, name, is_open=is_open)
-
-    @cached_property
-    def _form(self) -> str:
-        return write_form(self._grammar)
+        form = write_form(self._grammar)
+        return Unreadable(error + (f"; calls are written as {form!r}" if form else ""), position, name, is_open=is_open)
 
     def _broken(self, start: int, since: int, broken: Unreadable) -> ReadCall:
         found = self._source.search(self._patterns.broken_end, broken.position)
@@ -199,17 +159,11 @@ class CallReader:
         is_open = self._patterns.has_control_closers and not found
         is_cut = not found and (broken.is_open or not text.strip())
         error = NOT_CLOSED if is_cut else str(broken)
-        call = ToolCall.model_construct(name=_valid_name(broken.name), arguments=text, error=error, raw=text)
+        call = ToolCall.model_construct(
+            name="" if CONTROL.search(broken.name) else broken.name, arguments=text, error=error, raw=text
+        )
         is_closed = found is not None and not self._patterns.is_opener(found)
         return ReadCall(call, found.end() if found and is_closed else end, None, is_open, end)
-
-    def _read_fields(self, start: int) -> _Found:
-        first = self._grammar.call[0]
-        if first == "object":
-            return self._read_object(start)
-        if first == "python":
-            return self._read_python(start)
-        return self._read_parts(start)
 
     # An object.
 
@@ -227,7 +181,11 @@ class CallReader:
             path = tuple(name if key == "" else key for key in path)
         arguments = _at(fields, path, _MISSING)
         if arguments is _MISSING:
-            self._refuse_other_keys(_at(fields, path[:-1]), path, end, name)
+            layout, holder = "".join(grammar.layout), _at(fields, path[:-1])
+            keys = cast("dict[str, Any]", holder) if isinstance(holder, dict) else ()
+            other = next((key for key in keys if f'"{key}"' not in layout), None)
+            if other is not None:  # which may hold the arguments
+                raise self._misformed(f"a tool call has no {path[-1]!r}, but {other!r:.40}", end, name)
             arguments = {}
         if not isinstance(arguments, (dict, str)):
             raise Unreadable("a tool call's arguments are not a JSON object", end, name)
@@ -237,14 +195,6 @@ class CallReader:
         )
         return self._close(end, "object", call)
 
-    def _refuse_other_keys(self, holder: Any, path: Path, end: int, name: str) -> None:
-        """Refuse a call without arguments that may have them under another key."""
-        layout = "".join(self._grammar.layout)
-        keys = cast("dict[str, Any]", holder) if isinstance(holder, dict) else ()
-        other = next((key for key in keys if f'"{key}"' not in layout), None)
-        if other is not None:
-            raise self._misformed(f"a tool call has no {path[-1]!r}, but {other!r:.40}", end, name)
-
     def _value(self, start: int, name: str) -> tuple[Any, int]:
         """Read the JSON value, or the one in the template's notation, that begins at `start`."""
         style = JSON if self._grammar.call[0] == "object" else self._patterns.style
@@ -253,23 +203,20 @@ class CallReader:
             value, end = read_value(self._source.text, start, style, is_whole=self._source.is_whole)
         except ValueError as error:
             if str(error) == CUT:
-                raise Undecided(start) from None
-            self._searched += _searched(error, len(self._source.text) - start)
+                self._source.wait(start)
+            is_decoded = isinstance(error, json.JSONDecodeError)
+            is_unterminated = is_decoded and error.msg.startswith(UNTERMINATED)
+            is_cut = is_unterminated or start + error.pos >= self._source.last if is_decoded else not style.is_json
+            rest = len(self._source.text) - start
+            self._searched += error.pos if is_decoded and not is_unterminated else rest
             what = "JSON" if style.is_json else "an object"
-            is_cut = self._is_cut(error, start)
             raise Unreadable(f"a tool call is not valid {what}: {error}", start, name, is_open=is_cut) from None
         return value, end
-
-    def _is_cut(self, error: ValueError, start: int) -> bool:
-        """Return whether a value cannot be read because the reply ends in it."""
-        if not isinstance(error, json.JSONDecodeError):
-            return not self._patterns.style.is_json
-        return error.msg.startswith(UNTERMINATED) or start + error.pos >= self._source.last
 
     def _refuse_work(self, start: int, name: str) -> None:
         """Refuse to read on after many broken calls, each of which may have been searched to the end of the reply."""
         if self._searched > _WORK * self._source.length:
-            self._source.need(len(self._source.text))
+            self._source.wait(len(self._source.text))
             raise Unreadable("a tool call follows too many broken ones", start, name)
 
     # A call in Python's syntax.
@@ -287,7 +234,7 @@ class CallReader:
             )
         except NotPython as error:
             if str(error) == CUT:
-                raise Undecided(start) from None
+                self._source.wait(start)
             self._searched += error.searched
             raise Unreadable(f"a tool call is not a call in Python: {error}", start, name, is_open=True) from None
         return self._close(end, "python", ToolCall.model_construct(name=name, arguments=arguments))
@@ -307,7 +254,7 @@ class CallReader:
             texts[field] = text.strip()
             following = grammar.call[index + 1] if index + 1 < len(grammar.call) else "end"
             if field == grammar.last_fields[0] and "key" in grammar.call and constant.target != "key":
-                return self._ended(raw, self._made(texts, {}, start), start)
+                return _Found(self._made(texts, {}, start), raw.end, position, constant)
             if constant.target != following:
                 error = f"a tool call has no {following} after its {field}"
                 raise self._misformed(error, position, texts.get("name", ""))
@@ -328,50 +275,18 @@ class CallReader:
 
     def _raw(self, start: int, field: Field, name: str) -> "_Raw":
         """Read a field up to the first constant that may follow it."""
-        pattern, constants = self._patterns.after_or_control(field)
-        is_decided = True
-        try:
-            found = self._source.search(pattern, start)
-        except Undecided as undecided:
-            found = pattern.complete.match(self._source.text, undecided.position)
-            if found is None or not self._ends_call(field, constants, (found.lastindex or 1) - 1):
-                raise
-            is_decided = False
+        pattern, constants = self._patterns.after_or_control[field]
+        found = self._source.search(pattern, start)
         if found is None or found.lastindex == len(constants) + 1:
             where = found.start() if found else start
             is_open = found is None and any(self._patterns.closers)
             raise self._misformed(f"a tool call has no end of its {field}", where, name, is_open=is_open)
         constant = constants[(found.lastindex or 1) - 1]
         text = constant.strip_before(self._source.text[start : found.start()])
-        end = start + len(text)
-        if field != "value" and (not text.strip() or "\n" in text.strip() or self._has_opener(text)):
+        has_opener = self._patterns.opener.complete.search(text) is not None
+        if field != "value" and (not text.strip() or "\n" in text.strip() or has_opener):
             raise self._misformed(f"a tool call has no {field}", start, name)
-        try:
-            position = self._source.skip(constant.tail, found.end(), start)
-        except Undecided:
-            if not self._ends_call(field, constants, (found.lastindex or 1) - 1):
-                raise
-            position, is_decided = found.end(), False
-        return _Raw(text, end, position, constant, is_decided)
-
-    def _has_opener(self, text: str) -> bool:
-        return self._patterns.opener.complete.search(text) is not None
-
-    def _ends_call(self, field: Field, constants: Sequence[Constant], index: int) -> bool:
-        """Return whether a call ends with a field whatever constant follows that begins as the given one."""
-        if field not in self._grammar.last_fields or index == len(constants):
-            return False
-        given = constants[index]
-        if self._patterns.ends_a_field_only_last(given):
-            return False
-        longer = [constant for constant in constants if constant.core.startswith(given.core)]
-        fields = self._grammar.call[1:]
-        return all(constant.lead == given.lead and constant.target not in fields for constant in longer)
-
-    def _ended(self, raw: "_Raw", call: ToolCall, start: int) -> _Found:
-        if not raw.is_decided:
-            raise CallRead(call, raw.end, raw.position)
-        return _Found(call, raw.end, raw.position, raw.following)
+        return _Raw(text, start + len(text), self._source.skip(constant.tail, found.end(), start), constant)
 
     def _read_pairs(self, start: int, position: int, texts: dict[str, str]) -> _Found:
         name, pairs = self._name(texts, start), list[tuple[str, str, Any]]()
@@ -382,7 +297,7 @@ class CallReader:
             position = raw.position
             pairs.append((key, raw.text, kind))
         arguments, errors = self._typed(name, pairs)
-        return self._ended(raw, self._made(texts, arguments, start, errors), start)
+        return _Found(self._made(texts, arguments, start, errors), raw.end, position, raw.following)
 
     def _key(self, start: int, name: str) -> tuple[str, int, Any]:
         pattern, constants, kinds = self._patterns.before_values
@@ -460,23 +375,17 @@ class CallReader:
 
     def _close(self, end: int, field: Field, call: ToolCall) -> _Found:
         """Read the constant after a field that shows itself where it ends."""
-        pattern, constants = self._patterns.after(field)
+        pattern, constants = self._patterns.after[field]
         after = skip_space(self._source.text, end)
         is_closed = not self._patterns.ends_itself
-        try:
-            found = self._source.match(pattern, after)
-            constant = constants[(found.lastindex or 1) - 1] if found else None
-            position = self._source.skip(constant.tail, found.end(), end) if found and constant else end
-        except Undecided:
-            following = pattern.complete.match(self._source.text, after)
-            if is_closed and not following:
-                raise
-            raise CallRead(call, end, following.end() if following else end) from None
+        found = self._source.match(pattern, after)
+        constant = constants[(found.lastindex or 1) - 1] if found else None
+        position = self._source.skip(constant.tail, found.end(), end) if found and constant else end
         if constant is not None:
             return _Found(call, end, position, constant)
         if not is_closed:
             return _Found(call, end, end, None)
-        if after == len(self._source.text) or pattern.begun.match(self._source.text, after):
+        if after == len(self._source.text) or pattern.begun(self._source.text[after:]):
             raise Unreadable(NOT_CLOSED, end, call.name, is_open=True)
         raise Unreadable("a tool call has text after its arguments", end, call.name)
 
@@ -489,8 +398,6 @@ class _Raw(NamedTuple):
     position: int
     """The position after the constant."""
     following: Constant
-    is_decided: bool
-    """Whether it is decided which constant follows; if not, the call ends in any case."""
 
 
 def _at(value: Any, path: Path, missing: Any = None) -> Any:
@@ -505,14 +412,3 @@ def _at(value: Any, path: Path, missing: Any = None) -> Any:
             return missing
         value = fields[key]
     return value
-
-
-def _valid_name(name: str) -> str:
-    return "" if CONTROL.search(name) else name
-
-
-def _searched(error: ValueError, rest: int) -> int:
-    """Return how many characters were searched for a value until an error."""
-    if isinstance(error, json.JSONDecodeError) and not error.msg.startswith(UNTERMINATED):
-        return error.pos
-    return rest

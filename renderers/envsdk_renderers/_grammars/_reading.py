@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import Literal
 
 from envsdk.messages import Message, ToolCall, ToolSchema
@@ -17,18 +16,16 @@ from envsdk.rendering.reading import (
 )
 from envsdk.rendering.renderer import errors_at_end
 
-from ._calls import CallRead, CallReader, ReadCall
+from ._calls import CallReader
 from ._grammar import CALL_FIELDS, Field, Grammar
 from ._patterns import Constant, Patterns
-from ._source import Source, Undecided, shared_start
+from ._source import Source, shared_start
 from ._styles import CONTROL
 
 _AFTER_CALL = "there is text after a tool call"
 _SECTION_OPEN = "the section of tool calls was not closed"
-_SHORT = 64
-"""How much text may wait to be decided until it is searched again only with reason."""
-_RATE, _CREDIT = 32, 200_000
-"""How many characters may be searched again for each that comes, and at first."""
+_SHORT = 256
+"""How much undecided text is read again whenever more comes; longer text is when it has grown by an eighth."""
 
 
 class GrammarReader:
@@ -77,7 +74,6 @@ class GrammarReading:
     def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema], *, is_reported: bool = True) -> None:
         self._patterns = patterns
         self._source = Source()
-        self._tools = tools
         self._state: Field | Literal["broken"] = "start"
         """The field that comes next; `broken` is a call that was opened but does not go on as one."""
         self._position: int = 0
@@ -92,35 +88,31 @@ class GrammarReading:
         """Whether the next text is a line of its own, because a block was between it and the text before."""
         self._is_in_text = False
         """Whether the beginning of the current text was already added."""
-        self._early_call = False
-        """Whether the current call was already reported."""
         self._events: list[ReplyEvent | tuple[int, ToolCall]] = []
         """What was read since `events` was called; a call with its index."""
         self._is_reported = is_reported
         self._reported: int = 0
         """How many parts of the content were reported."""
-        self._waiting = _Waiting(patterns)
-
-    @cached_property
-    def _call_reader(self) -> CallReader:
-        return CallReader(self._patterns.grammar, self._patterns, self._source, self._tools)
+        self._waiting = ""
+        """What has come and was not read yet."""
+        self._call_reader = CallReader(patterns.grammar, patterns, self._source, tools)
 
     def feed(self, segments: Iterable[Segment]) -> None:
         """Read more of the reply."""
-        text = self._patterns.code.segments(segments)
-        if not text or self._state == "end":
+        self._waiting += self._patterns.code.segments(segments)
+        held = len(self._source.text)  # it is undecided
+        if self._state == "end" or not self._waiting or len(self._waiting) * 8 < held - _SHORT:
             return
-        is_eager = self._early_call or self._state not in CALL_FIELDS
-        if self._waiting.add(text, len(self._source.text), is_eager=is_eager):
-            self._source.grow(self._waiting.take())
-            self._run()
-            kept = min(self._since, self._position) if self._state in (*CALL_FIELDS, "broken") else self._position
-            self._source.drop(kept)
-            self._position, self._since = self._position - kept, max(0, self._since - kept)
+        self._source.grow(self._waiting)
+        self._waiting = ""
+        self._run()
+        kept = min(self._since, self._position) if self._state in (*CALL_FIELDS, "broken") else self._position
+        self._source.drop(kept)
+        self._position, self._since = self._position - kept, max(0, self._since - kept)
 
     def end(self, segments: Iterable[Segment] = ()) -> None:
         """Read the last part of the reply."""
-        self._source.grow(self._waiting.take() + self._patterns.code.segments(segments), is_whole=True)
+        self._source.grow(self._waiting + self._patterns.code.segments(segments), is_whole=True)
         self._run()
 
     def events(self) -> list[ReplyEvent]:
@@ -148,37 +140,19 @@ class GrammarReading:
 
     def _run(self) -> None:
         """Read everything that is decided."""
+        source = self._source
+        steps = {"start": self._start, "reasoning": self._read_reasoning, "text": self._read_text}
         while self._state != "end":
-            try:
-                if self._state in CALL_FIELDS and not self._call_reader.begins(self._position):
-                    self._state = "text"
-                self._state = self._next()
-            except Undecided as undecided:
-                self._take(undecided)
-                return
-
-    def _next(self) -> "Field | Literal['broken']":
-        match self._state:
-            case "start":
-                return self._start()
-            case "reasoning":
-                return self._read_reasoning()
-            case "text":
-                return self._read_text()
-            case "broken":
-                self._keep(self._call_reader.broken(self._position, self._since))
-                return "text"
-            case _:
-                return self._read_call()
-
-    def _take(self, undecided: Undecided) -> None:
-        """Read the text before what is undecided, which is not the end of its field."""
-        if isinstance(undecided, CallRead) and not self._early_call:
-            self._early_call = True
-            self._report_call(undecided.call)
-        if self._state not in ("text", "reasoning"):
+            source.undecided = None
+            if self._state in CALL_FIELDS and not self._call_reader.begins(self._position):
+                self._state = "text" if source.undecided is None else self._state
+            following = steps.get(self._state, self._read_call)() if source.undecided is None else None
+            if following is None:
+                break
+            self._state = following
+        if source.undecided is None or self._state not in ("text", "reasoning"):
             return
-        text = self._source.text[self._position : undecided.position]
+        text = source.text[self._position : source.undecided]  # which is not the end of its field
         text = text[: len(text) - self._patterns.held_back(self._state, text)]
         if self._state == "reasoning":
             self._think(text)
@@ -188,7 +162,9 @@ class GrammarReading:
             self._add(text, is_last=False)
         self._position += len(text)
 
-    def _start(self) -> Field:
+    # Each step returns the field that comes next; None, and nothing is read, if that is undecided.
+
+    def _start(self) -> Field | None:
         source, patterns = self._source, self._patterns
         coded = source.text
         first = len(coded) - len(coded.lstrip())
@@ -196,20 +172,25 @@ class GrammarReading:
         if constant is not None and constant.target in CALL_FIELDS and patterns.finds_calls_in_text:
             is_spaced = first > len(constant.lead) or len(constant.core) != end - first
             constant, end = patterns.text_at_start(source, first) if is_spaced else (constant, end)
+        after = shared_start(coded, patterns.text_start) if constant is None else source.skip(constant.tail, end, first)
+        if source.undecided is not None:
+            return None
+        self._position = after
         if constant is None:
-            self._position = shared_start(coded, patterns.text_start)
             return "text"
-        self._position, self._since = source.skip(constant.tail, end, first), first
+        self._since = first
         if constant.target == "reasoning":
             self._reasoning = []
         return constant.target
 
     # Reasoning.
 
-    def _read_reasoning(self) -> Field:
+    def _read_reasoning(self) -> Field | None:
         source = self._source
-        pattern, constants = self._patterns.after("reasoning")
+        pattern, constants = self._patterns.after["reasoning"]
         found = source.search(pattern, self._position)
+        if source.undecided is not None:
+            return None
         if found is None:
             self._think(source.text[self._position :])
             self._note("the think block was not closed")
@@ -220,6 +201,8 @@ class GrammarReading:
             closed = self._patterns.closes_reasoning(source.text, found.start())
             found, constant = closed or (found, constant)
         after = source.skip(constant.tail, found.end(), found.start())
+        if source.undecided is not None:
+            return None
         self._think(constant.strip_before(source.text[self._position : found.start()]))
         self._position, self._since = after, found.start()
         return constant.target
@@ -237,9 +220,11 @@ class GrammarReading:
 
     # Text.
 
-    def _read_text(self) -> "Field | Literal['broken']":
+    def _read_text(self) -> "Field | Literal['broken'] | None":
         patterns, source, start = self._patterns, self._source, self._position
         found = source.search(patterns.in_text, start)
+        if source.undecided is not None:
+            return None
         if found is None:
             text, ending = source.text[start:], patterns.text_end
             self._add(text[: len(text) - shared_start(text[::-1], ending[::-1])])
@@ -247,9 +232,16 @@ class GrammarReading:
         kind, constant = patterns.kind_in_text(found)
         before = source.text[start : found.start()]
         after = found.end() if constant is None else source.skip(constant.tail, found.end(), found.start())
-        if kind == "reasoning" and constant is not None and self._may_open(found, constant):
-            self._open_reasoning(before)
-            self._position = after
+        opens = kind == "reasoning" and constant is not None and self._may_open(found, constant)
+        if source.undecided is not None:
+            return None
+        if opens:
+            self._add(before)
+            if "".join(self._content).strip():
+                self._note("there is text before the think block")
+            else:
+                self._content = []
+            self._is_apart, self._reasoning, self._position = bool(self._content), [], after
             return "reasoning"
         self._position, self._since = found.end(), found.start()
         match kind:
@@ -266,8 +258,9 @@ class GrammarReading:
             case "closer" if self._reasoning is None and not self._calls and constant is not None:
                 self._note("a think block was closed that was never opened: the text before it is reasoning")
                 self._add(constant.strip_before(before))
-                self._close_unopened()
-                self._position = after
+                self._reasoning, self._content, self._position = ["".join(self._content)], [], after
+                if self._reasoning[0] and self._is_reported:  # none of it was reported as content
+                    self._events.append(ReasoningText(self._reasoning[0]))
             case "reasoning" if constant is not None and self._reasoning is None and not CONTROL.search(found[0]):
                 self._add(before + found[0])  # a word of the text
             case _:
@@ -281,25 +274,10 @@ class GrammarReading:
             return False
         if CONTROL.search(constant.core):
             return True
-        try:
-            return self._source.search(self._patterns.reasoning_closer, found.start() + 1) is not None
-        except Undecided:
-            raise Undecided(found.start()) from None
-
-    def _open_reasoning(self, before: str) -> None:
-        self._add(before)
-        if "".join(self._content).strip():
-            self._note("there is text before the think block")
-        else:
-            self._content = []
-        self._is_apart = bool(self._content)
-        self._reasoning = []
-
-    def _close_unopened(self) -> None:
-        """Make the text so far reasoning; none of it was reported."""
-        self._reasoning, self._content = ["".join(self._content)], []
-        if self._reasoning[0] and self._is_reported:
-            self._events.append(ReasoningText(self._reasoning[0]))
+        closed = self._source.search(self._patterns.reasoning_closer, found.start() + 1)
+        if self._source.undecided is not None:
+            self._source.undecided = found.start()
+        return closed is not None
 
     def _add(self, coded: str, *, is_last: bool = True) -> None:
         """Add text to the content, or a part of it that is not its last one."""
@@ -331,70 +309,29 @@ class GrammarReading:
 
     # Calls.
 
-    def _read_call(self) -> Field:
-        read = self._call_reader.read(self._position, self._since)
-        self._keep(read)
-        if read.following is not None and self._patterns.closes_one(read.following):
-            self._note(_SECTION_OPEN)
-        following = None if read.following is None else read.following.target
-        return "text" if following in (None, "end") else following
-
-    def _keep(self, read: ReadCall) -> None:
-        """Add a call, and go on after it."""
-        if not self._early_call:
-            self._report_call(read.call)
-        self._early_call = False
+    def _read_call(self) -> Field | None:
+        if self._state == "broken":
+            read = self._call_reader.broken(self._position, self._since)
+        else:
+            read = self._call_reader.read(self._position, self._since)
+        if self._source.undecided is not None:
+            return None
+        if self._is_reported:
+            self._report_content(is_settled=True)
+            self._events.append((len(self._calls), read.call))
         self._calls.append(read.call)
         if read.call.error:
             self._note(read.call.error)
         if read.is_open:
             self._open_block = "tool_call"
         self._position, self._since = read.end, read.last
-
-    def _report_call(self, call: ToolCall) -> None:
-        if self._is_reported:
-            self._report_content(is_settled=True)
-            self._events.append((len(self._calls), call))
+        if read.following is not None and self._patterns.closes_one(read.following):
+            self._note(_SECTION_OPEN)
+        following = None if read.following is None else read.following.target
+        return "text" if following in (None, "end") else following
 
     def _note(self, error: str) -> None:
         if error not in self._errors:
             self._errors[error] = None
             if self._is_reported:
                 self._events.append(ReadingError(error))
-
-
-class _Waiting:
-    """Text that has come and was not searched yet, because what waits to be decided is long.
-
-    Searching it again with each token would take quadratic time, so this has to be earned by text that comes.
-    """
-
-    def __init__(self, patterns: Patterns) -> None:
-        self._reasons = patterns.ends_of_calls
-        self._parts: list[str] = []
-        self._size: int = 0
-        self._credit = _CREDIT
-
-    def add(self, text: str, held: int, *, is_eager: bool) -> bool:
-        """Add text; return whether it should be searched now.
-
-        Args:
-            text: The text.
-            held: The length of the text before it that was searched and is undecided.
-            is_eager: Whether any text may decide it, not only one that may end a call.
-        """
-        self._parts.append(text)
-        self._size += len(text)
-        self._credit += _RATE * len(text)
-        size = held + self._size
-        has_reason = is_eager or held <= _SHORT or self._size * 8 > held or self._reasons.search(text) is not None
-        if not has_reason or size > self._credit:
-            return False
-        self._credit -= held
-        return True
-
-    def take(self) -> str:
-        """Return the text."""
-        text = "".join(self._parts)
-        self._parts, self._size = [], 0
-        return text
