@@ -36,7 +36,7 @@ _RESET_OPTIONS = ("episode_id", "group_id", "task")
 
 
 class Driver:
-    """What an environment was made with, and the episode that it began or that it joined as a sub-agent.
+    """The options of an environment, and the episode that it began or that it joined as a sub-agent.
 
     Args:
         env: The environment.

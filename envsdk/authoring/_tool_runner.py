@@ -278,7 +278,7 @@ def _not_a_result(value: object) -> TypeError:
     is_array = isinstance(value, np.ndarray)
     what = f"an array of uint8 with the shape {cast('Any', value).shape}" if is_array else type(value).__name__
     return TypeError(
-        f"a tool returned {what}, which is not a text: return an image as envsdk.ImagePart(data), and anything else as "
+        f"a tool returned {what}, which is not text: return an image as envsdk.ImagePart(data), and anything else as "
         "text or JSON (an array as array.tolist())"
     )
 

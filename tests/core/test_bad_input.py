@@ -184,6 +184,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("play", ["step", "astep"])
 @pytest.mark.parametrize("arguments", REFUSED, ids=repr)
 def test_a_refused_reset_leaves_the_running_episode_as_it_was(arguments: dict[str, Any], play: str) -> None:
@@ -211,6 +212,7 @@ class Damaged(list[Any]):
         return row
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("play", ["step", "astep", "rollout"])
 @pytest.mark.parametrize("wrong", [{"z": 1}, 7, {"number": "many"}, {"number": 1, "x": object()}, OSError("gone")])
 @pytest.mark.parametrize("seed", [None, 0, 1])
@@ -316,24 +318,6 @@ def test_an_illegal_turn_is_refused(then: object) -> None:
     env.reset(seed=0)
     with pytest.raises(errors.TurnError):
         env.step([1])
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"reward": float("nan")},
-        {"reward": "much"},
-        {"reward": {"a": float("inf")}},
-        {"messages": [{"role": "wizard", "content": "a"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
-        {"messages": [7]},
-        {"messages": "half of a pair: \ud800"},
-        {"max_tokens": 0},
-    ],
-)
-def test_a_turn_that_cannot_be_read_is_refused(arguments: dict) -> None:
-    with pytest.raises(errors.TurnError):
-        Turn(**arguments)
 
 
 def test_a_role_that_the_family_cannot_express_is_named() -> None:

@@ -501,30 +501,6 @@ def test_a_text_with_a_million_spaces_is_encoded() -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"system": 5},
-        {"max_tokens": "5"},
-        {"stop": 5},
-        {"metrics": {"a": float("nan")}},
-        {"metrics": [1]},
-        {"info": ["x"]},
-        {"reward": 10**400},
-        {"reward": {"a": 1e308, "b": 1e308}},
-        {"tools": {"type": "function", "function": {"name": "f"}}},
-        {"tools": [{"type": "function"}]},
-        {"tools": "abc"},
-        {"terminated": True, "truncated": True},
-        {"messages": ["hello"]},
-    ],
-    ids=str,
-)
-def test_a_turn_with_a_wrong_field_is_refused(arguments: dict) -> None:
-    with pytest.raises(errors.TurnError):
-        Turn(**arguments)
-
-
 @pytest.mark.parametrize("parameters", [None, {"required": None}, {}])
 def test_tools_without_parameters_can_be_called(parameters: object) -> None:
     env = Talks()
