@@ -324,9 +324,7 @@ def _renderer(specification: str, tokenizer: Any) -> Renderer:
 
 
 def _json(options: Any) -> str:
-    return json.dumps(options, default=_native)
+    def native(value: Any) -> dict[str, Any] | list[Any]:  # of hydra's own types
+        return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else list(value)
 
-
-def _native(value: Any) -> dict[str, Any] | list[Any]:
-    """Convert a mapping or sequence of hydra's own types for JSON."""
-    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else list(value)
+    return json.dumps(options, default=native)
