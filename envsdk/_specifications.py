@@ -27,7 +27,7 @@ def specification(text: str) -> str | dict[str, Any]:
 
 
 def value_of(text: str) -> Any:
-    """Return the value of a text that is JSON, or Python's True, False or None; any other text unchanged."""
+    """Return the value of a string that is JSON, or Python's True, False or None; any other string unchanged."""
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except ValueError:

@@ -40,7 +40,7 @@ def main() -> None:
     options = {"renderer": "qwen3", "tokenizer": "embedded", "limits": {"max_steps": 7}}
     runs = {
         share: Rollouts(
-            "envsdk/GuessNumber-v0", Halving(share), seeds=range(40), group_size=4, env_options=options
+            "envsdk/GuessNumber-v1", Halving(share), seeds=range(40), group_size=4, env_options=options
         ).run()
         for share in (0.1, 0.4)
     }

@@ -28,7 +28,7 @@ class HideOldResults(HistoryPolicy):
 def main() -> None:
     """Play the same episode with and without the policy."""
     for history in ("keep", HideOldResults()):
-        env = envsdk.make("envsdk/Calculator-v0", history=history, renderer="qwen3", tokenizer="embedded")
+        env = envsdk.make("envsdk/Calculator-v1", history=history, renderer="qwen3", tokenizer="embedded")
         trajectory = envsdk.rollout(env, "reference", seed=0)
         longest = max(len(prompt.prompt) for prompt in trajectory.prompts())
         print(f"{history}: {len(trajectory.samples())} samples, longest prompt {longest} tokens")

@@ -31,7 +31,7 @@ def play(policy: Any, folder: Path, history: str, episodes: int, max_steps: int)
 
     def make_env() -> envsdk.Env:
         options: Any = {"renderer": "auto", "tokenizer": folder, "history": history, "limits": {"max_steps": max_steps}}
-        return envsdk.make("envsdk/GuessNumber-v0", **options)
+        return envsdk.make("envsdk/GuessNumber-v1", **options)
 
     return rollout_many(make_env, policy, seeds=range(episodes), max_concurrency=1)
 

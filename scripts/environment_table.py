@@ -19,12 +19,12 @@ BEGIN, END = "<!-- environments: begin -->\n", "<!-- environments: end -->\n"
 HEAD = "| environment | exercises | tools | breaks | reference | null |\n|---|---|---|---|---|---|\n"
 SEEDS = range(4)
 HISTORIES: dict[str, list[Any]] = {
-    "envsdk/LongNotes-v0": [
+    "envsdk/LongNotes-v1": [
         {"name": "compact", "every": 5},
         {"name": "budget", "max_tokens": 2500},
         {"name": "summarize", "threshold": 2500},
     ],
-    "envsdk/GridScreen-v0": [{"name": "compact", "every": 2, "keep_images": 1}],
+    "envsdk/GridScreen-v1": [{"name": "compact", "every": 2, "keep_images": 1}],
 }
 """Beside `strip`: those that an environment is about."""
 

@@ -28,7 +28,7 @@ class Slow:
 
 async def main(out, tasks, executor, env):
     policy = "reference" if env else Slow()
-    rollouts = Rollouts(env or "envsdk/GuessNumber-v0", policy, seeds=range(tasks), group_size=8, max_concurrency=64,
+    rollouts = Rollouts(env or "envsdk/GuessNumber-v1", policy, seeds=range(tasks), group_size=8, max_concurrency=64,
         out=out, resume=True, executor=executor or None, n_workers=2)
     async for trajectory in rollouts:
         print(trajectory.id, flush=True)

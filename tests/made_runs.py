@@ -26,7 +26,7 @@ HOSTILE = (
 
 @cache
 def base() -> Trajectory:
-    return envsdk.rollout("envsdk/GuessNumber-v0", "reference", seed=0)
+    return envsdk.rollout("envsdk/GuessNumber-v1", "reference", seed=0)
 
 
 def episode(task: str, number: int, reward: "float | dict[str, float] | str | None") -> Trajectory:
@@ -51,7 +51,7 @@ def episodes(
 def store(path: Path, trajectories: Iterable[Trajectory], *, compress: bool = False, **configuration: Any) -> Path:
     """Write a run folder, and return its path."""
     renderers = {"main": get_renderer("qwen3", "embedded")}
-    run = RunFolder.create(path, {"env": "envsdk/GuessNumber-v0", **configuration}, renderers, compress=compress)
+    run = RunFolder.create(path, {"env": "envsdk/GuessNumber-v1", **configuration}, renderers, compress=compress)
 
     async def append_all() -> None:
         await asyncio.gather(*(run.append(trajectory, 1.0) for trajectory in trajectories))

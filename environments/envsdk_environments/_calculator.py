@@ -13,7 +13,7 @@ from envsdk.errors import ToolError
 from ._scoring import TaskData, end_with_verdict, last_word
 
 MAX_CHARS = 200
-"""The longest expression that is computed, which also bounds the size of numbers and the depth of brackets."""
+"""The longest expression that is computed, which also bounds the size of numbers and the depth of parentheses."""
 MAX_NUMBERS = 4
 _TOKEN = re.compile(r"\s*([0-9]+(\.[0-9]+)?|[-+*/()])")
 _STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
@@ -74,7 +74,7 @@ class Calculator(ToolEnv):
         """Compute an expression of at most four numbers.
 
         Args:
-            expression: Numbers, + - * / and brackets, such as "(12 + 7) * 3".
+            expression: Numbers, + - * / and parentheses, such as "(12 + 7) * 3".
         """
         if len(re.findall(r"[0-9.]+", expression)) > MAX_NUMBERS:
             raise ToolError(f"the expression has more than {MAX_NUMBERS} numbers; compute it in parts")
@@ -88,7 +88,7 @@ class Calculator(ToolEnv):
         return end_with_verdict(is_right, self.value)
 
     def _draw(self) -> str:
-        """Draw an expression with brackets around every two parts, so that it can be computed in steps."""
+        """Draw an expression with parentheses around every two parts, so that it can be computed in steps."""
         config: CalculatorConfig = self.config
         numbers = self.np_random.integers(1, config.max_number + 1, size=config.operands)
         parts = [str(number) for number in numbers]
@@ -103,14 +103,14 @@ class Calculator(ToolEnv):
         if self.computed == len(self.operations):
             results = [message.content for message in self.messages() if message.role == "tool"]
             return Message(
-                role="assistant", reasoning="That is all.", content=results[-1] if results else self.expression
+                role="assistant", reasoning="All steps are done.", content=results[-1] if results else self.expression
             )
         operation = self.operations[self.computed]
-        return Message.calling("calculate", {"expression": operation}, reasoning=f"Now {operation}.")
+        return Message.calling("calculate", {"expression": operation}, reasoning=f"Next, I compute {operation}.")
 
 
 def evaluate(expression: str) -> tuple[Fraction, list[str]]:
-    """Compute an expression of numbers, `+ - * /`, signs and brackets exactly.
+    """Compute an expression of numbers, `+ - * /`, signs and parentheses exactly.
 
     Returns:
         The value, and the operations that lead to it in order, as expressions of one or two values each.
@@ -119,7 +119,7 @@ def evaluate(expression: str) -> tuple[Fraction, list[str]]:
         ToolError: If the text is not such an expression, is too long, or divides by zero.
     """
     if len(expression) > MAX_CHARS:
-        raise ToolError(f"the expression has {len(expression)} characters; at most {MAX_CHARS} are computed")
+        raise ToolError(f"the expression has {len(expression)} characters; the limit is {MAX_CHARS}")
     reader = _ExpressionReader(expression)
     value = reader.sum(1)
     if reader.tokens:
@@ -139,7 +139,7 @@ class _ExpressionReader:
             match = _TOKEN.match(expression, position)
             if match is None:
                 wrong = expression[position:].strip()[0]
-                raise ToolError(f"{wrong!r} has no meaning here: use numbers, + - * / and brackets")
+                raise ToolError(f"{wrong!r} is not allowed: use numbers, + - * / and parentheses")
             self.tokens.insert(0, match.group().strip())
             position = match.end()
 
@@ -160,11 +160,11 @@ class _ExpressionReader:
                 case _ if right:
                     value /= right
                 case _:
-                    raise ToolError("it divides by zero")
+                    raise ToolError("division by zero")
         return value
 
     def _value(self) -> Fraction:
-        """Compute a number or a bracket, with or without a sign."""
+        """Compute a number or a part in parentheses, with or without a sign."""
         token = self.tokens.pop() if self.tokens else "the end"
         if token in ("-", "+"):
             count = len(self.operations)
@@ -175,10 +175,10 @@ class _ExpressionReader:
         if token == "(":
             value = self.sum(1)
             if not self.tokens or self.tokens.pop() != ")":
-                raise ToolError("a bracket is not closed")
+                raise ToolError("a parenthesis is not closed")
             return value
         if not token[0].isdigit():
-            raise ToolError(f"{token!r} stands where a number should be")
+            raise ToolError(f"expected a number, but found {token!r}")
         return Fraction(token)
 
 

@@ -34,20 +34,20 @@ DECIMAL_PLACES = 12
 
 _SYSTEM = {
     "integer": (
-        "Do the steps one after the other. End with a line that holds the answer alone, a whole number in digits, as "
+        "Work through the steps in order. End with a line that contains only the answer, a whole number in digits, as "
         "in this example:\nAnswer: -42"
     ),
     "latex": (
-        "Do the steps one after the other, exactly. Give the answer once, in LaTeX and in a box: a whole number, a "
-        "fraction or a decimal, as in this example:\n\\boxed{-\\frac{3}{4}}"
+        "Work through the steps in order, with exact arithmetic. Give the answer once, boxed in LaTeX, as a whole "
+        "number, a fraction or a decimal, as in this example:\n\\boxed{-\\frac{3}{4}}"
     ),
 }
 _IN_WORDS: dict[Operation, tuple[str, ...]] = {
-    "add": ("Add {}.", "Increase the result by {}.", "Put {} on top of that."),
+    "add": ("Add {}.", "Increase the result by {}.", "Add {} more."),
     "subtract": ("Subtract {}.", "Take away {}.", "Reduce the result by {}."),
-    "multiply": ("Multiply by {}.", "Take that {} times.", "Multiply what you have by {}."),
-    "divide": ("Divide by {}.", "Split that into {} equal parts and keep one.", "Keep one of {} equal parts."),
-    "subtract_from": ("Subtract the result from {}.", "Take {}, and remove from it what you have."),
+    "multiply": ("Multiply by {}.", "Take {} times that.", "Multiply what you have by {}."),
+    "divide": ("Divide by {}.", "Split that into {} equal parts and keep one.", "Take one of {} equal parts of it."),
+    "subtract_from": ("Subtract the result from {}.", "Take {} and subtract what you have from it."),
 }
 _IN_SYMBOLS: dict[Operation, str] = {
     "add": "x = x + {}",

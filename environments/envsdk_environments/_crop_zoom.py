@@ -23,8 +23,8 @@ _CELL = SHOWN * SCALE // _CELLS
 _RADIUS, _DOT = 36, 2
 _LOOK = 40  # the width and height of the crop that the reference policy requests
 _SYSTEM = (
-    f"You see a picture of {SHOWN} x {SHOWN} pixels, which is small: numbers in it cannot be read. Request crops, "
-    "which are shown larger. Then answer with the number alone."
+    f"You see a picture that was scaled down to {SHOWN} x {SHOWN} pixels, so the numbers in it are too small to read. "
+    "Request crops to see parts of it enlarged. Then answer with the number alone."
 )
 
 
@@ -89,7 +89,7 @@ class CropZoom(ToolEnv):
 
     @tool
     def crop(self, left: int, top: int, right: int, bottom: int) -> list[str | Image]:
-        """Show a part of the picture, larger. The smaller the part, the more of its details are visible.
+        """Show a part of the picture enlarged. The smaller the part, the more detail is visible.
 
         Args:
             left: The left edge, in pixels of the first picture.
@@ -99,7 +99,8 @@ class CropZoom(ToolEnv):
         """
         if not (0 <= left < right <= SHOWN and 0 <= top < bottom <= SHOWN):
             raise ToolError(
-                f"the crop is not in the picture: expected 0 <= left < right <= {SHOWN}, and so for top and bottom"
+                f"the crop is not inside the picture: expected 0 <= left < right <= {SHOWN} and 0 <= top < bottom <= "
+                f"{SHOWN}"
             )
         width, height = right - left, bottom - top
         if min(width, height) < MIN_CROP:
@@ -126,7 +127,7 @@ class CropZoom(ToolEnv):
             return Message(role="assistant", reasoning="Now I can read it.", content=str(target.number))
         left, top = (min(max(0, at // SCALE - _LOOK // 2), SHOWN - _LOOK) for at in (target.x, target.y))
         edges = {"left": left, "top": top, "right": left + _LOOK, "bottom": top + _LOOK}
-        return Message.calling("crop", edges, reasoning=f"The {target.name} is there.")
+        return Message.calling("crop", edges, reasoning=f"I look at the {target.name}.")
 
     def _large(self) -> Any:
         """Draw the large picture."""

@@ -29,13 +29,13 @@ CORRECT, FOUND = 0.75, 0.25
 """The reward for the right answer, and the rewards that researchers can earn in all."""
 MAX_TITLES = 5
 _SYSTEM = (
-    "You answer a question about a made-up world, of which you know nothing. Delegate parts of it to researchers: each "
-    "gets one question, has not seen yours, and can read a few articles only. When you know the answer, give it as one "
-    "name, without a call."
+    "Answer a question about a fictional world that you know nothing about. Delegate parts of it to researchers. Each "
+    "researcher gets one question, does not see yours, and can read only a few articles. When you know the answer, "
+    "reply with just the name, without a tool call."
 )
 _RESEARCHER_SYSTEM = (
-    "You are a researcher. Search the articles, read those that matter, at most {}, and answer the question in one "
-    "sentence that says all that was asked for."
+    "You are a researcher. Search the articles, read the relevant ones (at most {}), and answer the question in one "
+    "sentence that contains everything you were asked for."
 )
 _SYLLABLES = ("ba", "do", "fe", "gu", "ka", "li", "mo", "ne", "pa", "ri", "so", "tu", "va", "ze")
 _LAST_SYLLABLES = {"train": _SYLLABLES[:10], "test": _SYLLABLES[10:]}
@@ -140,7 +140,7 @@ class Researcher(ToolEnv):
 
     @tool
     def search(self, words: str) -> str:
-        """Find the titles of articles by words in them, the best first.
+        """Search the articles by words, and return their titles, the best matches first.
 
         Args:
             words: One or more words, such as a name.
@@ -151,7 +151,7 @@ class Researcher(ToolEnv):
             found = (wanted.intersection(re.findall(r"\w+", part.casefold())) for part in (article.title, article.text))
             scores[article.title] = sum(map(len, found))
         titles = sorted((title for title, score in scores.items() if score), key=lambda title: (-scores[title], title))
-        return ", ".join(titles[:MAX_TITLES]) or "Nothing was found."
+        return ", ".join(titles[:MAX_TITLES]) or "No articles were found."
 
     @tool
     def read(self, title: str) -> str:
@@ -164,7 +164,7 @@ class Researcher(ToolEnv):
         if article is None:
             raise ToolError(f"there is no article {title!r}; search for a title")
         if self.articles_read == self.max_articles:
-            raise ToolError(f"you have read {self.max_articles} articles, and may read no more; answer now")
+            raise ToolError(f"you have read {self.max_articles} articles, which is the limit; answer now")
         self.articles_read += 1
         return article.text
 
@@ -179,12 +179,12 @@ class Researcher(ToolEnv):
         titles = list(dict.fromkeys(title for lead in self.task.leads for title in lead.titles))[: self.max_articles]
         replies = _replies(self.messages())
         if titles and not replies:
-            return Message.calling("search", {"words": titles[0]}, reasoning="Where does it stand?")
+            return Message.calling("search", {"words": titles[0]}, reasoning="Which articles are relevant?")
         if replies <= len(titles) and titles:
             title = titles[replies - 1]
-            return Message.calling("read", {"title": title}, reasoning=f"I read about {title}.")
+            return Message.calling("read", {"title": title}, reasoning=f"I will read about {title}.")
         known = [lead.answer for lead in self.task.leads if _names(_tool_texts(self.messages()), lead.value)]
-        return Message(role="assistant", reasoning="That is all.", content=" ".join(known) or "I do not know.")
+        return Message(role="assistant", reasoning="I have what I need.", content=" ".join(known) or "I do not know.")
 
 
 class Delegate(ToolEnv):
@@ -216,16 +216,17 @@ class Delegate(ToolEnv):
 
     @tool
     def delegate(self, questions: list[str]) -> list[Handoff]:
-        """Ask researchers, who search and read a few articles each. Their answers come in the order of the questions.
+        """Ask researchers, who each search and read a few articles. The answers come in the order of the questions.
 
         Args:
-            questions: For each researcher a question, complete in itself: the researcher knows nothing else.
+            questions: One question for each researcher. It must be self-contained, because the researcher knows nothing
+                else.
         """
         left = self.config.max_researchers - self.researchers
         if not questions or not all(question.strip() for question in questions):
-            raise ToolError("there is no question, or an empty one")
+            raise ToolError("questions is empty, or contains an empty question")
         if len(questions) > left:
-            raise ToolError(f"there are {len(questions)} questions, and {left} more researchers that may be asked")
+            raise ToolError(f"you asked {len(questions)} questions, but only {left} more researchers are available")
         self.researchers += len(questions)
         return [self._handoff(question) for question in questions]
 
@@ -239,10 +240,12 @@ class Delegate(ToolEnv):
         replies, reported = _replies(self.messages()), _tool_texts(self.messages())
         if replies < len(self.quest.rounds):
             questions = [lead.question for lead in self.quest.rounds[replies]]
-            return Message.calling("delegate", {"questions": questions}, reasoning="Somebody has to look that up.")
+            return Message.calling(
+                "delegate", {"questions": questions}, reasoning="I need researchers to look this up."
+            )
         knows_all = all(_names(reported, lead.value) for lead in self.quest.leads)
         answer = self.quest.answer if knows_all else "I do not know."
-        return Message(role="assistant", reasoning="Now I put it together.", content=answer)
+        return Message(role="assistant", reasoning="Now I can put the answers together.", content=answer)
 
     null_reply = decline
 
@@ -320,13 +323,13 @@ def _draw_quest(rng: np.random.Generator, config: DelegateConfig) -> DelegateTas
     to_region = Lead(
         subject=oldest.name,
         value=oldest.region,
-        question=f"In which region does the town of {oldest.name} lie?",
+        question=f"In which region is the town of {oldest.name}?",
         titles=(oldest.name,),
         answer=f"{oldest.name} lies in the region of {oldest.region}.",
     )
     return DelegateTask(
-        question=f"{', '.join(others)} and {last} live in a town each. "
-        "In which region lies the one that was founded first?",
+        question=f"{', '.join(others)} and {last} each live in a different town. "
+        "In which region is the oldest of these towns?",
         answer=oldest.region,
         articles=tuple(articles[i] for i in order),
         rounds=(tuple(leads), (to_region,)),
@@ -349,6 +352,6 @@ def _draw_articles(town: _Town, rng: np.random.Generator) -> list[Article]:
     texts = {
         person: f"{person} was born in {born} and is a {trade}. {person} lives in the town of {town.name}.",
         town.name: f"The town of {town.name} was founded in {town.year}. It lies in the region of {town.region}.",
-        town.region: f"{town.region} is a region since {ruled}. It is known for its {trade}s.",
+        town.region: f"{town.region} has been a region since {ruled}. It is known for its {trade}s.",
     }
     return [Article(title=title, text=text) for title, text in texts.items()]

@@ -18,8 +18,8 @@ CELL = 40
 WIDTH, HEIGHT = COLUMNS * CELL, ROWS * CELL
 _RADIUS = 14
 _SYSTEM = (
-    f"You see a screen with {WIDTH} x {HEIGHT} pixels. Click the items in the order that the user names. An item "
-    "disappears when it is clicked, and the others move. A click on another item ends the task."
+    f"You see a screen of {WIDTH} x {HEIGHT} pixels. Click the items in the order in which the user names them. An "
+    f"item disappears when you click it, and the others move. A click on any other item ends the task."
 )
 
 
@@ -92,20 +92,20 @@ class GridScreen(ToolEnv):
 
     @tool
     def click(self, x: int, y: int) -> str | list[str | Image]:
-        """Click at a point of the screen.
+        """Click a point on the screen.
 
         Args:
             x: Pixels from the left edge.
             y: Pixels from the top edge.
         """
         if not (0 <= x < WIDTH and 0 <= y < HEIGHT):
-            raise ToolError(f"the point is outside of the screen, which has {WIDTH} x {HEIGHT} pixels")
+            raise ToolError(f"the point is outside the screen, which has {WIDTH} x {HEIGHT} pixels")
         if self.is_over:
             raise ToolError("the task is over")
         centers = enumerate(map(_center, self.screens[self.clicked]), self.clicked)
         found = next((item for item, at in centers if max(abs(x - at.x), abs(y - at.y)) <= _RADIUS), None)
         if found is None:
-            return ["There is nothing to click.", self._picture()]
+            return ["There is nothing to click at this point.", self._picture()]
         self.has_failed = found != self.clicked
         self.clicked += not self.has_failed
         if self.has_failed:

@@ -57,7 +57,7 @@ class GuessNumber(Env):
             if self.task
             else draw_in_split(config.split, lambda: int(self.np_random.integers(low, high + 1)))
         )
-        return Turn(f"I think of a number from {low} to {high}. Guess it.", system="Answer with one number.")
+        return Turn(f"I am thinking of a number from {low} to {high}. Guess it.", system="Answer with one number.")
 
     def respond(self, reply: Message) -> Turn:
         """Compare the guess with the hidden number."""

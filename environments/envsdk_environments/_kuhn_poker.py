@@ -34,10 +34,11 @@ Source: H. W. Kuhn, "A simplified two-person poker", 1950. Of the first player's
 The player who acts first loses 1/18 chip per hand.
 """
 _SYSTEM = (
-    "You play poker against another player, for {} hands. There are three cards; the highest wins. In each hand both "
-    "pay one chip and get one card, which the other does not see. Who acts first may check or bet one chip; after a "
-    "check, the other may check or bet, too. Who is bet against may fold or call with one chip. Who acts first changes "
-    "from hand to hand. Answer with one word: check, bet, fold or call."
+    "You are playing poker against another player, for {} hands. There are three cards, and the highest one wins. In "
+    "each hand, both players pay one chip and are dealt one card, which the other player does not see. The player who "
+    "acts first may check or bet one chip. After a check, the other player may also check or bet. A player who faces a "
+    "bet may fold, or call it with one chip. The players take turns acting first. Answer with one word: check, bet, "
+    "fold or call."
 )
 _NOTHING: Mapping[str, float] = {}
 _PAST = {"fold": "folded", "call": "called", "check": "checked", "bet": "bet"}
@@ -157,13 +158,13 @@ class KuhnPoker(Env):
         self.bad_replies += 1
         if self.bad_replies <= self.config.max_bad_replies:
             careful, bold = LEGAL[self.moves]
-            return Turn(f"That is no legal move. {careful.title()} or {bold}?", metrics={"illegal": 1.0})
+            return Turn(f"That is not a legal move. {careful.title()} or {bold}?", metrics={"illegal": 1.0})
         loser, winner = self.player, 1 - self.player
         rewards = {PLAYERS[loser]: -1.0 - self.won[loser], PLAYERS[winner]: 1.0 - self.won[winner]}
         # A player who has not acted has no context.
         met = {name: reward for name, reward in rewards.items() if name in self.met}
         return Turn(
-            "That is no legal move. You lose the match.",
+            "That is not a legal move. You lose the match.",
             reward={"played": 0.0},
             context_rewards=met,
             metrics={"illegal": 1.0},
@@ -177,7 +178,8 @@ class KuhnPoker(Env):
         gains = (gain, -gain) if first == 0 else (-gain, gain)
         for player, news in enumerate(self.news):
             shown = "" if self.moves[-1] == "fold" else f"They had {self._card(1 - player)}. "
-            news.append(f"{shown}You {'win' if gains[player] > 0 else 'lose'} {abs(gains[player])}.")
+            chips = "1 chip" if abs(gain) == 1 else f"{abs(gain)} chips"
+            news.append(f"{shown}You {'win' if gains[player] > 0 else 'lose'} {chips}.")
         shares = [chips / (MOST_CHIPS * len(self.match.deals)) for chips in gains]
         self.won = [won + share for won, share in zip(self.won, shares, strict=True)]
         rewards: dict[str, float] = dict(zip(PLAYERS, shares, strict=True))

@@ -14,11 +14,12 @@ from envsdk.errors import ToolError
 from ._scoring import TaskData
 
 _SYSTEM = (
-    "You are shown messages, one at a time, and asked questions when you have seen the last one. Early messages may "
-    "be out of sight by then, and what you said, too. Notes stay: write down with write_note what may be asked, and "
-    "look at your notes with read_notes before you answer. A reply without a call shows the next message."
+    "You will see messages, one at a time. After the last one, you will be asked questions. By then, early messages "
+    "and your own replies may no longer be visible, but your notes are kept: use write_note to write down what you may "
+    "be asked about, and read_notes to read your notes before you answer. A reply without a tool call shows the next "
+    "message."
 )
-_QUESTIONS = "That was the last message. Answer each question with a line such as `1. 42`, in digits:"
+_QUESTIONS = "That was the last message. Answer each question on a separate line, in digits, such as `1. 42`:"
 _ANSWER = re.compile(r"([0-9]{1,3})[.:)][ \t]*(-?[0-9]{1,15})")
 _NOTED = re.compile(r"(.+) ([=+]) (-?[0-9]+)")
 
@@ -117,26 +118,26 @@ class LongNotes(ToolEnv):
 
     @tool
     def write_note(self, text: str) -> str:
-        """Write a note. Notes stay, whatever else goes out of sight.
+        """Write a note. Notes are kept, even when messages are no longer visible.
 
         Args:
-            text: The note, as short as it can be.
+            text: The note, as short as possible.
         """
         config: LongNotesConfig = self.config
         left = config.max_notes_chars - sum(map(len, self.notes))
         if not text.strip():
             raise ToolError("the note is empty")
         if len(text) > config.max_note_chars:
-            raise ToolError(f"the note has {len(text)} characters; it may have {config.max_note_chars}")
+            raise ToolError(f"the note has {len(text)} characters; the limit is {config.max_note_chars}")
         if len(text) > left:
-            raise ToolError(f"the note has {len(text)} characters, and all notes together may have {left} more")
+            raise ToolError(f"the note has {len(text)} characters, but only {left} characters are left for notes")
         self.notes.append(text)
-        return f"Noted. All notes together may have {left - len(text)} more characters. Reply without a call to go on."
+        return f"Noted. {left - len(text)} characters are left for notes. Reply without a tool call to continue."
 
     @tool
     def read_notes(self) -> str:
-        """Read all your notes, in the order in which you wrote them, and the questions, if they were asked."""
-        notes = [f"Note {number}: {note}" for number, note in enumerate(self.notes, start=1)] or ["There is no note."]
+        """Read all your notes, in the order in which you wrote them, and the questions, if you were asked any."""
+        notes = [f"Note {number}: {note}" for number, note in enumerate(self.notes, start=1)] or ["There are no notes."]
         return "\n".join([*notes, *([self._questions()] if self.asked else [])])
 
     def finish(self, reply: Message) -> Turn:
@@ -162,13 +163,13 @@ class LongNotes(ToolEnv):
         is_message = self.messages()[-1].role == "user"
         if self.asked:
             if is_message:
-                return Message.calling("read_notes", reasoning="What did I write down?")
+                return Message.calling("read_notes", reasoning="I should check my notes.")
             return self._answer_from_notes(self.messages()[-1].content)
         facts = self.quest.documents[self.shown - 1].facts if self.shown else ()
         if facts and is_message:
             note = "; ".join(f"{fact.about} {'+' if fact.adds else '='} {fact.value}" for fact in facts)
-            return Message.calling("write_note", {"text": note}, reasoning="This may be asked.")
-        return Message(role="assistant", reasoning="There is nothing to write down now.", content="next")
+            return Message.calling("write_note", {"text": note}, reasoning="I may be asked about this.")
+        return Message(role="assistant", reasoning="There is nothing to write down.", content="next")
 
     def null_reply(self) -> str:
         """Ask for the next message, and answer nothing."""
@@ -183,7 +184,7 @@ class LongNotes(ToolEnv):
         matches = [match for part in parts if (match := _NOTED.fullmatch(part))]
         known = put_together(NotedFact(about=m[1], value=int(m[3]), adds=m[2] == "+") for m in matches)
         answers = [f"{number}. {known.get(about, 0)}" for number, about in enumerate(self.quest.questions, start=1)]
-        return Message(role="assistant", reasoning="It is all in the notes.", content="\n".join(answers))
+        return Message(role="assistant", reasoning="The answers are in my notes.", content="\n".join(answers))
 
 
 def put_together(facts: Iterable[NotedFact]) -> dict[str, int]:
@@ -216,13 +217,13 @@ class _NotesSize(NamedTuple):
 
 _SIZES = {"easy": _NotesSize(10, 4, 3, 2), "medium": _NotesSize(20, 7, 5, 3), "hard": _NotesSize(40, 10, 8, 5)}
 _TOPIC = (
-    "You keep the books of some depots. You will be asked for the gate code of a depot, which is the one that was said "
-    "to be valid last, and for its crate count, which is how many crates it received according to all messages "
-    "together; crates that it expects, sends or has room for do not count."
+    "You keep the records of several depots. You will be asked for the gate code of a depot, which is the latest code "
+    "that a message gives, and for its crate count, which is the total number of crates that it received according to "
+    "all messages. Crates that it expects, sends or has room for do not count."
 )
 _CODES = (
-    "The gate code of {depot} is {number} from today.",
-    "Please take note that the gate of {depot} opens with the code {number} now, and with no other.",
+    "As of today, the gate code of {depot} is {number}.",
+    "Please note that the gate of {depot} now opens only with the code {number}.",
     "After the trouble with the lock, {depot} has {number} as its new gate code.",
 )
 _CRATES = (
@@ -232,20 +233,20 @@ _CRATES = (
 )
 _BESIDE_THE_POINT = (
     "{depot} expects {number} crates in the spring.",
-    "Somebody has asked whether {depot} has room for {number} crates.",
-    "From {depot} {number} crates went to the coast.",
+    "Someone asked whether {depot} has room for {number} crates.",
+    "{number} crates went from {depot} to the coast.",
     "The gate of {depot} has been painted, which took {number} hours.",
-    "In the old days, before any of us, the gate code of {depot} was {number}.",
-    "At {depot} they have counted {number} sparrows under the roof.",
+    "Long before our time, the gate code of {depot} was {number}.",
+    "They counted {number} sparrows under the roof at {depot}.",
 )
 _WHO = (
-    "The harbour master",
+    "The harbor master",
     "My cousin from the mill",
     "The new clerk",
     "The cook of the second shift",
     "Our neighbour across the yard",
     "The night watch",
-    "The driver of the grey van",
+    "The driver of the gray van",
     "A lady from the ministry",
     "The apprentice",
     "The man who winds the clocks",
@@ -257,20 +258,20 @@ _WHO = (
     "The printer of our forms",
 )
 _DID_WHAT = (
-    "has asked three times for a longer rope, and nobody has one to spare.",
+    "has asked three times for a longer rope, and no one has one to spare.",
     "wants to know who left the lamp burning in the cellar on Sunday.",
     "thinks that the rain will last until the end of the week, if not longer.",
     "sends kind regards, and a basket of pears that has already been eaten.",
     "has lost a glove near the stairs, brown, for the left hand.",
     "would like to move the long table to the window, where there is more light.",
     "complained about the noise of the pump, which starts at four in the morning.",
-    "has found a better way to fold the blue covers, and will show it to everybody.",
+    "has found a better way to fold the blue covers, and will show it to everyone.",
     "was stuck on the bridge for two hours, because a cow would not leave it.",
     "promises to bring back the ladder as soon as the gutters are clean.",
-    "is of the opinion that tea should be served before the meeting and not after it.",
+    "thinks that tea should be served before the meeting, not after it.",
     "repaired the bell, but it now rings twice when it should ring once.",
     "reads the newspaper aloud, which half of the office enjoys and the other half does not.",
-    "has planted beans along the fence, and asks that nobody park there.",
+    "has planted beans along the fence, and asks that no one park there.",
     "told the story of the great flood again, and it was longer than last time.",
     "will be away for the wedding of a sister, and leaves the keys with the porter.",
     "needs a new pair of boots before the snow comes, size eleven.",
@@ -278,10 +279,10 @@ _DID_WHAT = (
     "believes that the cat belongs to the bakery, though it sleeps here.",
     "forgot the umbrella in the waiting room, and it has not been seen since.",
     "bought too much glue, and offers some of it to whoever has a use for it.",
-    "cannot sleep since the owl has moved into the tower, but does not want it to leave.",
-    "asks whether the calendar on the wall is the one of last year, as it seems.",
+    "has not slept since the owl moved into the tower, but does not want it to leave.",
+    "asks whether the calendar on the wall is last year's, as it seems to be.",
     "won the second prize for a marrow, and says that the first was not deserved.",
-    "has begun to learn the flute, and practises where it echoes most.",
+    "has begun to learn the flute, and practices where it echoes most.",
     "put the scissors back into the wrong drawer, which led to a long search.",
     "saw a fox near the compost early in the morning, and so did the fox.",
     "prefers the green ink, though it fades when the sun shines on it.",

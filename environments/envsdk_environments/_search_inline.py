@@ -13,16 +13,20 @@ from ._scoring import TaskData, end_with_verdict
 _TAGS = ("search", "answer")
 _STOP = ("</search>", "</answer>")
 _SYSTEM = (
-    "Answer the question. To look something up, write <search>words</search>; what was found then stands between "
-    "<information> and </information>. When you know it, write <answer>the answer</answer>."
+    "Answer the question. To look something up, write <search>words</search>; the results then appear between "
+    "<information> and </information>. When you know the answer, write <answer>the answer</answer>."
 )
 _SYLLABLES = ("ba", "do", "fe", "gu", "ka", "li", "mo", "ne", "pa", "ri", "so", "tu", "va", "ze")
 _QUESTIONS = (
     "In which town does {} live?",
-    "In which region lies the town where {} lives?",
-    "Which river flows through the region in which {} lives?",
+    "In which region is the town where {} lives?",
+    "Which river flows through the region where {} lives?",
 )
-_FACTS = ("{} lives in the town of {}.", "The town of {} lies in the region of {}.", "Through {} flows the river {}.")
+_FACTS = (
+    "{} lives in the town of {}.",
+    "The town of {} lies in the region of {}.",
+    "The region of {} is crossed by the river {}.",
+)
 _MAX_FOUND = 3
 
 
@@ -90,13 +94,13 @@ class SearchInline(Env):
     def search(self, words: str) -> str:
         """Return the facts whose subject is in the query."""
         found = [fact.text for fact in self.quest.facts if fact.subject.casefold() in words.casefold()]
-        return " ".join(found[:_MAX_FOUND]) or "Nothing was found."
+        return " ".join(found[:_MAX_FOUND]) or "No results were found."
 
     def reference_reply(self) -> str:
         """Make the searches of the path, then answer."""
         if self.searches < len(self.quest.path):
-            return f"I look up <search>{self.quest.path[self.searches]}</search>"
-        return f"So it is <answer>{self.quest.answer}</answer>"
+            return f"I will look up <search>{self.quest.path[self.searches]}</search>"
+        return f"The answer is <answer>{self.quest.answer}</answer>"
 
     def null_reply(self) -> str:
         """Guess."""

@@ -1,6 +1,6 @@
 """The renderer of environments whose messages have images, where no model is at hand.
 
-It is a chat template of our own on the embedded vocabulary, with the image processor of Qwen3-VL. So an environment
+It is our own chat template on the embedded vocabulary, with the image processor of Qwen3-VL. So an environment
 with images can be made, checked and played offline. For a model, give its tokenizer.
 """
 

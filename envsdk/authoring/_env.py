@@ -137,9 +137,7 @@ class Env(gymnasium.Env[Observation, Any]):
         self.tasks = None if tasks is None else load_tasks(tasks)
         self.observation_space = ObservationSpace(self.renderer.tokenizer.vocab_size)
         self.action_space = ActionSpace(self.renderer.tokenizer.vocab_size)
-        if isinstance(
-            self.renderer, WholeRenderer
-        ):  # it is measured: what it cannot render is refused here, not in an episode
+        if isinstance(self.renderer, WholeRenderer):  # what it cannot render is refused here, not in an episode
             self.renderer.check_tools(self.default_tools())
 
     def __init_subclass__(cls, **options: Any) -> None:

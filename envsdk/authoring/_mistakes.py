@@ -184,7 +184,7 @@ def wrong_turn(env: object, method: str, returned: object) -> TurnError:
     if returned is None:
         what = "None, not a Turn: is a `return` missing on one of its paths?"
     elif isinstance(returned, str):
-        what = f"the text {returned!r:.60}, not a Turn: return Turn({returned!r:.60})"
+        what = f"the string {returned!r:.60}, not a Turn: return Turn({returned!r:.60})"
     elif isinstance(returned, Mapping):
         keys = ", ".join(map(str, cast("Mapping[Any, Any]", returned)))
         what = f"a mapping with {keys:.80}, not a Turn: return Turn(...) with its items as arguments"

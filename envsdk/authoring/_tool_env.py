@@ -29,7 +29,7 @@ class ToolEnvConfig(EnvConfig):
     Attributes:
         max_bad_replies: How many unusable replies in a row are answered with a correction; one more ends the episode.
         max_result_chars: The length in characters above which a result is cut, with a note to the model.
-        tool_timeout_s: The time limit in seconds of a call of a tool without a limit of its own; see `Tool`.
+        tool_timeout_s: The time limit in seconds of a call of a tool without its own limit; see `Tool`.
         raise_tool_errors: Whether an exception of a tool, other than a `ToolError`, ends the episode instead of being
             reported to the model. Use it to debug tools.
         concurrent_tools: Whether the calls of one reply run concurrently, plain functions in threads. The results are

@@ -1,4 +1,4 @@
-"""Which options of an environment a stored record may not decide by itself, since they reach out of the record."""
+"""The options of an environment that a stored record may not decide by itself, since they reach out of the record."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from pydantic import BaseModel, ImportString
 
 Trust: TypeAlias = Literal["imports", "isolation", "paths"]
-"""What a record decides only on request: what is imported, how programs are isolated, and which files are opened."""
+"""Decisions that a record makes only on request: imports, the isolation of programs, and files to open."""
 
 _IMPORT_STRING: Any = ImportString
 

@@ -30,7 +30,7 @@ def split_of(key: str) -> Split:
     """Return the split of a task, which a hash of its key decides: `test` for one task in five.
 
     Args:
-        key: A text that identifies the task.
+        key: A string that identifies the task.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return "test" if int.from_bytes(digest) < _TEST_SHARE * 2**64 else "train"
@@ -42,7 +42,7 @@ def draw_in_split(split: Split, draw: Callable[[], T], key: Callable[[T], str] =
     Args:
         split: The split.
         draw: Returns a random task.
-        key: Returns a text that identifies a task. Equivalent tasks must have the same key.
+        key: Returns a string that identifies a task. Equivalent tasks must have the same key.
 
     Returns:
         The first task that belongs to the split.
@@ -167,7 +167,7 @@ def check_task(row: Any, model: type[BaseModel] | None) -> Task:
         to_json(task, fallback=_plain, bytes_mode="base64")
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise TaskError(
-            f"the task {row!r:.200} cannot be recorded: {error}. Expected a text, a number, a list, a mapping, or a "
+            f"the task {row!r:.200} cannot be recorded: {error}. Expected a string, a number, a list, a mapping, or a "
             "pydantic model; for any other object, give the data that it is made from, and make it in start()"
         ) from error
     return task

@@ -24,7 +24,7 @@ from ._output import print_json, print_text
 def onpolicy(
     policy: Annotated[str, typer.Option(help="The sampler: vllm:URL, sglang:URL or transformers:FOLDER.")],
     model: Annotated[Path, typer.Option(help="The folder of the same weights, which transformers reads.")],
-    env: Annotated[str, typer.Option(help=ENVIRONMENT)] = "envsdk/GuessNumber-v0",
+    env: Annotated[str, typer.Option(help=ENVIRONMENT)] = "envsdk/GuessNumber-v1",
     history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "strip",
     renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "auto",
     tokenizer: Annotated[str | None, typer.Option(help="The tokenizer; by default that of the folder.")] = None,

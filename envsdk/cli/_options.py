@@ -12,14 +12,14 @@ from .._specifications import value_of
 from ..authoring._env import Env
 from ..authoring._making import find_class, imported, make
 from ..errors import ConfigError, PluginError
-from ..policies._named import policy_of
+from ..policies._find import policy_of
 from ..policies._policy import PolicyLike
 from ..rendering.renderer import Renderer
 
 SPECIFICATION = "A name, optionally with options: name:key=value,key=value, or JSON."
 RENDERER = SPECIFICATION + " Without it, the environment's own: mostly qwen3."
 TOKENIZER = "'embedded', a folder, a file, or a Hugging Face id."
-ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v0, or a class as module:Class."
+ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v1, or a class as module:Class."
 ALLOW_CHANGED = "Continue although the environment's code, options or tasks have changed; the folder records it."
 NAMED = ("renderer", "tokenizer", "history", "tasks")
 """Options of every environment that have their own option on the command line."""

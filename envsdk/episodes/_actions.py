@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CheckedAction(NamedTuple):
-    """A valid action with arrays of its own.
+    """A valid action with its own arrays.
 
     Attributes:
         tokens: The sampled ids: int32, shape (n,).

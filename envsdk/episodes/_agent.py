@@ -1,4 +1,4 @@
-"""Who acts in an episode: one environment's part of it, with its contexts, its limits and its counts."""
+"""An agent of an episode: one environment's part of it, with its contexts, limits and counts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ SUMMARY = "summary"
 
 
 class StepResult(NamedTuple):
-    """What `reset` and `step` return, in gymnasium's order."""
+    """The result of `reset` and `step`, in gymnasium's order."""
 
     observation: Observation
     reward: float
@@ -35,7 +35,7 @@ class StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class EpisodeHeader:
-    """What identifies an episode, as its trajectory has it."""
+    """The identity of an episode, as its trajectory has it."""
 
     id: str
     seed: int | None
@@ -49,7 +49,7 @@ class EpisodeHeader:
 
 
 class Phase(Enum):
-    """What happened to an agent since its last observation was emitted."""
+    """The state of an agent since its last observation was emitted."""
 
     ACTIVE = auto()
     """Nothing."""

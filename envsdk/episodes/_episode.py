@@ -74,7 +74,7 @@ EpisodeGenerator: TypeAlias = Generator[Request, Any, StepResult | HandoffResult
 
 
 class PendingReply(NamedTuple):
-    """What a policy that samples a reply may read of the episode: its action may be due, or its turn be next."""
+    """The part of an episode that a policy may read while it samples a reply."""
 
     env: Environment
     """The environment of the agent that acts."""
@@ -243,7 +243,7 @@ class Episode:
             raise EpisodeError("the action that is due was interrupted: finish it, then fork")
 
     def become_fork(self, original: "Episode") -> None:
-        """Become an episode of its own, whose steps so far are another's."""
+        """Become a separate episode, whose steps so far are another's."""
         original._forks += 1
         header = original.header
         tokens = {name: len(context.log_tokens) for name, context in self.contexts.items()}
@@ -386,7 +386,7 @@ class Episode:
     def _answer_with_text(self, agent: Agent, turn: Turn, *, text: Any) -> StepResult | HandoffResult:
         """Emit a turn with the summary that a function wrote, if it is accepted."""
         if text is not None and not isinstance(text, str):
-            raise TurnError(f"a summarizer returns a text, or None for no summary, got {text!r:.80}")
+            raise TurnError(f"a summarizer returns a string, or None for no summary, got {text!r:.80}")
         summary = None if text is None or agent.context.rejects(text) else text
         step = agent.last_step
         assert step is not None

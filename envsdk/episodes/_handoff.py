@@ -79,11 +79,11 @@ ResultFilter: TypeAlias = Callable[[HandoffResult], HandoffResult]
 class Handoff:
     """Let a sub-agent continue the episode. `start`, `respond`, `resume` and tools may return it instead of a `Turn`.
 
-    The sub-agent exchanges messages with the model in a context of its own. When it ends, the environment that handed
+    The sub-agent exchanges messages with the model in its own context. When it ends, the environment that handed
     over continues in its own context, which is kept as a whole: its `resume(result)` returns the next turn. A list of
     handoffs starts several sub-agents, which a rollout runs concurrently; `resume` receives the list of their results.
 
-    The sub-agent's reward is added to the episode's reward, on which every context without a reward of its own is
+    The sub-agent's reward is added to the episode's reward, on which every context without its own reward is
     trained. With `adds_reward=False`, only the sub-agent's own contexts are trained on it. `HandoffResult.reward` holds
     it in both cases. A sub-agent that was never scored shares its parent's reward in both cases.
 

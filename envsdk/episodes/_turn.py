@@ -1,4 +1,4 @@
-"""What the environment returns next: a `Turn`, which is checked where an author makes it."""
+"""The turn that an environment returns, which is checked where an author makes it."""
 
 import copy
 import inspect
@@ -32,12 +32,12 @@ class FunctionTool(Protocol):
 
 
 class Opening(NamedTuple):
-    """How a turn opens a new context.
+    """The new context that a turn opens.
 
     Attributes:
         role: The role of the context.
-        base: The name of the context whose first messages it begins with, which is its parent; None for a conversation
-            of its own.
+        base: The name of the context whose first messages it begins with, which is its parent; None for a new
+            conversation.
         keep: How many messages of that conversation it begins with, the system message included.
         detail: Why it is opened, for people.
         is_trainable: Whether the context gives samples.
@@ -53,7 +53,7 @@ class Opening(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """Which parts of a sampled reply are not trained.
+    """The parts of a sampled reply that are not trained.
 
     Attributes:
         characters: Spans of `reply.new_text`: pairs of the first character and the one after the last, or None for the
@@ -66,11 +66,11 @@ class Mask(NamedTuple):
 
 
 class Turn:
-    """What the environment returns next: messages, a reward, and whether the episode is over.
+    """The environment's next move: messages, a reward, and whether the episode is over.
 
     Args:
-        messages: The messages to append: a text (a user message), a `Message`, a mapping in the OpenAI chat format, or
-            a list of these.
+        messages: The messages to append: a string (a user message), a `Message`, a mapping in the OpenAI chat format,
+            or a list of these.
         system: The system message that opens the conversation. In a later turn, it replaces the system message.
         tools: The tools that the model may call: JSON schemas, or what `envsdk.tool` makes. In a later turn, they
             replace the tools. A later `system` or `tools` that differs from the current one is a declared `edit`.
@@ -80,9 +80,9 @@ class Turn:
         terminated: Whether the task is over.
         truncated: Whether the episode is cut off although the task is not over.
         info: Entries for the `info` of the step. Keys that envsdk uses itself are refused.
-        prefill: The beginning of the next reply, which the policy does not sample: a text, which follows the generation
-            prompt verbatim, or an assistant `Message`. The model continues the message's content if `content` is
-            given (`content=""` closes the reasoning), and its reasoning otherwise.
+        prefill: The beginning of the next reply, which the policy does not sample: a string, which follows the
+            generation prompt verbatim, or an assistant `Message`. The model continues the message's content if
+            `content` is given (`content=""` closes the reasoning), and its reasoning otherwise.
         continues: Let the model continue the reply that this turn answers, with `messages` appended to that reply: a
             text verbatim, or an assistant `Message`, whose reasoning continues an open think block and whose content
             follows it. A stop token that ended the reply is dropped, which is a declared `edit`. If a limit ends the
@@ -114,8 +114,8 @@ class Turn:
 
     Attributes:
         messages: The messages, as a list of `Message`; empty if the reply continues.
-        continuation: What is appended to the reply: a text or an assistant `Message`; None unless `continues=True`.
-        prefill: The beginning of the next reply: a text, an assistant `Message`, or None.
+        continuation: What is appended to the reply: a string or an assistant `Message`; None unless `continues=True`.
+        prefill: The beginning of the next reply: a string, an assistant `Message`, or None.
         tools: The tools' JSON schemas, or None if the turn does not set them.
         functions: The tools that are functions, by name.
         reward: The sum of `rewards`, or None if the reply was not scored.
@@ -181,7 +181,7 @@ class Turn:
         train_dropped: bool = True,
     ) -> None:
         _refuse_awaitables(messages=messages, reward=reward, prefill=prefill)
-        max_tokens = plain_integer(max_tokens)
+        max_tokens = None if max_tokens is None else plain_integer(max_tokens)
         given: dict[str, Any] = {
             "system": system,
             "info": info,
@@ -259,7 +259,7 @@ class Turn:
 
     @property
     def shortens(self) -> bool:
-        """Whether the end of the reply may be dropped."""
+        """Return whether the end of the reply may be dropped."""
         return self.keep_reply is not None or self.up_to is not None
 
     def __repr__(self) -> str:
@@ -287,7 +287,7 @@ def _is_span(span: Any) -> bool:
 
 
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "system": (lambda system: isinstance(system, str), "a text"),
+    "system": (lambda system: isinstance(system, str), "a string"),
     "info": (lambda info: isinstance(info, Mapping), "a mapping"),
     "max_tokens": (lambda count: _are_counts(1, count), "None or an integer of at least 1"),
     "sampling": (lambda sampling: isinstance(sampling, Mapping), "a mapping"),
@@ -295,7 +295,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "context_rewards": (lambda rewards: isinstance(rewards, Mapping), "a mapping of context names to numbers"),
     "edit": (
         lambda edit: isinstance(edit, Edit) and _are_counts(edit.start, edit.keep) and type(edit.detail) is str,
-        "an Edit(keep, detail) with an integer of at least 0 and a text",
+        "an Edit(keep, detail) with an integer of at least 0 and a string",
     ),
     "opening": (
         lambda opening: (
@@ -311,9 +311,9 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "a Mask of spans (start, stop): integers of at least 0, or None for the end",
     ),
     "keep_reply": (lambda count: _are_counts(0, count), "how many tokens stay, an integer of at least 0"),
-    "up_to": (_is_string, "a text that is not empty"),
+    "up_to": (_is_string, "a string that is not empty"),
 }
-"""What each argument may be besides None, and in words."""
+"""The rule for each argument that is not None, and the values that it may have in words."""
 
 
 def _refuse_awaitables(**given: object) -> None:
@@ -349,10 +349,10 @@ def _read_start_of_reply(what: str, value: Any) -> str | Message:
     except ValidationError as error:
         raise TurnError(f"{what} cannot be read: {what_is_invalid(error)}") from error
     except TypeError:
-        raise TurnError(f"{what} is a {type(value).__name__}; expected a text or an assistant Message") from None
+        raise TurnError(f"{what} is a {type(value).__name__}; expected a string or an assistant Message") from None
     if message.role != "assistant" or message.tool_calls or message.parts is not None:
         raise TurnError(
-            f"{what} is {message!r:.80}; expected a text, or an assistant Message with reasoning and content only"
+            f"{what} is {message!r:.80}; expected a string, or an assistant Message with reasoning and content only"
         )
     return value if isinstance(value, str) else message
 
@@ -364,8 +364,8 @@ def _read_numbers(field: str, value: float | Mapping[str, float]) -> dict[str, f
     try:
         for name, number in named.items():
             if isinstance(number, (str, bytes)):  # float() would read them
-                raise TypeError("a text is not a number")
-            numbers[check_text(str(name))] = float(number)
+                raise TypeError("a string is not a number")
+            numbers[name if name is field else check_text(str(name))] = float(number)
     except (TypeError, ValueError, OverflowError) as error:
         raise TurnError(
             f"{field} is {value!r:.80}; expected a number or a mapping of names to numbers ({error})"

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..trajectories._trajectory import Trajectory
-from ._options import check_count
+from ._player import check_count
 
 
 class TaskSampler:
@@ -18,7 +18,7 @@ class TaskSampler:
     ```python
     sampler = TaskSampler(range(1000), seed=0)
     for update in range(100):
-        group = Rollouts("envsdk/Calculator-v0", policy, seeds=sampler.draw(16), group_size=8).run()
+        group = Rollouts("envsdk/Calculator-v1", policy, seeds=sampler.draw(16), group_size=8).run()
         sampler.update(group)
     ```
 

@@ -2,7 +2,7 @@
 
     trainer = GRPOTrainer(
         model=model, processing_class=tokenizer, args=args,
-        train_dataset=dataset("envsdk/GuessNumber-v0", range(1000)),
+        train_dataset=dataset("envsdk/GuessNumber-v1", range(1000)),
         rollout_func=RolloutFunc(partial(envsdk.make, renderer="qwen3", tokenizer=tokenizer)),
         reward_funcs=reward_func,
     )
@@ -30,7 +30,7 @@ from ..policies._policy import PolicyLike
 from ..policies._transformers import TransformersPolicy
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..rollouts._engine import Rollouts
-from ..rollouts._options import Deadlines, check_deadlines
+from ..rollouts._player import Deadlines, check_deadlines
 from ..trajectories._samples import Sample
 from ..trajectories._trajectory import Trajectory
 from ._capability import Capability
@@ -99,7 +99,7 @@ def read_prompt(prompt: Any) -> tuple[str, int]:
         case _:
             raise ConfigError(
                 f"the prompt {prompt!r:.80} does not name an episode; expected a string such as "
-                f"{prompt_of('envsdk/GuessNumber-v0', 0)!r}: make the dataset with dataset(env_id, seeds)"
+                f"{prompt_of('envsdk/GuessNumber-v1', 0)!r}: make the dataset with dataset(env_id, seeds)"
             )
 
 

@@ -71,7 +71,7 @@ def test_an_environment_takes_little_time_itself(benchmark, report, id):
 
 
 def test_a_program_is_run_in_a_tenth_of_a_second(benchmark, report):
-    env = envsdk.make("envsdk/PythonSandbox-v0")
+    env = envsdk.make("envsdk/PythonSandbox-v1")
     env.reset(seed=0)
 
     def run_program() -> None:

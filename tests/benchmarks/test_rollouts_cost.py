@@ -59,16 +59,16 @@ def test_two_thousand_episodes_at_the_same_time(benchmark, report, executor: Any
     if not benchmark.enabled and executor is not None:
         pytest.skip("a benchmark starts processes")
     many = 2000 if benchmark.enabled else 20
-    play("envsdk/Calculator-v0", 50, 50)  # tokenizers and actions
-    few, base = play("envsdk/Calculator-v0", 200, 50, executor=executor, n_workers=2)
+    play("envsdk/Calculator-v1", 50, 50)  # tokenizers and actions
+    few, base = play("envsdk/Calculator-v1", 200, 50, executor=executor, n_workers=2)
     rollouts, most = benchmark.pedantic(
-        lambda: play("envsdk/Calculator-v0", 4 * many, many, executor=executor, n_workers=2), rounds=1
+        lambda: play("envsdk/Calculator-v1", 4 * many, many, executor=executor, n_workers=2), rounds=1
     )
     done = rollouts.statistics
     assert done.failures == {}
     lag = done.play.lag
     name = f"Calculator, {many:,} episodes at the same time, " + ("one process" if executor is None else "2 processes")
-    fewer = few.statistics.steps / few.statistics.elapsed_s
+    fewer = few.statistics.tally.steps / few.statistics.elapsed_s
     target = None if executor is None else 2500
     report(
         f"{name}: speed", done.steps / done.elapsed_s, "steps/s", at_least=target, note=f"50 at a time: {fewer:,.0f}"
@@ -81,7 +81,7 @@ def test_two_thousand_episodes_at_the_same_time(benchmark, report, executor: Any
 def test_resets_that_take_long_do_not_delay_the_event_loop(benchmark, report):
     """SqlAnalyst draws two databases for each episode, in a thread."""
     many = 256 if benchmark.enabled else 4
-    rollouts, _ = benchmark.pedantic(lambda: play("envsdk/SqlAnalyst-v0", 2 * many, many), rounds=1)
+    rollouts, _ = benchmark.pedantic(lambda: play("envsdk/SqlAnalyst-v1", 2 * many, many), rounds=1)
     done, lag = rollouts.statistics, rollouts.statistics.play.lag
     assert done.failures == {}
     name = f"SqlAnalyst, {many} episodes at the same time"

@@ -22,13 +22,13 @@ from envsdk.rollouts import rollout_many
 
 @pytest.fixture
 def env() -> Env:
-    env = envsdk.make("envsdk/GuessNumber-v0")
+    env = envsdk.make("envsdk/GuessNumber-v1")
     env.reset(seed=0)
     return env
 
 
 def test_an_unknown_environment_suggests_near_ids() -> None:
-    with pytest.raises(errors.UnknownName, match="Did you mean 'envsdk/GuessNumber-v0'"):
+    with pytest.raises(errors.UnknownName, match="Did you mean 'envsdk/GuessNumber-v1'"):
         envsdk.make("envsdk/GuesNumber-v0")
 
 
@@ -59,7 +59,7 @@ def test_the_name_of_a_model_names_its_renderers(model: str, families: str):
 def test_an_option_of_other_libraries_for_history_names_the_history_policy(name: str):
     for make in (
         lambda **options: envsdk.get_renderer(name, "embedded", **options),
-        lambda **options: envsdk.make("envsdk/GuessNumber-v0", **options),
+        lambda **options: envsdk.make("envsdk/GuessNumber-v1", **options),
     ):
         with pytest.raises(errors.ConfigError, match="history='strip'"):
             make(strip_thinking_from_history=True)
@@ -84,19 +84,19 @@ def test_a_wrong_history_option_is_named(options: dict) -> None:
 @pytest.mark.parametrize("limits", [{"max_step": 3}, {"max_steps": 0}, {"max_steps": 1.5}, 7])
 def test_wrong_limits_are_refused(limits: object) -> None:
     with pytest.raises(errors.ConfigError, match="limits"):
-        envsdk.make("envsdk/GuessNumber-v0", limits=limits)
+        envsdk.make("envsdk/GuessNumber-v1", limits=limits)
 
 
 def test_an_unknown_option_of_an_environment_is_named() -> None:
     with pytest.raises(errors.ConfigError, match=r"hgih.*Its own options: low, high"):
-        envsdk.make("envsdk/GuessNumber-v0", hgih=5)
+        envsdk.make("envsdk/GuessNumber-v1", hgih=5)
 
 
 def test_a_tokenizer_without_the_familys_control_tokens_is_refused(tmp_path: Path) -> None:
     text = (Path(envsdk.rendering.tokenizers.DATA) / "embedded.json").read_text(encoding="utf-8")
     (tmp_path / "tokenizer.json").write_text(text.replace("<think>", "<thunk>"), encoding="utf-8")
     with pytest.raises(errors.TokenizerError, match=r"lacks control tokens.*<think>"):
-        envsdk.make("envsdk/GuessNumber-v0", tokenizer=str(tmp_path))
+        envsdk.make("envsdk/GuessNumber-v1", tokenizer=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_an_illegal_action_is_refused_and_the_episode_goes_on(env: Env, action: 
 
 def test_ids_that_pad_the_vocabulary_are_legal() -> None:
     tokenizer = envsdk.load_tokenizer(envsdk.rendering.tokenizers.DATA / "embedded.json", vocab_size=5000)
-    env = envsdk.make("envsdk/GuessNumber-v0", tokenizer=tokenizer)
+    env = envsdk.make("envsdk/GuessNumber-v1", tokenizer=tokenizer)
     env.reset(seed=0)
     env.step([4999])
     assert env.messages()[2].content == envsdk.rendering.tokenizers.UNNAMED
@@ -143,7 +143,7 @@ def test_a_vocabulary_smaller_than_its_names_is_refused() -> None:
 
 def test_step_before_reset_is_refused() -> None:
     with pytest.raises(errors.EpisodeError, match="reset"):
-        envsdk.make("envsdk/GuessNumber-v0").step([1])
+        envsdk.make("envsdk/GuessNumber-v1").step([1])
 
 
 def test_step_after_the_end_is_refused(env: Env) -> None:
@@ -184,6 +184,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("play", ["step", "astep"])
 @pytest.mark.parametrize("arguments", REFUSED, ids=repr)
 def test_a_refused_reset_leaves_the_running_episode_as_it_was(arguments: dict[str, Any], play: str) -> None:
@@ -211,6 +212,7 @@ class Damaged(list[Any]):
         return row
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("play", ["step", "astep", "rollout"])
 @pytest.mark.parametrize("wrong", [{"z": 1}, 7, {"number": "many"}, {"number": 1, "x": object()}, OSError("gone")])
 @pytest.mark.parametrize("seed", [None, 0, 1])
@@ -318,24 +320,6 @@ def test_an_illegal_turn_is_refused(then: object) -> None:
         env.step([1])
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"reward": float("nan")},
-        {"reward": "much"},
-        {"reward": {"a": float("inf")}},
-        {"messages": [{"role": "wizard", "content": "a"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
-        {"messages": [7]},
-        {"messages": "half of a pair: \ud800"},
-        {"max_tokens": 0},
-    ],
-)
-def test_a_turn_that_cannot_be_read_is_refused(arguments: dict) -> None:
-    with pytest.raises(errors.TurnError):
-        Turn(**arguments)
-
-
 def test_a_role_that_the_family_cannot_express_is_named() -> None:
     with pytest.raises(errors.RenderError, match=r"'developer'.*qwen3.*assistant, system, tool, user"):
         Says(Turn([Message(role="developer", content="a")])).reset(seed=0)
@@ -345,35 +329,35 @@ def test_a_task_file_that_is_no_jsonl_names_the_line(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"secret": 1}\n\n{"secret": \n')
     with pytest.raises(errors.TaskError, match="line 3 is not JSON"):
-        envsdk.make("envsdk/GuessNumber-v0", tasks=str(file))
+        envsdk.make("envsdk/GuessNumber-v1", tasks=str(file))
 
 
 @pytest.mark.parametrize("tasks", ["nowhere.jsonl", [], 7, {"a": 1}])
 def test_tasks_that_cannot_be_read_are_refused(tasks: object) -> None:
     with pytest.raises(errors.TaskError):
-        envsdk.make("envsdk/GuessNumber-v0", tasks=tasks)
+        envsdk.make("envsdk/GuessNumber-v1", tasks=tasks)
 
 
 def test_a_task_that_does_not_fit_its_model_is_named() -> None:
-    env = envsdk.make("envsdk/GuessNumber-v0", tasks=[{"secrt": 1}])
+    env = envsdk.make("envsdk/GuessNumber-v1", tasks=[{"secrt": 1}])
     with pytest.raises(errors.TaskError, match="secret"):
         env.reset(seed=0)
 
 
 def test_a_task_index_out_of_range_is_refused() -> None:
-    env = envsdk.make("envsdk/GuessNumber-v0", tasks=[{"secret": 1}])
+    env = envsdk.make("envsdk/GuessNumber-v1", tasks=[{"secret": 1}])
     with pytest.raises(errors.TaskError, match="there is no task 1"):
         env.reset(options={"task": 1})
 
 
 def test_a_policy_that_returns_no_action_is_refused() -> None:
     with pytest.raises(errors.PolicyError, match=r"returned a list, .*; expected an Action"):
-        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded"), lambda prompt, **_: [1], seed=0)
+        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded"), lambda prompt, **_: [1], seed=0)
 
 
 def test_an_unknown_policy_lists_the_known_ones() -> None:
     with pytest.raises(errors.UnknownName, match="Did you mean 'random'"):
-        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "randon", seed=0)
+        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "randon", seed=0)
 
 
 def test_a_broken_plugin_is_reported_by_name_and_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,12 +366,12 @@ def test_a_broken_plugin_is_reported_by_name_and_stops_no_other(monkeypatch: pyt
     real = registry._entry_points
     monkeypatch.setattr(registry, "_entry_points", lambda group: [broken, *real(group)])
     with pytest.warns(registry.PluginWarning, match=r"'acme'.*no_such_module_at_all"):
-        assert "envsdk/GuessNumber-v0" in envsdk.list_envs()
+        assert "envsdk/GuessNumber-v1" in envsdk.list_envs()
     with pytest.raises(errors.UnknownName, match="'acme' failed to import"):
         envsdk.make("acme/Thing-v0")
 
 
-@pytest.mark.parametrize("ends", ["raise SystemExit(7)", "register_env('envsdk/Calculator-v0', 'acme_env:Calculator')"])
+@pytest.mark.parametrize("ends", ["raise SystemExit(7)", "register_env('envsdk/Calculator-v1', 'acme_env:Calculator')"])
 def test_a_plugin_that_exits_or_takes_one_of_our_ids_is_the_one_that_is_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: str
 ) -> None:
@@ -401,7 +385,7 @@ from envsdk import list_envs, _registry as registry
 sys.path.insert(0, {str(tmp_path)!r})
 intruder, real = EntryPoint("acme", "acme_env", registry.ENVIRONMENTS), registry._entry_points
 registry._entry_points = lambda group: [intruder, *real(group)]
-print(*list_envs(), type(__import__("envsdk").make("envsdk/Calculator-v0")).__module__)
+print(*list_envs(), type(__import__("envsdk").make("envsdk/Calculator-v1")).__module__)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -426,7 +410,7 @@ def test_an_environment_whose_module_is_missing_is_reported_by_id() -> None:
 
 def test_an_id_cannot_be_taken_twice() -> None:
     with pytest.raises(errors.PluginError, match="is taken by"):
-        envsdk.register_env("envsdk/GuessNumber-v0", "somewhere:Else")
+        envsdk.register_env("envsdk/GuessNumber-v1", "somewhere:Else")
 
 
 def test_an_authors_error_says_where_it_came_from() -> None:
@@ -445,11 +429,11 @@ def test_an_authors_error_says_where_it_came_from() -> None:
     "arguments",
     [
         ["envsdk/Nothing-v0"],
-        ["envsdk/GuessNumber-v0", "--history", "compact:every"],
-        ["envsdk/GuessNumber-v0", "--tokenizer", "/nowhere/at/all"],
-        ["envsdk/GuessNumber-v0", "--tasks", "/nowhere/tasks.jsonl"],
-        ["envsdk/GuessNumber-v0", "--out", "/proc/nowhere"],
-        ["envsdk/GuessNumber-v0", "--policy", "clever"],
+        ["envsdk/GuessNumber-v1", "--history", "compact:every"],
+        ["envsdk/GuessNumber-v1", "--tokenizer", "/nowhere/at/all"],
+        ["envsdk/GuessNumber-v1", "--tasks", "/nowhere/tasks.jsonl"],
+        ["envsdk/GuessNumber-v1", "--out", "/proc/nowhere"],
+        ["envsdk/GuessNumber-v1", "--policy", "clever"],
     ],
 )
 def test_the_command_line_refuses_with_our_error(arguments: list[str]) -> None:
@@ -459,7 +443,7 @@ def test_the_command_line_refuses_with_our_error(arguments: list[str]) -> None:
 
 
 def test_a_damaged_record_is_refused() -> None:
-    line = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0).to_json()
+    line = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0).to_json()
     for damaged in (b"", b"[]", b"{}", line[:-20], line.replace(b'"schema":2', b'"schema":99')):
         with pytest.raises(errors.InvalidRecord):
             envsdk.Trajectory.from_json(damaged)
@@ -468,7 +452,7 @@ def test_a_damaged_record_is_refused() -> None:
 
 
 def test_a_record_that_drops_tokens_undeclared_gives_no_samples() -> None:
-    trajectory = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0)
+    trajectory = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0)
     trajectory.steps[1].keep -= 3
     with pytest.raises(envsdk.UndeclaredBreak, match="step 2 keeps"):
         trajectory.samples()
@@ -491,7 +475,7 @@ def test_a_record_that_drops_tokens_undeclared_gives_no_samples() -> None:
     ],
 )
 def test_an_unsound_sample_names_the_field_and_the_position(field: str, value: object, message: str) -> None:
-    sample = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0).samples()[0]
+    sample = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0).samples()[0]
     if isinstance(value, np.ndarray) or field == "reward":
         setattr(sample, field, value)
     else:
@@ -501,12 +485,12 @@ def test_an_unsound_sample_names_the_field_and_the_position(field: str, value: o
 
 
 def test_a_sample_without_a_trained_token_is_refused() -> None:
-    sample = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0).samples()[0]
+    sample = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0).samples()[0]
     sample.mask[:] = False
     with pytest.raises(errors.InvalidSample, match="no token is trained"):
         sample.validate()
 
 
 def test_limits_accept_an_object_and_a_mapping() -> None:
-    assert envsdk.make("envsdk/GuessNumber-v0", limits=Limits(max_steps=2)).limits.max_steps == 2
-    assert envsdk.make("envsdk/GuessNumber-v0", limits={"max_steps": 2}).limits.max_steps == 2
+    assert envsdk.make("envsdk/GuessNumber-v1", limits=Limits(max_steps=2)).limits.max_steps == 2
+    assert envsdk.make("envsdk/GuessNumber-v1", limits={"max_steps": 2}).limits.max_steps == 2

@@ -26,11 +26,11 @@ import envsdk
 from envsdk import Env, errors, tool
 from envsdk import _registry as registry
 from envsdk.testing import Check, EnvReport, check_env
+from envsdk.testing import _env_attacks as env_replies
 from envsdk.testing import _env_episodes as env_episodes
-from envsdk.testing import _env_replies as env_replies
 from envsdk.testing import _environments as environments
-from envsdk.testing._env_arguments import right_arguments, texts_in
-from envsdk.testing._env_time import TimeLimitExceeded, time_limit
+from envsdk.testing._env_attacks import right_arguments, texts_in
+from envsdk.testing._env_episodes import TimeLimitExceeded, time_limit
 
 ATTACKS = {"garbage replies", "injected text", "enormous replies", "cut replies"}
 ELSEWHERE = "same bytes in another process"
@@ -164,9 +164,9 @@ def test_the_command_does_what_it_says() -> None:
 
 
 def test_of_an_id_of_a_plugin_the_command_is_one_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(envsdk.make("envsdk/GuessNumber-v0")), "reward_range", (0.0, 9.0))
-    (check,) = check_env("envsdk/GuessNumber-v0", seeds=2, first_seed=3, only="reference policy").failed
-    assert check.command == 'envsdk check envsdk/GuessNumber-v0 --seed 3 --seeds 1 --only "reference policy"'
+    monkeypatch.setattr(type(envsdk.make("envsdk/GuessNumber-v1")), "reward_range", (0.0, 9.0))
+    (check,) = check_env("envsdk/GuessNumber-v1", seeds=2, first_seed=3, only="reference policy").failed
+    assert check.command == 'envsdk check envsdk/GuessNumber-v1 --seed 3 --seeds 1 --only "reference policy"'
 
 
 def test_of_an_id_that_only_this_process_knows_the_command_names_the_class(register: Callable[..., str]) -> None:
@@ -182,12 +182,12 @@ def test_no_command_is_printed_where_none_can_run(given: Any) -> None:
 
 
 def test_of_an_object_with_options_the_command_has_them() -> None:
-    env = envsdk.make("envsdk/GuessNumber-v0", high=10)
+    env = envsdk.make("envsdk/GuessNumber-v1", high=10)
     env.reset(seed=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(env), "reward_range", (0.0, 9.0))
         (check,) = check_env(env, seeds=2, only="reference policy").failed
-    assert "check_env(envsdk.make('envsdk/GuessNumber-v0', high=10), first_seed=0, seeds=1," in check.command.replace(
+    assert "check_env(envsdk.make('envsdk/GuessNumber-v1', high=10), first_seed=0, seeds=1," in check.command.replace(
         "'\"'\"'", "'"
     )
     assert env.trajectory is None  # it was a copy that played
@@ -249,7 +249,7 @@ def test_a_specification_that_holds_a_function_is_refused(register: Callable[...
 
 
 def test_a_renderer_that_is_an_object_is_nothing_that_the_environment_does_wrong() -> None:
-    env = envsdk.make("envsdk/GuessNumber-v0", renderer=envsdk.get_renderer("qwen3"))
+    env = envsdk.make("envsdk/GuessNumber-v1", renderer=envsdk.get_renderer("qwen3"))
     (check,) = check_env(env, only="specification").checks
     assert check.verdict == "NOT POSSIBLE" and "renderer is an object" in check.detail
 
@@ -354,8 +354,8 @@ def test_of_functions_and_objects_all_is_checked_that_can_be() -> None:
 
 def test_gymnasiums_wrappers_are_taken_off() -> None:
     envsdk.list_envs()
-    wrapped = gymnasium.make("envsdk/GuessNumber-v0")
-    assert check_env(wrapped, seeds=2, only="copies").raise_if_failed().env == "envsdk/GuessNumber-v0"
+    wrapped = gymnasium.make("envsdk/GuessNumber-v1")
+    assert check_env(wrapped, seeds=2, only="copies").raise_if_failed().env == "envsdk/GuessNumber-v1"
 
 
 def test_tasks_that_are_given_are_told_apart_and_have_no_splits(register: Callable[..., str]) -> None:
@@ -381,7 +381,7 @@ def test_the_global_random_states_are_as_before() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"env": "envsdk/GuesNumber-v0"}, errors.UnknownName, "Did you mean 'envsdk/GuessNumber-v0'"),
+        ({"env": "envsdk/GuesNumber-v0"}, errors.UnknownName, "Did you mean 'envsdk/GuessNumber-v1'"),
         ({"env": broken.Sound, "only": "same byte"}, errors.UnknownName, "Did you mean 'same bytes'"),
         ({"env": broken.Sound, "seeds": 0}, errors.ConfigError, "expected at least 1"),
         ({"env": broken.Sound, "first_seed": -1}, errors.ConfigError, "at least 0"),

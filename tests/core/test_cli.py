@@ -67,7 +67,7 @@ def test_a_rollout_counts_its_breaks_by_their_reasons_each_on_two_short_lines() 
 def test_a_rollout_takes_its_tasks_from_a_file(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"secret": 7}\n{"secret": 9}\n')
-    run("rollout", "envsdk/GuessNumber-v0", "--tasks", tasks, "--episodes", 2, "--out", tmp_path)
+    run("rollout", "envsdk/GuessNumber-v1", "--tasks", tasks, "--episodes", 2, "--out", tmp_path)
     found = {trajectory.task["secret"] for trajectory in read_jsonl(tmp_path / "trajectories.jsonl", Trajectory)}
     assert found == {7, 9}
 
@@ -92,9 +92,9 @@ def test_the_demo_shows_every_environment_and_the_policies_that_matter_there(tmp
     printed = run("demo", "--episodes", 2, "--out", tmp_path)
     names = [name for name in envsdk.list_envs() if name.startswith("envsdk/")]
     played = [name for name in names if not gymnasium.spec(name).nondeterministic]
-    rows = {name.removeprefix("envsdk/").removesuffix("-v0"): 1 for name in played}
+    rows = {name.removeprefix("envsdk/").rpartition("-")[0]: 1 for name in played}
     rows |= {"Calculator": 3, "LongNotes": 3, "MathChat": 4}
-    rows = {name: count for name, count in rows.items() if f"skipped: envsdk/{name}-v0: " not in printed}
+    rows = {name: count for name, count in rows.items() if not re.search(rf"skipped: envsdk/{name}-v\d: ", printed)}
     assert {name: len(re.findall(rf"^\W*{name}\b", printed, flags=re.MULTILINE)) for name in rows} == rows
     trajectories = list(read_jsonl(tmp_path / "trajectories.jsonl", Trajectory))
     assert len(trajectories) == 2 * sum(rows.values())
@@ -102,21 +102,21 @@ def test_the_demo_shows_every_environment_and_the_policies_that_matter_there(tmp
 
 
 def test_rollout_says_how_episodes_ended_and_how_many_calls_failed() -> None:
-    printed = run("rollout", "envsdk/Calculator-v0", "--episodes", 2)
+    printed = run("rollout", "envsdk/Calculator-v1", "--episodes", 2)
     assert "ended: 2 terminated" in printed
     assert "tool errors: 0 of 8 calls" in printed
-    figures = json.loads(run("rollout", "envsdk/SearchInline-v0", "--episodes", 2, "--json"))
+    figures = json.loads(run("rollout", "envsdk/SearchInline-v1", "--episodes", 2, "--json"))
     assert figures["metrics"] == {"searches": 4.0}
 
 
 def test_show_heads_a_reply_that_went_on_with_each_of_its_steps(tmp_path: Path) -> None:
-    run("rollout", "envsdk/SearchInline-v0", "--episodes", 1, "--out", tmp_path)
+    run("rollout", "envsdk/SearchInline-v1", "--episodes", 1, "--out", tmp_path)
     shown = run("show", tmp_path / "trajectories.jsonl")
     assert [f"main · assistant · step {n}" in shown for n in (1, 2, 3)] == [True] * 3
 
 
 def test_show_leaves_out_the_named_rewards_and_the_reasoning_that_a_reply_has_not(tmp_path: Path) -> None:
-    run("rollout", "envsdk/GuessNumber-v0", "--episodes", 1, "--out", tmp_path)
+    run("rollout", "envsdk/GuessNumber-v1", "--episodes", 1, "--out", tmp_path)
     shown = run("show", tmp_path / "trajectories.jsonl")
     assert "assistant · step 1 · " in shown
     assert "()" not in shown

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import Env, Message, Trajectory, Turn, errors
 from envsdk import _registry as registry
-from envsdk.cli import _checks as checks
+from envsdk.cli import _check as checks
 from envsdk.cli import app
-from envsdk.cli._checks import _Printer
+from envsdk.cli._check import _Printer
 from envsdk.cli._options import options_of
-from envsdk.cli._typed import TypingError, read_reply, signatures
+from envsdk.cli._typed_reply import TypingError, read_reply, signatures
 from envsdk.cli.scaffold import create
 from envsdk.testing._environments import EnvCheck
 from envsdk.trajectories.records import read_jsonl
@@ -84,7 +84,7 @@ def test_list_prints_the_same_for_machines(registered: None) -> None:
     listed = json.loads(run("list", "--json"))
     entries = {entry["id"]: entry for entry in listed["environments"]}
     assert list(entries) == envsdk.list_envs()
-    assert entries["envsdk/Calculator-v0"]["tools"] == ["calculate"]
+    assert entries["envsdk/Calculator-v1"]["tools"] == ["calculate"]
     assert entries["test/Shy-v0"]["exercises"] == "patience"
     assert entries["test/Shy-v0"]["reward_range"] == [None, None]
     assert entries["envsdk/Random-v0"]["nondeterministic"]
@@ -230,15 +230,15 @@ def test_tools_are_shown_with_what_they_take() -> None:
 
 
 def test_a_person_plays_an_episode_with_a_tool(tmp_path: Path) -> None:
-    env = envsdk.make("envsdk/Calculator-v0", operands=2)
+    env = envsdk.make("envsdk/Calculator-v1", operands=2)
     env.reset(seed=3)
     shown = run(
-        *("play", "envsdk/Calculator-v0", "--seed", 3, "--option", "operands=2", "--out", tmp_path),
+        *("play", "envsdk/Calculator-v1", "--seed", 3, "--option", "operands=2", "--out", tmp_path),
         typed=f"/calculate 1/0\n/calculate expression={env.expression.replace(' ', '')}\n{env.value}\n",
     )
     assert f"What is {env.expression}?" in shown
     assert "/calculate expression=..." in shown
-    assert "[tool]\nError: it divides by zero" in shown
+    assert "[tool]\nError: division by zero" in shown
     assert f"[tool]\n{env.value}" in shown
     assert "reward 1 (correct 1)" in shown
     assert "The episode is over: terminated, reward 1 in 3 steps, breaks: none." in shown
@@ -248,27 +248,27 @@ def test_a_person_plays_an_episode_with_a_tool(tmp_path: Path) -> None:
 
 def test_a_person_who_leaves_is_let_go() -> None:
     for keys in ("50\n", "50\n:quit\n", '50\n"""\nnot finished\n'):
-        assert "You quit after 1 step." in run("play", "envsdk/GuessNumber-v0", typed=keys)
-    assert "You quit after 0 steps." in run("play", "envsdk/GuessNumber-v0", typed="")
+        assert "You quit after 1 step." in run("play", "envsdk/GuessNumber-v1", typed=keys)
+    assert "You quit after 0 steps." in run("play", "envsdk/GuessNumber-v1", typed="")
 
 
 def test_breaks_and_both_players_are_shown() -> None:
     shown = run("play", "envsdk/MathChat-v0", "--history", "compact:every=2", typed='/{"reasoning": "hm"}\n2\n3\n')
     assert shown.count("-- compaction (") == 1
-    shown = run("play", "envsdk/KuhnPoker-v0", "--option", "hands=1", typed="bet\nfold\n")
+    shown = run("play", "envsdk/KuhnPoker-v1", "--option", "hands=1", typed="bet\nfold\n")
     assert "-- you now act as player1" in shown
     assert "player0 got the reward 0.5." in shown
 
 
 def test_a_reply_that_goes_on_and_a_stop_string_are_shown() -> None:
-    shown = run("play", "envsdk/SearchInline-v0", typed="<search>x</search> and\n:prompt\n<answer>x</answer>\n")
+    shown = run("play", "envsdk/SearchInline-v1", typed="<search>x</search> and\n:prompt\n<answer>x</answer>\n")
     assert "-- your reply ends at '</search>' or '</answer>'" in shown
-    assert "-- your reply continues: \n<information>Nothing was found.</information>" in shown
+    assert "-- your reply continues: \n<information>No results were found.</information>" in shown
     assert "<search>x</search>\n<information>" in shown.partition(":prompt")[2]  # what came behind it was not said
 
 
 def test_help_and_tools_are_told_and_blank_lines_say_nothing() -> None:
-    shown = run("play", "envsdk/Calculator-v0", typed="\n  \n:help\n:tools\n/calculte 1\n")
+    shown = run("play", "envsdk/Calculator-v1", typed="\n  \n:help\n:tools\n/calculte 1\n")
     assert "/tool key=value" in shown
     assert shown.count("/calculate expression=...") == 2
     assert "Did you mean 'calculate'" in shown
@@ -283,7 +283,7 @@ def test_what_was_not_scored_or_was_too_long_is_told(registered: None) -> None:
 
 def test_what_a_renderer_cannot_say_is_asked_again() -> None:
     shown = run(
-        *("play", "envsdk/GuessNumber-v0", "--renderer", "role_colon"),
+        *("play", "envsdk/GuessNumber-v1", "--renderer", "role_colon"),
         typed='/{"content": "", "tool_calls": [{"name": "f", "arguments": {}}]}\n50\n',
     )
     assert "You quit after 1 step." in shown
@@ -307,7 +307,7 @@ def test_options_of_an_environment_are_pairs() -> None:
         with pytest.raises(errors.ConfigError):
             options_of(wrong)
     with pytest.raises(errors.ConfigError, match="--renderer"):
-        run("play", "envsdk/GuessNumber-v0", "--option", "renderer=qwen3", typed="")
+        run("play", "envsdk/GuessNumber-v1", "--option", "renderer=qwen3", typed="")
 
 
 def test_a_rollout_takes_options_of_the_environment(tmp_path: Path) -> None:
@@ -320,9 +320,9 @@ def test_a_rollout_takes_options_of_the_environment(tmp_path: Path) -> None:
 
 
 def test_check_prints_a_report() -> None:
-    printed = run("check", "envsdk/GuessNumber-v0", "--seeds", 2, "--only", "same bytes")
+    printed = run("check", "envsdk/GuessNumber-v1", "--seeds", 2, "--only", "same bytes")
     assert re.match(r"PASS +same bytes", printed)
-    assert "envsdk/GuessNumber-v0: 0 of 1 checks failed" in printed
+    assert "envsdk/GuessNumber-v1: 0 of 1 checks failed" in printed
 
 
 def test_check_prints_one_finding_for_each_cause() -> None:
@@ -364,9 +364,9 @@ def test_every_command_refuses_what_is_no_environment(command: str, env: str) ->
 
 
 def test_check_takes_options_and_prints_for_machines() -> None:
-    arguments = ("check", "envsdk/GuessNumber-v0", "--option", "high=9", "--seeds", 2, "--only", "same bytes", "--json")
+    arguments = ("check", "envsdk/GuessNumber-v1", "--option", "high=9", "--seeds", 2, "--only", "same bytes", "--json")
     report = json.loads(run(*arguments))
-    assert report["environment"] == "envsdk/GuessNumber-v0"
+    assert report["environment"] == "envsdk/GuessNumber-v1"
     assert [check["verdict"] for check in report["checks"]] == ["PASS"]
 
 

@@ -57,8 +57,8 @@ def test_costs_grow_with_the_steps_or_with_their_square():
 
 
 def test_the_images_of_an_environment_are_counted_and_named():
-    found = estimate("envsdk/GridScreen-v0", episodes=2, history="keep")
-    played = [envsdk.rollout("envsdk/GridScreen-v0", "reference", seed=seed) for seed in range(2)]
+    found = estimate("envsdk/GridScreen-v1", episodes=2, history="keep")
+    played = [envsdk.rollout("envsdk/GridScreen-v1", "reference", seed=seed) for seed in range(2)]
     sizes = [placed.stop - placed.start for one in played for placed in one.contexts["main"].media]
     assert found.sizes.first_images == found.sizes.observation_images == round(sum(sizes) / len(sizes))
     assert found.sizes.observation > found.sizes.observation_images
@@ -164,7 +164,7 @@ def test_the_command_prints_a_table_or_json():
     found = json.loads(run(*options, "--json").stdout)
     assert found["sizes"]["reasoning"] == 20 and [row["history"] for row in found["rows"]] == ["keep", "strip"]
     assert found["rows"][0]["price"] is None
-    assert json.loads(run("envsdk/GuessNumber-v0", "--history", "keep", "--json").stdout)["rows"][0]["breaks"] == {}
+    assert json.loads(run("envsdk/GuessNumber-v1", "--history", "keep", "--json").stdout)["rows"][0]["breaks"] == {}
 
 
 @pytest.mark.parametrize(

@@ -418,7 +418,7 @@ def test_a_forked_process_has_loops_of_its_own_and_every_process_ends() -> None:
         policy.tokenizer = "any"
 
         def play():
-            return envsdk.rollout("envsdk/KuhnPoker-v0", policy, seed=0).status
+            return envsdk.rollout("envsdk/KuhnPoker-v1", policy, seed=0).status
 
         async def inside():
             return play()

@@ -215,7 +215,7 @@ def test_a_forked_process_gets_the_same_ids() -> None:
 
 def test_an_episode_has_the_same_tokens_with_it() -> None:
     def prompts(tokenizer: Tokenizer) -> list[int]:
-        env = envsdk.make("envsdk/GuessNumber-v0", renderer="qwen3", tokenizer=tokenizer)
+        env = envsdk.make("envsdk/GuessNumber-v1", renderer="qwen3", tokenizer=tokenizer)
         trajectory = envsdk.rollout(env, "reference", seed=0)
         return [token for sample in trajectory.samples() for token in sample.tokens.tolist()]
 

@@ -92,7 +92,7 @@ def test_returned_arrays_are_the_callers_own(id: str) -> None:
 
 
 def test_spaces_hold_what_step_takes_and_nothing_else() -> None:
-    env = envsdk.make("envsdk/GuessNumber-v0")
+    env = envsdk.make("envsdk/GuessNumber-v1")
     size = env.renderer.tokenizer.vocab_size
     assert env.action_space.sample() in env.action_space
     assert np.array([size - 1], dtype=np.int32) in env.action_space
@@ -107,7 +107,7 @@ def test_spaces_hold_what_step_takes_and_nothing_else() -> None:
 @pytest.mark.parametrize(("mode", "options"), [("sync", {}), ("async", {"vector_kwargs": {"shared_memory": False}})])
 def test_gymnasium_make_vec_plays_several_of_them(mode: str, options: dict[str, object]) -> None:
     envsdk.list_envs()
-    envs = gymnasium.make_vec("envsdk/GuessNumber-v0", num_envs=2, vectorization_mode=mode, **options)
+    envs = gymnasium.make_vec("envsdk/GuessNumber-v1", num_envs=2, vectorization_mode=mode, **options)
     observations, _ = envs.reset(seed=0)
     assert all(isinstance(observation, Observation) for observation in observations)
     assert len(envs.step(envs.action_space.sample())[0]) == 2

@@ -373,6 +373,7 @@ CUTS = {
 REPLIES = {"cut": [cut(20)], "interrupted, and then cut": [part(12), cut(8)]}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("replies", REPLIES.values(), ids=REPLIES)
 @pytest.mark.parametrize("answer", [closing(), goes_on(5)], ids=["answered", "going on"])
 @pytest.mark.parametrize("case", CUTS.values(), ids=CUTS)
@@ -386,6 +387,7 @@ def test_a_cut_ends_the_episode_by_whoever_cut_unless_that_was_the_turn(
     assert step.finish_reason == "length"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", CUTS.values(), ids=CUTS)
 def test_what_cut_the_last_reply_is_why_the_episode_ends_unless_that_was_the_turn(play: Play, case: Cut):
     played = play([first(max_tokens=case.turn), closing()], [cut(20)], max_steps=1, **case.limits)
@@ -395,6 +397,7 @@ def test_what_cut_the_last_reply_is_why_the_episode_ends_unless_that_was_the_tur
     assert trajectory.stop_reason == (STEPS if is_cut_by_turn else case.ends_by)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("max_steps", [1, None])
 @pytest.mark.parametrize("case", CUTS.values(), ids=CUTS)
 def test_a_cut_ends_nothing_where_it_may_not(play: Play, case: Cut, max_steps: int | None):
@@ -573,7 +576,7 @@ def test_a_mapping_of_limits_changes_what_it_names(names: tuple[str, ...]):
 
 @pytest.mark.parametrize("limits", [Limits(), Limits(max_steps=3), {"max_context_tokens": 9}, None], ids=str)
 def test_limits_are_the_same_when_an_environment_is_made_again_from_its_specification(limits: Any):
-    made = envsdk.make("envsdk/GuessNumber-v0", limits=limits)
+    made = envsdk.make("envsdk/GuessNumber-v1", limits=limits)
     again = EnvSpec.from_json(made.spec.to_json()).make(disable_env_checker=True).unwrapped
     assert again.limits == made.limits == Limits.of(limits, type(made).default_limits)
 
@@ -778,6 +781,7 @@ def pairs(reasons: Sequence[StopReason]) -> list[tuple[StopReason, StopReason]]:
     return [pair for pair in combinations(reasons, 2) if pair not in apart]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("reason", ORDER)
 def test_each_reason_ends_an_episode_once_the_reply_is_scored(play: Play, reason: StopReason):
     result = end(play, [reason])
@@ -786,6 +790,7 @@ def test_each_reason_ends_an_episode_once_the_reply_is_scored(play: Play, reason
     assert result.reward == 0.5
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("reason", "other"), pairs(ORDER))
 def test_of_two_reasons_the_first_in_the_order_is_given(play: Play, reason: StopReason, other: StopReason):
     result = end(play, [reason, other])
@@ -793,11 +798,13 @@ def test_of_two_reasons_the_first_in_the_order_is_given(play: Play, reason: Stop
     assert (result.terminated, result.truncated) == (reason == "terminated", reason != "terminated")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("reason", "other"), pairs(ORDER[2:]))
 def test_the_order_is_the_same_where_a_reply_would_go_on(play: Play, reason: StopReason, other: StopReason):
     assert end(play, [reason, other], continues=True).info["stop_reason"] == reason
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("reason", ORDER)
 def test_of_all_reasons_from_one_on_that_one_is_given(play: Play, reason: StopReason):
     later = ORDER[ORDER.index(reason) :]

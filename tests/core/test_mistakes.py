@@ -67,7 +67,7 @@ class Later:
 
 WRONG = {
     "None": (lambda: None, "None, not a Turn: is a `return` missing"),
-    "text": (lambda: "Well.", "the text 'Well.', not a Turn: return Turn('Well.')"),
+    "text": (lambda: "Well.", "the string 'Well.', not a Turn: return Turn('Well.')"),
     "dict": (lambda: {"messages": "a", "reward": 1}, "a mapping with messages, reward, not a Turn"),
     "generator": (generator, "a generator, not a Turn: it has a `yield`"),
     "async generator": (async_generator, "a generator, not a Turn: it has a `yield`"),
@@ -121,6 +121,7 @@ def test_what_is_no_turn_names_the_method_the_class_and_the_line(
     assert f"Mistaken.{name}() (test_mistakes.py, line {line}) returned {words}" in str(raised.value)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("returned", [coroutine, Later])
 @pytest.mark.parametrize(("base", "name"), METHODS)
 def test_a_forgotten_await_says_so(base: type[Env], name: str, returned: Callable[[], Any]) -> None:
@@ -298,11 +299,11 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a given task that is an object": (
         lambda: Says().reset(options={"task": object()}),
         errors.TaskError,
-        "a text, a number, a list, a mapping",
+        "a string, a number, a list, a mapping",
     ),
     "a reward that is not awaited": (lambda: rollout(Reward()), errors.TurnError, "reward of a Turn is an awaitable"),
     "a named reward that is not awaited": (lambda: rollout(NamedReward()), errors.TurnError, "`await` is missing"),
-    "a reward that is a text": (lambda: rollout(RewardOfText()), errors.TurnError, "(a text is not a number)"),
+    "a reward that is a text": (lambda: rollout(RewardOfText()), errors.TurnError, "(a string is not a number)"),
     "a text that is not awaited": (lambda: rollout(Text()), errors.TurnError, "messages of a Turn is an awaitable"),
     "rollout(class)": (lambda: rollout(Says), CONFIG, "got the class Says; expected an instance, Says()"),
     "rollout(None)": (lambda: rollout(None), CONFIG, "expected an Env, or the id of a registered"),

@@ -96,9 +96,9 @@ def test_the_episodes_of_every_environment_are_repeated_without_a_difference(nam
     [
         ("envsdk/MathChat-v0", {"history": "compact:every=2"}),
         ("envsdk/MathChat-v0", {"history": "strip", "limits": {"max_steps": 3}}),
-        ("envsdk/LongNotes-v0", {"history": "summarize:threshold=2500"}),
-        ("envsdk/Delegate-v0", {"renderer": "qwen3:enable_thinking=false"}),
-        ("envsdk/GuessNumber-v0", {"tasks": [{"secret": 3}, {"secret": 88}]}),
+        ("envsdk/LongNotes-v1", {"history": "summarize:threshold=2500"}),
+        ("envsdk/Delegate-v1", {"renderer": "qwen3:enable_thinking=false"}),
+        ("envsdk/GuessNumber-v1", {"tasks": [{"secret": 3}, {"secret": 88}]}),
     ],
 )
 def test_history_limits_renderer_and_task_are_taken_from_the_record(
@@ -423,9 +423,9 @@ def test_an_option_that_reaches_out_is_fine_where_the_environment_has_it_by_itse
 
 
 def test_programs_of_a_record_are_never_run_without_isolation(tmp_path: Path) -> None:
-    if describe("envsdk/PythonSandbox-v0").problem is not None:
+    if describe("envsdk/PythonSandbox-v1").problem is not None:
         pytest.skip("programs cannot be isolated here")
-    [result] = replay_run(forged(tmp_path, "envsdk/PythonSandbox-v0", isolation="unsafe_no_isolation"))
+    [result] = replay_run(forged(tmp_path, "envsdk/PythonSandbox-v1", isolation="unsafe_no_isolation"))
     assert "isolation='unsafe_no_isolation'" in (result.refused or "")
 
 
@@ -472,20 +472,20 @@ def replay(*arguments: Any) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run")
-    trajectories = rollout_many("envsdk/GuessNumber-v0", "reference", seeds=range(3))
+    trajectories = rollout_many("envsdk/GuessNumber-v1", "reference", seeds=range(3))
     trajectories[1].steps[0].reward = 0.125
-    stored(path, trajectories, envsdk.make("envsdk/GuessNumber-v0"))
+    stored(path, trajectories, envsdk.make("envsdk/GuessNumber-v1"))
     return path
 
 
 def test_replay_prints_what_differs_and_exits_with_1(run_folder: Path) -> None:
     status, printed = replay(run_folder)
     assert status == 1
-    assert "envsdk/GuessNumber-v0/1: step 1 in 'main' reward: stored 0.125, replayed " in " ".join(printed.split())
+    assert "envsdk/GuessNumber-v1/1: step 1 in 'main' reward: stored 0.125, replayed " in " ".join(printed.split())
     assert "2 of 3 episodes are the same, 1 differ, 0 were not repeated" in printed
 
 
-@pytest.mark.parametrize("chosen", [(1,), ("--id", "envsdk/GuessNumber-v0/2")])
+@pytest.mark.parametrize("chosen", [(1,), ("--id", "envsdk/GuessNumber-v1/2")])
 def test_replay_of_one_episode(run_folder: Path, chosen: tuple[Any, ...]) -> None:
     assert replay(run_folder, *chosen) == (0, "1 of 1 episodes are the same, 0 differ, 0 were not repeated\n")
 

@@ -13,7 +13,7 @@ from envsdk.rollouts import arollout_many, rollout_many
 
 def test_near_seeds_take_different_tasks_and_each_comes_once() -> None:
     tasks = [{"secret": n} for n in range(1, 51)]
-    env = envsdk.make("envsdk/GuessNumber-v0", tasks=tasks)
+    env = envsdk.make("envsdk/GuessNumber-v1", tasks=tasks)
     secrets = []
     for seed in range(50):
         env.reset(seed=seed)
@@ -23,7 +23,7 @@ def test_near_seeds_take_different_tasks_and_each_comes_once() -> None:
 
 
 def test_a_task_can_be_chosen_by_index_or_given() -> None:
-    env = envsdk.make("envsdk/GuessNumber-v0", tasks=[{"secret": 3}, {"secret": 4}])
+    env = envsdk.make("envsdk/GuessNumber-v1", tasks=[{"secret": 3}, {"secret": 4}])
     env.reset(options={"task": 1})
     assert env.secret == 4
     env.reset(options={"task": {"secret": 9}})
@@ -172,7 +172,7 @@ def test_an_episode_of_a_policy_that_exchanges_text_gives_no_samples() -> None:
 
 
 def test_only_the_contexts_of_policies_that_return_tokens_give_samples() -> None:
-    env = envsdk.make("envsdk/KuhnPoker-v0")
+    env = envsdk.make("envsdk/KuhnPoker-v1")
     trajectory = envsdk.rollout(env, {"player0": "reference", "player1": _Texts()}, seed=0)
     assert not trajectory.contexts["player1"].is_trainable
     assert {sample.role for sample in trajectory.samples()} == {"player0"}

@@ -136,7 +136,7 @@ def test_what_a_summarizer_raises_ends_the_episode_and_says_where() -> None:
         rollout(env, speaks(env), seed=1)
     assert "Raised by the summarizer summarizer() of Interview, seed 1" in error.value.__notes__[0]
     env = Interview(history=Summarize(threshold=300, summarizer=lambda messages: 3))  # type: ignore[arg-type,return-value]
-    with pytest.raises(TurnError, match="a summarizer returns a text, or None for no summary, got 3"):
+    with pytest.raises(TurnError, match="a summarizer returns a string, or None for no summary, got 3"):
         rollout(env, speaks(env), seed=1)
     env = Interview(history=Summarize(threshold=300, summarizer=lambda messages: None))
     assert rollout(env, speaks(env), seed=1).breaks == []

@@ -747,7 +747,7 @@ def test_changing_a_schema_in_place_changes_nothing_that_was_said():
 
 
 def test_an_environment_with_tools_can_be_copied_and_pickled_in_the_middle_of_an_episode():
-    env = envsdk.make("envsdk/Calculator-v0")
+    env = envsdk.make("envsdk/Calculator-v1")
     env.reset(seed=0)
     for other in (pickle.loads(pickle.dumps(env)), copy.deepcopy(env)):
         trajectories = [finish(one) for one in (other, copy.deepcopy(env))]
@@ -766,7 +766,7 @@ def finish(env: Any) -> bytes:
 def test_a_tool_of_a_module_can_be_pickled():
     made = pickle.loads(pickle.dumps(Tool("echo", "", {}, print)))
     assert (made.name, made.function) == ("echo", print)
-    env = envsdk.make("envsdk/Calculator-v0")
+    env = envsdk.make("envsdk/Calculator-v1")
     env.reset(seed=0)
     assert pickle.loads(pickle.dumps(env.calculate))("1+2*3") == "7"
 
@@ -784,7 +784,7 @@ def test_concurrent_plain_tools_run_in_threads(name: str):
     begun(env)
     assert answers(env, ("meet", {}), ("meet", {})) == ["True", "True"]
     env.close()
-    assert envsdk.rollout(envsdk.make("envsdk/Calculator-v0", concurrent_tools=True), "reference", seed=0).reward == 1.0
+    assert envsdk.rollout(envsdk.make("envsdk/Calculator-v1", concurrent_tools=True), "reference", seed=0).reward == 1.0
 
 
 class Exits(Desk):

@@ -236,6 +236,7 @@ PREFILLS = {
 each_prefill = pytest.mark.parametrize("case", PREFILLS.values(), ids=PREFILLS)
 
 
+@pytest.mark.matrix
 @each_prefill
 def test_a_prefill_stands_behind_the_opening_of_the_reply_and_is_not_trained(case: Prefill, thinking: bool):
     play = Play([Turn("Q?", prefill=case.prefill)], [" yes<|im_end|>"], thinking=thinking)
@@ -243,6 +244,7 @@ def test_a_prefill_stands_behind_the_opening_of_the_reply_and_is_not_trained(cas
     assert play.samples() == [case.opening(thinking=thinking) + "« yes<|im_end|>»"]
 
 
+@pytest.mark.matrix
 @each_prefill
 def test_respond_gets_a_reply_with_its_prefill_and_its_new_text_without(case: Prefill, thinking: bool):
     play = Play([Turn("Q?", prefill=case.prefill)], [" yes<|im_end|>"], thinking=thinking)
@@ -252,6 +254,7 @@ def test_respond_gets_a_reply_with_its_prefill_and_its_new_text_without(case: Pr
     assert play.env.messages()[1] == reply
 
 
+@pytest.mark.matrix
 @each_prefill
 def test_a_prefill_in_a_later_turn_extends_the_context(case: Prefill, thinking: bool):
     turns = [Turn("Q?"), Turn("Q?", prefill=case.prefill)]
@@ -519,6 +522,7 @@ def test_content_goes_on_as_it_is_where_no_block_is_open(content: str, thinking:
     assert play.seen[1].text == f"{opening(thinking=thinking)}4{content}"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "reply", ["4<|im_end|>", f"{THOUGHT}4<|im_end|>", "", "<tool_call>\n{"], ids=["none", "closed", "empty", "a call"]
 )
@@ -995,7 +999,7 @@ def test_what_an_author_does_to_its_mappings_afterwards_changes_nothing():
 
 # Wrong arguments.
 
-WHAT_IT_IS = "expected a text,? or an assistant Message"
+WHAT_IT_IS = "expected a string,? or an assistant Message"
 NOT_TOGETHER = "together with .*: a reply that continues has no prefill"
 
 
@@ -1040,12 +1044,23 @@ NOT_TOGETHER = "together with .*: a reply that continues has no prefill"
         ({"max_tokens": 0}, "max_tokens is 0; expected None or an integer of at least 1"),
         ({"max_tokens": 1.5}, "max_tokens is 1.5; expected None or an integer of at least 1"),
         ({"system": "\ud800"}, "surrogate"),
-        ({"system": ["x"]}, "system is .*; expected a text"),
+        ({"system": ["x"]}, "system is .*; expected a string"),
         ({"reward": "good"}, "reward is 'good'; expected a number"),
         ({"reward": {"right": None}}, "reward is .*; expected a number"),
         ({"reward": {"right": float("nan")}}, "reward is .*; expected numbers that are finite"),
         ({"metrics": {"tries": "many"}}, "metrics is .*; expected a number"),
         ({"metrics": {"tries": float("inf")}}, "metrics is .*; expected numbers that are finite"),
+        ({"metrics": [1]}, "metrics is .*; expected a number"),
+        ({"reward": 10**400}, "reward is .*; expected a number"),
+        ({"reward": {"a": 1e308, "b": 1e308}}, "reward is .*; expected numbers that are finite"),
+        ({"tools": {"type": "function", "function": {"name": "f"}}}, "a tool is .*; expected what"),
+        ({"tools": [{"type": "function"}]}, "a tool is .*; expected what"),
+        ({"tools": "abc"}, "a tool is 'a'; expected what"),
+        ({"terminated": True, "truncated": True}, "cannot be both terminated and truncated"),
+        ({"messages": ["hello"]}, "expected a Message or a mapping"),
+        ({"messages": [{"role": "wizard", "content": "a"}]}, "a message of a Turn cannot be read: role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}, "cannot be read"),
+        ({"messages": "half of a pair: \ud800"}, "a message of a Turn cannot be read: .*surrogate"),
     ],
     ids=str,
 )

@@ -21,9 +21,9 @@ import envsdk
 from envsdk import Env, Message, Turn, cli, errors
 from envsdk._visible import on_one_line, visible
 from envsdk.cli import _output as output
-from envsdk.cli._checks import print_check, print_end
-from envsdk.cli._playing import Game
-from envsdk.cli._showing import lines_of, print_lines
+from envsdk.cli._check import print_check, print_end
+from envsdk.cli._play import Game
+from envsdk.cli._show import lines_of, print_lines
 from envsdk.cli._summaries import TrajectoryReport, table
 from envsdk.testing._environments import EnvCheck, EnvReport
 from envsdk.trajectories._trajectory import Trajectory
@@ -59,7 +59,7 @@ def test_visible_text_has_no_character_that_is_obeyed_and_keeps_all_others(text:
     assert visible(visible(text)) == visible(text)
 
 
-EPISODE = envsdk.rollout("envsdk/Delegate-v0", "reference", seed=0)
+EPISODE = envsdk.rollout("envsdk/Delegate-v1", "reference", seed=0)
 
 
 def hostile(text: str) -> Trajectory:

@@ -25,11 +25,12 @@ TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 NUMBERS = {word: number for number, word in enumerate(f"{ONES} eighteen nineteen".split())}
 NUMBERS |= {word: 10 * number for number, word in enumerate(TENS.split(), start=2)}
 MEANINGS: dict[str, Callable[[Fraction, int], Fraction]] = {
-    r"Add (\S+)|Increase the result by (\S+)|Put (\S+) on top of that": lambda x, n: x + n,
+    r"Add (\S+)(?: more)?|Increase the result by (\S+)": lambda x, n: x + n,
     r"Subtract (\S+)|Take away (\S+)|Reduce the result by (\S+)": lambda x, n: x - n,
-    r"Multiply by (\S+)|Take that (\S+) times|Multiply what you have by (\S+)": lambda x, n: x * n,
-    r"Divide by (\S+)|Split that into (\S+) equal parts and keep one|Keep one of (\S+) equal parts": lambda x, n: x / n,
-    r"Subtract the result from (\S+)|Take (\S+), and remove from it what you have": lambda x, n: n - x,
+    r"Multiply by (\S+)|Take (\S+) times that|Multiply what you have by (\S+)": lambda x, n: x * n,
+    r"Divide by (\S+)|Split that into (\S+) equal parts and keep one": lambda x, n: x / n,
+    r"Take one of (\S+) equal parts of it": lambda x, n: x / n,
+    r"Subtract the result from (\S+)|Take (\S+) and subtract what you have from it": lambda x, n: n - x,
 }
 
 

@@ -26,7 +26,7 @@ from envsdk.rollouts import rollout_many
 DIFFICULTIES = ["easy", "medium", "hard"]
 SPLITS = ["train", "test"]
 HISTORIES = ["keep", "strip", {"name": "compact", "every": 2}]
-DIGEST = "2f1e53fdca0390aa76a7e48d7e7c58491a2aef55f25551a3815222c7c289387a"
+DIGEST = "388ccbb54886ec235160e5d528ea0699a86c97905e0622be4db73f37dd84628e"
 TASK = {"question": "Who wrote the poem Quiet Library?", "answer": "Kliru Kifas", "path": ["Quiet Library"]}
 
 
@@ -298,18 +298,18 @@ def test_what_is_found_is_listed_with_a_sentence_and_the_next_page():
     step(env, "", ("search", {"query": "Kliru Kifas wrote"}))
     lines = said(env).splitlines()
     assert len(lines) == 6
-    assert lines[-1] == "There is more on page 2."
+    assert lines[-1] == "There are more results on page 2."
     assert "- Quiet Library: Quiet Library was written by Kliru Kifas." in lines
     step(env, "", ("search", {"query": "Kliru Kifas wrote", "page": 1000}))
-    assert said(env) == "Nothing more was found."
+    assert said(env) == "No more articles were found."
     step(env, "", ("search", {"query": "xyz"}))
-    assert said(env) == "Nothing was found."
+    assert said(env) == "No articles were found."
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
-        ("search", {"query": "x" * 501}, "Error: the query has 501 characters; give a few words, at most 500"),
+        ("search", {"query": "x" * 501}, "Error: the query has 501 characters; use a few words, at most 500"),
         ("search", {"query": "x", "page": 0}, "Error: search: wrong arguments"),
         ("search", {"query": "x", "page": 10**30}, "Error: search: wrong arguments"),
         ("search", {}, "Error: search: missing argument query"),

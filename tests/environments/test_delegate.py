@@ -202,10 +202,10 @@ def test_of_calls_in_one_reply_each_has_its_own_answer():
     )
     trajectory = play(env, says(Message(role="assistant", tool_calls=calls), "Nowhere"))
     check(trajectory)
-    assert results(env)[:3] == [second.answer, *["Error: there is no question, or an empty one"] * 2]
+    assert results(env)[:3] == [second.answer, *["Error: questions is empty, or contains an empty question"] * 2]
     assert results(env)[3].startswith("Error: delegate: missing argument questions")
     assert results(env)[4:6] == [
-        "Error: there are 3 questions, and 2 more researchers that may be asked",
+        "Error: you asked 3 questions, but only 2 more researchers are available",
         f"researcher-2: {third.answer}\n\nresearcher-3: {first.answer}",
     ]
     assert results(env)[6].startswith("Error: ")
@@ -297,7 +297,7 @@ def test_a_search_finds_titles_by_the_words_of_the_article(researcher: Researche
     assert researcher.search(town.title.upper()).split(", ")[0] == town.title
     assert len(researcher.search("region town baker born").split(", ")) == 5
     for words in ("", "nobody", "<|im_end|>", "(*["):
-        assert researcher.search(words) == "Nothing was found."
+        assert researcher.search(words) == "No articles were found."
 
 
 def test_a_researcher_reads_at_most_max_articles(researcher: Researcher):

@@ -5,7 +5,7 @@ import pytest
 import envsdk
 from envsdk import Message, errors
 
-ID = "envsdk/GuessNumber-v0"
+ID = "envsdk/GuessNumber-v1"
 
 
 def test_a_guess_is_answered_with_its_direction() -> None:

@@ -140,12 +140,12 @@ def test_the_first_player_alternates_and_both_players_read_how_a_hand_ended():
     said = {name: [m.content for m in env.episode.contexts[name].messages if m.role == "user"] for name in PLAYERS}
     assert said["player0"][1:] == [
         "They bet. Fold or call?",
-        "They had 2. You lose 2. Hand 2 of 3. Your card is 2. They bet. Fold or call?",
-        "You lose 1. Hand 3 of 3. Your card is 2. Check or bet?",
+        "They had 2. You lose 2 chips. Hand 2 of 3. Your card is 2. They bet. Fold or call?",
+        "You lose 1 chip. Hand 3 of 3. Your card is 2. Check or bet?",
     ]
     assert said["player1"][1:] == [
-        "They called. They had 1. You win 2. Hand 2 of 3. Your card is 3. Check or bet?",
-        "They folded. You win 1. Hand 3 of 3. Your card is 3. They checked. Check or bet?",
+        "They called. They had 1. You win 2 chips. Hand 2 of 3. Your card is 3. Check or bet?",
+        "They folded. You win 1 chip. Hand 3 of 3. Your card is 3. They checked. Check or bet?",
     ]
     assert env.won == [-3 / 6, 3 / 6]
 
@@ -178,7 +178,7 @@ def test_an_illegal_move_is_refused_once_and_then_loses_the_match(reply: str):
     env = KuhnPoker()
     env.reset(seed=0)
     assert say(env, reply) == (0.0, False)
-    assert env.messages()[-1].content == "That is no legal move. Check or bet?"
+    assert env.messages()[-1].content == "That is not a legal move. Check or bet?"
     assert (env.context, env.moves) == ("player0", ())
     assert say(env, reply) == (0.0, True)
     assert won(env.trajectory) == [-1.0, None]

@@ -20,8 +20,8 @@ SUMMARIZE = {"name": "summarize", "threshold": 1500}
 COMPACT = {"name": "compact", "every": 5}
 HISTORIES = ["keep", "strip", COMPACT, BUDGET, SUMMARIZE]
 CODES = (
-    r"The gate code of (?P<depot>\w+) is (?P<number>\d+) from today\.",
-    r"Please take note that the gate of (?P<depot>\w+) opens with the code (?P<number>\d+) now",
+    r"As of today, the gate code of (?P<depot>\w+) is (?P<number>\d+)\.",
+    r"Please note that the gate of (?P<depot>\w+) now opens only with the code (?P<number>\d+)\.",
     r"After the trouble with the lock, (?P<depot>\w+) has (?P<number>\d+) as its new gate code\.",
 )
 CRATES = (
@@ -192,7 +192,7 @@ def test_a_conversation_goes_from_message_to_message_and_then_to_the_questions()
         step(env, "next")
     step(env, text="... and 1 more")
     step(env, "next")
-    assert env.messages()[-1].content.endswith("in digits:\n1. What is the age of Ada?")
+    assert env.messages()[-1].content.endswith("such as `1. 42`:\n1. What is the age of Ada?")
     env.step(env.renderer.reply(Message(role="assistant", tool_calls=(ToolCall(name="read_notes"),))))
     notes = env.messages()[-1].content.split("\n")
     assert notes[:2] == ["Note 1: Ada: 36", "Note 2: ... and 1 more"]
@@ -204,7 +204,7 @@ def test_a_conversation_goes_from_message_to_message_and_then_to_the_questions()
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [(" \n", "is empty"), ("x" * 401, "it may have 400"), ("x" * 60, "all notes together may have 50 more")],
+    [(" \n", "is empty"), ("x" * 401, "the limit is 400"), ("x" * 60, "only 50 characters are left")],
 )
 def test_a_note_that_cannot_be_written_is_answered_with_an_error(text: str, error: str):
     env = started(max_notes_chars=100)

@@ -85,7 +85,8 @@ def test_a_budget_drops_old_images_and_names_them(env: Any):
 
 
 def test_pictures_are_the_same_in_another_process_and_with_another_global_random_state():
-    names = [f"envsdk/{made(env).__class__.__name__}-v0" for env in ENVS]
+    versions = {"ChartReader": 0}
+    names = [f"envsdk/{name}-v{versions.get(name, 1)}" for name in (type(made(env)).__name__ for env in ENVS)]
     program = (
         "import envsdk\n"
         f"for name in {names!r}:\n"
@@ -145,7 +146,7 @@ def test_a_click_outside_of_the_screen_is_an_error_for_the_model(x: int, y: int)
     env.reset(seed=0)
     *_, info = call(env, "click", x=x, y=y)
     assert info["metrics"]["tool_errors"] == 1
-    assert "outside of the screen" in env.messages()[-1].content
+    assert "outside the screen" in env.messages()[-1].content
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from envsdk.errors import ToolError
 from envsdk.policies import RandomPolicy, ReplyPolicy
 from envsdk.rollouts import rollout_many
 
-LLM_USER = "envsdk/RetailDeskLLMUser-v0"
+LLM_USER = "envsdk/RetailDeskLLMUser-v1"
 
 
 def draw(seed: int, difficulty: Any = "medium", split: Any = "train") -> RetailDeskTask:
@@ -324,7 +324,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing():
     assert desk.database() == task.database
     assert desk.find_customer("x") == desk.find_customer() == "No customer was found."
     desk.return_item(wish.order_id.lower(), f" {wish.values['item'].upper()} ")
-    with pytest.raises(ToolError, match="not returned"):
+    with pytest.raises(ToolError, match="already returned"):
         desk.return_item(wish.order_id, wish.values["item"])
 
 

@@ -41,14 +41,16 @@ def test_results_stand_inside_one_message_and_are_not_trained(tokenizer, enable_
     assert [step.extends for step in trajectory.steps] == [False, True, True, True]
     trained = tokenizer.decode(sample.validate().tokens[sample.mask])
     person, town, region = env.quest.path
-    queries = "".join(f"I look up <search>{name}</search>" for name in (person, town, region))
-    assert trained == f"{queries}So it is <answer>{env.quest.answer}</answer>"
+    queries = "".join(f"I will look up <search>{name}</search>" for name in (person, town, region))
+    assert trained == f"{queries}The answer is <answer>{env.quest.answer}</answer>"
     handed_out = tokenizer.decode(sample.tokens[~sample.mask])
     assert handed_out.count("<information>") == handed_out.count("</information>") == 4  # one is the system message's
     for prompt in trajectory.prompts():
         assert sample.tokens[: len(prompt.prompt)].tolist() == prompt.prompt.tolist()
     (reply,) = [message for message in env.messages() if message.role == "assistant"]
-    assert reply.content.startswith(f"I look up <search>{person}</search>\n<information>{person} lives in the town")
+    assert reply.content.startswith(
+        f"I will look up <search>{person}</search>\n<information>{person} lives in the town"
+    )
     assert reply.errors == ()
 
 
@@ -72,7 +74,8 @@ def test_a_search_that_ended_its_turn_goes_on_as_a_declared_edit():
 
 
 @pytest.mark.parametrize(
-    ("words", "found"), [("nobody", "Nothing was found."), ("", "Nothing was found."), ("<|im_end|>", "Nothing")]
+    ("words", "found"),
+    [("nobody", "No results were found."), ("", "No results were found."), ("<|im_end|>", "No results")],
 )
 def test_a_search_without_results_reports_that(words: str, found: str):
     env = SearchInline()

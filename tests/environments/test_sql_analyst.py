@@ -142,7 +142,7 @@ def test_an_answer_that_does_not_run_is_answered_with_the_error_until_there_are_
     assert step(env, "I do not know.")[2] is False
     assert said(env) == 'Error: near "I": syntax error. Answer with one SELECT.'
     _, reward, terminated, *_ = step(env, "")
-    assert (reward, terminated, said(env)) == (0.0, True, "Error: only a SELECT that reads the tables is run")
+    assert (reward, terminated, said(env)) == (0.0, True, "Error: only a SELECT that reads the tables is allowed")
 
 
 def test_a_question_with_an_order_wants_it():
@@ -550,12 +550,12 @@ def test_an_attack_as_the_answer_is_an_answer_that_does_not_run(attack: str):
     [
         (ATTACKS["endless recursion"], "the query takes more than 500,000 steps; make it simpler"),
         ("SELECT random()", "the function random is not available"),
-        ("SELECT date('now')", "date may not ask for the present time, which changes: give a date"),
+        ("SELECT date('now')", "date may not use the current time, which changes; give a date"),
         ("SELECT 'a' || sqlite_version()", "the function sqlite_version is not available"),
-        ("PRAGMA user_version = 3", "only a SELECT that reads the tables is run, no PRAGMA user_version"),
+        ("PRAGMA user_version = 3", "only a SELECT that reads the tables is allowed, no PRAGMA user_version"),
         ("SELECT * FROM sqlite_temp_master", "the table 'sqlite_temp_master' may not be read"),
         (EXPLOSIONS["without names"], "the query is too large; make it simpler"),
-        ("SELECT replace('" + "a" * 500 + "', 'a', 'aaa') AS x", "a text is longer than 1,000 bytes"),
+        ("SELECT replace('" + "a" * 500 + "', 'a', 'aaa') AS x", "a string is longer than 1,000 bytes"),
         ("SELECT colour FROM sqlite_master", "no such column: colour"),
     ],
 )

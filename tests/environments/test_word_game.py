@@ -109,7 +109,7 @@ def test_a_game_is_lost_after_the_last_guess_and_the_best_one_earns_its_share():
 )
 def test_what_is_no_word_of_the_list_uses_up_a_guess(reply: str):
     env, results = said(reply, reply, reply)
-    assert env.messages()[3].content == "That is no word of the list. You have 2 guesses left."
+    assert env.messages()[3].content == "That word is not in the list. You have 2 guesses left."
     assert [(result.reward, result.info["metrics"]["illegal"]) for result in results] == [(0.0, 1.0)] * 3
     assert results[-1].terminated
 

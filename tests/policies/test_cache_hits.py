@@ -29,7 +29,7 @@ def served(name, **options):
 def play(policy, **options):
     """One episode, and the policy is closed then."""
     limits = {"max_steps": 3, "max_sampled_tokens": 60}
-    env = envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded", **{"limits": limits, **options})
+    env = envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded", **{"limits": limits, **options})
 
     async def run():
         async with policy:
@@ -125,7 +125,7 @@ def play_chat(policy: Any) -> Any:
 
     async def run():
         try:
-            env = envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded", limits={"max_steps": 2})
+            env = envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded", limits={"max_steps": 2})
             return await envsdk.arollout(env, policy, seed=0)
         finally:
             await policy.aclose()
@@ -155,7 +155,7 @@ def test_a_reply_that_goes_on_after_an_interruption_kept_all_before_it():
             action, tokens=action.tokens[:4], finish_reason=reason, extra={"cached_tokens": 7}, logprobs=None
         )
 
-    env = envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded", limits={"max_steps": 2, "end_on_cut": False})
+    env = envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded", limits={"max_steps": 2, "end_on_cut": False})
     trajectory = envsdk.rollout(env, interrupted, seed=0)
     found = cost(trajectory).cache
     assert found is not None and len(prompts) == 4

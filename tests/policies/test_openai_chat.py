@@ -27,7 +27,7 @@ def chat(server, **options):
     return OpenAIChat(f"{server.url}/v1", "toy", api_key="none", **{"max_retries": 0, **options})
 
 
-def play(policy, env="envsdk/GuessNumber-v0", seed=0, **options):
+def play(policy, env="envsdk/GuessNumber-v1", seed=0, **options):
     """One episode."""
     made = envsdk.make(env, **{"tokenizer": "embedded", "limits": {"max_steps": 2}, **options})
     return asyncio.run(play_in(policy, made, seed))
@@ -77,7 +77,7 @@ def test_calls_and_results_have_the_form_of_the_api():
 
     with ModelServer("openai") as server:
         server.chat, server.finish_reason = call, "tool_calls"
-        trajectory = play(chat(server), "envsdk/Calculator-v0")
+        trajectory = play(chat(server), "envsdk/Calculator-v1")
         first, second = sent_to(server)
     assert first["tools"] and all(tool["type"] == "function" for tool in first["tools"])
     made, result = second["messages"][-2:]

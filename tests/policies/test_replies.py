@@ -272,7 +272,7 @@ def test_a_version_without_a_number_is_side_data():
 
 def rollout(policy):
     """One episode of one step."""
-    env = envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded", limits={"max_steps": 1, "max_sampled_tokens": 20})
+    env = envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded", limits={"max_steps": 1, "max_sampled_tokens": 20})
 
     async def run():
         async with policy:

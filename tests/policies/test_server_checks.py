@@ -26,7 +26,7 @@ def ask(policy, **changes):
 
 def play(policy, tokenizer="embedded", **limits):
     """One episode."""
-    env = envsdk.make("envsdk/GuessNumber-v0", tokenizer=tokenizer, limits={"max_steps": 1, **limits})
+    env = envsdk.make("envsdk/GuessNumber-v1", tokenizer=tokenizer, limits={"max_steps": 1, **limits})
 
     async def run():
         async with policy:
@@ -188,7 +188,7 @@ def test_acheck_checks_all_servers_before_the_first_reply():
 
 def test_the_environment_needs_a_tokenizer_of_its_own():
     with ModelServer() as server, pytest.raises(TokenizerMismatch, match="the embedded tokenizer"):
-        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), VLLM(server.url))
+        envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), VLLM(server.url))
 
 
 def test_acheck_needs_servers_that_answer():

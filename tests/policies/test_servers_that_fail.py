@@ -15,7 +15,7 @@ import envsdk
 from envsdk.errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerUnreachable
 from envsdk.policies import VLLM, SGLang
 from envsdk.policies import _client as client
-from envsdk.policies._servers import Servers, base_urls
+from envsdk.policies._client import Servers, base_urls
 from envsdk.rollouts import Rollouts
 
 GENERATE = "/inference/v1/generate"
@@ -132,7 +132,7 @@ def test_a_run_does_not_repeat_episodes_of_a_dead_engine():
         async with policy:
             env = {"tokenizer": "embedded", "limits": {"max_steps": 1}}
             options = {"seeds": range(3), "group_size": 1, "env_options": env}
-            return await Rollouts("envsdk/GuessNumber-v0", policy, **options).arun()
+            return await Rollouts("envsdk/GuessNumber-v1", policy, **options).arun()
 
     with ModelServer() as server:
         server.faults += [DEAD] * 9
@@ -161,13 +161,10 @@ def test_a_server_that_was_reached_before_is_tried_again():
 @pytest.fixture
 def waits(monkeypatch):
     """How long the client waits before each further attempt, in seconds."""
-    found, count = [], client.Client._count_retry
-
-    def note(self, state):
-        found.append(state.next_action.sleep)
-        count(self, state)
-
-    monkeypatch.setattr(client.Client, "_count_retry", note)
+    found, wait_s = [], client._wait_s
+    monkeypatch.setattr(
+        client, "_wait_s", lambda failure, attempts: found.append(wait_s(failure, attempts)) or found[-1]
+    )
     return found
 
 
@@ -260,7 +257,7 @@ def test_a_reply_that_was_aborted_continues_as_the_same_step():
             await policy.abort()
             return await episode
 
-    env = envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded", limits={"max_steps": 1, "max_sampled_tokens": 25})
+    env = envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded", limits={"max_steps": 1, "max_sampled_tokens": 25})
     with ModelServer(token_s=0.02, stop_logit=-9.0) as server:
         trajectory = asyncio.run(run(VLLM(server.url, check=False), env))
         first, second = server.bodies(GENERATE)
@@ -463,7 +460,7 @@ def test_no_episode_is_lost_on_servers_that_fail_at_random(kind):
     async def run(policy):
         async with policy:
             return await envsdk.rollouts.arollout_many(
-                lambda: envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded", limits={"max_steps": 2}),
+                lambda: envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded", limits={"max_steps": 2}),
                 policy,
                 seeds=range(40),
             )

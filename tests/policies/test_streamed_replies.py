@@ -183,7 +183,7 @@ def test_an_error_of_the_listener_is_raised_and_ends_the_request():
 
 
 def test_a_rollout_reads_replies_while_they_are_sampled():
-    env = envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded", limits={"max_steps": 2, "max_sampled_tokens": 20})
+    env = envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded", limits={"max_steps": 2, "max_sampled_tokens": 20})
 
     async def run(policy):
         async with policy:

@@ -28,7 +28,7 @@ def tokenizer_with(template: str) -> Tokenizer:
 
 
 def env_with(template: str) -> Env:
-    return envsdk.make("envsdk/GuessNumber-v0", renderer="auto", tokenizer=tokenizer_with(template))
+    return envsdk.make("envsdk/GuessNumber-v1", renderer="auto", tokenizer=tokenizer_with(template))
 
 
 @pytest.fixture(params=["qwen2_5", ODD], ids=["a family", "fixed_base"])
@@ -45,7 +45,7 @@ def test_a_trajectory_records_the_renderer_and_why_it_was_chosen(env: Env) -> No
 
 
 def test_a_record_of_a_renderer_that_was_named_has_no_reason() -> None:
-    trajectory = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v0"), "reference", seed=0)
+    trajectory = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0)
     assert trajectory.renderer_chosen_because == ""
     assert "renderer_chosen_because" not in json.loads(trajectory.to_json())
 
@@ -61,7 +61,7 @@ def test_show_prints_the_renderer_and_the_reason(env: Env, tmp_path: Path) -> No
 
 
 def test_show_prints_the_options_of_a_renderer() -> None:
-    env = envsdk.make("envsdk/GuessNumber-v0", renderer={"name": "qwen3", "enable_thinking": False})
+    env = envsdk.make("envsdk/GuessNumber-v1", renderer={"name": "qwen3", "enable_thinking": False})
     text = next(transcript(envsdk.rollout(env, "reference", seed=0))).parts[0].text
     assert text == "renderer qwen3 enable_thinking=False"
 
@@ -131,6 +131,6 @@ def test_a_run_of_a_chosen_family_is_replayed_without_the_chat_template(tmp_path
     without_template(tmp_path / "run")
     run = StoredRun(tmp_path / "run")
     (stored,) = run.trajectories()
-    again = envsdk.make("envsdk/GuessNumber-v0", renderer=stored.renderer, tokenizer=run.tokenizer_of(stored))
+    again = envsdk.make("envsdk/GuessNumber-v1", renderer=stored.renderer, tokenizer=run.tokenizer_of(stored))
     assert again.renderer.chosen_because == ""
     assert replay_trajectory(stored, again) == []

@@ -164,7 +164,7 @@ def test_another_version_measures_again(folder: Path, monkeypatch: pytest.Monkey
 
 MEASURING = ("_agreement.py", "_choosing.py", "_fixed_base.py", "_grammars", "_templates")
 """What measures, in the package. Its comments and docstrings may change without a new version, its code may not."""
-MEASURED_BY = (1, "59e1a6e3a46f1299")
+MEASURED_BY = (1, "c2d20100061753e9")
 
 
 def lines_that_measure() -> list[str]:

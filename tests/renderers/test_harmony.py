@@ -556,7 +556,7 @@ def test_another_models_tokenizer_is_refused():
 
 
 def test_it_is_found_by_name():
-    env = envsdk.make("envsdk/Calculator-v0", renderer="harmony", tokenizer=real_models.gpt_oss_tokenizer())
+    env = envsdk.make("envsdk/Calculator-v1", renderer="harmony", tokenizer=real_models.gpt_oss_tokenizer())
     trajectory = envsdk.rollout(env, "reference", seed=0)
     assert (trajectory.reward, trajectory.breaks, len(trajectory.samples())) == (1.0, [], 1)
     assert isinstance(env.renderer, Renderer)

@@ -65,7 +65,7 @@ def test_a_processor_that_cannot_be_pickled_is_a_typed_error(name: str):
 
 
 def test_an_environment_with_a_chat_template_is_pickled_in_the_middle_of_an_episode():
-    env = envsdk.make("envsdk/GridScreen-v0")
+    env = envsdk.make("envsdk/GridScreen-v1")
     assert isinstance(env.renderer, FixedBase)
     env.reset(seed=0)
     env.step(env.renderer.reply(env.reference_reply()))
@@ -84,6 +84,6 @@ def test_worker_processes_take_an_environment_with_a_renderer_object():
 
 
 def test_episodes_with_images_are_the_same_in_worker_processes():
-    here = Rollouts("envsdk/GridScreen-v0", "reference", seeds=range(2)).run()
-    there = Rollouts("envsdk/GridScreen-v0", "reference", seeds=range(2), executor="processes", n_workers=1).run()
+    here = Rollouts("envsdk/GridScreen-v1", "reference", seeds=range(2)).run()
+    there = Rollouts("envsdk/GridScreen-v1", "reference", seeds=range(2), executor="processes", n_workers=1).run()
     assert [one.to_json() for one in there] == [one.to_json() for one in here]

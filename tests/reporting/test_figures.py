@@ -25,8 +25,7 @@ from envsdk.rollouts.scores import Score
 from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer._sources import Source
 from envsdk.viewer.reporting import as_markdown, report
-from envsdk.viewer.reporting._collecting import Collector
-from envsdk.viewer.reporting._links import Links
+from envsdk.viewer.reporting._report import Collector
 
 
 def test_the_mean_reward_is_over_tasks_and_leaves_out_what_was_not_scored(tmp_path: Path):
@@ -51,9 +50,9 @@ def test_named_rewards_have_the_mean_over_the_episodes_that_have_them(tmp_path: 
     ("env", "options"),
     [
         ("envsdk/MathChat-v0", {"history": "strip"}),
-        ("envsdk/LongNotes-v0", {"history": {"name": "summarize", "threshold": 2500}}),
-        ("envsdk/Delegate-v0", {}),
-        ("envsdk/GuessNumber-v0", {}),
+        ("envsdk/LongNotes-v1", {"history": {"name": "summarize", "threshold": 2500}}),
+        ("envsdk/Delegate-v1", {}),
+        ("envsdk/GuessNumber-v1", {}),
     ],
 )
 def test_lengths_breaks_and_costs_are_those_of_the_episodes(tmp_path: Path, env: str, options: dict[str, object]):
@@ -82,7 +81,7 @@ def test_the_cost_is_that_of_each_history_policy(tmp_path: Path):
 
 
 def test_images_and_their_tokens_are_shown_where_costs_are(tmp_path: Path):
-    made = rollout_many("envsdk/GridScreen-v0", "reference", seeds=range(2))
+    made = rollout_many("envsdk/GridScreen-v1", "reference", seeds=range(2))
     path = store(tmp_path / "run", made)
     found = report(path)
     own = cost(made)
@@ -104,9 +103,9 @@ def test_a_run_without_images_has_no_columns_of_images(tmp_path: Path):
 
 
 def test_the_cost_of_two_sets_is_the_sum_of_their_costs():
-    one = rollout_many("envsdk/Delegate-v0", "reference", seeds=range(2))
+    one = rollout_many("envsdk/Delegate-v1", "reference", seeds=range(2))
     other = rollout_many(
-        partial(envsdk.make, "envsdk/LongNotes-v0", history="budget:max_tokens=2500"),
+        partial(envsdk.make, "envsdk/LongNotes-v1", history="budget:max_tokens=2500"),
         "reference",
         seeds=range(1),
     )
@@ -134,7 +133,7 @@ def test_the_divergence_is_that_of_the_samples(tmp_path: Path):
 
 
 def test_a_constant_difference_has_the_divergence_that_one_computes_by_hand(tmp_path: Path):
-    (one,) = rollout_many("envsdk/GuessNumber-v0", "random", seeds=range(1))
+    (one,) = rollout_many("envsdk/GuessNumber-v1", "random", seeds=range(1))
     (sample,) = one.samples()
     sampler = np.where(sample.mask, -1.0, 0.0).astype(np.float32)
     own = replace(sample, logprobs=sampler, reference_logprobs=np.where(sample.mask, -2.0, 0.0).astype(np.float32))
@@ -242,7 +241,7 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path):
 
 
 def test_a_run_is_reported_without_the_environment_the_renderer_and_the_hub(tmp_path: Path):
-    made = rollout_many("envsdk/Delegate-v0", "reference", seeds=range(1))
+    made = rollout_many("envsdk/Delegate-v1", "reference", seeds=range(1))
     folder = store(tmp_path / "run", made)
     script = f"""
 import sys
@@ -260,7 +259,7 @@ print(found.to_dict())
 
 def test_one_episode_is_in_memory_at_a_time(tmp_path: Path):
     source = Source(store(tmp_path / "run", episodes([[float(reward)] for reward in range(8)])))
-    collector = Collector(0, Links(["run"]))
+    collector = Collector("run", "")
     before, counts = trajectories_in_memory(), []
     for row, trajectory in source.episodes():
         collector.add(row, trajectory)

@@ -181,7 +181,7 @@ def test_eval_prints_a_table_and_writes_a_model_card(tmp_path: Path) -> None:
 
 
 def test_eval_of_an_environment_with_images_uses_its_own_renderer(tmp_path: Path) -> None:
-    printed = run("eval", "envsdk/GridScreen-v0", "--seeds", 2, "--out", tmp_path, "--json")
+    printed = run("eval", "envsdk/GridScreen-v1", "--seeds", 2, "--out", tmp_path, "--json")
     (result,) = json.loads(printed)["results"]
     assert (result["reward"], result["failed"]) == (1.0, {})
 

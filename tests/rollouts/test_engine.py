@@ -42,7 +42,7 @@ def contents(trajectories: list[Trajectory]) -> list[bytes]:
     return [trajectory.to_json() for trajectory in trajectories]
 
 
-@pytest.mark.parametrize("env", ["envsdk/Calculator-v0", "envsdk/Delegate-v0", "envsdk/KuhnPoker-v0"])
+@pytest.mark.parametrize("env", ["envsdk/Calculator-v1", "envsdk/Delegate-v1", "envsdk/KuhnPoker-v1"])
 def test_the_number_of_concurrent_episodes_does_not_change_them(env: str) -> None:
     for policy in ("reference", "random"):
         one = Rollouts(env, policy, seeds=range(4), group_size=3, max_concurrency=1).run()
@@ -55,12 +55,12 @@ def test_the_number_of_concurrent_episodes_does_not_change_them(env: str) -> Non
 
 def test_tasks_are_the_first_of_the_environment_or_given() -> None:
     options = {"tasks": [{"secret": n} for n in (3, 4, 5)]}
-    first = Rollouts("envsdk/GuessNumber-v0", tasks=2, group_size=2, env_options=options).run()
+    first = Rollouts("envsdk/GuessNumber-v1", tasks=2, group_size=2, env_options=options).run()
     assert [(one.group_id, one.task) for one in first[::2]] == [
-        ("envsdk/GuessNumber-v0/task-0", {"secret": 3}),
-        ("envsdk/GuessNumber-v0/task-1", {"secret": 4}),
+        ("envsdk/GuessNumber-v1/task-0", {"secret": 3}),
+        ("envsdk/GuessNumber-v1/task-1", {"secret": 4}),
     ]
-    given = Rollouts("envsdk/GuessNumber-v0", tasks=[{"secret": 9}], group_size=1).run()
+    given = Rollouts("envsdk/GuessNumber-v1", tasks=[{"secret": 9}], group_size=1).run()
     assert given[0].task == {"secret": 9}
 
 
@@ -193,7 +193,7 @@ def test_a_method_that_raises_or_hangs_costs_its_own_episode(
     assert [one.reward for one in trajectories] == [0.0] * 3  # and nobody trains on it:
     assert [one.samples() for one in trajectories] == [[], [], []]
     assert rollouts.statistics.failures == {"environment": 3}
-    assert rollouts.statistics.errors == {expected: 3}
+    assert rollouts.statistics.tally.errors == {expected: 3}
     deadline = time.monotonic() + 600
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.02)  # threads that hung end once their method returns
@@ -814,11 +814,11 @@ def test_statistics_count_what_happened() -> None:
     rollouts = Rollouts(Counts, answers, seeds=range(5), group_size=2)
     trajectories = rollouts.run()
     statistics = rollouts.statistics
-    assert (statistics.total, statistics.episodes, statistics.scored) == (10, 10, 10)
-    assert statistics.steps == sum(len(one.steps) for one in trajectories) == 30
-    assert statistics.sampled_tokens == 30
+    assert (statistics.total, statistics.episodes, statistics.tally.scored) == (10, 10, 10)
+    assert statistics.tally.steps == sum(len(one.steps) for one in trajectories) == 30
+    assert statistics.tally.sampled_tokens == 30
     assert statistics.mean_reward == 1.0
-    assert statistics.stop_reasons == {"terminated": 10}
+    assert statistics.tally.stop_reasons == {"terminated": 10}
     assert statistics.elapsed_s > 0
     assert statistics.play.waiting_s["policy"] > 0
 

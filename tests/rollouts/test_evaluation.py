@@ -243,7 +243,7 @@ name = "math"
 options = { history = "strip" }
 
 [[environments]]
-id = "envsdk/GuessNumber-v0"
+id = "envsdk/GuessNumber-v1"
 seeds = 2
 """
 
@@ -257,8 +257,8 @@ def test_a_suite_rolls_out_each_model_in_each_environment(tmp_path: Path) -> Non
     assert {key: score.episodes for key, score in found.items()} == {
         ("math", "reference"): 8,
         ("math", "null"): 8,
-        ("envsdk/GuessNumber-v0", "reference"): 4,
-        ("envsdk/GuessNumber-v0", "null"): 4,
+        ("envsdk/GuessNumber-v1", "reference"): 4,
+        ("envsdk/GuessNumber-v1", "null"): 4,
     }
     assert found["math", "reference"].reward == 1.0
     assert found["math", "reference"].pass_all == {1: 1.0, 2: 1.0}
@@ -280,7 +280,7 @@ def test_a_suite_in_yaml_is_the_same(tmp_path: Path) -> None:
         "name: small\nseeds: 4\nsamples: 2\n"
         "models: {reference: {policy: reference}, 'null': {policy: 'null'}}\n"
         "environments:\n- {id: envsdk/MathChat-v0, name: math, options: {history: strip}}\n"
-        "- {id: envsdk/GuessNumber-v0, seeds: 2}\n"
+        "- {id: envsdk/GuessNumber-v1, seeds: 2}\n"
     )
     assert Suite.read(yaml) == Suite.read(toml)
 

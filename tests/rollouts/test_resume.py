@@ -23,9 +23,9 @@ from envsdk.rollouts._run_folder import RunFolder
     ("tasks", "kills", "executor", "env"),
     [
         (10, 2, "", ""),
-        (4, 2, "", "envsdk/GridScreen-v0"),
+        (4, 2, "", "envsdk/GridScreen-v1"),
         pytest.param(40, 2, "processes", "", marks=pytest.mark.full),
-        pytest.param(40, 4, "processes", "envsdk/GridScreen-v0", marks=pytest.mark.full),
+        pytest.param(40, 4, "processes", "envsdk/GridScreen-v1", marks=pytest.mark.full),
         pytest.param(500, 30, "", "", marks=pytest.mark.full),
     ],
 )
@@ -221,7 +221,7 @@ class Gone:
 
 def test_a_full_disk_ends_the_run_which_resumes_where_it_was(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
-    rollouts = Rollouts("envsdk/Calculator-v0", "reference", seeds=range(20), group_size=4, out=tmp_path)
+    rollouts = Rollouts("envsdk/Calculator-v1", "reference", seeds=range(20), group_size=4, out=tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
@@ -233,6 +233,6 @@ def test_a_full_disk_ends_the_run_which_resumes_where_it_was(tmp_path: Path) -> 
         signal.signal(signal.SIGXFSZ, handler)
     kept = stored(tmp_path)
     assert 0 < len(kept) < 80
-    again = Rollouts("envsdk/Calculator-v0", "reference", seeds=range(20), group_size=4, out=tmp_path, resume=True)
+    again = Rollouts("envsdk/Calculator-v1", "reference", seeds=range(20), group_size=4, out=tmp_path, resume=True)
     assert len(again.run()) == 80 - len(kept)
     assert len(stored(tmp_path)) == 80

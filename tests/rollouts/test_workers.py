@@ -12,7 +12,7 @@ from envsdk import errors
 from envsdk.rollouts import Rollouts
 
 
-@pytest.mark.parametrize("env", [pytest.param("envsdk/Calculator-v0", marks=pytest.mark.full), "envsdk/Delegate-v0"])
+@pytest.mark.parametrize("env", [pytest.param("envsdk/Calculator-v1", marks=pytest.mark.full), "envsdk/Delegate-v1"])
 def test_episodes_are_the_same_in_several_processes(env: str, is_full: bool) -> None:
     here = Rollouts(env, "random", seeds=range(6), group_size=2).run()
     there = Rollouts(env, "random", seeds=range(6), group_size=2, executor="processes", n_workers=4 if is_full else 2)

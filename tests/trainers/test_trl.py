@@ -80,7 +80,7 @@ def fail() -> Trajectory:
 @pytest.fixture
 def sample() -> Sample:
     """Several replies, with an advantage."""
-    sample, *others = play("envsdk/GuessNumber-v0").samples()
+    sample, *others = play("envsdk/GuessNumber-v1").samples()
     assert not others
     return replace(sample, advantage=np.where(sample.mask, np.float32(0.5), np.float32(0)))
 
@@ -130,7 +130,7 @@ def test_a_rewritten_rollout_is_refused_or_gives_its_last_segment_or_a_row_that_
 
 
 def test_of_a_handoff_the_main_context_is_the_one_that_stays() -> None:
-    trajectory = play("envsdk/Delegate-v0")
+    trajectory = play("envsdk/Delegate-v1")
     main, *researchers = trajectory.samples()
     assert researchers
     batch = to_batch([trajectory], on_break="last_segment")
@@ -139,7 +139,7 @@ def test_of_a_handoff_the_main_context_is_the_one_that_stays() -> None:
 
 
 def test_a_failed_episode_has_a_row_that_trains_nothing_and_no_reward() -> None:
-    batch = to_batch([play("envsdk/GuessNumber-v0"), fail()])
+    batch = to_batch([play("envsdk/GuessNumber-v1"), fail()])
     assert batch["reward"] == [1.0, None]
     assert batch["failed"] == [0.0, 1.0]
     assert batch["env_mask"][1] == [0]
@@ -147,7 +147,7 @@ def test_a_failed_episode_has_a_row_that_trains_nothing_and_no_reward() -> None:
 
 
 def test_an_episode_that_nobody_scored_counts_nowhere() -> None:
-    trajectory = play("envsdk/GuessNumber-v0")
+    trajectory = play("envsdk/GuessNumber-v1")
     for step in trajectory.steps:
         step.reward = None
     assert to_batch([trajectory])["reward"] == [None]
@@ -157,7 +157,7 @@ def test_an_episode_that_nobody_scored_counts_nowhere() -> None:
 
 
 def test_any_iterable_gives_a_batch_and_none_gives_empty_columns() -> None:
-    trajectory = play("envsdk/GuessNumber-v0")
+    trajectory = play("envsdk/GuessNumber-v1")
     assert to_batch(iter([trajectory])) == to_batch([trajectory])
     assert to_batch([]) == {name: [] for name in to_batch([trajectory])}
     assert RolloutFunc(make_env, "reference")([], TRAINER) == to_batch([])
@@ -203,7 +203,7 @@ def test_a_trainer_of_another_tokenizer_than_the_environments_is_refused(declare
     if declares:
         policy.tokenizer = OTHER  # type: ignore[attr-defined]
     with pytest.raises(TokenizerMismatch, match=r"the policy .* was made for the tokenizer"):
-        RolloutFunc(make_env, policy)([prompt_of("envsdk/GuessNumber-v0", 0)], trainer)
+        RolloutFunc(make_env, policy)([prompt_of("envsdk/GuessNumber-v1", 0)], trainer)
 
 
 class Cold(Env):
@@ -249,7 +249,7 @@ def test_the_reward_function_passes_on_what_the_environment_gave() -> None:
 
 
 def test_a_prompt_names_an_environment_and_a_seed() -> None:
-    assert read_prompt(prompt_of("envsdk/GuessNumber-v0", 3)) == ("envsdk/GuessNumber-v0", 3)
+    assert read_prompt(prompt_of("envsdk/GuessNumber-v1", 3)) == ("envsdk/GuessNumber-v1", 3)
 
 
 @pytest.mark.parametrize("prompt", ["What is 2 + 2?", "", "3", '{"seed": 3}', '{"env": "a", "seed": "3"}', None, [{}]])
@@ -259,7 +259,7 @@ def test_another_prompt_is_refused(prompt: Any) -> None:
 
 
 def test_reward_functions_get_the_messages_and_the_whole_trajectory() -> None:
-    trajectories = [play("envsdk/Calculator-v0"), play("envsdk/Delegate-v0"), fail()]
+    trajectories = [play("envsdk/Calculator-v1"), play("envsdk/Delegate-v1"), fail()]
     batch = to_batch(trajectories, on_break="last_segment")
     for trajectory, prompt, completion, record in zip(
         trajectories, *(batch[name] for name in ("prompt_messages", "completion_messages", "trajectory")), strict=True
@@ -283,7 +283,7 @@ def test_reward_functions_get_the_messages_and_the_whole_trajectory() -> None:
 
 
 def test_a_task_that_is_not_json_is_in_the_record_as_it_is_stored() -> None:
-    trajectory = play("envsdk/GuessNumber-v0")
+    trajectory = play("envsdk/GuessNumber-v1")
     trajectory.task = {"when": complex(1, 2), "seed": 2**70}
     assert to_conversations(trajectory)["task"] == {"when": "(1+2j)", "seed": 2**70}
 
@@ -296,7 +296,7 @@ def test_a_reward_function_may_read_lists_of_messages_as_prompts_and_completions
     async def later(**columns: Any) -> list[float]:
         return calls(**columns)
 
-    batch = to_batch([play("envsdk/Calculator-v0")])
+    batch = to_batch([play("envsdk/Calculator-v1")])
     given = {**batch, "prompts": ["{}"], "completions": ["one text"], "factor": 0.5}
     expected = [0.5 * sum(len(m.get("tool_calls", ())) for m in batch["completion_messages"][0])]
     assert expected != [0.0]
@@ -312,7 +312,7 @@ PROMPTS = [prompt_of(f"envsdk/{name}-v0", seed) for seed in (5, 6) for name in (
 def test_rows_come_in_the_order_of_the_prompts_and_repeated_ones_form_a_group() -> None:
     rollout_func = RolloutFunc(make_env, "reference", max_concurrency=2)
     batch = rollout_func(PROMPTS, TRAINER)
-    names = ["GuessNumber-v0/{}", "Calculator-v0/{}", "GuessNumber-v0/{}#1", "Calculator-v0/{}#1"]
+    names = ["GuessNumber-v1/{}", "Calculator-v1/{}", "GuessNumber-v1/{}#1", "Calculator-v1/{}#1"]
     assert batch["trajectory_id"] == [f"envsdk/{name.format(seed)}" for seed in (5, 6) for name in names]
     assert batch["reward"] == [1.0] * 8
     groups = Counter(trajectory.group_id for trajectory in rollout_func.trajectories)
@@ -352,18 +352,18 @@ def test_a_row_has_one_advantage(sample: Sample) -> None:
 
 
 def test_all_samples_of_a_rollout_are_rows() -> None:
-    trajectory = play("envsdk/Delegate-v0")
+    trajectory = play("envsdk/Delegate-v1")
     fields = [to_fields(s, group_id=0, temperature=1.0) for s in group_advantages(trajectory.samples(), "none")]
     assert len(fields) == len(trajectory.contexts)
     assert sum(row["completion_mask"].sum() for row in fields) == trajectory.sampled_tokens
 
 
 def test_failed_episodes_are_counted_and_are_no_rewards() -> None:
-    metrics = group_metrics([play("envsdk/GuessNumber-v0"), fail()], rows=1)
+    metrics = group_metrics([play("envsdk/GuessNumber-v1"), fail()], rows=1)
     assert (metrics["rollout/episodes_total"], metrics["rollout/failed_total"]) == (2.0, 1.0)
     assert (metrics["reward"], metrics["reward_std"]) == ((1.0, 1), 0.0)
     assert "reward_std" not in group_metrics([fail()], rows=0)
-    delegated = play("envsdk/Delegate-v0")
+    delegated = play("envsdk/Delegate-v1")
     delegated.contexts["main/researcher-1"].error = "it broke"
     assert group_metrics([delegated], rows=1)["rollout/failed_agents_total"] == 1.0
 
@@ -414,14 +414,14 @@ def install_trl(monkeypatch: pytest.MonkeyPatch, version: str, **homes: Any) -> 
 
 
 def a_row_of(worker: RolloutWorker) -> Any:
-    trajectory = play("envsdk/GuessNumber-v0")
+    trajectory = play("envsdk/GuessNumber-v1")
     samples = [replace(sample, advantage=0.5) for sample in trajectory.samples()]
     return worker._rows([trajectory], samples, 0)[0]
 
 
 @pytest.fixture
 def worker() -> RolloutWorker:
-    return RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v0", 0)}], lambda *_, **__: Action([1]))
+    return RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v1", 0)}], lambda *_, **__: Action([1]))
 
 
 @pytest.mark.parametrize("home", ["public", "async_rollout_worker"])
@@ -484,7 +484,7 @@ def versions_of(worker: RolloutWorker) -> list[int]:
 def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
     install_trl(monkeypatch, "1.16.0", public=SimpleNamespace)
     policy = Pausable()
-    rows = [{"prompt": prompt_of("envsdk/GuessNumber-v0", seed)} for seed in range(10_000)]
+    rows = [{"prompt": prompt_of("envsdk/GuessNumber-v1", seed)} for seed in range(10_000)]
     worker = RolloutWorker(make_env, rows, policy, num_generations=2, max_groups=2, queue_maxsize=10_000)
     worker.start()
     try:
@@ -506,7 +506,7 @@ def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.Monkey
 def test_a_worker_that_is_paused_before_it_starts_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     install_trl(monkeypatch, "1.16.0", public=SimpleNamespace)
     policy = Pausable()
-    worker = RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v0", 0)}], policy)
+    worker = RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v1", 0)}], policy)
     worker.pause()
     worker.start()
     try:

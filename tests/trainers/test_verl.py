@@ -118,6 +118,6 @@ def test_what_is_not_trained_has_its_first_prompt_with_mask_0_and_its_reward() -
 
 
 def test_an_episode_without_a_prompt_is_refused() -> None:
-    trajectory = rollout(make("envsdk/GuessNumber-v0", limits=Limits(max_context_tokens=3)), seed=0)
+    trajectory = rollout(make("envsdk/GuessNumber-v1", limits=Limits(max_context_tokens=3)), seed=0)
     with pytest.raises(EpisodeError, match=r"ended \((max_context_tokens|context_full)\) with no reply"):
         untrained_output(trajectory, prompt_length=20)

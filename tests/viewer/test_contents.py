@@ -17,7 +17,7 @@ from envsdk.viewer._filters import parse_filter
 from envsdk.viewer._resources import Resources
 from envsdk.viewer._sources import Source
 
-EPISODES = [envsdk.rollout("envsdk/Delegate-v0", "reference", seed=seed) for seed in range(2)]
+EPISODES = [envsdk.rollout("envsdk/Delegate-v1", "reference", seed=seed) for seed in range(2)]
 TEXTS = st.text(st.sampled_from('abkKsSßſ\u212aﬁİıΣσς/\\"\n é😀\x00') | st.characters(exclude_categories=["Cs"]))
 
 

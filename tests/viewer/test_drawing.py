@@ -10,11 +10,11 @@ from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer._drawing import drawing
 from envsdk.viewer._episodes import episode
 
-NOTES = envsdk.make("envsdk/LongNotes-v0", history={"name": "summarize", "threshold": 2500})
+NOTES = envsdk.make("envsdk/LongNotes-v1", history={"name": "summarize", "threshold": 2500})
 EPISODES = {
     "rewrites": envsdk.rollout(NOTES, "reference", seed=0),
-    "handoffs": envsdk.rollout("envsdk/Delegate-v0", "reference", seed=1),
-    "one step": envsdk.rollout("envsdk/Calculator-v0", "random", seed=2),
+    "handoffs": envsdk.rollout("envsdk/Delegate-v1", "reference", seed=1),
+    "one step": envsdk.rollout("envsdk/Calculator-v1", "random", seed=2),
     "thinking": envsdk.rollout(envsdk.make("envsdk/MathChat-v0", history="strip"), "reference", seed=0),
 }
 

@@ -22,7 +22,7 @@ def rolled_out(env, policy="reference", *, seed=0, **options):
 
 def every_id():
     """An episode whose replies have each id of the vocabulary: control tokens, and parts of characters."""
-    env = envsdk.make("envsdk/Calculator-v0")
+    env = envsdk.make("envsdk/Calculator-v1")
     env.reset(seed=0)
     ids = np.arange(TOKENIZER.vocab_size, dtype=np.int32)
     while env.trajectory is None:
@@ -30,8 +30,8 @@ def every_id():
     return env.trajectory
 
 
-DELEGATE = rolled_out("envsdk/Delegate-v0")
-NOTES = rolled_out("envsdk/LongNotes-v0", history={"name": "summarize", "threshold": 2500})
+DELEGATE = rolled_out("envsdk/Delegate-v1")
+NOTES = rolled_out("envsdk/LongNotes-v1", history={"name": "summarize", "threshold": 2500})
 STRIP = rolled_out("envsdk/MathChat-v0", history="strip")
 TOKENIZER = envsdk.load_tokenizer("embedded")
 EVERY_ID = every_id()

@@ -20,7 +20,7 @@ from envsdk.viewer import _notebook as notebook
 from envsdk.viewer._notebook import TrajectoryPage
 from envsdk.viewer._page import PAGE
 
-EPISODE = envsdk.rollout("envsdk/Delegate-v0", "reference", seed=0)
+EPISODE = envsdk.rollout("envsdk/Delegate-v1", "reference", seed=0)
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</details></div>"
 
 
@@ -137,7 +137,7 @@ def test_a_notebook_displays_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for folder in ("IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(folder, str(tmp_path / folder))
     cells = [
-        "import envsdk\nt = envsdk.rollout('envsdk/GuessNumber-v0', 'reference', seed=0)\nt",
+        "import envsdk\nt = envsdk.rollout('envsdk/GuessNumber-v1', 'reference', seed=0)\nt",
         "t.samples()[0]",
         "envsdk.tree_batch(t)",
         "t.view()",
@@ -146,4 +146,4 @@ def test_a_notebook_displays_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     NotebookClient(book, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}, timeout=600).execute()
     shown = [cell.outputs[-1].data["text/html"] for cell in book.cells]
     assert [one.partition(" ")[0] for one in shown] == ["<div", "<div", "<div", "<iframe"]
-    assert "Trajectory envsdk/GuessNumber-v0/0" in shown[0] and "tokens are trained" in shown[1]
+    assert "Trajectory envsdk/GuessNumber-v1/0" in shown[0] and "tokens are trained" in shown[1]

@@ -18,7 +18,7 @@ from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer._transcript import Part, transcript
 
 NOTES = envsdk.rollout(
-    envsdk.make("envsdk/LongNotes-v0", history={"name": "summarize", "threshold": 2500}), "reference", seed=0
+    envsdk.make("envsdk/LongNotes-v1", history={"name": "summarize", "threshold": 2500}), "reference", seed=0
 )
 LONG = "\n".join(f"line {number}" for number in range(50))
 
@@ -47,7 +47,7 @@ def test_an_episode_is_chosen_by_its_number_its_id_or_a_filter(run):
 
 
 def test_a_text_in_the_contents_chooses_and_what_was_found_is_printed_first(tmp_path):
-    delegated = envsdk.rollout("envsdk/Delegate-v0", "reference", seed=1)
+    delegated = envsdk.rollout("envsdk/Delegate-v1", "reference", seed=1)
     write_jsonl(tmp_path / "trajectories.jsonl", [NOTES, delegated])
     shown = show(tmp_path, 'text:"FOUNDED in"')
     assert NOTES.id not in shown

@@ -17,7 +17,7 @@ from envsdk.viewer._rows import read_row
 from envsdk.viewer._sources import Source
 
 EPISODES = [
-    *rollout_many("envsdk/Delegate-v0", "reference", seeds=range(2)),
+    *rollout_many("envsdk/Delegate-v1", "reference", seeds=range(2)),
     *rollout_many("envsdk/MathChat-v0", "random", seeds=range(2)),
 ]
 
@@ -43,7 +43,7 @@ def test_a_row_has_the_figures_of_its_trajectory():
 
 
 def test_a_row_counts_the_errors_of_replies():
-    env = envsdk.make("envsdk/Calculator-v0")
+    env = envsdk.make("envsdk/Calculator-v1")
     env.reset(seed=0)
     while env.trajectory is None:
         env.step(np.array([4084, 5], dtype=np.int32))

@@ -34,10 +34,10 @@ from envsdk.viewer.terminal._tokens import shade
 
 EPISODES = [
     envsdk.rollout(
-        envsdk.make("envsdk/LongNotes-v0", history={"name": "summarize", "threshold": 2500}), "reference", seed=0
+        envsdk.make("envsdk/LongNotes-v1", history={"name": "summarize", "threshold": 2500}), "reference", seed=0
     ),
-    envsdk.rollout(envsdk.make("envsdk/Delegate-v0"), "reference", seed=1),
-    envsdk.rollout(envsdk.make("envsdk/Calculator-v0"), "random", seed=2),
+    envsdk.rollout(envsdk.make("envsdk/Delegate-v1"), "reference", seed=1),
+    envsdk.rollout(envsdk.make("envsdk/Calculator-v1"), "random", seed=2),
 ]
 WIDTH, HEIGHT = 80, 24
 Driver = Callable[[Pilot[None]], Awaitable[None]]
@@ -96,7 +96,7 @@ def run(tmp_path: Path) -> Path:
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with its tokenizer."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    Rollouts("envsdk/Calculator-v0", "random", seeds=range(2), group_size=1, out=folder).run()
+    Rollouts("envsdk/Calculator-v1", "random", seeds=range(2), group_size=1, out=folder).run()
     return folder
 
 
@@ -207,7 +207,7 @@ def test_the_drawing_of_the_contexts_leads_to_their_steps(run):
 
 def test_episodes_are_grouped_by_their_task(run_folder, tmp_path):
     groups = [
-        envsdk.rollout("envsdk/GuessNumber-v0", policy, seed=seed)
+        envsdk.rollout("envsdk/GuessNumber-v1", policy, seed=seed)
         for policy in ("reference", "random")
         for seed in range(2)
     ]
@@ -216,7 +216,7 @@ def test_episodes_are_grouped_by_their_task(run_folder, tmp_path):
     async def driver(pilot: Pilot[None]) -> None:
         shown = (await press(pilot, "t")).split("\n")[2:8]
         assert [line.split()[0] for line in shown] == [
-            *("envsdk/GuessNumber-v0/0", "1", "3", "envsdk/GuessNumber-v0/1", "2", "4")
+            *("envsdk/GuessNumber-v1/0", "1", "3", "envsdk/GuessNumber-v1/1", "2", "4")
         ]
         assert "2 episodes · mean reward" in shown[0]
         await press(pilot, "g", "enter")  # a heading has nothing to open
@@ -230,7 +230,7 @@ def test_episodes_are_grouped_by_their_task(run_folder, tmp_path):
 
 
 def test_two_episodes_of_a_task_are_compared_from_where_they_diverge(tmp_path):
-    made = [envsdk.rollout("envsdk/GuessNumber-v0", policy, seed=0) for policy in ("reference", "random", "reference")]
+    made = [envsdk.rollout("envsdk/GuessNumber-v1", policy, seed=0) for policy in ("reference", "random", "reference")]
     for number, own in enumerate(made):
         own.id = f"episode-{number}"
     write_jsonl(tmp_path / "trajectories.jsonl", made)
@@ -295,9 +295,9 @@ def test_the_prompt_of_a_step_is_what_the_model_saw(run):
 
 
 def test_bytes_that_are_not_a_whole_character_are_visible_and_control_tokens_are_marked(tmp_path):
-    env = envsdk.make("envsdk/Calculator-v0")
+    env = envsdk.make("envsdk/Calculator-v1")
     with_folder = tmp_path / "run"
-    Rollouts("envsdk/Calculator-v0", "reference", seeds=[0], out=with_folder).run()
+    Rollouts("envsdk/Calculator-v1", "reference", seeds=[0], out=with_folder).run()
     env.reset(seed=0)
     while env.trajectory is None:
         env.step(np.arange(env.renderer.tokenizer.vocab_size, dtype=np.int32))

@@ -103,7 +103,7 @@ def test_a_sampler_that_returns_other_tokens_than_it_sampled_is_critical(folder:
             return await policy(prompt[:-1], **request)
 
     options = {"renderer": "qwen3", "tokenizer": "embedded"}
-    report = check_stack("envsdk/GuessNumber-v0", Cutting(), policy.model, seeds=range(2), env_options=options)
+    report = check_stack("envsdk/GuessNumber-v1", Cutting(), policy.model, seeds=range(2), env_options=options)
     assert report.tokens.share == 1.0
     assert report.verdict == "critical"
 
@@ -121,7 +121,7 @@ def test_the_forward_pass_is_what_the_sampler_computed_at_each_temperature(folde
 def test_a_model_in_training_mode_is_refused(folder: Path) -> None:
     policy: Any = policy_of(f"transformers:{folder}", max_tokens=4)
     with pytest.raises(errors.ConfigError, match="training mode"):
-        check_stack("envsdk/GuessNumber-v0", policy, tiny_qwen3(layers=1).train())
+        check_stack("envsdk/GuessNumber-v1", policy, tiny_qwen3(layers=1).train())
 
 
 def test_a_model_of_another_family_is_refused(folder: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_model_of_another_family_is_refused(folder: Path) -> None:
     options = {"renderer": "qwen3", "tokenizer": "embedded"}
     small = tiny_qwen3(64, layers=1).eval()
     with pytest.raises(errors.ConfigError, match=r"the model has the ids 0 to 63"):
-        check_stack("envsdk/GuessNumber-v0", policy, small, seeds=[0], env_options=options)
+        check_stack("envsdk/GuessNumber-v1", policy, small, seeds=[0], env_options=options)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_sampler_that_exchanges_text_is_refused(folder: Path) -> None:
         trainable = False
 
     with pytest.raises(errors.ConfigError, match=r"Chat exchanges text, so the tokens .* are not known"):
-        check_stack("envsdk/GuessNumber-v0", Chat(), None)
+        check_stack("envsdk/GuessNumber-v1", Chat(), None)
 
 
 def test_a_folder_that_is_not_a_model_is_refused(tmp_path: Path, folder: Path) -> None:
@@ -168,7 +168,7 @@ def test_episodes_that_all_fail_are_reported_with_their_cause(folder: Path) -> N
     model.config.max_position_embeddings = 8
     options = {"renderer": "qwen3", "tokenizer": "embedded"}
     with pytest.raises(errors.RunFailed, match=r"none of the 2 episodes gave a sample.*the model has 8 positions"):
-        check_stack("envsdk/GuessNumber-v0", policy, model, seeds=range(2), env_options=options)
+        check_stack("envsdk/GuessNumber-v1", policy, model, seeds=range(2), env_options=options)
 
 
 def test_without_torch_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -455,7 +455,7 @@ def test_a_reply_ends_where_the_positions_of_the_model_end():
 def test_a_rollout_takes_a_policy_of_the_model_alone():
     policy = TransformersPolicy(model_of("qwen3"), max_tokens=12, policy_version=0)
     trajectory = envsdk.rollout(
-        envsdk.make("envsdk/GuessNumber-v0", tokenizer="embedded", limits={"max_steps": 3}), policy, seed=1
+        envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded", limits={"max_steps": 3}), policy, seed=1
     )
     assert trajectory.sampled_tokens == policy.statistics.sampled > 0
     assert [sample.validate().policy_version[0] for sample in trajectory.samples()] == [0]

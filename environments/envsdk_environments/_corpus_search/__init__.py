@@ -18,9 +18,9 @@ __all__ = ["CorpusSearch", "CorpusSearchConfig", "CorpusSearchTask", "FullTextSe
 
 MAX_QUERY_CHARS = 500
 _SYSTEM = (
-    "You answer a question about a made-up world, of which you know nothing. Search its encyclopedia, and read the "
-    "articles that lead from what the question names to the answer. When you know it, give it as one name, without a "
-    "call."
+    "Answer a question about a fictional world that you know nothing about. Search its encyclopedia, and read the "
+    "articles that lead from the question to the answer. When you know the answer, reply with just the name, without a "
+    "tool call."
 )
 
 
@@ -74,19 +74,21 @@ class CorpusSearch(ToolEnv):
 
     @tool
     def search(self, query: str, page: Annotated[int, Field(ge=1, le=1_000)] = 1) -> str:
-        """Find articles by words in them, the best first, each with a sentence that has such words.
+        """Search the articles by words. The best matches come first, each with a sentence that has some of the words.
 
         Args:
-            query: One or more words, such as a name. Words that are in very many articles find nothing.
-            page: Which part of what was found.
+            query: One or more words, such as a name. Very common words are ignored.
+            page: The page of results.
         """
         if len(query) > MAX_QUERY_CHARS:
-            raise ToolError(f"the query has {len(query):,} characters; give a few words, at most {MAX_QUERY_CHARS}")
+            raise ToolError(
+                f"the query has {len(query):,} characters; use a few words, at most {MAX_QUERY_CHARS} characters"
+            )
         found = get_index().search(query, page)
         if not found.hits:
-            return "Nothing was found." if page == 1 else "Nothing more was found."
+            return "No articles were found." if page == 1 else "No more articles were found."
         lines = [f"- {hit.title}: {hit.snippet}" for hit in found.hits]
-        return "\n".join([*lines, f"There is more on page {page + 1}."] if found.has_more else lines)
+        return "\n".join([*lines, f"There are more results on page {page + 1}."] if found.has_more else lines)
 
     @tool
     def read(self, title: str) -> str:
@@ -124,17 +126,17 @@ class CorpusSearch(ToolEnv):
         if len(results) % 2:
             if f"- {path[step]}: " not in results[-1]:
                 return _give_up()
-            return Message.calling("read", {"title": path[step]}, reasoning="That is the article.")
+            return Message.calling("read", {"title": path[step]}, reasoning="This is the article that I need.")
         known = results[-1] if results else self.quest.question
         wanted = path[step] if step < len(path) else self.quest.answer
         if wanted not in known:
             return _give_up()
         if step < len(path):
-            return Message.calling("search", {"query": wanted}, reasoning=f"I have to know more about {wanted}.")
-        return Message(role="assistant", reasoning="That was the last step.", content=wanted)
+            return Message.calling("search", {"query": wanted}, reasoning=f"I need to know more about {wanted}.")
+        return Message(role="assistant", reasoning="That is the answer.", content=wanted)
 
     null_reply = decline
 
 
 def _give_up() -> Message:
-    return Message(role="assistant", reasoning="What I need was not there.", content="I do not know.")
+    return Message(role="assistant", reasoning="I did not find what I need.", content="I do not know.")

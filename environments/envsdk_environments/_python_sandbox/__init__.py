@@ -14,8 +14,8 @@ from .._scoring import TaskData, decline, end_with_verdict, last_word
 from ._problems import Difficulty, Problem, random_problem
 
 _SYSTEM = (
-    "Solve the problem with programs. A program may take {timeout_s:g} seconds and {memory_mib} MiB of memory. When "
-    "you know the answer, give it as one number, without a call."
+    "Solve the problem by running Python programs. Each program may run for {timeout_s:g} seconds and use {memory_mib} "
+    "MiB of memory. When you know the answer, reply with just the number, without a tool call."
 )
 
 
@@ -73,13 +73,13 @@ class PythonSandbox(ToolEnv):
 
     @tool
     async def run_python(self, code: str) -> str:
-        """Run a Python program and get what it prints, and its errors.
+        """Run a Python program, and return its output and its errors.
 
-        Each call starts afresh: no variables and no files of an earlier call are left. There is the standard library,
-        but no other package, no network and no input.
+        Each call starts fresh: variables and files from earlier calls are gone. Only the standard library is available,
+        without network access and without input.
 
         Args:
-            code: The whole program. What is to be seen has to be printed.
+            code: The whole program. Print everything that you want to see.
         """
         config: PythonSandboxConfig = self.config
         result = await arun_python(code, limits=config.sandbox_limits, isolation=config.isolation)
@@ -94,9 +94,9 @@ class PythonSandbox(ToolEnv):
         """Run the solution, and answer with its output."""
         last = self.messages()[-1]
         if last.role == "tool":
-            return Message(role="assistant", reasoning="That is it.", content=last.content)
+            return Message(role="assistant", reasoning="That is the answer.", content=last.content)
         if self.problem.solution is None:
             return Message(role="assistant", content=str(self.problem.answer()))
-        return Message.calling("run_python", {"code": self.problem.solution}, reasoning="A program can find that.")
+        return Message.calling("run_python", {"code": self.problem.solution}, reasoning="A program can compute this.")
 
     null_reply = decline

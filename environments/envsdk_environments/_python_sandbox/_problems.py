@@ -196,19 +196,19 @@ KINDS: dict[Difficulty, list[ProblemKind]] = {
     "easy": [
         ProblemKind(
             recurrence,
-            "Start with x = {x}. {times} times, replace x by the remainder of {factor} * x + {addend} divided by "
-            "{modulus}. What is the sum of the {times} values that x takes then?",
+            "Start with x = {x}. Repeat {times} times: replace x with the remainder of {factor} * x + {addend} divided "
+            "by {modulus}. What is the sum of the {times} new values of x?",
             lambda rng: {**_recurrence(rng), "times": _from(rng, 200, 999)},
         ),
         ProblemKind(
             digit_sums,
-            "What is the sum of all whole numbers from {first} to {last}, both included, whose digits add up to a "
+            "What is the sum of all whole numbers from {first} to {last}, inclusive, whose digits add up to a "
             "multiple of {divisor}?",
             lambda rng: {**_range(rng, 99_999, 2000), "divisor": _from(rng, 3, 11)},
         ),
         ProblemKind(
             square_remainders,
-            "For each whole number n from {first} to {last}, both included, take the remainder of n * n divided by "
+            "For each whole number n from {first} to {last}, inclusive, take the remainder of n * n divided by "
             "{modulus}. What is the sum of these remainders?",
             lambda rng: {**_range(rng, 99_999, 2000), "modulus": _from(rng, 100, 9999)},
         ),
@@ -216,52 +216,53 @@ KINDS: dict[Difficulty, list[ProblemKind]] = {
     "medium": [
         ProblemKind(
             primes,
-            "What is the sum of all prime numbers from {first} to {last} that leave the remainder {remainder} when "
-            "they are divided by {modulus}?",
+            "What is the sum of all prime numbers from {first} to {last} that leave a remainder of {remainder} when "
+            "divided by {modulus}?",
             _draw_primes,
         ),
         ProblemKind(
             longest_descent,
-            "From a whole number n, go on to n / 2 if n is even, and to 3 * n + 1 if n is odd, until you are at 1. "
-            "From which of the numbers from {first} to {last}, both included, does that take the most steps? If there "
-            "are several, give the smallest.",
+            "Start with a whole number n. If n is even, replace it with n / 2; if it is odd, replace it with 3 * n + "
+            "1; stop at 1. Which of the numbers from {first} to {last}, inclusive, takes the most steps? If there is a "
+            "tie, give the smallest.",
             lambda rng: _range(rng, 999_999, 400),
         ),
         ProblemKind(
             circle,
-            "{people} people stand in a circle and are numbered from 1 to {people} in their order. You count them off, "
-            "beginning with number {start}, which is 1: whoever is number {step} of the count leaves the circle, and "
-            "the count begins again at 1 with the next one who still stands. What is the number of the last one?",
+            "{people} people stand in a circle, numbered from 1 to {people} in order. You count around the circle, "
+            "starting at 1 with person {start}. The person who is counted as {step} leaves the circle, and the count "
+            "starts again at 1 with the next person who is still there. What is the number of the last person left?",
             lambda rng: {"people": (n := _from(rng, 500, 3000)), "start": _from(rng, 1, n), "step": _from(rng, 2, 999)},
         ),
         ProblemKind(
             orders,
-            "Each line is an order: its number, the kind of thing, the quantity and the price of one, with commas "
-            "between. What is the sum of quantity times price, of the orders of the kind {kind!r} whose quantity is no "
-            "multiple of {divisor}?\n\n{lines}",
+            "Each line is an order: its number, the kind of item, the quantity and the unit price, separated by "
+            "commas. What is the sum of quantity times unit price over the orders of kind {kind!r} whose quantity is "
+            "not a multiple of {divisor}?\n\n{lines}",
             _draw_orders,
         ),
     ],
     "hard": [
         ProblemKind(
             rising_sum,
-            "A list has {length} numbers. The first is {x}, and each next one is the remainder of {factor} times the "
-            "one before, plus {addend}, divided by {modulus}. Choose some of the numbers, so that in the order of the "
-            "list each one chosen is greater than the one chosen before. What is the largest sum they can have?",
+            "A list has {length} numbers. The first is {x}, and each of the others is the remainder of {factor} times "
+            "the previous number, plus {addend}, divided by {modulus}. Choose some of the numbers so that, in list "
+            "order, each chosen number is greater than the one chosen before it. What is the largest possible sum of "
+            "the chosen numbers?",
             lambda rng: {"length": _from(rng, 200, 400), **_recurrence(rng)},
         ),
         ProblemKind(
             cheapest_way,
             "A grid has {size} rows and {size} columns, counted from 0. The cell in row r and column s costs the "
             "remainder of {a} * r * r + {b} * r * s + {c} * s * s divided by {modulus}, plus 1. You go from row 0, "
-            "column 0 to the opposite corner, each step up, down, left or right to the next cell, and pay for each "
-            "cell you come to, the first and the last one included. What is the least that you can pay?",
+            "column 0 to the opposite corner. Each step moves up, down, left or right to an adjacent cell. You pay for "
+            "each cell that you visit, including the first and the last. What is the lowest possible total cost?",
             _draw_cheapest_way,
         ),
         ProblemKind(
             selections,
-            "In how many ways can some of the following numbers be chosen so that they add up to {target}? Numbers "
-            "that occur several times are different ones.\n\n{numbers}",
+            "In how many ways can you choose some of the following numbers so that they add up to {target}? Equal "
+            "numbers at different positions count as different choices.\n\n{numbers}",
             lambda rng: {
                 "numbers": (numbers := rng.integers(10, 151, size=30).tolist()),
                 "target": sum(numbers) // 2 - _from(rng, 0, 200),

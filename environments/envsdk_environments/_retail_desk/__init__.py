@@ -45,7 +45,7 @@ class RetailDesk(ToolEnv):
     the rule that forbids the wish. So an agent that does nothing, or only talks, earns 0. A conversation that is cut
     off earns 0.
 
-    With `user="policy"`, as in `envsdk/RetailDeskLLMUser-v0`, a policy plays the customer as the role `user`, in a
+    With `user="policy"`, as in `envsdk/RetailDeskLLMUser-v1`, a policy plays the customer as the role `user`, in a
     context of its own: `rollout(env, {"main": policy, "user": other})`. The reward belongs to the context `main`; the
     user's is 0, so that no policy learns to be an easy customer. The words of such a customer are not judged: only the
     final database counts. The policy `reference` plays the customer as the script does.

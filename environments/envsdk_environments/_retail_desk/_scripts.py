@@ -16,10 +16,10 @@ END = "DONE"
 """The customer's last line, when the conversation is over."""
 GREETING = "Welcome to the service desk. What can I do for you?"
 _BRIEFING = """\
-You play a customer who writes to the service desk of a shop, one or two sentences at a time. You know only what is \
-written here. Say in your first message only your first wish, and anything else when you are asked for it. Go on to \
-the next wish when the last one is settled. When all is settled, or you see that it leads nowhere, write {end} on a \
-line of its own.
+You are playing a customer who writes to the service desk of a shop, one or two sentences at a time. You know only \
+what is written here. In your first message, state only your first request. Give other details only when you are asked \
+for them. Go on to the next request when the current one is settled. When everything is settled, or when you see that \
+the conversation is going nowhere, write {end} on a line by itself.
 
 # Who you are
 {identity}
@@ -55,9 +55,9 @@ class ScriptedCustomer:
         self._messages_left -= 1
         if not self._messages_left:
             self.has_left = True
-            return "This leads nowhere. Goodbye."
+            return "This is going nowhere. Goodbye."
         if len(text) > _MAX_CHARS:
-            return "That is too much for me at once."
+            return "That is too much at once for me."
         if _CONFIRM in text:
             return self._confirm(text)
         if "?" in text or "please" in text:  # what is asked for; if it names nothing, the next thing that was not said
@@ -73,7 +73,7 @@ class ScriptedCustomer:
             return self.wish.push
         if self.index + 1 == len(self._task.wishes):
             self.has_left = True
-            return "Thank you, that was all. Goodbye."
+            return "Thank you, that is all. Goodbye."
         self._turn_to(self.index + 1)
         return NEXT.format(self.wish.request)
 
@@ -106,13 +106,13 @@ def briefing(task: RetailDeskTask) -> str:
     """Return the system message for a model that plays the customer."""
     parts: list[str] = []
     for number, wish in enumerate(task.wishes, start=1):
-        lines = [f"\n# Wish {number}", f'You say: "{wish.request}"', f'Asked for the order: "{wish.order}"']
+        lines = [f"\n# Request {number}", f'Say: "{wish.request}"', f'If you are asked for the order: "{wish.order}"']
         lines += [says(slot, wish.values) for slot in wish.values]
         if wish.new_values is not None:
             new = ", ".join(wish.new_values.values())
-            lines.append(f"When you are first asked to confirm, you change your mind: {new}")
-        lines.append(f'If you are refused, you say once: "{wish.push}" Then you take it as it is.')
-        parts += [*lines, "You say yes when the agent is about to do what you want in the end."]
+            lines.append(f"When you are first asked to confirm, change your mind: {new}")
+        lines.append(f'If you are refused, say once: "{wish.push}" Then accept it.')
+        parts += [*lines, "Say yes when the agent is about to do what you want in the end."]
     return _BRIEFING.format(end=END, identity=task.introduction, wishes="\n".join([*parts, ""]))
 
 
@@ -142,23 +142,28 @@ def reference_reply(task: RetailDeskTask, messages: Sequence[Message]) -> Messag
     tool, arguments = wish.outcome
     if not any(name == "find_customer" for name, _ in calls):
         if task.introduction not in " ".join(said):
-            return _say("First I have to know who it is.", "What is your e-mail address, or your name and postal code?")
+            return _say(
+                "First, I need to know who the customer is.",
+                "What is your e-mail address, or your name and postal code?",
+            )
         return _call("find_customer", task.identity)
     missing = ["order number"] if wish.order not in recent else []
     missing += [slot for slot in wish.values if says(slot, wish.values) not in recent]
     if missing:
-        return _say("Something is missing.", f"Please tell me the {' and the '.join(missing)}.")
+        return _say("I need more information.", f"Please tell me the {' and the '.join(missing)}.")
     look_up = "get_order", {"order_id": wish.order_id}
     if look_up not in calls:
         return _call(*look_up)
     if wish.rule is None and YES not in recent:
         has_changed = wish.new_values is not None and ", ".join(wish.new_values.values()) in recent
         terms = (wish.order_id, *(wish.new_values if wish.new_values and has_changed else wish.values).values())
-        return _say("It is allowed. I need a yes.", f"I am about to do this: {', '.join(terms)}. Do you confirm?")
+        return _say(
+            "This is allowed, but I need a confirmation.", f"I am about to do this: {', '.join(terms)}. Do you confirm?"
+        )
     if (tool, arguments) not in calls:
         return _call(tool, arguments)
     done = "It is done." if wish.rule is None else f"I am sorry, I cannot do that: {wish.rule}."
-    return _say("That is all that I can do.", done)
+    return _say("There is nothing more to do for this request.", done)
 
 
 def _call(name: str, arguments: dict[str, str]) -> Message:

@@ -15,7 +15,7 @@ from envsdk.authoring._tools import Tool
 from envsdk.errors import ToolError
 
 _DOCUMENT = Path(__file__).with_name("policy.md").read_text(encoding="utf-8")
-Status: TypeAlias = Literal["processing", "shipped", "delivered", "cancelled"]
+Status: TypeAlias = Literal["processing", "shipped", "delivered", "canceled"]
 Reason: TypeAlias = Literal["no longer needed", "ordered by mistake", "takes too long"]
 Rule: TypeAlias = Literal[
     "other customer", "not processing", "too late", "final sale", "not in stock", "changed before"
@@ -63,7 +63,7 @@ class Order(ShopRecord):
     delivered_on: date | None = None
     changed_on: date | None = None
     """The day on which its address or one of its items was changed."""
-    cancelled_for: Reason | None = None
+    canceled_for: Reason | None = None
 
 
 class RecordedRefusal(ShopRecord):
@@ -160,7 +160,7 @@ class Desk:
             reason: Why the customer does not want it.
         """
         order = self._order(order_id, "processing", "shipped")
-        return self._replace(order, status="cancelled", cancelled_for=reason)
+        return self._replace(order, status="canceled", canceled_for=reason)
 
     @tool
     def change_address(self, order_id: str, address: str) -> str:
@@ -172,7 +172,7 @@ class Desk:
         """
         order, line = self._order(order_id, "processing", "shipped"), " ".join(address.split())
         if not line or len(line) > _MAX_ADDRESS_CHARS:
-            raise ToolError(f"an address has 1 to {_MAX_ADDRESS_CHARS} characters")
+            raise ToolError(f"an address must have 1 to {_MAX_ADDRESS_CHARS} characters")
         return self._replace(order, address=line, changed_on=self._today)
 
     @tool
@@ -214,12 +214,12 @@ class Desk:
         refusal = RecordedRefusal(order_id=self._order(order_id).id, rule=rule)
         if refusal not in self._refusals:
             self._refusals.append(refusal)
-        return "It is recorded."
+        return "The refusal was recorded."
 
     def _order(self, order_id: str, *statuses: str) -> Order:
         order = self._orders.get(order_id.strip().upper())
         if order is None:
-            raise ToolError(f"there is no order {order_id!r:.40}; the number of an order is like R-123456")
+            raise ToolError(f"there is no order {order_id!r:.40}; an order number looks like R-123456")
         if statuses and order.status not in statuses:
             raise ToolError(
                 f"the order {order.id} is {order.status}; this needs an order that is {' or '.join(statuses)}"
@@ -230,7 +230,7 @@ class Desk:
         order = self._order(order_id, "delivered")
         item = next((item for item in order.items if _same(name, item.name)), None)
         if item is None or item.state == "returned":
-            raise ToolError(f"there is no item {name!r:.40} in {order.id} that was not returned")
+            raise ToolError(f"there is no item {name!r:.40} in {order.id}, or it was already returned")
         return order, item
 
     def _replace_item(self, order: Order, item: Item, **changes: object) -> str:

@@ -20,11 +20,11 @@ from .guarded._query import QueryLimits, QueryResult, Row
 __all__ = ["SqlAnalyst", "SqlAnalystConfig", "SqlAnalystTask"]
 
 _SYSTEM = (
-    "You answer a question about a database (SQLite) with a query. Look at the tables and try queries with the tools; "
-    "then answer with one SELECT, alone or in a ```sql block. What counts is what it finds, here and in databases with "
-    "the same tables and other rows. Give the columns in the order in which the question names them, and rows in any "
-    "order if it asks for none. Do not round numbers; a share is from 0 to 1. A period includes its first and its last "
-    "day, a range its ends."
+    "Answer a question about a SQLite database with a query. Use the tools to look at the tables and to try queries. "
+    "Then answer with one SELECT, alone or in a ```sql block. The query is judged by its result, in this database and "
+    "in others with the same tables and different rows. Return the columns in the order in which the question names "
+    "them. The rows may be in any order, unless the question asks for one. Do not round numbers, and give shares as "
+    "numbers from 0 to 1. A period includes its first and last day, and a range includes both ends."
 )
 _EVENTS = (120, 200)
 """The numbers of events in the database that can be explored and in the other one, which is larger so that
@@ -120,7 +120,7 @@ class SqlAnalyst(ToolEnv):
 
     @tool
     def list_tables(self) -> str:
-        """List the tables, with the number of rows of each."""
+        """List the tables with their numbers of rows."""
         lines: list[str] = []
         for name in tables_of(self._database):
             count = self._run(self._database, f"SELECT COUNT(*) FROM {_quoted(name)}", 1).rows[0][0]
@@ -129,7 +129,7 @@ class SqlAnalyst(ToolEnv):
 
     @tool
     def describe_tables(self, tables: Annotated[list[str], Field(min_length=1)]) -> str:
-        """Show how tables were created, and a few rows of each.
+        """Show the statements that created tables, and a few rows of each table.
 
         Args:
             tables: Their names.
@@ -173,7 +173,7 @@ class SqlAnalyst(ToolEnv):
                 return Turn(f"Error: {error}. Answer with one SELECT.")
             return Turn(f"Error: {error}", reward={"match": 0.0}, metrics={"queries": self.queries}, terminated=True)
         is_right = all(matches)
-        verdict = "Right." if is_right else f"No. A right query is: {question.query}"
+        verdict = "Right." if is_right else f"No. A correct query is: {question.query}"
         metrics = {"queries": self.queries, "explored_match": float(matches[0])}
         return Turn(verdict, reward={"match": float(is_right)}, metrics=metrics, terminated=True)
 
@@ -182,13 +182,13 @@ class SqlAnalyst(ToolEnv):
         results = [message.content for message in self.messages() if message.role == "tool"]
         query = self.quest.question.query
         if not results:
-            return Message.calling("list_tables", reasoning="First I look at which tables there are.")
+            return Message.calling("list_tables", reasoning="First, I look at which tables there are.")
         if len(results) == 1:
             tables = [line.rsplit(" (", 1)[0] for line in results[0].splitlines()]
-            return Message.calling("describe_tables", {"tables": tables}, reasoning="Now I look at what is in them.")
+            return Message.calling("describe_tables", {"tables": tables}, reasoning="Now I look at what they contain.")
         if len(results) == 2:
-            return Message.calling("run_query", {"query": query}, reasoning="I try a query.")
-        return Message(role="assistant", reasoning="That is what was asked for.", content=f"```sql\n{query}\n```")
+            return Message.calling("run_query", {"query": query}, reasoning="I will try a query.")
+        return Message(role="assistant", reasoning="The result answers the question.", content=f"```sql\n{query}\n```")
 
     null_reply = decline
 

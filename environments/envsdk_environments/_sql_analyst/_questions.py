@@ -56,7 +56,7 @@ _FORMS: Mapping[Difficulty, tuple[_QuestionForm, ...]] = {
         ),
         _QuestionForm(
             "Which {items} of the {kind} '{a_kind}' have a {price} from {low} to {high}? Give the name and the "
-            "{price}, the highest {price} first, and those of the same {price} by name.",
+            "{price}, the highest {price} first, with ties sorted by name.",
             "SELECT {item.name}, {item.price} FROM {item} WHERE {item.kind} = '{a_kind}' "
             "AND {item.price} BETWEEN {low} AND {high} ORDER BY {item.price} DESC, {item.name}",
             is_ordered=True,
@@ -74,7 +74,7 @@ _FORMS: Mapping[Difficulty, tuple[_QuestionForm, ...]] = {
         ),
         _QuestionForm(
             "Of the {persons} with the {tier} '{a_tier}' who {joined} from {first} to {last}, who {joined} last? If "
-            "there are several, take the first by name. Give the name and the day.",
+            "there is a tie, take the first by name. Give the name and the day.",
             "SELECT {person.name}, {person.since} FROM {person} WHERE {person.tier} = '{a_tier}' "
             "AND {person.since} BETWEEN '{first}' AND '{last}' ORDER BY {person.since} DESC, {person.name} LIMIT 1",
         ),
@@ -88,19 +88,19 @@ _FORMS: Mapping[Difficulty, tuple[_QuestionForm, ...]] = {
     "medium": (
         _QuestionForm(
             "How many {events} from {first} to {last} with the {status} '{a_status}' do the {persons} of each {area} "
-            "have? Give the name of the {area} and the number, and leave out {areas} without any.",
+            "have? Give the name of the {area} and the number, and leave out {areas} that have none.",
             f"SELECT a.{{area.name}}, COUNT(*) FROM {_PEOPLE} JOIN {{area}} a ON a.{{area.id}} = p.{{person.area}} "
             f"WHERE {_IN_PERIOD} AND e.{{event.status}} = '{{a_status}}' GROUP BY a.{{area.id}}",
         ),
         _QuestionForm(
-            "Which {person} has the most {events} from {first} to {last} with the {status} '{a_status}'? If there are "
-            "several, take the first by name. Give the name and the number.",
+            "Which {person} has the most {events} from {first} to {last} with the {status} '{a_status}'? If there is a "
+            "tie, take the first by name. Give the name and the number.",
             f"SELECT p.{{person.name}}, COUNT(*) FROM {_PEOPLE} WHERE {_IN_PERIOD} "
             "AND e.{event.status} = '{a_status}' "
             "GROUP BY p.{person.id} ORDER BY COUNT(*) DESC, p.{person.name} LIMIT 1",
         ),
         _QuestionForm(
-            "What is the {amount} of all {events} from {first} to {last} with the {status} '{a_status}' together?",
+            "What is the total {amount} of all {events} from {first} to {last} with the {status} '{a_status}'?",
             f"SELECT {_AMOUNT} FROM {_LINES} WHERE {_IN_PERIOD} AND e.{{event.status}} = '{{a_status}}'",
         ),
         _QuestionForm(
@@ -110,14 +110,14 @@ _FORMS: Mapping[Difficulty, tuple[_QuestionForm, ...]] = {
         ),
         _QuestionForm(
             "Which {a_number} {items} have the highest {quantity} in {events} from {first} to {last}? Give the name "
-            "and the {quantity}, the highest first. Where it is the same, the first by name comes first.",
+            "and the {quantity}, the highest first, with ties sorted by name.",
             f"SELECT i.{{item.name}}, SUM(l.{{line.quantity}}) FROM {_ITEMS} WHERE {_IN_PERIOD} "
             "GROUP BY i.{item.id} ORDER BY SUM(l.{line.quantity}) DESC, i.{item.name} LIMIT {a_number}",
             is_ordered=True,
         ),
         _QuestionForm(
             "For each {kind} of {items}: what is the {amount} of their lines in {events} from {first} to {last} with "
-            "the {status} '{a_status}'? Give the {kind} and the {amount}, and leave out those without any.",
+            "the {status} '{a_status}'? Give the {kind} and the {amount}, and leave out those that have none.",
             f"SELECT i.{{item.kind}}, {_AMOUNT} FROM {_ITEMS} WHERE {_IN_PERIOD} "
             "AND e.{event.status} = '{a_status}' GROUP BY i.{item.kind}",
         ),
@@ -143,9 +143,9 @@ _FORMS: Mapping[Difficulty, tuple[_QuestionForm, ...]] = {
     ),
     "hard": (
         _QuestionForm(
-            "For each {area}: which of its {persons} has the highest {amount} in {events} from {first} to {last} with "
-            "the {status} '{a_status}' together? If there are several, take the first by name. Give the name of the "
-            "{area}, that of the {person}, and the {amount}, and leave out {areas} without any.",
+            "For each {area}: which of its {persons} has the highest total {amount} in {events} from {first} to {last} "
+            "with the {status} '{a_status}'? If there is a tie, take the first by name. Give the name of the {area}, "
+            "that of the {person}, and the {amount}, and leave out {areas} that have none.",
             f"WITH totals AS (SELECT p.{{person.area}} AS area, p.{{person.name}} AS name, {_AMOUNT} AS total "
             f"FROM {_PEOPLE_LINES} WHERE {_IN_PERIOD} AND e.{{event.status}} = '{{a_status}}' "
             "GROUP BY p.{person.id}), "
@@ -154,30 +154,30 @@ _FORMS: Mapping[Difficulty, tuple[_QuestionForm, ...]] = {
             "JOIN {area} a ON a.{area.id} = r.area WHERE r.place = 1",
         ),
         _QuestionForm(
-            "For each {person} with the {tier} '{a_tier}' who has {events} from {first} to {last}, take the "
-            "{amount} of these {events} together. Whose is above the average of all these {persons}? Give the names.",
+            "For each {person} with the {tier} '{a_tier}' who has {events} from {first} to {last}, take the total "
+            "{amount} of these {events}. Whose total is above the average of all these {persons}? Give the names.",
             f"WITH totals AS (SELECT p.{{person.name}} AS name, {_AMOUNT} AS total FROM {_PEOPLE_LINES} "
             f"WHERE {_IN_PERIOD} AND p.{{person.tier}} = '{{a_tier}}' GROUP BY p.{{person.id}}) "
             "SELECT name FROM totals WHERE total > (SELECT AVG(total) FROM totals)",
         ),
         _QuestionForm(
-            "Of the {amount} of all {events} from {first} to {last} with the {status} '{a_status}' together, which "
-            "share falls to {items} of the {kind} '{a_kind}'?",
+            "What share of the total {amount} of all {events} from {first} to {last} with the {status} '{a_status}' "
+            "comes from {items} of the {kind} '{a_kind}'?",
             "SELECT SUM(CASE WHEN i.{item.kind} = '{a_kind}' THEN l.{line.quantity} * l.{line.price} ELSE 0 END) "
             f"/ {_AMOUNT} FROM {_ITEMS} WHERE {_IN_PERIOD} AND e.{{event.status}} = '{{a_status}}'",
         ),
         _QuestionForm(
             "For each month with {events} from {first} to {last} that have the {status} '{a_status}': what is their "
-            "{amount} together, and by how much is it more than in the month before it in this list? Give the month "
-            "like 2020-01, the {amount} and the difference, which is NULL for the first month, in the order of months.",
+            "total {amount}, and by how much is it higher than in the previous month of this list? Give the month like "
+            "2020-01, the {amount} and the difference, which is NULL for the first month, in the order of months.",
             f"WITH months AS (SELECT substr(e.{{event.date}}, 1, 7) AS month, {_AMOUNT} AS total FROM {_LINES} "
             f"WHERE {_IN_PERIOD} AND e.{{event.status}} = '{{a_status}}' GROUP BY 1) "
             "SELECT month, total, total - LAG(total) OVER (ORDER BY month) FROM months ORDER BY month",
             is_ordered=True,
         ),
         _QuestionForm(
-            "Which {persons} with the {tier} '{a_tier}' have more {events} from {first} to {last} than the one by whom "
-            "they were {sponsored}? Leave out those who were {sponsored} by nobody. Give the names.",
+            "Which {persons} with the {tier} '{a_tier}' have more {events} from {first} to {last} than the {person} by "
+            "whom they were {sponsored}? Leave out those who were not {sponsored} by anyone. Give the names.",
             f"WITH counts AS (SELECT p.{{person.id}} AS id, COUNT(e.{{event.id}}) AS number FROM {{person}} p "
             f"LEFT JOIN {{event}} e ON e.{{event.person}} = p.{{person.id}} AND {_IN_PERIOD} GROUP BY p.{{person.id}}) "
             "SELECT p.{person.name} FROM {person} p JOIN counts own ON own.id = p.{person.id} "
@@ -185,9 +185,9 @@ _FORMS: Mapping[Difficulty, tuple[_QuestionForm, ...]] = {
             "AND p.{person.tier} = '{a_tier}'",
         ),
         _QuestionForm(
-            "For each {area}, also those without any: how many {persons} does it have, and how many {events} from "
-            "{first} to {last} with the {status} '{a_status}' do these have? Give the name of the {area} and the two "
-            "numbers, the most {events} first. Where these are as many, the first by name comes first.",
+            "For each {area}, including those without any: how many {persons} does it have, and how many {events} from "
+            "{first} to {last} with the {status} '{a_status}' do they have? Give the name of the {area} and the two "
+            "numbers, the most {events} first, with ties sorted by name.",
             "SELECT a.{area.name}, COUNT(DISTINCT p.{person.id}), COUNT(e.{event.id}) FROM {area} a "
             "LEFT JOIN {person} p ON p.{person.area} = a.{area.id} "
             f"LEFT JOIN {{event}} e ON e.{{event.person}} = p.{{person.id}} AND {_IN_PERIOD} "
@@ -196,15 +196,14 @@ _FORMS: Mapping[Difficulty, tuple[_QuestionForm, ...]] = {
             is_ordered=True,
         ),
         _QuestionForm(
-            "Which {event} from {first} to {last} has the {an_ordinal} highest {amount}? Where it is the same, the "
-            "lower key comes first. Give its key and the {amount}.",
+            "Which {event} from {first} to {last} has the {an_ordinal} highest {amount}? In a tie, the lower key comes "
+            "first. Give its key and the {amount}.",
             f"SELECT e.{{event.id}}, {_AMOUNT} AS total FROM {_LINES} WHERE {_IN_PERIOD} GROUP BY e.{{event.id}} "
             "ORDER BY total DESC, e.{event.id} LIMIT 1 OFFSET {an_ordinal_less_1}",
         ),
         _QuestionForm(
-            "Which {person} with the {tier} '{a_tier}' has the most days between two {events} from {first} to {last} "
-            "that follow each other? If there are several, take the first by name. Give the name and the number of "
-            "days.",
+            "Which {person} with the {tier} '{a_tier}' has the longest time between two consecutive {events} from "
+            "{first} to {last}? If there is a tie, take the first by name. Give the name and the number of days.",
             f"WITH gaps AS (SELECT p.{{person.name}} AS name, julianday(e.{{event.date}}) - LAG(julianday("
             f"e.{{event.date}})) OVER (PARTITION BY p.{{person.id}} ORDER BY e.{{event.date}}) AS days "
             f"FROM {_PEOPLE} WHERE {_IN_PERIOD} AND p.{{person.tier}} = '{{a_tier}}') "
@@ -212,7 +211,7 @@ _FORMS: Mapping[Difficulty, tuple[_QuestionForm, ...]] = {
         ),
         _QuestionForm(
             "Add up the {amount} of the {events} from {first} on, day by day. On which day does the sum reach {a_sum}, "
-            "and what is it then? Look no further than {last}. Give the day and the sum.",
+            "and what is it on that day? Consider only {events} up to {last}. Give the day and the sum.",
             f"WITH days AS (SELECT e.{{event.date}} AS day, {_AMOUNT} AS total FROM {_LINES} WHERE {_IN_PERIOD} "
             "GROUP BY e.{event.date}), sums AS (SELECT day, SUM(total) OVER (ORDER BY day) AS total FROM days) "
             "SELECT day, total FROM sums WHERE total >= {a_sum} ORDER BY day LIMIT 1",

@@ -28,10 +28,11 @@ _SECRETS: dict[Split, list[str]] = {
     "test": [word for word in WORDS if split_of(word) == "test"],
 }
 _SYSTEM = (
-    "Find the secret word. Each guess is a word of the list that you are shown, and you are told about each of its "
-    "letters: `right` is where it is in the secret word, `elsewhere` is at another place in it, `absent` is not in it. "
-    "A letter is marked at most as often as it is in the secret word; where it is guessed more often, the others are "
-    "`absent`. Answer with one word; a reply that ends with no word of the list uses up a guess, too."
+    "Find the secret word. Guess a word from the list that you are shown. Each letter of your guess is then marked: "
+    "`right` if the secret word has it in the same place, `elsewhere` if the secret word has it in another place, and "
+    "`absent` if the secret word does not have it. A letter is marked `right` or `elsewhere` at most as often as it "
+    "occurs in the secret word; the rest are `absent`. Answer with one word. A reply that does not end with a word "
+    "from the list also uses up a guess."
 )
 
 
@@ -93,7 +94,7 @@ class WordGuess(Env):
         self.left -= 1
         secret, guess = self.game.secret, last_word(reply.content).strip(string.punctuation).lower()
         is_legal = guess in self.words
-        answer = "That is no word of the list."
+        answer = "That word is not in the list."
         if is_legal:
             self.guessed.append(guess)
             answer = f"{guess}: {', '.join(map(' '.join, zip(guess, marks(guess, secret), strict=True)))}."
@@ -111,7 +112,7 @@ class WordGuess(Env):
     def reference_reply(self) -> Message:
         """Guess the first word that fits all marks."""
         fitting = _fitting(self.game.words, self.guessed, self.game.secret)
-        return Message(role="assistant", reasoning=f"{len(fitting)} of the words fit.", content=fitting[0])
+        return Message(role="assistant", reasoning=f"Words that fit all marks: {len(fitting)}.", content=fitting[0])
 
     null_reply = decline
 

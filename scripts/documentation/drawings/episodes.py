@@ -74,7 +74,7 @@ def history(name: str) -> str:
 
 def handoffs() -> str:
     """Draw the contexts of an episode with sub-agents as lanes."""
-    trajectory = episode("envsdk/Delegate-v0")
+    trajectory = episode("envsdk/Delegate-v1")
     order = list(trajectory.contexts)
     scale = (WIDTH - LEFT - 30) / sum(_new_tokens(prompt) for prompt in trajectory.prompts())
     drawing = Drawing(WIDTH, 110 + 52 * len(order), "Contexts of an episode with sub-agents, with handoffs and returns")

@@ -42,7 +42,7 @@ def retokenized() -> str:
 @cache
 def pieces() -> list[list[int]]:
     """Return pieces of sampled replies in which each token is text on its own."""
-    env = envsdk.make("envsdk/GuessNumber-v0", renderer="qwen3", tokenizer="embedded")
+    env = envsdk.make("envsdk/GuessNumber-v1", renderer="qwen3", tokenizer="embedded")
     tokenizer = env.renderer.tokenizer
     control = set(tokenizer.control_tokens.values())
     found: list[list[int]] = []

@@ -153,8 +153,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {
         "strip": stored(root / "strip", "envsdk/MathChat-v0", history="strip"),
         "random": stored(root / "random", "envsdk/MathChat-v0", "random", history="strip"),
-        "notes": stored(root / "notes", "envsdk/LongNotes-v0", history={"name": "summarize", "threshold": 2500}),
-        "delegate": stored(root / "delegate", "envsdk/Delegate-v0"),
+        "notes": stored(root / "notes", "envsdk/LongNotes-v1", history={"name": "summarize", "threshold": 2500}),
+        "delegate": stored(root / "delegate", "envsdk/Delegate-v1"),
     }
     for name, episodes in {"hostile": [hostile_episode()], "long": [long_episode()]}.items():
         shutil.copytree(made["strip"], root / name)

@@ -20,7 +20,7 @@ from envsdk.rollouts import Rollouts
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("default")]  # Ray's own warnings
 
 
-@pytest.mark.parametrize("env", ["envsdk/Calculator-v0", "envsdk/Delegate-v0"])
+@pytest.mark.parametrize("env", ["envsdk/Calculator-v1", "envsdk/Delegate-v1"])
 def test_episodes_are_the_same_on_two_nodes(env: str, compared: Counter[str]) -> None:
     here = Rollouts(env, "random", seeds=range(6), group_size=2).run()
     there = Rollouts(env, "random", seeds=range(6), group_size=2, executor="ray")

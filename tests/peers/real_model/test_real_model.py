@@ -76,7 +76,7 @@ def test_its_chat_template_is_followed(tokenizer: Tokenizer, official: Any) -> N
 
 @pytest.mark.parametrize("options", [{}, {"tokenizer": "embedded"}])
 def test_ids_of_another_vocabulary_do_not_reach_it(policy: TransformersPolicy, options: dict[str, Any]) -> None:
-    env = envsdk.make("envsdk/GuessNumber-v0", **options)
+    env = envsdk.make("envsdk/GuessNumber-v1", **options)
     with pytest.raises(TokenizerMismatch, match=r"TransformersPolicy was made for .*smollm2.* has 'embedded'"):
         envsdk.rollout(env, policy, seed=0)
     assert policy.statistics.computed == 0

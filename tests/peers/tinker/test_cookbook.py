@@ -151,7 +151,7 @@ def test_random_ids_make_the_same_datums(seed: int, history: Any) -> None:
     assert [content(datum) for datum in ours(trajectory)] == [content(datum) for datum in theirs(rollout)]
 
 
-@pytest.mark.parametrize("name", ["envsdk/Delegate-v0", "envsdk/KuhnPoker-v0"])
+@pytest.mark.parametrize("name", ["envsdk/Delegate-v1", "envsdk/KuhnPoker-v1"])
 def test_contexts_that_are_resumed_take_fewer_datums_with_the_same_trained_tokens(
     name: str, compared: Counter[str]
 ) -> None:
@@ -258,7 +258,7 @@ def ranks(episodes: list[Trajectory]) -> list[float]:
 
 
 BUILDER = CookbookEnvGroupBuilder(
-    "envsdk/GuessNumber-v0", {"tokenizer": "embedded", "history": "strip"}, seed=3, size=4, group_rewards=ranks
+    "envsdk/GuessNumber-v1", {"tokenizer": "embedded", "history": "strip"}, seed=3, size=4, group_rewards=ranks
 )
 
 
@@ -279,7 +279,7 @@ def test_a_group_is_rolled_out_by_a_builder_that_was_pickled() -> None:
     assert all(metrics["contexts"] == 1.0 for metrics in group.metrics_G)
     first = {tuple(one.transitions[0].ob.to_ints()) for one in group.trajectories_G}
     assert len(first) == 1  # the same task
-    assert again.logging_tags() == ["envsdk/GuessNumber-v0"]
+    assert again.logging_tags() == ["envsdk/GuessNumber-v1"]
 
 
 def test_the_episodes_of_a_group_share_its_id_and_have_their_own() -> None:
@@ -290,7 +290,7 @@ def test_the_episodes_of_a_group_share_its_id_and_have_their_own() -> None:
         return [env.trajectory for env in envs]
 
     episodes = [one for one in asyncio.run(play()) if one is not None]
-    assert {one.group_id for one in episodes} == {"envsdk/GuessNumber-v0/3"}
+    assert {one.group_id for one in episodes} == {"envsdk/GuessNumber-v1/3"}
     assert len({one.id for one in episodes}) == 4
 
 

@@ -30,10 +30,10 @@ def delegated(town: str, region: str) -> dict[str, Any]:
 SEEDS = range(2)
 FIT_STEPS = 700
 OPTIONS: dict[str, dict[str, Any]] = {
-    "envsdk/GuessNumber-v0": {"high": 30},
-    "envsdk/Calculator-v0": {"operands": 3, "max_number": 20},
+    "envsdk/GuessNumber-v1": {"high": 30},
+    "envsdk/Calculator-v1": {"operands": 3, "max_number": 20},
     "envsdk/MathChat-v0": {"questions": 4},
-    "envsdk/Delegate-v0": {"tasks": [delegated("Bado", "Goro"), delegated("Kate", "Mina")]},
+    "envsdk/Delegate-v1": {"tasks": [delegated("Bado", "Goro"), delegated("Kate", "Mina")]},
 }
 
 

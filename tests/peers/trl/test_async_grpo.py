@@ -28,8 +28,8 @@ GENERATIONS, TEMPERATURE = 4, 0.7
 SCENES: dict[str, tuple[str, Any]] = {
     "strip": ("envsdk/MathChat-v0", "strip"),
     "compact": ("envsdk/MathChat-v0", {"name": "compact", "every": 2}),
-    "handoff": ("envsdk/Delegate-v0", "keep"),
-    "guess": ("envsdk/GuessNumber-v0", "keep"),
+    "handoff": ("envsdk/Delegate-v1", "keep"),
+    "guess": ("envsdk/GuessNumber-v1", "keep"),
 }
 REASONS = {"strip": "thinking_stripped", "compact": "compaction", "handoff": "handoff"}
 

@@ -103,7 +103,7 @@ def logged(trainer: Any, name: str) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-@pytest.mark.parametrize("env_id", ["envsdk/GuessNumber-v0", "envsdk/Calculator-v0"])
+@pytest.mark.parametrize("env_id", ["envsdk/GuessNumber-v1", "envsdk/Calculator-v1"])
 def test_three_steps_train_exactly_what_was_sampled(
     env_id: str, make_env: Callable[..., Env], trainer_of: Callable[..., Any], compared: Counter[str]
 ) -> None:
@@ -179,7 +179,7 @@ def test_a_reward_function_gets_messages_and_the_trajectory(
 
     rollout_func = Remembering(make_env)
     trainer = trainer_of(
-        "envsdk/Calculator-v0", rollout_func, reward_funcs=[reward_func, scored(conversational(calls))]
+        "envsdk/Calculator-v1", rollout_func, reward_funcs=[reward_func, scored(conversational(calls))]
     )
     trainer.train()
     assert seen == rollout_func.conversations and len(seen) == 2 * GENERATIONS

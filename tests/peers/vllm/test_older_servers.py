@@ -44,7 +44,7 @@ def test_a_trainer_computes_what_an_older_server_sampled(
 
     async def run() -> list[Trajectory]:
         async with policy:
-            return await Rollouts("envsdk/GuessNumber-v0", policy, **options).arun()
+            return await Rollouts("envsdk/GuessNumber-v1", policy, **options).arun()
 
     samples = samples_of(asyncio.run(run()))
     assert policy._servers.all[0].lacks_token_endpoint is not has_token_endpoint

@@ -77,7 +77,9 @@ def test_a_trainer_computes_what_the_server_sampled(
     assert Counter(one.group_id for one in trajectories) == {f"{reported[0].env}/{n}": group_size for n in range(tasks)}
     samples = samples_of(trajectories)
     breaks = Counter(break_.reason for one in trajectories for break_ in one.breaks)
-    print(f"{len(reported)} episodes, {rollouts.statistics.sampled_tokens} tokens in {took:.0f} s; {dict(breaks)}")
+    print(
+        f"{len(reported)} episodes, {rollouts.statistics.tally.sampled_tokens} tokens in {took:.0f} s; {dict(breaks)}"
+    )
     assert max(len(one.steps) for one in trajectories) > 1
     if history == "strip":
         assert breaks["thinking_stripped"]
@@ -127,7 +129,7 @@ def test_a_reply_that_is_aborted_continues(
         rollouts.resume(policy_version=2)
 
     policy = policy_of(max_tokens=80)
-    rollouts = Rollouts("envsdk/Calculator-v0", policy, seeds=range(2), group_size=4, env_options=env_options())
+    rollouts = Rollouts("envsdk/Calculator-v1", policy, seeds=range(2), group_size=4, env_options=env_options())
     rollouts.resume(policy_version=1)
     trajectories = asyncio.run(play_and_update(vllm_server, policy, rollouts, pause))
     versions = interrupted(trajectories)
@@ -153,7 +155,7 @@ def test_a_reply_that_is_aborted_continues_with_the_new_weights(
         rollouts.resume(policy_version=2)
 
     policy = policy_of(max_tokens=80)
-    rollouts = Rollouts("envsdk/Calculator-v0", policy, seeds=range(2), group_size=4, env_options=env_options())
+    rollouts = Rollouts("envsdk/Calculator-v1", policy, seeds=range(2), group_size=4, env_options=env_options())
     rollouts.resume(policy_version=1)
     try:
         trajectories = asyncio.run(play_and_update(vllm_server, policy, rollouts, update))
@@ -175,7 +177,7 @@ def test_versions_that_the_server_reports_within_a_reply_are_parts(
 
     policy = policy_of(max_tokens=80)
     rollouts = Rollouts(
-        "envsdk/Calculator-v0", policy, seeds=range(2), group_size=4, env_options=env_options(max_steps=1)
+        "envsdk/Calculator-v1", policy, seeds=range(2), group_size=4, env_options=env_options(max_steps=1)
     )
     try:
         trajectories = asyncio.run(play_and_update(vllm_server, policy, rollouts, update))
@@ -198,7 +200,7 @@ def test_a_server_that_is_killed_and_restarted_loses_no_episode(
 ) -> None:
     policy = policy_of(max_tokens=16, max_retries=3)  # both the calls and the episodes are tried again
     options = {"env_options": env_options(), "group_size": 4, "max_retries": 8, "retry_wait_s": 4.0}
-    rollouts = Rollouts("envsdk/GuessNumber-v0", policy, seeds=range(16), out=tmp_path / "run", **options)
+    rollouts = Rollouts("envsdk/GuessNumber-v1", policy, seeds=range(16), out=tmp_path / "run", **options)
 
     async def play() -> list[str]:
         ids: list[str] = []
@@ -216,7 +218,7 @@ def test_a_server_that_is_killed_and_restarted_loses_no_episode(
 
     ids = asyncio.run(play())
     stored = list(StoredRun(tmp_path / "run").trajectories())
-    expected = {f"envsdk/GuessNumber-v0/{n}{f'#{i}' if i else ''}" for n in range(16) for i in range(4)}
+    expected = {f"envsdk/GuessNumber-v1/{n}{f'#{i}' if i else ''}" for n in range(16) for i in range(4)}
     assert (len(ids), set(ids)) == (64, expected)
     assert (len(stored), {one.id for one in stored}) == (64, expected)
     assert policy.usage.retries["connection"] > 0
@@ -232,7 +234,7 @@ def test_episodes_move_from_a_server_that_does_not_run(vllm_server: VLLMServer, 
         nowhere = f"http://127.0.0.1:{held.getsockname()[1]}"
         policy = VLLM([nowhere, vllm_server.url], MODEL_NAME, max_tokens=4, seed=0)
         options = {"env_options": env_options(max_steps=1), "group_size": 4}
-        rollouts = Rollouts("envsdk/GuessNumber-v0", policy, seeds=range(2), **options)
+        rollouts = Rollouts("envsdk/GuessNumber-v1", policy, seeds=range(2), **options)
         assert len(samples_of(rollouts.run())) == 8
     assert policy.usage.retries["connection"] > 0
     assert rollouts.statistics.play.retries == {}
@@ -247,19 +249,19 @@ def test_replies_that_take_too_long_are_counted_and_the_server_stops_sampling_th
 
     async def play() -> list[Trajectory]:
         async with policy:
-            await policy.acheck(envsdk.make("envsdk/GuessNumber-v0", **options["env_options"]).renderer)
+            await policy.acheck(envsdk.make("envsdk/GuessNumber-v1", **options["env_options"]).renderer)
             run = asyncio.create_task(rollouts.arun())
             while not run.done():
                 most.append(await asyncio.to_thread(running_requests, vllm_server))
                 await asyncio.sleep(0.1)
             return await run
 
-    rollouts = Rollouts("envsdk/GuessNumber-v0", policy, seeds=[0], policy_timeout_s=0.5, **options)
+    rollouts = Rollouts("envsdk/GuessNumber-v1", policy, seeds=[0], policy_timeout_s=0.5, **options)
     trajectories = asyncio.run(play())
     kinds = Counter(one.error_kind for one in trajectories)
     assert kinds["infrastructure"] > 0
     assert rollouts.statistics.failures["infrastructure"] == kinds["infrastructure"]
-    assert rollouts.statistics.errors["DeadlineExceeded"] == kinds["infrastructure"]
+    assert rollouts.statistics.tally.errors["DeadlineExceeded"] == kinds["infrastructure"]
     assert rollouts.statistics.play.retries["DeadlineExceeded"] >= kinds["infrastructure"]
     assert max(most) > 0
     wait_until_idle(vllm_server)
@@ -307,7 +309,7 @@ def test_a_run_is_interrupted_resumed_and_replayed(
     tmp_path: Path, model_options: list[str], transformers_model: Any, compared: Counter[str]
 ) -> None:
     out = tmp_path / "run"
-    arguments = ("rollout", "envsdk/GuessNumber-v0", *model_options, "--episodes", "16", "--group-size", "4")
+    arguments = ("rollout", "envsdk/GuessNumber-v1", *model_options, "--episodes", "16", "--group-size", "4")
     with subprocess.Popen(
         command(*arguments, "--out", out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -338,7 +340,7 @@ def lines_of(out: Path) -> int:
 def test_a_model_is_evaluated_and_its_run_is_scored_again(tmp_path: Path, model_options: list[str]) -> None:
     out = tmp_path / "evaluation"
     sizes = ("--seeds", "4", "--samples", "2")
-    printed = called("eval", "envsdk/GuessNumber-v0", *model_options, *sizes, "--out", out, "--json")
+    printed = called("eval", "envsdk/GuessNumber-v1", *model_options, *sizes, "--out", out, "--json")
     (result,) = json.loads(printed)["results"]
     assert (result["episodes"], result["failed"]) == (8, {})
     (again,) = json.loads(called("eval", out, "--json"))["results"]

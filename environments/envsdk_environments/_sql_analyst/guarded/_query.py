@@ -52,7 +52,7 @@ _METERED: tuple[tuple[str, int], ...] = (
 clock."""
 _PRAGMAS = frozenset({"foreign_key_list", "index_info", "index_list", "table_info", "table_list", "table_xinfo"})
 _SCHEMA_TABLES = frozenset({"sqlite_master", "sqlite_schema"})
-_ONLY_READS = "only a SELECT that reads the tables is run"
+_ONLY_READS = "only a SELECT that reads the tables is allowed"
 
 
 class QueryRefused(Exception):
@@ -115,7 +115,7 @@ def run_query(image: bytes, query: str, limits: QueryLimits, max_rows: int) -> Q
         QueryRefused: If it is not such a query, or exceeds a limit.
     """
     if len(query) > MAX_QUERY_CHARS:
-        raise QueryRefused(f"the query has {len(query):,} characters; at most {MAX_QUERY_CHARS:,} are run")
+        raise QueryRefused(f"the query has {len(query):,} characters; the limit is {MAX_QUERY_CHARS:,}")
     with closing(open_image(image)) as connection, closing(sqlite3.connect(":memory:", isolation_level=None)) as plain:
         guard = _Guard(connection, plain, limits)
         try:
@@ -194,11 +194,11 @@ class _Guard:
             marks = ", ".join("?" * len(arguments))
             return self._plain.execute(f"SELECT {name}({marks})", arguments).fetchone()[0]
         except sqlite3.Error as error:  # sqlite itself would only report that there was an error
-            asks_for_now = f"{name} may not ask for the present time, which changes: give a date"
+            asks_for_now = f"{name} may not use the current time, which changes; give a date"
             self.refusal = asks_for_now if reads_the_clock(error) else _what_is_wrong(error, self._limits)
             raise
 
 
 def _what_is_wrong(error: Exception, limits: QueryLimits) -> str:
     is_too_long = isinstance(error, sqlite3.DataError)
-    return f"a text is longer than {limits.max_value_bytes:,} bytes" if is_too_long else str(error)
+    return f"a string is longer than {limits.max_value_bytes:,} bytes" if is_too_long else str(error)
