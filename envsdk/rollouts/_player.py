@@ -19,7 +19,7 @@ from ..authoring._env import Env
 from ..authoring._making import make
 from ..contexts._protocol import Action
 from ..episodes._agent import StepResult
-from ..episodes._episode import Call
+from ..episodes._episode import MethodCall
 from ..episodes._turn import Turn
 from ..errors import (
     ActionError,
@@ -372,7 +372,7 @@ class Player:
 
     # Calls.
 
-    async def call_method(self, play: "_Play", driver: Driver, request: Call) -> Any:
+    async def call_method(self, play: "_Play", driver: Driver, request: MethodCall) -> Any:
         """Call a method of an environment of an episode."""
         env, method = driver.env, request.method
         what = driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"
