@@ -180,12 +180,6 @@ class Agent:
             return name
         return self.name if name == MAIN else f"{self.name}/{name}"
 
-    def own_name(self, name: str) -> str:
-        """Return what its environment calls one of its contexts."""
-        if self.parent is None:
-            return name
-        return MAIN if name == self.name else name.removeprefix(f"{self.name}/")
-
     # Actions.
 
     def receive(self, step: Step, action: object) -> Message | None:
