@@ -19,15 +19,15 @@ import zstandard
 from envsdk import make
 from envsdk._untrusted import MIB
 from envsdk.authoring.tasks import load_tasks
-from envsdk.cli._importing import _documents, _sessions
+from envsdk.cli._import import atif_documents, logged_sessions
 from envsdk.errors import EnvsdkError
 from envsdk.rollouts import RunFolder, StoredRun, rollout, rollout_many
-from envsdk.rollouts._recovery import recover
+from envsdk.rollouts._stored_run import recover
 from envsdk.rollouts.evaluation import Suite, runs_of
 from envsdk.trajectories._trajectory import Trajectory
 from envsdk.trajectories.records import read_jsonl
 from envsdk.viewer._sources import Source
-from envsdk.viewer.reporting._divergence import stored_divergence
+from envsdk.viewer.reporting._report import stored_divergence
 
 MEMORY_MIB, CPU_S, HANGS_S = 500, 10, 120
 
@@ -66,7 +66,7 @@ def shown(folder: Path) -> str:
 
 
 def reported(folder: Path) -> str:
-    return stored_divergence(folder).damaged[0].why
+    return stored_divergence(folder)[2][0].why
 
 
 def records(folder: Path) -> None:
@@ -81,12 +81,12 @@ def images(folder: Path) -> None:
 
 
 def imported(folder: Path) -> None:
-    for _ in _documents(folder / "log.json"):
+    for _ in atif_documents(folder / "log.json"):
         pass
 
 
 def imported_requests(folder: Path) -> None:
-    for _ in _sessions(folder / "log.jsonl"):
+    for _ in logged_sessions(folder / "log.jsonl"):
         pass
 
 

@@ -7,24 +7,24 @@ import traceback
 import typer
 
 from ..errors import EnvsdkError
-from ._authors import init
-from ._catalog import list_
-from ._checks import check, doctor
-from ._costs import cost
-from ._episodes import demo, rollout
-from ._evaluating import eval_
-from ._explaining import explain
-from ._exporting import export_template_
+from ._check import check, doctor
+from ._cost import cost
+from ._eval import eval_
+from ._explain import explain
+from ._export_template import export_template_
 from ._gateway import gateway
-from ._importing import import_
+from ._import import import_
+from ._init import init
+from ._list import list_
 from ._onpolicy import onpolicy
 from ._options import specification
 from ._output import ErrorHandler, print_error
-from ._playing import play
-from ._replaying import replay
-from ._reporting import report_
-from ._showing import show
-from ._viewing import view
+from ._play import play
+from ._replay import replay
+from ._report import report_
+from ._rollout import demo, rollout
+from ._show import show
+from ._view import view
 
 __all__ = ["app", "main", "specification"]
 

@@ -47,7 +47,7 @@ _Take: TypeAlias = Callable[[Agent, Turn], StepResult | HandoffResult | None]
 # What an episode requests from its driver.
 
 
-class MethodCall(NamedTuple):
+class CallMethod(NamedTuple):
     """Call a method of an agent's environment, such as `start`, or a function, and send what it returns."""
 
     agent: Agent
@@ -68,7 +68,7 @@ class RunChildren(NamedTuple):
     agents: list[Agent]
 
 
-Request: TypeAlias = MethodCall | Join | RunChildren
+Request: TypeAlias = CallMethod | Join | RunChildren
 EpisodeGenerator: TypeAlias = Generator[Request, Any, StepResult | HandoffResult]
 """Yields requests, and returns the next observation, or the result of a sub-agent that has ended."""
 
@@ -266,7 +266,7 @@ class Episode:
     def _call(self, agent: Agent, method: str | Callable[[Any], Any], argument: Any) -> Generator[Request, Any, Any]:
         """Return what an author's method returns; the exception, if it is a sub-agent's, which has failed then."""
         try:
-            return (yield MethodCall(agent, method, argument))
+            return (yield CallMethod(agent, method, argument))
         except UndeclaredBreak:
             raise
         except Exception as error:

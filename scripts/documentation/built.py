@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from envsdk.cli._explaining import explanations
+from envsdk.cli._explain import explanations
 
 from .names import public_names
 from .pages import OUTPUT

@@ -3,7 +3,7 @@
 import re
 import textwrap
 
-from envsdk.cli._explaining import Explanation, explanations
+from envsdk.cli._explain import Explanation, explanations
 
 from .names import CHECKOUT
 

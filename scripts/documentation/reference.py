@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import is_typeddict
 
-from envsdk.cli._explaining import explanations
+from envsdk.cli._explain import explanations
 
 from .builtin import environments_page, renderers_page
 from .names import PACKAGES, Public, public_names

@@ -22,11 +22,11 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import Env, Message, Trajectory, Turn, errors
 from envsdk import _registry as registry
-from envsdk.cli import _checks as checks
+from envsdk.cli import _check as checks
 from envsdk.cli import app
-from envsdk.cli._checks import _Printer
+from envsdk.cli._check import _Printer
 from envsdk.cli._options import options_of
-from envsdk.cli._typed import TypingError, read_reply, signatures
+from envsdk.cli._typed_reply import TypingError, read_reply, signatures
 from envsdk.cli.scaffold import create
 from envsdk.testing._environments import EnvCheck
 from envsdk.trajectories.records import read_jsonl

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import errors
 from envsdk.cli import app
-from envsdk.cli._explaining import Explanation, explanations, find_explanation
+from envsdk.cli._explain import Explanation, explanations, find_explanation
 
 ENTRIES = explanations()
 WITH_EXAMPLE = [entry for entry in ENTRIES.values() if entry.example]

@@ -21,9 +21,9 @@ import envsdk
 from envsdk import Env, Message, Turn, cli, errors
 from envsdk._visible import on_one_line, visible
 from envsdk.cli import _output as output
-from envsdk.cli._checks import print_check, print_end
-from envsdk.cli._playing import Game
-from envsdk.cli._showing import lines_of, print_lines
+from envsdk.cli._check import print_check, print_end
+from envsdk.cli._play import Game
+from envsdk.cli._show import lines_of, print_lines
 from envsdk.cli._summaries import TrajectoryReport, table
 from envsdk.testing._environments import EnvCheck, EnvReport
 from envsdk.trajectories._trajectory import Trajectory

@@ -25,8 +25,7 @@ from envsdk.rollouts.scores import Score
 from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer._sources import Source
 from envsdk.viewer.reporting import as_markdown, report
-from envsdk.viewer.reporting._collecting import Collector
-from envsdk.viewer.reporting._links import Links
+from envsdk.viewer.reporting._report import Collector
 
 
 def test_the_mean_reward_is_over_tasks_and_leaves_out_what_was_not_scored(tmp_path: Path):
@@ -260,7 +259,7 @@ print(found.to_dict())
 
 def test_one_episode_is_in_memory_at_a_time(tmp_path: Path):
     source = Source(store(tmp_path / "run", episodes([[float(reward)] for reward in range(8)])))
-    collector = Collector(0, Links(["run"]))
+    collector = Collector("run", "")
     before, counts = trajectories_in_memory(), []
     for row, trajectory in source.episodes():
         collector.add(row, trajectory)

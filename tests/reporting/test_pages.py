@@ -62,7 +62,7 @@ def test_the_charts_of_several_runs_have_the_same_scales(tmp_path: Path):
     assert len({own.edges for own in rewards}) == 1
     assert [sum(own.counts) for own in rewards] == [2, 3, 3]
     charts = [block for one in sections_of(found) for block in one.blocks if isinstance(block, Histogram)]
-    assert {(one.scale.low, one.scale.high, one.scale.share) for one in charts if "reward" in one.title} == {(0, 4, 1)}
+    assert {(one.low, one.high, one.share) for one in charts if "reward" in one.title} == {(0, 4, 1)}
     first, second = (block for one in sections_of(found) for block in one.blocks if isinstance(block, Intervals))
     assert first.scales == second.scales
     ends = [

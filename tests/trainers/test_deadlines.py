@@ -19,7 +19,7 @@ import envsdk
 from envsdk import Action, Env, Message, Turn
 from envsdk.errors import ConfigError, DeadlineExceeded
 from envsdk.rendering.tokenizers import DATA
-from envsdk.rollouts import _shared as shared
+from envsdk.rollouts import _player as shared
 from envsdk.trainers import verl
 from envsdk.trainers.ms_swift import make_scheduler
 from envsdk.trainers.trl import RolloutFunc, prompt_of

@@ -20,7 +20,7 @@ from vision_models import picture, vision_renderer
 import envsdk
 from envsdk import Action, Env, Message, Turn
 from envsdk.cli import app
-from envsdk.cli._playing import Game
+from envsdk.cli._play import Game
 from envsdk.errors import ImageError, UnknownName
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import Rollouts

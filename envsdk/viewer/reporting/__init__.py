@@ -19,7 +19,7 @@ from ._figures import (
 from ._html import as_html
 from ._markdown import as_markdown
 from ._plots import write_plots
-from ._reports import report
+from ._report import report
 
 __all__ = [
     "Breaks",

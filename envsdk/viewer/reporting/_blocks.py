@@ -1,14 +1,16 @@
-"""What a report consists of: sections with paragraphs, tables, charts and commands, for any page.
+"""What a report consists of, for any page: sections with paragraphs, tables, charts and commands; short numbers.
 
 All texts are as recorded, so whoever writes them escapes them.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ._figures import Difference, Distribution
-from ._scales import HistogramScale
+from ._figures import Difference, Distribution, RunComparison
+
+_MAX_OPTION, _MAX_HISTORY = 24, 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +53,26 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How a quantity is distributed in one run, on the scale of all runs."""
+    """How a quantity is distributed in one run, on the scale of all runs.
+
+    Attributes:
+        title: What it shows.
+        distribution: The values of the run.
+        low: The smallest value of all runs.
+        high: The largest value of all runs.
+        share: The largest share of the values of a run that one bin has.
+    """
 
     title: str
     distribution: Distribution
-    scale: HistogramScale
+    low: float
+    high: float
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Differences with their intervals. Each quantity has a scale of its own, the same in all comparisons."""
+    """Differences with their intervals. Each quantity has a separate scale, the same in all comparisons."""
 
     title: str
     differences: tuple[Difference, ...]
@@ -81,3 +93,44 @@ class Section:
 
     title: str
     blocks: tuple[Block, ...]
+
+
+def interval_of(one: Difference) -> tuple[float, float, float]:
+    """Return the lower end, the difference, and the upper end; without an interval, all are the difference."""
+    low, high = (one.difference if end is None else end for end in (one.low, one.high))
+    return low, one.difference, high
+
+
+def interval_scales(comparisons: Iterable[RunComparison]) -> dict[str, float]:
+    """Return the largest distance from 0 of each quantity's differences and their intervals, over all comparisons."""
+    found: dict[str, float] = {}
+    for one in (difference for comparison in comparisons for difference in comparison.differences):
+        found[one.quantity] = max(found.get(one.quantity, 0.0), *map(abs, interval_of(one)))
+    return {quantity: distance if distance and math.isfinite(distance) else 1.0 for quantity, distance in found.items()}
+
+
+def number(value: float) -> str:
+    """Return a number as people read it: thousands with commas, and about four digits."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.1f}" if abs(value) >= 1_000 else f"{value:.4g}"
+
+
+def signed(value: float) -> str:
+    """Return a number with its sign."""
+    return number(value) if value < 0 or value == 0 else f"+{number(value)}"
+
+
+def clipped(text: str, most: int) -> str:
+    """Return a text, or its beginning and an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def short_history(history: str) -> str:
+    """Return a history policy with its long texts clipped, such as the instruction of `summarize`."""
+    name, _, options = history.partition(":")
+    parts = [part.partition("=") for part in options.split(",") if len(part) <= _MAX_OPTION]
+    shown = ["".join(part) for part in parts if part[2] and part[2][0] not in "[{"]
+    return clipped(f"{name}:{','.join(shown)}" if shown else name, _MAX_HISTORY)

@@ -1,17 +1,20 @@
-"""A report as one HTML page, which needs neither a network nor a script."""
+"""A report as one HTML page, which needs neither a network nor a script. Its charts are SVG."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from html import escape
 
-from ..._visible import visible
-from ._blocks import Block, Cell, Command, Histogram, Intervals, Link, Section, Table
-from ._charts import histogram, intervals
-from ._figures import RunReport
+from ..._visible import on_one_line, visible
+from ._blocks import Block, Cell, Command, Histogram, Intervals, Link, Table, clipped, interval_of, number, signed
+from ._figures import Difference, RunReport
 from ._sections import sections_of
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _LONG = 40
 """Texts with more characters than this may have several lines."""
+_WIDTH, _HEIGHT = 320, 120
+_LABELS, _ROW = 130, 26
+_MAX_LABELED = 10
+"""Up to this number of bins, each whole number has a label."""
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d8dee4; --back: #fff; --card: #f6f8fa;
   --bar: #0072b2; --link: #0550ae; --warn: #b54708; }
@@ -48,7 +51,11 @@ def as_html(report: RunReport) -> str:
     sections = sections_of(report)
     names = ", ".join(_data(run.name) for run in report.runs)
     links = " ".join(f'<a href="#section-{n}">{_data(one.title)}</a>' for n, one in enumerate(sections, start=1))
-    body = "\n".join(_section(n, one) for n, one in enumerate(sections, start=1))
+    body = "\n".join(
+        f'<section aria-labelledby="section-{n}">\n<h2 id="section-{n}">{_data(one.title)}</h2>\n'
+        f"{_blocks(one.blocks)}\n</section>"
+        for n, one in enumerate(sections, start=1)
+    )
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -72,74 +79,49 @@ def as_html(report: RunReport) -> str:
 """
 
 
-def _section(number: int, section: Section) -> str:
-    blocks = "\n".join(_blocks(section.blocks))
-    heading = f'<h2 id="section-{number}">{_data(section.title)}</h2>'
-    return f'<section aria-labelledby="section-{number}">\n{heading}\n{blocks}\n</section>'
-
-
-def _blocks(blocks: tuple[Block, ...]) -> Iterator[str]:
-    """Yield the blocks as HTML. Charts that follow each other are in one row."""
-    charts: list[str] = []
+def _blocks(blocks: tuple[Block, ...]) -> str:
+    """Return blocks as HTML. Charts that follow each other are in one row."""
+    shown: list[str] = []
+    is_row_open = False
     for block in blocks:
+        is_chart = isinstance(block, Histogram | Intervals)
+        if is_chart != is_row_open:
+            shown.append('<div class="charts">' if is_chart else "</div>")
+            is_row_open = is_chart
         match block:
-            case Histogram(title, distribution, scale):
-                charts.append(_figure(title, histogram(distribution, scale)))
+            case Histogram():
+                shown.append(f"<figure><figcaption>{_data(block.title)}</figcaption>{_histogram(block)}</figure>")
             case Intervals(title, differences, scales):
-                charts.append(_figure(title, intervals(differences, scales)))
+                drawing = _intervals(differences, scales)
+                shown.append(f"<figure><figcaption>{_data(title)}</figcaption>{drawing}</figure>")
+            case Table():
+                shown.append(_table(block))
+            case Command(text):
+                shown.append(f"<p><code>{_text(text)}</code></p>")
             case _:
-                yield from _row_of(charts)
-                yield _block(block)
-    yield from _row_of(charts)
-
-
-def _row_of(charts: list[str]) -> Iterator[str]:
-    if charts:
-        yield f'<div class="charts">\n{"".join(charts)}</div>'
-        charts.clear()
-
-
-def _figure(title: str, drawing: str) -> str:
-    return f"<figure><figcaption>{_data(title)}</figcaption>{drawing}</figure>\n"
-
-
-def _block(block: "str | Table | Command") -> str:
-    match block:
-        case Table():
-            return _table(block)
-        case Command(text):
-            return f"<p><code>{_text(text)}</code></p>"
-        case _:
-            return f"<p>{_data(block)}</p>"
+                shown.append(f"<p>{_data(block)}</p>")
+    return "\n".join([*shown, *(["</div>"] if is_row_open else [])])
 
 
 def _table(table: Table) -> str:
-    heads = "".join(
-        f'<th scope="col"{_class(index, table, head)}>{_data(head)}</th>' for index, head in enumerate(table.heads)
-    )
-    rows = "\n".join(
-        f"<tr>{''.join(f'<td{_class(index, table, cell)}>{_cell(cell)}</td>' for index, cell in enumerate(row))}</tr>"
-        for row in table.rows
-    )
-    parts = f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody>"
+    def cell_of(index: int, cell: Cell, tag: str) -> str:
+        """Return a cell: numbers are on the right, and only long texts have several lines."""
+        text = cell if isinstance(cell, str) else cell.text
+        kind = ' class="number"' if index >= table.texts else ' class="long"' if len(text) > _LONG else ""
+        match cell:
+            case Link(text, url):
+                shown = f'<a href="{escape(url)}">{_data(text)}</a>'
+            case Command(text):
+                shown = f"<code>{_text(text)}</code>"
+            case _:
+                shown = _data(cell)
+        return f"<{tag}{kind}>{shown}</{tag.partition(' ')[0]}>"
+
+    heads = "".join(cell_of(index, head, 'th scope="col"') for index, head in enumerate(table.heads))
+    rows = ["".join(cell_of(index, cell, "td") for index, cell in enumerate(row)) for row in table.rows]
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    parts = f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody>"
     return f'<div class="scroll" tabindex="0" role="group" aria-label="Table"><table>\n{parts}</table></div>'
-
-
-def _class(index: int, table: Table, cell: Cell) -> str:
-    """Return the class of a cell: numbers are on the right, and only long texts have several lines."""
-    if index >= table.texts:
-        return ' class="number"'
-    return ' class="long"' if len(cell if isinstance(cell, str) else cell.text) > _LONG else ""
-
-
-def _cell(cell: Cell) -> str:
-    match cell:
-        case Link(text, url):
-            return f'<a href="{escape(url)}">{_data(text)}</a>'
-        case Command(text):
-            return f"<code>{_text(text)}</code>"
-        case _:
-            return _data(cell)
 
 
 def _text(text: str) -> str:
@@ -149,3 +131,53 @@ def _text(text: str) -> str:
 def _data(text: str) -> str:
     """Return a text that cannot reorder the text around it, whatever script it is in."""
     return _text(text) if text.isascii() else f"<bdi>{_text(text)}</bdi>"
+
+
+def _histogram(chart: Histogram) -> str:
+    """Draw a histogram. Its height is the largest share that a bin of any run has."""
+    own, bins = chart.distribution, len(chart.distribution.counts)
+    most, step, bottom = chart.share * own.count, _WIDTH / bins, 16 + _HEIGHT
+    width = max(1.0, min(step - 1, 60))
+    bars: list[str] = []
+    for index, count in enumerate(own.counts):
+        if count:
+            x, y, height = (index + 0.5) * step - width / 2, 16 + _HEIGHT * (1 - count / most), _HEIGHT * count / most
+            title = f"{number(own.edges[index])} to {number(own.edges[index + 1])}: {count:,}"
+            size = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+            bars.append(f'<rect class="bar" {size}><title>{title}</title></rect>')
+    if bins <= _MAX_LABELED and chart.high - chart.low == bins - 1:  # the bins are a few whole numbers
+        labels = [((index + 0.5) * step, chart.low + index, "middle") for index in range(bins)]
+    else:
+        labels = [(0.0, chart.low, "start"), (float(_WIDTH), chart.high, "end")]
+    axis = "".join(
+        f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="{anchor}">{number(at)}</text>' for x, at, anchor in labels
+    )
+    about = f"Histogram of {own.count:,} values from {number(own.minimum)} to {number(own.maximum)}"
+    return (
+        f'<svg role="img" aria-label="{about}" width="{_WIDTH}" height="{bottom + 18}" '
+        f'viewBox="0 0 {_WIDTH} {bottom + 18}">{"".join(bars)}'
+        f'<text x="0" y="10">{chart.share:.0%} of {own.count:,}</text>'
+        f'<line class="axis" x1="0" y1="{bottom}" x2="{_WIDTH}" y2="{bottom}"/>{axis}</svg>'
+    )
+
+
+def _intervals(differences: tuple[Difference, ...], scales: Mapping[str, float]) -> str:
+    """Draw differences with their intervals around 0, each on the scale of its quantity."""
+    width, height = _LABELS + _WIDTH + 60, _ROW * len(differences) + 10
+    zero = _LABELS + _WIDTH / 2
+    rows: list[str] = []
+    for index, one in enumerate(differences):
+        y = _ROW * index + 18
+        left, middle, right = (zero + end * (_WIDTH / 2 - 8) / scales[one.quantity] for end in interval_of(one))
+        name = escape(on_one_line(clipped(one.quantity.replace("_", " "), 20)))
+        rows.append(
+            f'<text x="0" y="{y + 4}">{name}</text>'
+            f'<line class="range" x1="{left:.1f}" y1="{y}" x2="{right:.1f}" y2="{y}"/>'
+            f'<circle class="bar" cx="{middle:.1f}" cy="{y}" r="4"/>'
+            f'<text x="{_LABELS + _WIDTH + 4}" y="{y + 4}">{signed(one.difference)}</text>'
+        )
+    return (
+        f'<svg role="img" aria-label="Differences with 95 % intervals; the table has the figures" width="{width}" '
+        f'height="{height}" viewBox="0 0 {width} {height}">'
+        f'<line class="axis" x1="{zero}" y1="2" x2="{zero}" y2="{height - 2}"/>{"".join(rows)}</svg>'
+    )

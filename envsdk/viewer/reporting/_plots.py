@@ -1,17 +1,15 @@
 """Plots of a report by matplotlib, as PNG and SVG."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..._packages import load
 from ..._visible import on_one_line
 from ...trajectories.records import storing
+from ._blocks import clipped, interval_of, interval_scales, short_history, signed
 from ._figures import RunComparison, RunFigures, RunReport
-from ._labels import clipped, short_history, signed
-from ._scales import interval_of, interval_scales
 
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Colors that most color-blind people can tell apart (Okabe and Ito)."""
@@ -51,9 +49,9 @@ def write_plots(report: RunReport, folder: Path | str) -> list[Path]:
         target.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a box is drawn in its place
-        for name, (size, draw) in _drawings(report).items():
+        for name, (size, draw, *arguments) in _drawings(report).items():
             drawn = figure.Figure(figsize=size, layout="constrained")
-            draw(drawn)
+            draw(drawn, *arguments)
             for suffix in _FORMATS:
                 path = target / f"{name}.{suffix}"
                 with storing(path):
@@ -62,31 +60,24 @@ def write_plots(report: RunReport, folder: Path | str) -> list[Path]:
     return written
 
 
-_Draw = Callable[[Any], None]
-
-
-def _drawings(report: RunReport) -> dict[str, tuple[tuple[float, float], _Draw]]:
-    """Return what there is to draw: by name, the size in inches, and a function that draws into a figure."""
+def _drawings(report: RunReport) -> dict[str, tuple[Any, ...]]:
+    """Return what there is to draw: by name, the size in inches, a function that draws into a figure, its arguments."""
     runs = report.runs
-    found: dict[str, tuple[tuple[float, float], _Draw]] = {}
+    found: dict[str, tuple[Any, ...]] = {}
     if any(run.reward for run in runs):
-        found["rewards"] = (7, 4), partial(_histograms, runs=runs, fields={"reward": "reward"})
+        found["rewards"] = (7, 4), _histograms, runs, {"reward": "reward"}
     if any(run.steps for run in runs):
         fields = {"steps": "steps", "observed_tokens": "observed tokens", "sampled_tokens": "sampled tokens"}
-        found["lengths"] = (12, 4), partial(_histograms, runs=runs, fields=fields)
+        found["lengths"] = (12, 4), _histograms, runs, fields
     if any(run.stop_reasons for run in runs):
         names = {name for run in runs for name in (*run.stop_reasons, *run.breaks)}
-        found["endings"] = (10, 1.8 + 0.3 * len(names)), partial(_endings, runs=runs)
+        found["endings"] = (10, 1.8 + 0.3 * len(names)), _endings, runs
     if any(run.costs for run in runs):
-        count = sum(len(run.costs) for run in runs)
-        found["cost"] = (9, 1.6 + 0.8 * count), partial(_costs, runs=runs)
+        found["cost"] = (9, 1.6 + 0.8 * sum(len(run.costs) for run in runs)), _costs, runs
     scales = interval_scales(report.comparisons)
     for index, one in enumerate(report.comparisons, start=2):
         if one.differences:
-            found[f"comparison-{index}"] = (
-                (8, 1.4 + 0.45 * len(one.differences)),
-                partial(_comparison, one=one, scales=scales),
-            )
+            found[f"comparison-{index}"] = (8, 1.4 + 0.45 * len(one.differences)), _comparison, one, scales
     return found
 
 

@@ -1,28 +1,38 @@
 """A report as sections of paragraphs, tables and charts: the same for HTML and Markdown.
 
 The command line prints the first ones: the summary, and the comparisons.
-
-All texts are as recorded, so whoever writes them escapes them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ...diagnostics._costs import Cost
-from ._blocks import Block, Cell, Command, Histogram, Intervals, Link, Section, Table
-from ._comparing import FEW_TASKS
-from ._figures import Difference, Distribution, EpisodeLink, MeanReward, RunComparison, RunFigures, RunReport
-from ._labels import clipped, number, short_history, signed
-from ._scales import HistogramScale, interval_scales
+from ._blocks import (
+    Block,
+    Cell,
+    Command,
+    Histogram,
+    Intervals,
+    Link,
+    Section,
+    Table,
+    clipped,
+    interval_scales,
+    number,
+    short_history,
+    signed,
+)
+from ._comparison import FEW_TASKS
+from ._figures import Distribution, RunComparison, RunFigures, RunReport
 
 _MAX_DAMAGED, _MAX_LISTED = 20, 3
 _MAX_ID = 80
 _EMPTY = "–"
+_DISTRIBUTION = ("n", "mean", "least", "25 %", "median", "75 %", "most")
 
 
 def sections_of(report: RunReport) -> list[Section]:
     """Return the sections of a report, without those that would be empty."""
     scales = interval_scales(report.comparisons)
-    found = [
+    sections = [
         ("Summary", _summary(report)),
         *((f"{one.second} compared with {one.first}", _comparison(one, scales)) for one in report.comparisons),
         ("Rewards", _rewards(report.runs)),
@@ -35,75 +45,43 @@ def sections_of(report: RunReport) -> list[Section]:
         ("Best and worst episodes", _episodes(report)),
         ("Damaged lines", _damaged(report.runs)),
     ]
-    return [Section(title, blocks) for title, given in found if (blocks := tuple(given))]
-
-
-def _by_run(runs: Sequence[RunFigures], heads: Sequence[str], rows: Sequence[tuple[Cell, ...]], texts: int) -> Table:
-    """Return a table whose first column is the run; of a single run, the table without this column."""
-    first = 0 if len(runs) > 1 else 1
-    return Table(tuple(heads[first:]), tuple(row[first:] for row in rows), texts - first)
-
-
-def _of(runs: Sequence[RunFigures], run: RunFigures, text: str) -> str:
-    """Return a text about a run, which is named if there are several."""
-    return f"{run.name}: {text}" if len(runs) > 1 else text[0].upper() + text[1:]
+    return [Section(title, blocks) for title, given in sections if (blocks := tuple(given))]
 
 
 def _summary(report: RunReport) -> Iterator[Block]:
-    heads = (
-        "run",
-        "environment",
-        "policy",
-        "history",
-        "episodes",
-        "failed",
-        "not scored",
-        "mean reward",
-        "95 % interval",
-    )
+    heads = ("run", "environment", "policy", "history", "episodes", "failed", "not scored")
     rows = [
         (
             run.name,
             _listed(run.envs),
             ": ".join(filter(None, (run.policy, run.model))) or _EMPTY,
             _listed(map(short_history, run.costs)),
-            _count(run.episodes),
-            _count(run.failed),
-            _count(run.not_scored),
-            _EMPTY if run.mean_reward is None else number(run.mean_reward.mean),
-            _interval(run.mean_reward),
+            *_counts(run.episodes, run.failed, run.not_scored),
+            *((_EMPTY, _EMPTY) if (mean := run.mean_reward) is None else (number(mean.mean), _to(mean.low, mean.high))),
         )
         for run in report.runs
     ]
-    yield Table(heads, tuple(rows), texts=4)
+    yield Table((*heads, "mean reward", "95 % interval"), tuple(rows), texts=4)
     for run in report.runs:
         for note in _run_notes(run):
             yield _of(report.runs, run, note)
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Return names, the first few of them if there are many."""
-    found = [clipped(name, _MAX_ID) for name in names]
-    more = [f"and {len(found) - _MAX_LISTED} more"] if len(found) > _MAX_LISTED else []
-    return ", ".join([*found[:_MAX_LISTED], *more]) or _EMPTY
-
-
 def _run_notes(run: RunFigures) -> Iterator[str]:
+    mean = run.mean_reward
     if not run.episodes:
         yield "the run has no episode that could be read."
     elif run.failed == run.episodes:
         yield "all episodes failed, so there is no reward."
-    elif run.mean_reward is None:
+    elif mean is None:
         yield "no episode was scored: that is not a reward of 0."
     else:
-        yield (
-            f"the mean reward is over {_counted(run.mean_reward.tasks, 'task')} with "
-            f"{_counted(run.mean_reward.episodes, 'scored episode')}."
-        )
+        tasks, scored = _counted(mean.tasks, "task"), _counted(mean.episodes, "scored episode")
+        yield f"the mean reward is over {tasks} with {scored}."
         if run.not_scored_because:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in run.not_scored_because.items())
-            yield f"scored {run.mean_reward.episodes:,} of {_counted(run.episodes, 'episode')}; not scored: {reasons}."
-        if run.mean_reward.low is not None and run.mean_reward.tasks < FEW_TASKS:
+            yield f"scored {mean.episodes:,} of {_counted(run.episodes, 'episode')}; not scored: {reasons}."
+        if mean.low is not None and mean.tasks < FEW_TASKS:
             yield f"with fewer than {FEW_TASKS} tasks, the interval is too narrow."
     if run.damaged:
         yield f"{_counted(len(run.damaged), 'line')} could not be read; the figures are of the others."
@@ -115,20 +93,26 @@ def _run_notes(run: RunFigures) -> Iterator[str]:
 
 
 def _comparison(comparison: RunComparison, scales: Mapping[str, float]) -> Iterator[Block]:
-    heads = ("quantity", "tasks", comparison.first, comparison.second, "difference", "95 % interval", "p")
-    rows = [
-        (
-            one.quantity.replace("_", " ") if not one.quantity.startswith("reward.") else one.quantity,
-            _pairing(one),
-            number(one.first),
-            number(one.second),
-            signed(one.difference),
-            _EMPTY if one.low is None or one.high is None else f"{signed(one.low)} to {signed(one.high)}",
-            _EMPTY if one.p_value is None else _p_value(one.p_value),
+    rows: list[tuple[Cell, ...]] = []
+    for one in comparison.differences:
+        first, second = (f"{count:,}" for count in one.tasks)
+        tasks = f"{first} paired" if one.method == "paired" else f"{first} and {second}, unpaired"
+        if one.episodes != one.tasks:
+            tasks += f"; {one.episodes[0]:,} and {one.episodes[1]:,} episodes"
+        p_value = _EMPTY if one.p_value is None else "< 0.001" if one.p_value < 0.001 else f"{one.p_value:.3f}"
+        rows.append(
+            (
+                one.quantity if one.quantity.startswith("reward.") else one.quantity.replace("_", " "),
+                tasks,
+                number(one.first),
+                number(one.second),
+                signed(one.difference),
+                _EMPTY if one.low is None or one.high is None else f"{signed(one.low)} to {signed(one.high)}",
+                p_value,
+            )
         )
-        for one in comparison.differences
-    ]
     if rows:
+        heads = ("quantity", "tasks", comparison.first, comparison.second, "difference", "95 % interval", "p")
         yield Table(heads, tuple(rows), texts=2)
         yield Intervals(f"{comparison.second} minus {comparison.first}", comparison.differences, scales)
         yield (
@@ -138,46 +122,22 @@ def _comparison(comparison: RunComparison, scales: Mapping[str, float]) -> Itera
     yield from comparison.notes
 
 
-def _pairing(one: Difference) -> str:
-    first, second = one.tasks
-    tasks = f"{first:,} paired" if one.method == "paired" else f"{first:,} and {second:,}, unpaired"
-    return tasks if one.episodes == one.tasks else f"{tasks}; {one.episodes[0]:,} and {one.episodes[1]:,} episodes"
-
-
 def _rewards(runs: Sequence[RunFigures]) -> Iterator[Block]:
-    rows = [
-        (run.name, name, *_cells(own))
+    named = [
+        (run, name, own)
         for run in runs
         for name, own in (("reward", run.reward), *run.rewards.items())
         if own is not None
     ]
-    if rows:
-        yield _by_run(runs, ("run", "reward", *_CELLS), rows, texts=2)
+    if named:
+        yield _distributions(runs, "reward", named)
     if any(run.mean_reward and run.mean_reward.tasks != run.mean_reward.episodes for run in runs):
         yield "The means of this table are over episodes; those with intervals are over tasks."
     yield from _histograms(runs, "reward", [(run, run.reward) for run in runs if run.reward is not None])
     names = dict.fromkeys(name for run in runs for name in run.metrics)
-    if names:
-        rows = [(name, *(_of_metric(run, name) for run in runs)) for name in names]
-        yield Table(("metric, over all episodes", *_columns(runs, "sum")), tuple(rows))
-
-
-def _histograms(
-    runs: Sequence[RunFigures], title: str, found: Sequence[tuple[RunFigures, Distribution]]
-) -> Iterator[Block]:
-    """Yield the histogram of each run, on one scale; none if all values are the same."""
-    if found and (scale := HistogramScale.of(own for _, own in found)).low < scale.high:
-        for run, own in found:
-            yield Histogram(_of(runs, run, title), own, scale)
-
-
-def _of_metric(run: RunFigures, name: str) -> str:
-    return number(run.metrics[name]) if name in run.metrics else _EMPTY
-
-
-def _columns(runs: Sequence[RunFigures], name: str) -> list[str]:
-    """Return the headings of one column for each run."""
-    return [run.name for run in runs] if len(runs) > 1 else [name]
+    cells = [[name, *(number(run.metrics[name]) if name in run.metrics else _EMPTY for run in runs)] for name in names]
+    if cells:
+        yield _one_column_each(runs, "metric, over all episodes", "sum", cells)
 
 
 def _lengths(runs: Sequence[RunFigures]) -> Iterator[Block]:
@@ -185,39 +145,56 @@ def _lengths(runs: Sequence[RunFigures]) -> Iterator[Block]:
     names |= {"duration_s": "duration in s"}
     found = [(run, label, own) for run in runs for name, label in names.items() if (own := getattr(run, name))]
     if found:
-        rows = tuple((run.name, label, *_cells(own)) for run, label, own in found)
-        yield _by_run(runs, ("run", "of an episode", *_CELLS), rows, texts=2)
+        yield _distributions(runs, "of an episode", found)
     for chosen in ("steps", "sampled tokens"):
         yield from _histograms(runs, chosen, [(run, own) for run, label, own in found if label == chosen])
     for run in runs:
         if run.reply_errors:
-            yield _of(
-                runs, run, f"replies have {_counted(run.reply_errors, 'error')}: what could not be read or called."
-            )
+            errors = _counted(run.reply_errors, "error")
+            yield _of(runs, run, f"replies have {errors}: what could not be read or called.")
+
+
+def _distributions(
+    runs: Sequence[RunFigures], head: str, named: Sequence[tuple[RunFigures, str, Distribution]]
+) -> Table:
+    rows = [
+        (run.name, name, f"{own.count:,}", *map(number, (own.mean, own.minimum, *own.quartiles, own.maximum)))
+        for run, name, own in named
+    ]
+    return _by_run(runs, ("run", head, *_DISTRIBUTION), rows, texts=2)
+
+
+def _histograms(
+    runs: Sequence[RunFigures], title: str, found: Sequence[tuple[RunFigures, Distribution]]
+) -> Iterator[Block]:
+    """Yield the histogram of each run, on one scale; none if all values are the same."""
+    low = min((own.minimum for _, own in found), default=0.0)
+    high = max((own.maximum for _, own in found), default=0.0)
+    if low < high:
+        share = max(max(own.counts) / own.count for _, own in found)
+        for run, own in found:
+            yield Histogram(_of(runs, run, title), own, low, high, share)
 
 
 def _endings(runs: Sequence[RunFigures]) -> Iterator[Block]:
     """Yield how many episodes ended for each reason, with a column for each run."""
     reasons = dict.fromkeys(reason for run in runs for reason in run.stop_reasons)
     if reasons:
-        rows = tuple(
-            (reason, *(_share(run.stop_reasons.get(reason, 0), run.episodes) for run in runs)) for reason in reasons
-        )
-        yield Table(("stop reason", *_columns(runs, "episodes")), rows)
+        cells = [
+            [reason, *(_share(run.stop_reasons.get(reason, 0), run.episodes) for run in runs)] for reason in reasons
+        ]
+        yield _one_column_each(runs, "stop reason", "episodes", cells)
 
 
 def _breaks(runs: Sequence[RunFigures]) -> Iterator[Block]:
-    rows = tuple(
+    rows: list[tuple[Cell, ...]] = [
         (
-            run.name,
-            reason,
-            _count(own.breaks),
-            _share(own.episodes, run.episodes),
-            *map(_count, (own.dropped, own.kept, own.observed)),
+            *(run.name, reason, f"{own.breaks:,}", _share(own.episodes, run.episodes)),
+            *_counts(own.dropped, own.kept, own.observed),
         )
         for run in runs
         for reason, own in run.breaks.items()
-    )
+    ]
     if rows:
         heads = ("run", "reason", "breaks", "episodes with one", "dropped tokens", "kept tokens", "observed there")
         yield _by_run(runs, heads, rows, texts=2)
@@ -229,48 +206,39 @@ def _costs(runs: Sequence[RunFigures]) -> Iterator[Block]:
     found = [(run, history, cost) for run in runs for history, cost in run.costs.items()]
     if not found:
         return
-    heads = ("run", "history", "episodes", "samples", "sampled", "prompts", "kept", "as samples", "as trees", "saved")
-    image_heads = ("images", "image tokens") if any(cost.images for _, _, cost in found) else ()
-    has_cache = any(cost.cache is not None for _, _, cost in found)
-    rows = tuple(
-        (
-            run.name,
-            short_history(history),
-            *map(_count, (cost.episodes, cost.samples, cost.sampled, cost.prompts)),
-            _percent(cost.kept, cost.prompts),
-            *map(_count, (cost.as_samples, cost.as_tree)),
-            _percent(cost.as_samples - cost.as_tree, cost.as_samples),
-            *map(_count, (cost.images, cost.image_tokens)[: len(image_heads)]),
-            *([_cached(cost)] if has_cache else []),
-        )
-        for run, history, cost in found
-    )
-    yield _by_run(runs, (*heads, *image_heads, *(["cache hits"] if has_cache else [])), rows, texts=2)
-    yield (
+    heads = ["run", "history", "episodes", "samples", "sampled", "prompts", "kept", "as samples", "as trees", "saved"]
+    note = (
         "In tokens. Kept: the share of the prompts that a KV cache holds already. As samples, as trees: what a "
         "trainer processes, each sample as a sequence of its own, or the samples of an episode as one prefix tree; "
         "saved is the difference. Failed episodes are not trained."
-        + (" Images: as often as they were observed; their tokens are part of the prompts." if image_heads else "")
-        + (" Cache hits: the share of the prompts that servers read from their caches." if has_cache else "")
     )
-
-
-def _cached(cost: Cost) -> str:
-    return _EMPTY if cost.cache is None else f"{cost.cache.cached_share:.0%}"
+    has_images = any(cost.images for _, _, cost in found)
+    has_cache = any(cost.cache is not None for _, _, cost in found)
+    if has_images:
+        heads += ["images", "image tokens"]
+        note += " Images: as often as they were observed; their tokens are part of the prompts."
+    if has_cache:
+        heads.append("cache hits")
+        note += " Cache hits: the share of the prompts that servers read from their caches."
+    rows: list[tuple[Cell, ...]] = []
+    for run, history, cost in found:
+        row = [run.name, short_history(history), *_counts(cost.episodes, cost.samples, cost.sampled, cost.prompts)]
+        row += [_percent(cost.kept, cost.prompts), *_counts(cost.as_samples, cost.as_tree)]
+        row.append(_percent(cost.as_samples - cost.as_tree, cost.as_samples))
+        row += _counts(cost.images, cost.image_tokens) if has_images else []
+        if has_cache:
+            row.append(_EMPTY if cost.cache is None else f"{cost.cache.cached_share:.0%}")
+        rows.append(tuple(row))
+    yield _by_run(runs, heads, rows, texts=2)
+    yield note
 
 
 def _divergence(runs: Sequence[RunFigures]) -> Iterator[Block]:
-    rows = tuple(
-        (
-            run.name,
-            _count(own.samples),
-            _count(own.tokens),
-            *map(number, (own.k1, own.k2, own.k3)),
-            _count(own.outliers),
-        )
+    rows = [
+        (run.name, *_counts(own.samples, own.tokens), *map(number, (own.k1, own.k2, own.k3)), f"{own.outliers:,}")
         for run in runs
         if (own := run.divergence) is not None
-    )
+    ]
     if rows:
         yield _by_run(runs, ("run", "samples", "tokens", "k1", "k2", "k3", "outliers"), rows, texts=1)
         yield (
@@ -283,76 +251,72 @@ def _divergence(runs: Sequence[RunFigures]) -> Iterator[Block]:
 
 
 def _failures(runs: Sequence[RunFigures]) -> Iterator[Block]:
-    rows = tuple(
-        (
-            run.name,
-            one.kind,
-            one.error,
-            Link(clipped(one.example.id, _MAX_ID), one.example.url),
-            clipped(one.message, 90),
-            _count(one.count),
-        )
-        for run in runs
-        for one in run.failures
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for run in runs:
+        for one in run.failures:
+            example = Link(clipped(one.example.id, _MAX_ID), one.example.url)
+            rows.append((run.name, one.kind, one.error, example, clipped(one.message, 90), f"{one.count:,}"))
     if rows:
         yield _by_run(runs, ("run", "whose error", "class", "first episode", "its message", "episodes"), rows, texts=5)
 
 
 def _episodes(report: RunReport) -> Iterator[Block]:
-    runs = report.runs
-    for run in runs:
-        ranked = [("best", one) for one in run.best] + [("worst", one) for one in run.worst]
+    for run in report.runs:
+        rows: list[tuple[Cell, ...]] = []
+        for rank, episodes in (("best", run.best), ("worst", run.worst)):
+            for one in episodes:
+                link, task = Link(clipped(one.id, _MAX_ID), one.url), clipped(one.task, 44) or _EMPTY
+                reward = _EMPTY if one.reward is None else number(one.reward)
+                shown = (link, task, one.stop_reason, Command(one.command), reward, f"{one.steps:,}")
+                rows.append((run.name, rank, *shown))
         if run.reward is not None and not run.reward.is_spread and run.reward.count > 1:
-            yield _of(runs, run, f"all scored episodes have the reward {number(run.reward.mean)}.")
-        if ranked:
+            yield _of(report.runs, run, f"all scored episodes have the reward {number(run.reward.mean)}.")
+        if rows:
             heads = ("run", "rank", "episode", "task", "ended", "command", "reward", "steps")
-            yield _by_run(runs, heads, [_episode(run.name, *one) for one in ranked], texts=6)
-    if report.viewer and any(run.best for run in runs):
+            yield _by_run(report.runs, heads, rows, texts=6)
+    if report.viewer and any(run.best for run in report.runs):
         yield "The links lead to the page of this command:"
         yield Command(report.viewer)
 
 
-def _episode(name: str, which: str, one: EpisodeLink) -> tuple[Cell, ...]:
-    reward = _EMPTY if one.reward is None else number(one.reward)
-    task = clipped(one.task, 44) or _EMPTY
-    return (
-        name,
-        which,
-        Link(clipped(one.id, _MAX_ID), one.url),
-        task,
-        one.stop_reason,
-        Command(one.command),
-        reward,
-        _count(one.steps),
-    )
-
-
 def _damaged(runs: Sequence[RunFigures]) -> Iterator[Block]:
-    found = [(run.name, one.file, _count(one.line), clipped(one.why, 160)) for run in runs for one in run.damaged]
+    found = [(run.name, one.file, f"{one.line:,}", clipped(one.why, 160)) for run in runs for one in run.damaged]
     if found:
         yield _by_run(runs, ("run", "file", "line", "what is damaged"), found[:_MAX_DAMAGED], texts=4)
     if len(found) > _MAX_DAMAGED:
         yield f"and {len(found) - _MAX_DAMAGED:,} more"
 
 
-_CELLS = ("n", "mean", "least", "25 %", "median", "75 %", "most")
+def _by_run(runs: Sequence[RunFigures], heads: Sequence[str], rows: Sequence[tuple[Cell, ...]], texts: int) -> Table:
+    """Return a table whose first column is the run; of a single run, the table without this column."""
+    first = 0 if len(runs) > 1 else 1
+    return Table(tuple(heads[first:]), tuple(row[first:] for row in rows), texts - first)
 
 
-def _cells(own: Distribution) -> tuple[str, ...]:
-    return _count(own.count), *map(number, (own.mean, own.minimum, *own.quartiles, own.maximum))
+def _one_column_each(runs: Sequence[RunFigures], head: str, single: str, cells: Sequence[Sequence[str]]) -> Table:
+    """Return a table with a column for each run, which is named if there are several."""
+    heads = [run.name for run in runs] if len(runs) > 1 else [single]
+    return Table((head, *heads), tuple(map(tuple, cells)))
 
 
-def _interval(mean: MeanReward | None) -> str:
-    return (
-        _EMPTY
-        if mean is None or mean.low is None or mean.high is None
-        else f"{number(mean.low)} to {number(mean.high)}"
-    )
+def _of(runs: Sequence[RunFigures], run: RunFigures, text: str) -> str:
+    """Return a text about a run, which is named if there are several."""
+    return f"{run.name}: {text}" if len(runs) > 1 else text[0].upper() + text[1:]
 
 
-def _p_value(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+def _listed(names: Iterable[str]) -> str:
+    """Return names, the first few of them if there are many."""
+    found = [clipped(name, _MAX_ID) for name in names]
+    more = [f"and {len(found) - _MAX_LISTED} more"] if len(found) > _MAX_LISTED else []
+    return ", ".join([*found[:_MAX_LISTED], *more]) or _EMPTY
+
+
+def _to(low: float | None, high: float | None) -> str:
+    return _EMPTY if low is None or high is None else f"{number(low)} to {number(high)}"
+
+
+def _counts(*values: int) -> list[str]:
+    return [f"{value:,}" for value in values]
 
 
 def _share(part: int, whole: int) -> str:
@@ -361,10 +325,6 @@ def _share(part: int, whole: int) -> str:
 
 def _percent(part: int, whole: int) -> str:
     return f"{part / whole:.0%}" if whole else _EMPTY
-
-
-def _count(value: int) -> str:
-    return f"{value:,}"
 
 
 def _counted(value: int, name: str) -> str:

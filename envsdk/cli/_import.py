@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, cast
 
 import typer
 
-from .._registry import get_renderer
 from .._untrusted import open_file, parse_json, read_file, read_lines
 from .._visible import on_one_line
 from ..episodes._event_loops import run
@@ -16,7 +15,7 @@ from ..errors import ConfigError, InvalidRecord
 from ..rollouts._run_folder import RunFolder
 from ..trajectories._samples import Sample
 from ..trajectories.records import write_jsonl
-from ._options import SPECIFICATION, TOKENIZER, specification
+from ._options import SPECIFICATION, TOKENIZER, renderer_from
 from ._output import print_error, print_json, print_table, print_text
 from ._summaries import TrajectoryReport, summary, table
 
@@ -46,14 +45,23 @@ def import_(
     The folder gets trajectories.jsonl and samples.jsonl; and sft.jsonl, the supervised samples of replies without ids.
     Each line of logged requests has a request and a response, as from_requests takes them, and may have a session.
     """
-    given = specification(renderer)
-    options = {"name": given} if isinstance(given, str) else dict(given)
-    made = get_renderer(options.pop("name", ""), tokenizer, **options)
-    logs = list((_documents if format == "atif" else _sessions)(file))
-    if not logs:
+    from ..gateway._imports import from_atif, from_requests
+
+    made = renderer_from(renderer, tokenizer)
+    try:
+        logs = [*(atif_documents if format == "atif" else logged_sessions)(file)]
+    except OSError as error:
+        where = str(error.filename or file)
+        raise ConfigError(f"{where!r} cannot be read: {error}. Expected a file or a folder of logs") from error
+    imported: list[ImportResult] = []
+    for where, name, log in logs:
+        known: dict[str, Any] = {"id": name, "renderer": made, "reward": reward, "temperature": temperature}
+        try:
+            imported.append(from_atif(log, **known) if format == "atif" else from_requests(log, **known))
+        except InvalidRecord as error:
+            raise InvalidRecord(f"{where}: {error}") from error
+    if not imported:
         raise ConfigError(f"{str(file)!r} has nothing to import: expected {_EXPECTED[format]}")
-    known: dict[str, Any] = {"renderer": made, "reward": reward, "temperature": temperature}
-    imported = [_imported(format, *log, known) for log in logs]
     trajectories = [one.trajectory for one in imported]
     samples = [sample for one in trajectories if one.is_trainable for sample in one.samples()]
     supervised = [sample for one in imported for sample in one.sft]
@@ -78,71 +86,32 @@ _EXPECTED: Mapping[_Format, str] = {
 }
 
 
-def _imported(format: _Format, where: str, id: str | None, log: Any, options: Mapping[str, Any]) -> "ImportResult":
-    from ..gateway._imports import from_atif, from_requests
-
-    try:
-        return from_atif(log, id=id, **options) if format == "atif" else from_requests(log, id=str(id), **options)
-    except InvalidRecord as error:
-        raise InvalidRecord(f"{where}: {error}") from error
-
-
-# Files.
-
-
-def _documents(path: Path) -> Iterator[_Log]:
+def atif_documents(path: Path) -> Iterator[_Log]:
     """Yield the documents of a file, or those of a folder; its other JSON files are not documents."""
-    for file in _files(path, "*.json"):
-        found = _parsed(_read(file), str(file))
-        if path.is_dir() and not _is_document(found):
-            continue
-        yield str(file), _name(file, path) if path.is_dir() else None, found
+    for file in sorted(path.rglob("*.json")) if path.is_dir() else [path]:
+        found = _parsed(read_file(file), str(file))
+        first = next(iter(cast("list[Any]", found)), None) if isinstance(found, list) else found
+        version = cast("dict[str, Any]", first).get("schema_version") if isinstance(first, dict) else None
+        if not path.is_dir():
+            yield str(file), None, found
+        elif isinstance(version, str) and version.startswith("ATIF-"):
+            yield str(file), file.relative_to(path).with_suffix("").as_posix(), found
 
 
-def _is_document(found: Any) -> bool:
-    documents = cast("list[Any]", found) if isinstance(found, list) else [found]
-    first = next(iter(documents), None)
-    version = cast("dict[str, Any]", first).get("schema_version") if isinstance(first, dict) else None
-    return isinstance(version, str) and version.startswith("ATIF-")
-
-
-def _sessions(path: Path) -> Iterator[_Log]:
+def logged_sessions(path: Path) -> Iterator[_Log]:
     """Yield the records of each session: those of a file that have the same `session`."""
-    for file in _files(path, "*.jsonl"):
+    for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
         sessions: dict[str, list[Any]] = {}
-        for number, line in enumerate(_lines(file), start=1):
-            if line.strip():
-                record = _parsed(line, f"{file}, line {number}")
-                session = cast("dict[str, Any]", record).get("session") if isinstance(record, dict) else None
-                sessions.setdefault("" if session is None else str(session), []).append(record)
-        name = _name(file, path)
+        with open_file(file) as lines:
+            for number, line in enumerate(read_lines(lines), start=1):
+                if line.strip():
+                    record = _parsed(line, f"{file}, line {number}")
+                    session = cast("dict[str, Any]", record).get("session") if isinstance(record, dict) else None
+                    sessions.setdefault("" if session is None else str(session), []).append(record)
+        name = (file.relative_to(path) if path.is_dir() else Path(file.name)).with_suffix("").as_posix()
         for session, records in sessions.items():
             where = f"{file}, session {session!r}" if session else str(file)
             yield where, f"{name}/{session}" if session else name, records
-
-
-def _files(path: Path, pattern: str) -> list[Path]:
-    return sorted(path.rglob(pattern)) if path.is_dir() else [path]
-
-
-def _name(file: Path, path: Path) -> str:
-    """Return the id of what a file has: its path in the folder, which is unique there."""
-    return (file.relative_to(path) if path.is_dir() else Path(file.name)).with_suffix("").as_posix()
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return read_file(file)
-    except OSError as error:
-        raise ConfigError(f"{str(file)!r} cannot be read: {error}. Expected a file or a folder of logs") from error
-
-
-def _lines(file: Path) -> Iterator[bytes]:
-    try:
-        with open_file(file) as opened:
-            yield from read_lines(opened)
-    except OSError as error:
-        raise ConfigError(f"{str(file)!r} cannot be read: {error}. Expected a file or a folder of logs") from error
 
 
 def _parsed(text: bytes, where: str) -> Any:
@@ -150,9 +119,6 @@ def _parsed(text: bytes, where: str) -> Any:
         return parse_json(text)
     except InvalidRecord as error:
         raise InvalidRecord(f"{where}: {error}") from error
-
-
-# What came in.
 
 
 def _print(

@@ -18,7 +18,7 @@ from ..trajectories._trajectory import Trajectory
 from ..viewer._episodes import image_name
 from ._options import ENVIRONMENT, NAMED, OPTION, RENDERER, SPECIFICATION, TOKENIZER, maker, options_of, specification
 from ._output import print_text, writable, write
-from ._typed import HELP, TypingError, read_reply, signatures
+from ._typed_reply import HELP, TypingError, read_reply, signatures
 
 
 class Quit(Exception):
@@ -89,16 +89,25 @@ class Game:
         """
         _, info = self._env.reset(seed=seed)
         print_text(f"{self._env.name}, seed {seed}. You are the model. Type :help to see how to reply.", style="bold")
-        while self._env.trajectory is None:
+        while (trajectory := self._env.trajectory) is None:
             self._show(info)
             action = self._action(info)
             context = self._env.episode.contexts[info["context"]]
             self._shown[context.name] = len(context.messages) + 1  # do not show the reply that was typed
             _, reward, _, _, info = self._env.step(action)
-            _show_outcome(reward, info, is_cut=action.finish_reason == "length")
+            rewards = info["rewards"]
+            named = ", ".join(f"{name} {value:g}" for name, value in rewards.items() if name != "reward")
+            earned = (f"reward {reward:g}" if rewards else "not scored") + (f" ({named})" if named else "")
+            facts = [earned, *(f"{name} {value:g}" for name, value in info["metrics"].items())]
+            facts += ["your reply was too long and was cut"] if action.finish_reason == "length" else []
+            print_text(f"-- {', '.join(facts)}", style="cyan")
         self._show_messages()
-        trajectory = self._env.trajectory
-        _show_end(trajectory)
+        breaks = ", ".join(break_.reason for break_ in trajectory.breaks) or "none"
+        earned = f"{trajectory.reward_text} in {len(trajectory.steps)} steps"
+        print_text(f"The episode is over: {trajectory.stop_reason}, {earned}, breaks: {breaks}.", style="bold")
+        for name, log in trajectory.contexts.items():
+            if log.reward is not None:
+                print_text(f"{name} got the reward {log.reward:g}.")
         return trajectory
 
     def _show(self, info: dict[str, Any]) -> None:
@@ -128,27 +137,23 @@ class Game:
             print_text(f"-- your reply {', and '.join(limits)}", style="dim")
 
     def _show_messages(self) -> None:
-        """Show the new messages of each context."""
+        """Show the new messages of each context, with the names of images between their texts."""
         contexts = self._env.episode.contexts
         for name, context in contexts.items():
             start = min(self._shown.setdefault(name, context.inherited), len(context.messages))
             for message in context.messages[start:]:
                 print_text(f"[{message.role if len(contexts) == 1 else f'{name} · {message.role}'}]", style="bold")
-                self._show_content(message, context)
+                for part in (message.parts or ()) if message.images else ():
+                    if isinstance(part, ImagePart):
+                        vision = context.renderer.vision
+                        tokens = None if vision is None else vision.count(part.data)
+                        facts = {**part.data.reference(), "tokens": tokens}
+                        print_text(f"[{image_name(part.data.sha256, facts)}]", style="magenta")
+                    else:
+                        print_text(part.text)
+                if not message.images:
+                    print_text(_text_of(message))
             self._shown[name] = len(context.messages)
-
-    def _show_content(self, message: Message, context: Context) -> None:
-        """Show a message, with the names of its images between its texts."""
-        if not message.images:
-            print_text(_text_of(message))
-            return
-        for part in message.parts or ():
-            if not isinstance(part, ImagePart):
-                print_text(part.text)
-                continue
-            image, vision = part.data, context.renderer.vision
-            facts = {**image.reference(), "tokens": None if vision is None else vision.count(image)}
-            print_text(f"[{image_name(image.sha256, facts)}]", style="magenta")
 
     def _show_tools(self, context: Context, *, again: bool = False) -> None:
         tools = list(context.tools)
@@ -159,37 +164,29 @@ class Game:
         self._tools[context.name] = tools
 
     def _action(self, info: dict[str, Any]) -> Action:
-        """Read lines until one is a valid reply, and return it as an action."""
+        """Read lines until one is a valid reply; return it as tokens, cut after a stop string and at the maximum."""
+        context = self._env.episode.agent.context
         while True:
             line = _read("> ")
             try:
-                if not line.strip() or self._run_command(line.strip()):
-                    continue
-                reply = read_reply(line, lambda: _read("... "), self._env.episode.agent.context.tools)
-                return self._to_action(reply, info)
+                match line.strip():
+                    case "":
+                        pass
+                    case ":help":
+                        print_text(HELP)
+                    case ":tools":
+                        self._show_tools(context, again=True)
+                    case ":prompt":
+                        print_text(context.renderer.tokenizer.decode(self._env.prompt()))
+                    case ":quit":
+                        raise Quit
+                    case _:
+                        reply = read_reply(line, lambda: _read("... "), context.tools)
+                        policy = ReplyPolicy(self._env, lambda _, reply=reply: reply)
+                        sampling = {name: info[name] for name in ("context", "max_tokens", "stop")}
+                        return policy(self._env.prompt(), **sampling)
             except (TypingError, EnvsdkError) as error:
                 print_text(f"-- {error}", style="red")
-
-    def _run_command(self, line: str) -> bool:
-        """Run a command such as `:help`. Return whether the line is a command."""
-        agent = self._env.episode.agent
-        match line:
-            case ":help":
-                print_text(HELP)
-            case ":tools":
-                self._show_tools(agent.context, again=True)
-            case ":prompt":
-                print_text(agent.context.renderer.tokenizer.decode(self._env.prompt()))
-            case ":quit":
-                raise Quit
-            case _:
-                return False
-        return True
-
-    def _to_action(self, reply: Message, info: dict[str, Any]) -> Action:
-        """Convert a reply to tokens, cut after a stop string and after the maximum number of tokens."""
-        policy = ReplyPolicy(self._env, lambda _: reply)
-        return policy(self._env.prompt(), context=info["context"], max_tokens=info["max_tokens"], stop=info["stop"])
 
 
 def _read(prompt: str) -> str:
@@ -201,26 +198,6 @@ def _read(prompt: str) -> str:
     if not sys.stdin.isatty():
         print_text(line)  # print the line, because a pipe does not echo it
     return line.encode(errors="surrogateescape").decode(errors="replace")
-
-
-def _show_outcome(reward: float, info: dict[str, Any], *, is_cut: bool) -> None:
-    """Show the rewards and metrics of a step."""
-    rewards, metrics = info["rewards"], info["metrics"]
-    named = ", ".join(f"{name} {value:g}" for name, value in rewards.items() if name != "reward")
-    earned = f"reward {reward:g}" if rewards else "not scored"
-    parts = [earned + (f" ({named})" if named else ""), *(f"{name} {value:g}" for name, value in metrics.items())]
-    if is_cut:
-        parts.append("your reply was too long and was cut")
-    print_text(f"-- {', '.join(parts)}", style="cyan")
-
-
-def _show_end(trajectory: Trajectory) -> None:
-    breaks = ", ".join(break_.reason for break_ in trajectory.breaks) or "none"
-    earned = f"{trajectory.reward_text} in {len(trajectory.steps)} steps"
-    print_text(f"The episode is over: {trajectory.stop_reason}, {earned}, breaks: {breaks}.", style="bold")
-    for name, log in trajectory.contexts.items():
-        if log.reward is not None:
-            print_text(f"{name} got the reward {log.reward:g}.")
 
 
 def _text_of(message: Message) -> str:

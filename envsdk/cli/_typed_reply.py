@@ -43,46 +43,41 @@ def read_reply(line: str, more: Callable[[], str], tools: Sequence[ToolSchema]) 
         TypingError: If the reply is not valid.
         EOFError: If `more` raises it, because the input ends before the reply does.
     """
+    calls: list[ToolCall] = []
     if line.strip() == _QUOTES:
-        return _message_of("\n".join(iter(lambda: _inside(more()), None)))
-    lines = [line]
-    while lines[-1].endswith("\\"):
-        lines[-1] = lines[-1][:-1]
-        lines.append(more())
-    if lines[0].startswith("/{"):
-        return _message_from_json("\n".join(lines)[1:])
-    texts = [text.removeprefix("/") for text in lines if not _is_call(text)]
-    return _message_of("\n".join(texts), [_call(text[1:], tools) for text in lines if _is_call(text)])
+        texts: list[str] = []
+        while (text := more()).strip() != _QUOTES:
+            texts.append(text)
+    else:
+        lines = [line]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(more())
+        if lines[0].startswith("/{"):
+            return _message_from_json("\n".join(lines)[1:])
+        is_call = [text.startswith("/") and not text.startswith("//") for text in lines]
+        texts = [text.removeprefix("/") for text, is_one in zip(lines, is_call, strict=True) if not is_one]
+        calls = [_call(text[1:], tools) for text, is_one in zip(lines, is_call, strict=True) if is_one]
+    try:
+        return Message(role="assistant", content="\n".join(texts), tool_calls=tuple(calls))
+    except ValidationError as error:
+        raise TypingError(what_is_invalid(error)) from error
 
 
 def signatures(tools: Sequence[ToolSchema]) -> list[str]:
     """Return lines that show how to call each tool, and what it does."""
     lines: list[str] = []
-    for tool in tools:
-        function = _function(tool)
-        required = function.get("parameters", {}).get("required", ())
-        arguments = [
-            f"{name}=..." if name in required else f"[{name}=...]" for name, _ in _parameters(function).items()
-        ]
+    for function in map(_function, tools):
+        parameters, required = _parameters(function), function.get("parameters", {}).get("required", ())
+        arguments = [f"{name}=..." if name in required else f"[{name}=...]" for name in parameters]
         lines.append(" ".join(["/" + function["name"], *arguments]))
         lines += [f"    {line}" for line in str(function.get("description", "")).splitlines()]
-        lines += [f"    {name}: {_description_of(schema)}" for name, schema in _parameters(function).items()]
+        for name, schema in parameters.items():
+            kind = schema.get("type") or ("one of " + json.dumps(schema["enum"]) if "enum" in schema else "any")
+            default = f" (default {json.dumps(schema['default'])})" if "default" in schema else ""
+            about = ": ".join(filter(None, [str(kind), schema.get("description", "")]))
+            lines.append(f"    {name}: {about}{default}")
     return lines
-
-
-def _inside(line: str) -> str | None:
-    return None if line.strip() == _QUOTES else line
-
-
-def _is_call(line: str) -> bool:
-    return line.startswith("/") and not line.startswith("//")
-
-
-def _message_of(content: str, calls: Sequence[ToolCall] = ()) -> Message:
-    try:
-        return Message(role="assistant", content=content, tool_calls=tuple(calls))
-    except ValidationError as error:
-        raise TypingError(what_is_invalid(error)) from error
 
 
 def _message_from_json(text: str) -> Message:
@@ -148,10 +143,3 @@ def _function(tool: ToolSchema) -> Mapping[str, Any]:
 
 def _parameters(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return function.get("parameters", {}).get("properties", {})
-
-
-def _description_of(schema: Mapping[str, Any]) -> str:
-    """Return the type, the description and the default of a parameter."""
-    kind = schema.get("type") or ("one of " + json.dumps(schema["enum"]) if "enum" in schema else "any")
-    default = f" (default {json.dumps(schema['default'])})" if "default" in schema else ""
-    return ": ".join(filter(None, [str(kind), schema.get("description", "")])) + default
