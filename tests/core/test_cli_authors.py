@@ -24,7 +24,7 @@ from envsdk import Env, Message, Trajectory, Turn, errors
 from envsdk import _registry as registry
 from envsdk.cli import _check as checks
 from envsdk.cli import app
-from envsdk.cli._check import _Printer
+from envsdk.cli._check import printed_checks
 from envsdk.cli._options import options_of
 from envsdk.cli._typed_reply import TypingError, read_reply, signatures
 from envsdk.cli.scaffold import create
@@ -338,12 +338,12 @@ def test_check_prints_each_check_as_it_ends() -> None:
     def look(shown: str) -> None:
         printed.append(shown)
 
-    with _Printer(as_json=False) as shown:
+    with printed_checks(as_json=False) as on_progress:
         for number in range(3):
-            shown.on_progress(f"check {number}", None)
+            on_progress(f"check {number}", None)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(checks, "print_text", lambda text, style="": look(text))
-                shown.on_progress(f"check {number}", EnvCheck(f"check {number}", "PASS"))
+                on_progress(f"check {number}", EnvCheck(f"check {number}", "PASS"))
             assert len(printed) == number + 1
 
 

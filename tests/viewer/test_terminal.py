@@ -270,7 +270,7 @@ def test_tokens_have_ids_texts_masks_roles_and_shades(run_folder):
             assert (int(number), int(in_mask)) == (1, mask[index])
         assert "sampled" in screen(pilot)
         segments = [segment for y in range(HEIGHT) for segment in lines(pilot).render_line(y)]
-        expected = shade(float(trajectory.contexts["main"].logprobs[step.stop - 1])).bgcolor
+        expected = shade(float(trajectory.contexts["main"].logprobs[step.action_start + 1])).bgcolor
         assert any(segment.style and segment.style.bgcolor == expected for segment in segments)
         assert "1 of" in await answer(pilot, "slash", "1")
         assert "is not a number" in await answer(pilot, "slash", "x")

@@ -2,10 +2,10 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
@@ -16,6 +16,7 @@ from ..._visible import on_one_line
 from ...errors import EnvsdkError
 from .._contents import Hit, find
 from .._drawing import DrawnRow, drawing
+from .._json import EpisodeJSON
 from .._ranges import Range
 from .._resources import Resources
 from .._rows import EpisodeRow
@@ -26,6 +27,9 @@ from ._tokens import TokensScreen
 _ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "inherited": "dim"}
 _PART_STYLES = {"reasoning": "dim italic", "call": "blue", "error": "bold red", "note": "dim", "image": "magenta"}
 _DRAWING_STYLES = {"rewrite": "red", "handoff": "cyan", "return": "cyan", "switch": "cyan", "end": "dim"}
+
+NO_EPISODE = cast("EpisodeJSON", {"contexts": [], "steps": []})
+"""What is shown until an episode is read."""
 
 
 class ListedEpisode(NamedTuple):
@@ -94,13 +98,10 @@ class ConversationLines(LineSource):
         ]
         self._starts = [0, *accumulate(map(len, self._lines))]
 
-    def toggle(self, entry: int) -> None:
-        """Open or fold an entry."""
-        self.fold(self._open ^ {entry})
-
-    def toggle_all(self) -> None:
-        """Open all entries, or fold them if all are open."""
-        self.fold(set() if len(self._open) == len(self.entries) else set(range(len(self.entries))))
+    def toggle(self, entry: int | None) -> None:
+        """Open or fold an entry; or with None all of them: fold them if all are open."""
+        every = set(range(len(self.entries)))
+        self.fold(self._open ^ {entry} if entry is not None else every if self._open != every else set())
 
     def entry_at(self, index: int) -> int:
         """Return the index of the entry that a line belongs to."""
@@ -172,7 +173,7 @@ class EpisodeScreen(ViewerScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "app.pop_screen", "Back"),
-        Binding("f", "fold_all", "Fold"),
+        Binding("f", "fold(True)", "Fold"),
         Binding("n", "go('step', 1)", "Step"),
         Binding("N", "go('step', -1)", "Step before", show=False),
         Binding("b", "go('break', 1)", "Break"),
@@ -192,7 +193,7 @@ class EpisodeScreen(ViewerScreen):
         self.source = ConversationLines([], 80)
         super().__init__(self.source)
         self._resources, self._listed, self._index, self._hit = resources, listed, index, hit
-        self._shown: Mapping[str, Any] = {"steps": []}
+        self._shown = NO_EPISODE
         self._searched = "" if hit is None else hit.found.rstrip("…")
 
     def on_mount(self) -> None:
@@ -209,7 +210,7 @@ class EpisodeScreen(ViewerScreen):
             trajectory = await asyncio.to_thread(self._resources.trajectory, run, row.line)
             entries = [*transcript(trajectory, self._shown)]
         except (EnvsdkError, OSError) as error:
-            self._shown, entries = {"steps": []}, list[Entry]()
+            self._shown, entries = NO_EPISODE, list[Entry]()
             self.write("title", str(error), "red")
         else:
             facts = (
@@ -259,15 +260,13 @@ class EpisodeScreen(ViewerScreen):
 
     def on_lines_chosen(self) -> None:
         """Open or fold the entry with the cursor."""
-        entry = self.source.entry_at(self.lines.cursor)
-        self.source.toggle(entry)
-        self.lines.show(self.source, self.source.first_line(entry))
+        self.action_fold(every=False)
 
-    def action_fold_all(self) -> None:
-        """Open all entries, or fold them; the cursor stays in its entry."""
+    def action_fold(self, every: bool) -> None:
+        """Open or fold the entry with the cursor, or all of them; the cursor stays in its entry."""
         if len(self.source):
             entry = self.source.entry_at(self.lines.cursor)
-            self.source.toggle_all()
+            self.source.toggle(None if every else entry)
             self.lines.show(self.source, self.source.first_line(entry))
 
     def action_go(self, what: str, direction: int) -> None:
