@@ -121,7 +121,10 @@ def step_advantages(
     samples = valid_samples(samples)
     values, keys = _returns_of_steps(samples, returns)
     advantages = _over_groups(samples, keys, values, baseline, by_role=by_role)
-    return [_with_steps(sample, own, advantages) for sample, own in zip(samples, keys, strict=True)]
+    return [
+        replace(sample, advantage=per_token(sample, [advantages[key] for key in own]))
+        for sample, own in zip(samples, keys, strict=True)
+    ]
 
 
 def anchor_advantages(
@@ -168,7 +171,7 @@ def anchor_advantages(
     added: list[Sample] = []
     for sample, own in zip(of_contexts, keys, strict=True):
         of_sample = np.asarray(sample.advantage, dtype=np.float64)
-        advantage = of_sample + weight * np.asarray(_with_steps(sample, own, of_steps).advantage, dtype=np.float64)
+        advantage = of_sample + weight * per_token(sample, [of_steps[key] for key in own]).astype(np.float64)
         added.append(replace(sample, advantage=advantage.astype(np.float32)))
     return added
 
@@ -370,11 +373,6 @@ def _returns_of_steps(
         keys.append([(name, step) for step in steps])
         values.update(zip(keys[-1], found[steps].tolist(), strict=True))
     return values, keys
-
-
-def _with_steps(sample: Sample, keys: Sequence[_Key], advantages: Mapping[_Key, float]) -> Sample:
-    """Return a sample with an advantage for each of its steps."""
-    return replace(sample, advantage=per_token(sample, [advantages[key] for key in keys]))
 
 
 def _anchor_of(anchors: Any, trajectory: str, step: Any) -> Hashable:

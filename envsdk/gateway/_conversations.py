@@ -19,11 +19,11 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TypeAlias
 
 from ..messages import Message, ToolSchema
-from ._normalized import Entry, Setting, entry_of, is_edited_reply, is_long, is_quoted, without_stop
+from ._normalized import EVIDENCE, Entry, Setting, entry_of, is_edited_reply, is_quoted, without_stop
 from ._reading import Reading, Replies, read
 from ._requests import ModelReply, ModelRequest, ReceivedMessage
 
@@ -421,17 +421,18 @@ class Conversations:
         fit, whole, keep = Fit(conversation, reading, is_alike=is_same), conversation.record.path, reading.keep
         if conversation.pending or request.role not in (None, conversation.role):
             return fit
+        is_instructed = not request.messages or request.messages[-1].message.role != "tool"
+        may_follow = Setting.of(request).may_replace(conversation.setting, is_instructed=is_instructed)
         if keep == len(whole):  # it extends what is recorded
-            is_own = is_same or is_named or _may_change_setting(conversation, request)
-            return replace(fit, reach=keep) if is_own else fit
+            return replace(fit, reach=keep) if is_same or is_named or may_follow else fit
         changed, head, following = _difference(conversation, reading), whole[-1], reading.path[keep:]
         last = head if head in following else reading.changed.get(head)
         if last in following:  # the last reply is in it, perhaps changed
             reach = reading.path.index(last) + 1
-            is_known = (head in reading.named or last is not head) and _may_change_setting(conversation, request)
+            is_known = (head in reading.named or last is not head) and may_follow
             if is_named or is_known or (is_same and self._is_evidence(whole, reading.path[:reach], keep)):
                 return replace(fit, reach=reach, changed=changed)
-        elif is_same and following and keep == len(whole) - 2 and _is_longer(following[0], whole[keep]):
+        elif is_same and following and keep == len(whole) - 2 and following[0].is_extended(whole[keep]):
             return replace(fit, reach=keep, changed=f"the reply {conversation.position(keep + 1)} was left out")
         elif is_same and following and keep == len(whole) - 1:
             if not following[0].is_assistant:
@@ -445,7 +446,8 @@ class Conversations:
         pairs = takewhile(lambda pair: pair[0].form == pair[1].form, zip(reversed(whole), reversed(path), strict=False))
         run = [entry for entry, _ in pairs]
         is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
-        return (len(run) > 1 or (is_unique and shared > 0)) and is_long(run)
+        texts = (text for entry in run for text in (entry.text, *chain.from_iterable(entry.calls)))
+        return (len(run) > 1 or (is_unique and shared > 0)) and sum(map(len, texts)) >= EVIDENCE
 
     def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
         """Return the conversation of which a request has only a summary, which a side branch of it or itself replied.
@@ -476,7 +478,12 @@ class Conversations:
         """Open a context for a request, based on the conversation with which it shares most."""
         setting = Setting.of(request)
         shared = [fit for fit in fits if fit.shares_history(setting)]
-        best = max(shared, key=lambda fit: _closeness(fit, setting), default=None)
+        best, closest = None, None
+        for fit in shared:  # conversations with the same messages are told apart by their depth and their setting
+            of = fit.conversation
+            closeness = fit.reading.keep, -len(of.bases), setting.is_same(of.setting), of.answered_at
+            if closest is None or closeness > closest:
+                best, closest = fit, closeness
         reading = best.reading if best else read(request, Reading(), self._replies)
         base, keep = (best.conversation, reading.keep) if best else (None, 0)
         kind = "agent"
@@ -516,30 +523,6 @@ class Conversations:
             self._opened[role] = number = self._opened.get(role, 0) + 1
             if (name := f"main/{role}-{number}") not in self._open:
                 return name
-
-
-def _may_change_setting(conversation: ProgramConversation, request: ModelRequest) -> bool:
-    """Return whether a request with another system message or other tools may continue a conversation.
-
-    Both are other in another conversation. Fewer tools and an instruction, or another system message without any tools,
-    are those of a side request, such as for a title.
-    """
-    old, new = conversation.setting, Setting.of(request)
-    if new.has_tools_of(old):
-        return new.has_system_of(old) or bool(new.tools) or new.resembles(old)
-    is_instructed = not request.messages or request.messages[-1].message.role != "tool"
-    return new.has_system_of(old) and bool(new.tools) and (new.extends_tools_of(old) or not is_instructed)
-
-
-def _closeness(fit: Fit, setting: Setting) -> tuple[int, int, bool, int]:
-    """Return how conversations with the same messages are told apart as a base."""
-    base = fit.conversation
-    return fit.reading.keep, -len(base.bases), setting.is_same(base.setting), base.answered_at
-
-
-def _is_longer(sent: Entry, recorded: Entry) -> bool:
-    """Return whether a message is another one to which text was added: programs merge messages of one role."""
-    return sent.form[:-1] == recorded.form[:-1] and sent.text.startswith(recorded.text) and not sent.is_assistant
 
 
 def _difference(conversation: ProgramConversation, reading: Reading) -> str:

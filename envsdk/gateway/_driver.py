@@ -22,14 +22,13 @@ from ..limits import StopReason
 from ..messages import Message, ToolCall
 from ..rendering.renderer import TokenIds, as_given, check_image
 from ._background import background_server
+from ._checks import check_expressible, inexpressible, most_tokens
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
-from ._expressible import check_expressible, inexpressible
-from ._fitting import most_tokens
 from ._live import LiveReply
 from ._programs import CommandProgram, Endpoint, Program, ThreadProgram
 from ._requests import ModelReply, ModelRequest
-from ._session import Asked, Ended, ProgramSession, until_done
+from ._session import PendingRequest, ProgramEnd, ProgramSession, until_done
 
 _REMEMBERED = 64
 """How many answers are kept for a program that did not get them, and asks again."""
@@ -42,7 +41,7 @@ _OVER = RequestError("the episode is over", 400, "episode_over")
 
 
 @dataclass(frozen=True, slots=True)
-class _Full:
+class FullContext:
     """A request that was refused because it did not fit into its context, since the last one that was answered."""
 
     turn: Turn
@@ -59,8 +58,8 @@ class ProgramDriver(Driver):
     def __init__(self, *given: Any) -> None:
         self._session: ProgramSession | None = None
         self._program: Program | None = None
-        self._asked: Asked | None = None  # the request that is being answered
-        self._placed: deque[tuple[Asked, Turn]] = deque()  # requests whose turns come next
+        self._asked: PendingRequest | None = None  # the request that is being answered
+        self._placed: deque[tuple[PendingRequest, Turn]] = deque()  # requests whose turns come next
         self._why_not_sampled: Callable[[str, str, Any], str | None] | None = None
         super().__init__(*given)
 
@@ -85,11 +84,11 @@ class ProgramDriver(Driver):
         self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
         self._ids = 0
         self._forget_reply()
-        self._full: _Full | None = None
+        self._full: FullContext | None = None
         self._session = self.new_session()
         self.open_session(self._session)
         turn = await self._next()
-        if not isinstance(turn, Ended):
+        if not isinstance(turn, ProgramEnd):
             return turn
         if self._full is not None:
             return self._full.turn
@@ -120,7 +119,7 @@ class ProgramDriver(Driver):
         self._replies.append(self._outer_reply(reply))
         if len(self._replies) < asked.request.n and self._limit() is None and not self._is_given_up:
             self._go_on()
-            return self._branch(asked.request)
+            return self._turn_of(asked.request, self._conversations.branch(asked.request))
         replies, self._replies, self._asked = self._replies, [], None
         self._conversations.answer(asked.request, replies)
         if not self._is_given_up:
@@ -129,7 +128,14 @@ class ProgramDriver(Driver):
             self._answers.popitem(last=False)
         asked.answer(replies)
         turn = await self._next()
-        return self._last_turn(turn) if isinstance(turn, Ended) else turn
+        if not isinstance(turn, ProgramEnd):
+            return turn
+        self.running.full = None if self._full is None else self._full.reason
+        is_limited, outcome = self.running.limit_now() is not None, turn.outcome
+        if isinstance(outcome, Turn):
+            outcome.terminated = not (is_limited or outcome.truncated)
+            return outcome
+        return Turn(reward=cast("float | Mapping[str, float] | None", outcome), terminated=not is_limited)
 
     def new_session(self) -> ProgramSession:
         """Return the session of an episode."""
@@ -146,13 +152,13 @@ class ProgramDriver(Driver):
             seed=self.running_episode.seed,
         )
         if self.env.command is None and self.env.has_run:
-            self._program = ThreadProgram(lambda: self.env.run(endpoint), session.end)
+            self._program = ThreadProgram(lambda: self.env.run(endpoint), session.put)
         else:
             environ = endpoint.environ()
             if self.env.task is not None:
                 environ["ENVSDK_TASK"] = json.dumps(task_as_json(self.env.task), default=str)
             self._program = CommandProgram(
-                lambda: self.env.command, self.env.prepare, self.env.score, environ, session.end, session.id
+                lambda: self.env.command, self.env.prepare, self.env.score, environ, session.put, session.id
             )
 
     def end_program(self, error: RequestError = _OVER) -> None:
@@ -200,8 +206,8 @@ class ProgramDriver(Driver):
             context = self.running.context
             reader, events = context.read_reply()
             message = Message(role="assistant")
-            on_piece(ModelReply(self._reply_id(), message, "stop", prompt_tokens=len(context), tokens=()))
-            self._live = LiveReply(reader, events, on_piece, asked.request.stop, self._call_id)
+            on_piece(ModelReply(self._id(), message, "stop", prompt_tokens=len(context), tokens=()))
+            self._live = LiveReply(reader, events, on_piece, asked.request.stop, self._id)
         live = self._live
 
         def hear(tokens: TokenIds) -> bool:
@@ -223,10 +229,10 @@ class ProgramDriver(Driver):
         assert asked is not None
         while session is not None and not self._placed:
             event = await session.next()
-            if isinstance(event, Asked) and event.request.repeats(asked.request):
+            if isinstance(event, PendingRequest) and event.request.repeats(asked.request):
                 self._asked = replace(event, request=asked.request)
                 return True
-            if not isinstance(event, Asked) or not event.is_abandoned:
+            if not isinstance(event, PendingRequest) or not event.is_abandoned:
                 session.put_back(event)
                 break
         self._is_given_up = True
@@ -238,7 +244,7 @@ class ProgramDriver(Driver):
 
     # Requests.
 
-    async def _next(self) -> Turn | Ended:
+    async def _next(self) -> Turn | ProgramEnd:
         """Wait for the turn of the next request that needs a reply, or for the program's end."""
         session, program = self._session, self._program
         assert session is not None
@@ -254,8 +260,8 @@ class ProgramDriver(Driver):
                 async with asyncio.timeout_at(deadline):
                     event = await session.next()
             except TimeoutError:
-                return Ended()
-            if isinstance(event, Ended):
+                return ProgramEnd()
+            if isinstance(event, ProgramEnd):
                 if event.error is not None and limit is None and self._full is None:
                     raise event.error
                 return event
@@ -281,8 +287,10 @@ class ProgramDriver(Driver):
         waiting = [asked.request, *(placed.request for placed, _ in self._placed)]
         while True:
             event = await session.next()
-            is_new = isinstance(event, Asked) and not any(event.request.repeats(request) for request in waiting)
-            if not isinstance(event, Asked) or not is_new or session.has_cut or self._limit() is not None:
+            is_new = isinstance(event, PendingRequest) and not any(
+                event.request.repeats(request) for request in waiting
+            )
+            if not isinstance(event, PendingRequest) or not is_new or session.has_cut or self._limit() is not None:
                 session.put_back(event)
                 return
             if not event.is_abandoned and (turn := self._turn(event, ())) is not None:
@@ -290,14 +298,14 @@ class ProgramDriver(Driver):
                 waiting.append(event.request)
                 yield turn
 
-    def _taken(self, asked: Asked, turn: Turn) -> Turn:
+    def _taken(self, asked: PendingRequest, turn: Turn) -> Turn:
         """Take the turn of a request, which is answered next."""
         self._asked = asked
         self._forget_reply()
         self._go_on()
         return turn
 
-    def _turn(self, asked: Asked, cut: Sequence[ModelRequest]) -> Turn | None:
+    def _turn(self, asked: PendingRequest, cut: Sequence[ModelRequest]) -> Turn | None:
         """Return the turn of a request; None if it is answered already: it was answered before, or is refused.
 
         Args:
@@ -314,9 +322,7 @@ class ProgramDriver(Driver):
             return None
         turn = self._turn_of(asked.request, placed)
         try:
-            self._check_sampling(placed, turn.sampling)
-            check_expressible(self.renderer, placed, turn.messages, self.running.contexts)
-            self._check_room(placed, turn)
+            self._check(placed, turn)
         except RequestError as error:
             self._conversations.fail(asked.request)
             asked.refuse(error)
@@ -340,39 +346,33 @@ class ProgramDriver(Driver):
         if self.running.cut == StopReason.MAX_CONTEXT_TOKENS:
             self.running.cut = None
 
-    def _check_sampling(self, placed: Continues | Opens, sampling: Mapping[str, Any]) -> None:
-        """Check that the policy honors the parameters of a request; those of the environment are the author's.
+    def _check(self, placed: Continues | Opens, turn: Turn) -> None:
+        """Check that a request can be answered.
 
         Raises:
-            RequestError: If it does not. The error names the field.
+            RequestError: If the policy does not honor a parameter (the error names the field; those of the environment
+                are the author's), the model family cannot express it, or it leaves no room for a reply in its context.
         """
         role = placed.role if isinstance(placed, Opens) else self.running.contexts[placed.context].role
-        if self._why_not_sampled is None or self.env.sampling is not None:
-            return
-        for name, value in sampling.items():
-            if (why := self._why_not_sampled(role, name, value)) is not None:
-                raise RequestError(f"{name}: {why}", field=name)
-
-    def _check_room(self, placed: Continues | Opens, turn: Turn) -> None:
-        """Check that a request leaves room for a reply in its context.
-
-        Raises:
-            RequestError: If it does not.
-        """
+        if self._why_not_sampled is not None and self.env.sampling is None:
+            for name, value in turn.sampling.items():
+                if (why := self._why_not_sampled(role, name, value)) is not None:
+                    raise RequestError(f"{name}: {why}", field=name)
+        check_expressible(self.renderer, placed, turn.messages, self.running.contexts)
         longest = [self.running.limits.max_context_tokens, self.history.full_beyond]
         limit = min((tokens for tokens in longest if tokens is not None), default=None)
         if limit is None or most_tokens(placed, turn, self.running.contexts, self.renderer) < limit:
             return
         reason = self.running_episode.why_full(self.running, turn)
         if reason is not None:
-            self._full = _Full(turn, reason, 1 if self._full is None else self._full.times + 1)
+            self._full = FullContext(turn, reason, 1 if self._full is None else self._full.times + 1)
             text = f"This model's maximum context length is {limit} tokens; the messages leave no room for a reply"
             raise _at_limit(text, reason)
 
-    def _branch(self, request: ModelRequest) -> Turn:
-        return self._turn_of(request, self._conversations.branch(request))
-
     def _turn_of(self, request: ModelRequest, placed: Continues | Opens) -> Turn:
+        def has_system(context: str) -> bool:
+            return self.running.contexts[context].conversation[0].role == "system"
+
         options: dict[str, Any] = {
             "system": placed.system,
             "tools": placed.tools,
@@ -384,7 +384,7 @@ class ProgramDriver(Driver):
         }
         if isinstance(placed, Opens):
             roles, base = self.env.trainable_roles, placed.base
-            leaves_system = base is not None and placed.system is None and self._has_system(base)
+            leaves_system = base is not None and placed.system is None and has_system(base)
             options["opening"] = Opening(
                 placed.role,
                 base,
@@ -393,26 +393,13 @@ class ProgramDriver(Driver):
                 is_trainable=roles is None or placed.role in roles,
                 start=int(leaves_system),
             )
-        elif placed.system == "" and self._has_system(placed.context):
+        elif placed.system == "" and has_system(placed.context):
             keep = len(self.running.contexts[placed.context].conversation) - 1 if placed.keep is None else placed.keep
             changed = "; ".join(text for text in ("the system message was left out", placed.changed) if text)
             options |= {"system": None, "edit": Edit(keep + 1, changed, start=1)}
         elif placed.keep is not None:
             options["edit"] = Edit(placed.keep, placed.changed)
         return Turn([self._inner_message(message) for message in placed.messages], **options)
-
-    def _has_system(self, context: str) -> bool:
-        return self.running.contexts[context].conversation[0].role == "system"
-
-    def _last_turn(self, ended: Ended) -> Turn:
-        outcome = ended.outcome
-        self.running.full = None if self._full is None else self._full.reason
-        is_limited = self.running.limit_now() is not None
-        if isinstance(outcome, Turn):
-            outcome.terminated = not (is_limited or outcome.truncated)
-            return outcome
-        reward = cast("float | Mapping[str, float] | None", outcome)
-        return Turn(reward=reward, terminated=not is_limited)
 
     def _role_of(self, messages: Sequence[Message]) -> str | None:
         role = self.env.role_of(messages)
@@ -421,22 +408,22 @@ class ProgramDriver(Driver):
     # Messages: the program knows a reply by the ids of the gateway, the context by those of the model family.
 
     def _inner_message(self, message: Message) -> Message:
+        def inner_id(outer: str | None, name: str | None) -> str | None:
+            """Return the id of a call in its context; that of the program for a call that it renamed."""
+            call = self._calls.get(outer or "")
+            return outer if call is None or call.name != name else call.id
+
         known = self._inner.get(id(message))
         if known is not None:
             return known[1]
         inner = as_given(self.renderer, message)
         if message.role == "tool":
-            inner = inner.model_copy(update={"tool_call_id": self._inner_id(message.tool_call_id, message.name)})
+            inner = inner.model_copy(update={"tool_call_id": inner_id(message.tool_call_id, message.name)})
         elif message.tool_calls:  # a reply that the program changed, or wrote
-            calls = [call.model_copy(update={"id": self._inner_id(call.id, call.name)}) for call in message.tool_calls]
+            calls = [call.model_copy(update={"id": inner_id(call.id, call.name)}) for call in message.tool_calls]
             inner = inner.model_copy(update={"tool_calls": tuple(calls)})
         self._inner[id(message)] = message, inner
         return inner
-
-    def _inner_id(self, outer: str | None, name: str | None) -> str | None:
-        """Return the id of a call in its context; that of the program for a call that it renamed."""
-        call = self._calls.get(outer or "")
-        return outer if call is None or call.name != name else call.id
 
     def _outer_reply(self, reply: Message) -> ModelReply:
         agent = self.running
@@ -449,17 +436,20 @@ class ProgramDriver(Driver):
             if not call.name:
                 texts.append(call.raw if call.raw is not None else str(call.arguments))
                 continue
-            outer = ToolCall(name=call.name, arguments=call.arguments, id=self._call_id(len(calls)))
+            outer = ToolCall(name=call.name, arguments=call.arguments, id=self._id(len(calls)))
             self._calls[str(outer.id)] = call
             calls.append(outer)
-        content, stop = _until_stop("\n".join(text for text in texts if text), asked.request.stop)
+        content = "\n".join(text for text in texts if text)
+        found = [(at, stop) for stop in asked.request.stop if (at := content.find(stop)) >= 0]
+        end, stop = min(found, default=(None, None))  # as servers do, without the stop string
+        content = content[:end]
         message = Message(role="assistant", content=content, reasoning=recorded.reasoning, tool_calls=tuple(calls))
         self._inner[id(message)] = message, recorded
         tokens = context.log_tokens.copy(step.action_start, step.stop)
         logprobs = context.log_logprobs.copy(step.action_start, step.stop)
         is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
         decode = context.renderer.tokenizer.token_bytes
-        reply_id = self._reply_id()
+        reply_id = self._id()
         self._forget_reply()
         return ModelReply(
             id=reply_id,
@@ -476,24 +466,20 @@ class ProgramDriver(Driver):
         """Forget what was issued for a reply: the next one begins."""
         self._is_given_up = False
         self._live: LiveReply | None = None
-        self._id_of_reply: str | None = None
-        self._ids_of_calls: list[str] = []
+        self._issued: list[str] = []  # the id of the reply, and those of its calls
 
-    def _reply_id(self) -> str:
-        """Return the id of the reply that is sampled, or that was."""
-        self._id_of_reply = self._id_of_reply or self._new_id("reply")
-        return self._id_of_reply
+    def _id(self, call: int | None = None) -> str:
+        """Return the id of the reply that is sampled, or that was, or of one of its calls.
 
-    def _call_id(self, index: int) -> str:
-        """Return the id of one of its calls."""
-        self._reply_id()  # the ids are the same whether the reply is streamed or not
-        while len(self._ids_of_calls) <= index:
-            self._ids_of_calls.append(self._new_id("call"))
-        return self._ids_of_calls[index]
-
-    def _new_id(self, kind: str) -> str:
-        self._ids += 1
-        return f"{kind}_{hashlib.sha256(f'{self._salt} {self._ids}'.encode()).hexdigest()[:24]}"
+        The ids are the same whether the reply is streamed or not.
+        """
+        index = 0 if call is None else call + 1
+        while len(self._issued) <= index:
+            self._ids += 1
+            kind = "call" if self._issued else "reply"
+            digest = hashlib.sha256(f"{self._salt} {self._ids}".encode()).hexdigest()
+            self._issued.append(f"{kind}_{digest[:24]}")
+        return self._issued[index]
 
     def count_tokens(self, request: ModelRequest) -> int:
         """Return how many tokens the prompt of a request has, if it were the first.
@@ -527,9 +513,3 @@ def failure(error: BaseException, *, is_of_policy: bool) -> RequestError:
     if is_of_policy and isinstance(error, Exception):
         return Refusal(502, "policy_failed", "the policy failed", _NO_RETRY)
     return Refusal(500, "episode_failed", "the episode failed", _NO_RETRY)
-
-
-def _until_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """Return a text without the stop string that ended it, as servers do, and that string."""
-    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    return (text[: min(found)[0]], min(found)[1]) if found else (text, None)

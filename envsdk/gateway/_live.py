@@ -42,28 +42,22 @@ class LiveReply:
         self._give(self._reader.feed(tokens))
 
     def _give(self, events: Iterable[ReplyEvent]) -> None:
+        """Give the program what was read, without text that may belong to a stop string.
+
+        The text of a call that cannot be read is content, at the end of the reply.
+        """
         for event in events:
             if isinstance(event, ReasoningText):
                 self._on_piece(event)
-            elif isinstance(event, ContentText):
-                self._give_content(event.text)
             elif isinstance(event, CallEnded) and event.call.name:
-                self._give_call(event.call)
-
-    def _give_call(self, call: ToolCall) -> None:
-        """Give a call; the text of one that cannot be read is content, at the end of the reply."""
-        outer = ToolCall(name=call.name, arguments=call.arguments, id=self._call_id(self._calls))
-        self._on_piece(CallEnded(self._calls, outer))
-        self._calls += 1
-
-    def _give_content(self, text: str) -> None:
-        """Give content, without what may belong to a stop string."""
-        if self._is_stopped:
-            return
-        text = self._held + text
-        found: list[int] = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        self._is_stopped = bool(found)
-        end = min([*found, max(0, len(text) - self._held_length)])
-        self._held = text[end:]
-        if end:
-            self._on_piece(ContentText(text[:end]))
+                call = ToolCall(name=event.call.name, arguments=event.call.arguments, id=self._call_id(self._calls))
+                self._on_piece(CallEnded(self._calls, call))
+                self._calls += 1
+            elif isinstance(event, ContentText) and not self._is_stopped:
+                text = self._held + event.text
+                found: list[int] = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+                self._is_stopped = bool(found)
+                end = min([*found, max(0, len(text) - self._held_length)])
+                self._held = text[end:]
+                if end:
+                    self._on_piece(ContentText(text[:end]))

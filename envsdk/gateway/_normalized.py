@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import takewhile
 from typing import Any, TypeAlias, cast
 
 from ..messages import ImagePart, Message, ToolCall, ToolSchema
@@ -23,12 +23,11 @@ Call: TypeAlias = tuple[str, str]
 """A call's name, and its arguments as JSON in one form."""
 
 _CODE_CALL = "\nCalling tools:\n"
-_ID = re.compile(r"[A-Za-z0-9_-]{6,}")
 _WORD = re.compile(r"\w{3,}")
 _TAG = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>|\[(\w*think\w*)\]", re.IGNORECASE)
 _TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
 _INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens in a text
-_EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
+EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
 
 
 @dataclass(eq=False, slots=True)
@@ -55,6 +54,11 @@ class Entry:
         """The text, without white space at its ends."""
         return cast("str", self.form[-1])
 
+    def is_extended(self, other: "Entry") -> bool:
+        """Return whether it is another message of the program with text added: programs merge messages of one role."""
+        is_same = self.form[:-1] == other.form[:-1] and not self.is_assistant
+        return is_same and self.text.startswith(other.text)
+
     @property
     def is_assistant(self) -> bool:
         """Whether the assistant is its author."""
@@ -74,24 +78,17 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
         text = _INVISIBLE.sub("", text).strip()
         calls = tuple(call_form(call) for call in message.tool_calls)
         return Entry(message, ("assistant", calls, text), calls, _split_reasoning(text, tags), reply)
-    if message.role == "tool":
-        return Entry(message, ("tool", message.tool_call_id, message.name, _images_of(message), text))
-    role = "user" if message.role == "user" else "system"
-    return Entry(message, (role, message.name, _images_of(message), text))
-
-
-def _images_of(message: Message) -> tuple[tuple[str, int], ...]:
-    """Return the hash of each image, and how many characters that are not white space come before it."""
-    if not message.images:
-        return ()
-    found: list[tuple[str, int]] = []
+    images: list[tuple[str, int]] = []  # the hash of each, and how many characters without white space come before it
     before = 0
-    for part in message.parts or ():
+    for part in message.parts or () if message.images else ():
         if isinstance(part, ImagePart):
-            found.append((part.data.sha256, before))
+            images.append((part.data.sha256, before))
         else:
             before += len("".join(part.text.split()))
-    return tuple(found)
+    if message.role == "tool":
+        return Entry(message, ("tool", message.tool_call_id, message.name, tuple(images), text))
+    role = "user" if message.role == "user" else "system"
+    return Entry(message, (role, message.name, tuple(images), text))
 
 
 def call_form(call: ToolCall) -> Call:
@@ -120,9 +117,20 @@ def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> b
     """
     if not has_same_reasoning(sent, recorded):
         return False
+    calls = recorded.message.tool_calls
     reasoning, rest = sent.tagged
     is_own = reasoning in ("", (recorded.message.reasoning or "").strip())
-    return any(_says_the_same(text, sent, recorded, stop) for text in (sent.text, *([rest] if is_own else [])))
+    for text in (sent.text, *([rest] if is_own else [])):
+        if calls and not sent.calls:
+            written = sorted(_written_calls(text.removeprefix(recorded.text)), key=call_form)  # as their results came
+            is_same = text.startswith(recorded.text) and _are_same_calls(written, sorted(calls, key=call_form))
+        else:
+            own = _without_own_code(text)
+            has_text = recorded.text in (text, own, without_stop(own, stop))
+            is_same = has_text and _are_same_calls(sent.message.tool_calls, calls)
+        if is_same:
+            return True
+    return False
 
 
 def has_same_reasoning(sent: Entry, recorded: Entry) -> bool:
@@ -133,17 +141,6 @@ def has_same_reasoning(sent: Entry, recorded: Entry) -> bool:
     texts = [_INVISIBLE.sub("", entry.message.reasoning or "") for entry in (recorded, sent)]
     whole, end = ("".join(text.split()) for text in texts)
     return whole.endswith(end)
-
-
-def _says_the_same(text: str, sent: Entry, recorded: Entry, stop: Collection[str]) -> bool:
-    calls = recorded.message.tool_calls
-    if calls and not sent.calls:
-        written = _written_calls(text.removeprefix(recorded.text))  # in the order in which their results came
-        return text.startswith(recorded.text) and _are_same(
-            sorted(written, key=call_form), sorted(calls, key=call_form)
-        )
-    own = _without_own_code(text)
-    return recorded.text in (text, own, without_stop(own, stop)) and _are_same(sent.message.tool_calls, calls)
 
 
 def _split_reasoning(text: str, tags: tuple[str, str] | None) -> tuple[str, str]:
@@ -158,20 +155,17 @@ def _split_reasoning(text: str, tags: tuple[str, str] | None) -> tuple[str, str]
     return reasoning.strip(), rest.strip()
 
 
-def _are_same(sent: Sequence[ToolCall], recorded: Sequence[ToolCall]) -> bool:
-    return len(sent) == len(recorded) and all(map(_is_same_call, sent, recorded))
-
-
-def _is_same_call(sent: ToolCall, recorded: ToolCall) -> bool:
-    """Return whether a call is the recorded one. Programs replace arguments that are not the JSON of an object."""
-    forms: list[Any] = [recorded.arguments]
-    if isinstance(recorded.arguments, str):
-        forms += [{}, {INVALID_JSON: recorded.arguments}]
-        with contextlib.suppress(ValueError, RecursionError):
-            forms.append(json.loads(recorded.arguments))  # a key comes twice, or a number is not JSON's
-    return call_form(sent) in [
-        call_form(ToolCall.model_construct(name=recorded.name, arguments=form)) for form in forms
-    ]
+def _are_same_calls(sent: Sequence[ToolCall], recorded: Sequence[ToolCall]) -> bool:
+    """Return whether calls are the recorded ones. Programs replace arguments that are not the JSON of an object."""
+    for call, known in zip(sent, recorded, strict=False):
+        forms: list[Any] = [known.arguments]
+        if isinstance(known.arguments, str):
+            forms += [{}, {INVALID_JSON: known.arguments}]
+            with contextlib.suppress(ValueError, RecursionError):
+                forms.append(json.loads(known.arguments))  # a key comes twice, or a number is not JSON's
+        if call_form(call) not in [call_form(ToolCall.model_construct(name=known.name, arguments=f)) for f in forms]:
+            return False
+    return len(sent) == len(recorded)
 
 
 def _written_calls(text: str) -> Sequence[ToolCall]:
@@ -209,21 +203,10 @@ def is_edited_reply(sent: Entry, recorded: Entry) -> bool:
     return bool((texts[0] and texts[0] in texts[1]) or set(sent.calls) & set(recorded.calls))
 
 
-def ids_in(text: str) -> list[str]:
-    """Return everything in a text that may be an id."""
-    return _ID.findall(text)
-
-
 def is_quoted(reply: Entry, texts: Sequence[str]) -> bool:
     """Return whether texts contain the longest line of a reply. Programs remove the tags around a summary."""
     longest = max((piece.strip() for piece in _TAG_OR_LINE.split(reply.text)), key=len)
-    return len(longest) >= _EVIDENCE and any(longest in text for text in texts)
-
-
-def is_long(entries: Sequence[Entry]) -> bool:
-    """Return whether messages have together more text and calls than two conversations have in common by chance."""
-    texts = (text for entry in entries for text in (entry.text, *chain.from_iterable(entry.calls)))
-    return sum(map(len, texts)) >= _EVIDENCE
+    return len(longest) >= EVIDENCE and any(longest in text for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,19 +238,24 @@ class Setting:
         """Return whether the tools are the same, in any order."""
         return self.tools == other.tools or _by_name(self.tools) == _by_name(other.tools)
 
-    def extends_tools_of(self, other: "Setting") -> bool:
-        """Return whether all tools of the other are among the tools, by their names."""
-        return _by_name(self.tools).keys() >= _by_name(other.tools).keys()
+    def may_replace(self, other: "Setting", *, is_instructed: bool) -> bool:
+        """Return whether a request with this setting may continue a conversation with another one.
 
-    def resembles(self, other: "Setting") -> bool:
-        """Return whether one system message may be an edit of the other: they share half of their text."""
+        Both the system message and the tools are other in another conversation. Fewer tools and an instruction, or
+        another system message without any tools, are those of a side request, such as for a title.
+
+        Args:
+            other: The setting of the conversation.
+            is_instructed: Whether the request ends with a message of the program that is not a result.
+        """
+        if not self.has_tools_of(other):
+            has_all = _by_name(self.tools).keys() >= _by_name(other.tools).keys()
+            return self.has_system_of(other) and bool(self.tools) and (has_all or not is_instructed)
         short, long = sorted((self.system or "", other.system or ""), key=len)
-        return 2 * (_shared(short, long) + _shared(short[::-1], long[::-1])) >= len(long) > 0
+        ends = (zip(short, long, strict=False), zip(reversed(short), reversed(long), strict=False))
+        shared = sum(len(list(takewhile(lambda pair: pair[0] == pair[1], end))) for end in ends)
+        return self.has_system_of(other) or bool(self.tools) or 2 * shared >= len(long) > 0  # they share half
 
 
 def _by_name(tools: Sequence[ToolSchema]) -> dict[Any, ToolSchema]:
     return {tool.get("function", tool).get("name"): tool for tool in tools}
-
-
-def _shared(one: str, other: str) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -26,7 +26,7 @@ from ..rollouts._run_folder import RunFolder
 from ..trajectories._trajectory import Trajectory
 from ._driver import ProgramDriver, failure
 from ._program import ProgramEnv
-from ._session import Ended, ProgramSession
+from ._session import ProgramEnd, ProgramSession
 
 NAME = "envsdk gateway"
 
@@ -217,7 +217,7 @@ class PlayedSessions:
             session.close(RequestError("the session is closed", 400, "session_closed"))
             return None
         is_closed = reason == "closed"
-        session.end(Ended(Turn(reward=opened.rewards or None, terminated=is_closed, truncated=not is_closed)))
+        session.put(ProgramEnd(Turn(reward=opened.rewards or None, terminated=is_closed, truncated=not is_closed)))
         await asyncio.wait({playing}, timeout=self._close_timeout_s)
         if not playing.done():
             opened.is_late = True

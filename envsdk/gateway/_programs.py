@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol, cast
 
 from ..errors import ConfigError
-from ._session import Ended
+from ._session import ProgramEnd
 
 _MARK = "ENVSDK_SESSION"
 _KEPT_OUTPUT = 1_000_000
@@ -93,7 +93,7 @@ class ThreadProgram:
         ended: What is called when it has ended.
     """
 
-    def __init__(self, function: Callable[[], Any], ended: Callable[[Ended], None]) -> None:
+    def __init__(self, function: Callable[[], Any], ended: Callable[[ProgramEnd], None]) -> None:
         self._function, self._ended = function, ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -110,18 +110,18 @@ class ThreadProgram:
                 loop.call_soon_threadsafe(task.cancel)
 
     def _run(self) -> None:
+        async def awaited(outcome: Any) -> Any:
+            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+            return await outcome
+
         try:
             outcome = self._function()
             if inspect.isawaitable(outcome):
-                outcome = asyncio.run(self._awaited(outcome))
+                outcome = asyncio.run(awaited(outcome))
         except BaseException as error:  # the environment raises it
-            self._ended(Ended(error=error))
+            self._ended(ProgramEnd(error=error))
         else:
-            self._ended(Ended(outcome))
-
-    async def _awaited(self, outcome: Any) -> Any:
-        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        return await outcome
+            self._ended(ProgramEnd(outcome))
 
 
 class CommandProgram:
@@ -141,7 +141,7 @@ class CommandProgram:
         prepare: Callable[[Path], None],
         score: Callable[[ProgramResult], Any],
         environ: Mapping[str, str],
-        ended: Callable[[Ended], None],
+        ended: Callable[[ProgramEnd], None],
         mark: str,
     ) -> None:
         self._command, self._prepare, self._score, self._ended = command, prepare, score, ended
@@ -169,16 +169,21 @@ class CommandProgram:
             result = self._result(folder)
             outcome = None if self._is_killed.is_set() else self._score(result)
         except BaseException as error:  # the environment raises it
-            self._ended(Ended(error=error))
+            self._ended(ProgramEnd(error=error))
         else:
-            self._ended(Ended(outcome))
+            self._ended(ProgramEnd(outcome))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _result(self, folder: Path) -> ProgramResult:
+        command = self._command()
+        if command is None:
+            raise ConfigError("there is nothing to run: write run(), or set command, at the latest in prepare()")
+        if isinstance(command, str) or not command or not all(map(_is_argument, command)):
+            raise ConfigError(f"command is {command!r:.80}; expected a list: the program and its arguments")
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(
-                _checked(self._command()),
+                [os.fspath(part) for part in cast("list[str]", command)],
                 cwd=folder,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
@@ -191,44 +196,35 @@ class CommandProgram:
                     pass
                 was_stopped = process.poll() is None
             finally:
-                end_processes(process, self._mark)
-            return ProgramResult(None if was_stopped else process.returncode, _end(stdout), _end(stderr), folder)
+                _end_processes(process, self._mark)
+            for file in (stdout, stderr):
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _KEPT_OUTPUT))
+            written, errors = (file.read().decode(errors="replace") for file in (stdout, stderr))
+            return ProgramResult(None if was_stopped else process.returncode, written, errors, folder)
 
 
-def _checked(command: Any) -> list[str]:
-    if command is None:
-        raise ConfigError("there is nothing to run: write run(), or set command, at the latest in prepare()")
-    if isinstance(command, str) or not command or not all(isinstance(part, (str, os.PathLike)) for part in command):
-        raise ConfigError(f"command is {command!r:.80}; expected a list: the program and its arguments")
-    return [os.fspath(part) for part in command]
+def _is_argument(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
 
 
-def _end(file: IO[bytes]) -> str:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _KEPT_OUTPUT))
-    return file.read().decode(errors="replace")
-
-
-def end_processes(process: "subprocess.Popen[bytes]", mark: str) -> None:
+def _end_processes(process: "subprocess.Popen[bytes]", mark: str) -> None:
     """End a process and everything that it started: with SIGTERM, and soon after with SIGKILL.
 
     Processes that left its session are found by the environment variable that they inherited, where `/proc` is there.
     """
+    entry = f"{_MARK}={mark}".encode()
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + (1.0 if number == signal.SIGTERM else _END_S)
-        while (left := _left(process, mark)) and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            left = {process.pid} if process.poll() is None else set[int]()
+            for folder in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    if entry in (folder / "environ").read_bytes().split(b"\0"):
+                        left.add(int(folder.name))
+            if not left:
+                break
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
             time.sleep(_LOOK_S)
     process.wait()
-
-
-def _left(process: "subprocess.Popen[bytes]", mark: str) -> list[int]:
-    own = [process.pid] if process.poll() is None else []
-    entry = f"{_MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if entry in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != process.pid:
-                own.append(int(folder.name))
-    return own

@@ -3,14 +3,17 @@
 What was the same JSON in the conversation's last request is neither normalized nor compared again.
 """
 
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 
 from ..messages import Message, ToolCall
-from ._normalized import Entry, Form, entry_of, has_same_reasoning, ids_in, is_same_reply
+from ._normalized import Entry, Form, entry_of, has_same_reasoning, is_same_reply
 from ._requests import ModelRequest, ReceivedMessage
+
+_ID = re.compile(r"[A-Za-z0-9_-]{6,}")  # what may be an id in a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Replies:
         """Return the only reply whose calls are written with their ids into the text, each of them once."""
         if message.tool_calls:
             return None
-        found = [name for name in ids_in(message.content) if name in self._by_id]
+        found = [name for name in _ID.findall(message.content) if name in self._by_id]
         entry = self.get(found[0]) if found else None
         return entry if entry and sorted(found) == sorted(call.id or "" for call in entry.message.tool_calls) else None
 

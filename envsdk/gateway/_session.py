@@ -8,17 +8,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import RequestError, message_of
 from ..images import Image
 from ._requests import ModelReply, ModelRequest
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class PendingRequest:
     """A request that waits for its replies."""
 
     request: ModelRequest
@@ -41,7 +39,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramEnd:
     """The end of a program.
 
     Attributes:
@@ -79,8 +77,8 @@ class ProgramSession:
         self.refused, self.refusal = 0, ""
         self.role, self.check_image, self._count_tokens = role, check_image, count_tokens
         self._lock = threading.Lock()
-        self._events: deque[Asked | Ended] = deque()
-        self._waiting: Future[Asked | Ended] | None = None
+        self._events: deque[PendingRequest | ProgramEnd] = deque()
+        self._waiting: Future[PendingRequest | ProgramEnd] | None = None
         self._closed: RequestError | None = None
         self._cut: list[ModelRequest] = []
 
@@ -93,9 +91,9 @@ class ProgramSession:
             RequestError: If the episode is over, or ends before the reply.
         """
         self.was_asked = True
-        asked = Asked(request)
-        self._put(asked)
-        return await result_of(asked.replies)
+        asked = PendingRequest(request)
+        self.put(asked)
+        return await asyncio.wrap_future(asked.replies)
 
     def abandon(self, request: ModelRequest) -> None:
         """Note that the client has gone, before it had the whole answer. If it still waits, `ask` is cancelled, too."""
@@ -112,26 +110,36 @@ class ProgramSession:
         """Return how many tokens the prompt of a request has."""
         return await asyncio.to_thread(self._count_tokens, request)
 
+    def put(self, event: PendingRequest | ProgramEnd) -> None:
+        """Give the environment a request, which is refused if the session is closed, or the end of the program."""
+        with self._lock:
+            closed, waiting = self._closed, self._waiting
+            if closed is None:
+                self._waiting = None
+                if waiting is None or not waiting.set_running_or_notify_cancel():
+                    self._events.append(event)
+                    return
+                waiting.set_result(event)
+                return
+        if isinstance(event, PendingRequest):
+            event.refuse(closed)
+
     # The environment's side, and the program's end.
 
-    def end(self, ended: Ended) -> None:
-        """Note that the program has ended."""
-        self._put(ended)
-
-    async def next(self) -> Asked | Ended:
+    async def next(self) -> PendingRequest | ProgramEnd:
         """Wait for the next request, or for the end of the program."""
         with self._lock:
             if self._events:
                 return self._events.popleft()
             waiting = self._waiting = Future()
         try:
-            return await result_of(waiting)
+            return await asyncio.wrap_future(waiting)
         except asyncio.CancelledError:
             if not waiting.cancel():  # it came just before
                 self.put_back(waiting.result())
             raise
 
-    def put_back(self, event: Asked | Ended) -> None:
+    def put_back(self, event: PendingRequest | ProgramEnd) -> None:
         """Let the next call of `next` return an event that an earlier one returned."""
         with self._lock:
             self._events.appendleft(event)
@@ -151,53 +159,19 @@ class ProgramSession:
         """Refuse the requests that wait, and all further ones."""
         with self._lock:
             self._closed = error
-            left = [event for event in self._events if isinstance(event, Asked)]
+            left = [event for event in self._events if isinstance(event, PendingRequest)]
             self._events.clear()
         for asked in left:
             asked.refuse(error)
 
-    def _put(self, event: Asked | Ended) -> None:
-        with self._lock:
-            closed, waiting = self._closed, self._waiting
-            if closed is None:
-                self._waiting = None
-                if waiting is None or not waiting.set_running_or_notify_cancel():
-                    self._events.append(event)
-                    return
-                waiting.set_result(event)
-                return
-        if isinstance(event, Asked):
-            event.refuse(closed)
-
-
-async def result_of(future: "Future[T]") -> T:
-    """Return the result of a future, which is canceled if this is.
-
-    `asyncio.wrap_future` does the same, but wakes the event loop through its socket, even from the loop's own thread.
-    """
-    try:
-        await until_done(future)
-    except asyncio.CancelledError:
-        future.cancel()
-        raise
-    return future.result()
-
 
 async def until_done(future: "Future[Any]") -> None:
-    """Wait until a future has a result, or is canceled."""
-    loop, thread = asyncio.get_running_loop(), threading.get_ident()
-    waiting: asyncio.Future[None] = loop.create_future()
+    """Wait until a future has a result, or is canceled; it goes on if the waiter is canceled."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
 
-    def settle() -> None:
-        if not waiting.done():
-            waiting.set_result(None)
-
-    def wake(_: "Future[T]") -> None:
-        if threading.get_ident() == thread:
-            settle()
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle)
+    def wake(_: "Future[Any]") -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(done.set)
 
     future.add_done_callback(wake)
-    await waiting
+    await done.wait()

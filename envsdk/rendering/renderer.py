@@ -410,31 +410,13 @@ class Renderer(ABC):
         Raises:
             RenderError: If the family cannot express the message, or would read other arguments from these tokens.
         """
-        message = as_given(self, message)
-        return self._checked_reply(message, self._written_reply(message))
+        return self._written_reply(as_given(self, message))
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":
         """Return the tokens of a reply after the generation prompt, which may hold the start of a think block."""
         out = self._emission()
         self.emit_reply(out, message)
         return out.tokens()[0]
-
-    def _checked_reply(self, message: Message, tokens: "NDArray[np.int32]") -> "NDArray[np.int32]":
-        """Return the tokens of a reply, unless they are read without an error as calls with other arguments.
-
-        The name of an argument may spell what ends it (`a>` with Qwen3.5).
-        """
-        given = [(call.name, sorted(call.arguments)) for call in message.tool_calls if isinstance(call.arguments, dict)]
-        if not given or len(given) < len(message.tool_calls):
-            return tokens
-        read = self.parse(tokens, prompt_tail=self._prompt_tail)
-        found = [(call.name, sorted(call.arguments)) for call in read.tool_calls]
-        if not read.errors and given != found and [name for name, _ in given] == [name for name, _ in found]:
-            raise RenderError(
-                f"a reply with calls of {given} would be read as one with calls of {found}: the name of an argument "
-                "spells what ends it. Take that out"
-            )
-        return tokens
 
     @cached_property
     def _prompt_tail(self) -> "NDArray[np.int32]":
@@ -621,7 +603,7 @@ def refuse_images(renderer: Renderer, messages: Sequence[Message], first: int = 
         RenderError: If one of them has an image; the message has its index.
     """
     for index, message in enumerate(messages, start=first):
-        if message.images and renderer.vision is None:
+        if message.parts is not None and message.images and renderer.vision is None:
             problem = f"message {index} ({message.role}) has an image, which {renderer.name!r} cannot write"
             raise RenderError(f"{problem}: {renderer.images_advice}")
 

@@ -86,17 +86,7 @@ def to_response(
             a token before `start`; or if ms-swift would train tokens that the sample does not.
     """
     (sample,) = check_samples([sample], temperature=temperature, no_images=_NEEDS_TURNS)
-    if sample.mask[:start].any():
-        raise InvalidSample(
-            f"mask[{int(np.argmax(sample.mask))}] is True, but the first {start} tokens are messages that ms-swift "
-            "renders itself and cannot train"
-        )
-    _check_suffix(sample, suffix)
-    return ResponseFields(
-        [sample.tokens[start:].tolist()],
-        [sample.mask[start:].astype(np.int32).tolist()],
-        [logprobs(sample)[sample.mask].tolist()],
-    )
+    return to_turns(sample, [(start, len(sample))], temperature=temperature, suffix=suffix)
 
 
 def to_sft_records(samples: Iterable[Sample], *, eos_token_id: int) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """The arguments of a transformers model for a collated batch, with the images of its samples."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,12 @@ def model_inputs(
         images.check(tokens, own)
     if images.has_positions:
         positions = [images.positions(tokens, own).to(device) for tokens, own in pairs]
-        inputs["position_ids"] = _laid_out(inputs["position_ids"], positions)
+        laid_out = inputs["position_ids"].repeat(4, 1, 1)  # the position in the sample, then three dimensions
+        is_padded, start = len(inputs["position_ids"]) == len(positions), 0
+        for row, each in enumerate(positions):
+            laid_out[1:, row if is_padded else 0, start : start + each.shape[1]] = each
+            start = 0 if is_padded else start + each.shape[1]
+        inputs["position_ids"] = laid_out
     return {**inputs, **images.arrays([placed for own in media for placed in own]), "use_cache": False}
 
 
@@ -67,16 +71,3 @@ def _lengths(batch: Mapping[str, Any], samples: Sequence[Sample]) -> list[int]:
             "those that were collated, in the same order"
         )
     return lengths
-
-
-def _laid_out(own: Any, positions: Sequence[Any]) -> Any:
-    """Return positions of shape (4, rows, columns): the position in the sample, then three dimensions."""
-    laid_out = own.repeat(4, 1, 1)
-    if len(own) > 1 or len(positions) == 1:
-        for row, each in enumerate(positions):
-            laid_out[1:, row, : each.shape[1]] = each
-        return laid_out
-    bounds = np.append(0, np.cumsum([each.shape[1] for each in positions])).tolist()
-    for (start, stop), each in zip(pairwise(bounds), positions, strict=True):
-        laid_out[1:, 0, start:stop] = each
-    return laid_out

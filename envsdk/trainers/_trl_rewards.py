@@ -37,18 +37,13 @@ def scored(function: Callable[..., Any]) -> Callable[..., Any]:
         function: A reward function of GRPOTrainer; it may be `async`.
     """
 
-    def only_counting(values: Any, reward: Sequence[float | None]) -> list[Any]:
-        return [None if own is None else value for own, value in zip(reward, values, strict=True)]
+    def before(columns: dict[str, Any]) -> dict[str, Any]:
+        return columns
 
-    @functools.wraps(function)
-    def score(*args: Any, reward: Sequence[float | None], **columns: Any) -> Any:
-        return only_counting(function(*args, reward=reward, **columns), reward)
+    def after(values: Any, columns: dict[str, Any]) -> list[Any]:
+        return [None if own is None else value for own, value in zip(columns["reward"], values, strict=True)]
 
-    @functools.wraps(function)
-    async def ascore(*args: Any, reward: Sequence[float | None], **columns: Any) -> Any:
-        return only_counting(await function(*args, reward=reward, **columns), reward)
-
-    wrapped: Any = ascore if inspect.iscoroutinefunction(function) else score
+    wrapped = _wrapped(function, before, after)
     wrapped.is_scored = True
     return wrapped
 
@@ -64,16 +59,26 @@ def conversational(function: Callable[..., Any]) -> Callable[..., Any]:
         function: A reward function of GRPOTrainer; it may be `async`, or wrapped in `scored`.
     """
 
-    def converted(columns: dict[str, Any]) -> dict[str, Any]:
+    def before(columns: dict[str, Any]) -> dict[str, Any]:
         prompts, completions = columns["prompt_messages"], columns["completion_messages"]
         return {**columns, "prompts": prompts, "completions": completions}
 
+    return _wrapped(function, before, lambda values, _: values)
+
+
+def _wrapped(
+    function: Callable[..., Any],
+    before: Callable[[dict[str, Any]], dict[str, Any]],
+    after: Callable[[Any, dict[str, Any]], Any],
+) -> Any:
+    """Wrap a reward function, which may be `async`, so that its columns and its values are converted."""
+
     @functools.wraps(function)
     def score(**columns: Any) -> Any:
-        return function(**converted(columns))
+        return after(function(**before(columns)), columns)
 
     @functools.wraps(function)
     async def ascore(**columns: Any) -> Any:
-        return await function(**converted(columns))
+        return after(await function(**before(columns)), columns)
 
     return ascore if inspect.iscoroutinefunction(function) else score

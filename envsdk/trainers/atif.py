@@ -7,7 +7,7 @@ Source: harbor's models, `harbor.models.trajectories`, and the RFC that they nam
 
 import importlib.metadata
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -128,7 +128,12 @@ class _DocumentWriter:
         """Return the steps of a context, one for each message. Tool results go into the step that called the tools."""
         steps: list[_Object] = []
         waiting, children = deque(self._prompts[name]), deque(self._children[name])
-        taken, copied = 0, self._copied(name)
+        # The messages at the start that come from another context or episode.
+        own, logs = self._prompts[name], self._trajectory.contexts
+        forked = [prompt.step.reply or 0 for prompt in own if self._trajectory.is_copied(prompt.step)]
+        base = own[0].step.base if own else name
+        inherited = 0 if base == name else _shared(logs[name].messages, logs[base].messages)
+        taken, copied = 0, max(inherited, *(reply + 1 for reply in forked), 0)
         for index, message in enumerate(self._trajectory.contexts[name].messages):
             parts: list[Prompt] = []
             while waiting and waiting[0].step.reply == index:
@@ -137,35 +142,17 @@ class _DocumentWriter:
             if message.role == "tool" and steps and steps[-1]["source"] == "agent":
                 _add_result(steps[-1], _tool_result(message, steps[-1]))
             else:
-                steps += self._message_steps(message, index, parts, is_copied=index < copied)
+                # A reply in several parts gives several steps; the last one has the message.
+                steps += [{"source": "agent", "message": "", **self._sampled(part)} for part in parts[:-1]]
+                is_example = message.role == "assistant" and not parts
+                marks = {"is_copied_context": True} if index < copied or is_example else {}
+                steps.append({**_message(message, index), **marks, **(self._sampled(parts[-1]) if parts else {})})
             while children and children[0][0] <= taken:
-                _add_result(steps[-1], self._child_result(children.popleft()[1]))
+                _add_child(steps[-1], self._id(children.popleft()[1]))
         steps += [{"source": "agent", "message": "", **self._sampled(prompt)} for prompt in waiting]
         for _, child in children:
-            _add_result(steps[-1], self._child_result(child))
+            _add_child(steps[-1], self._id(child))
         return steps
-
-    def _child_result(self, name: str) -> _Object:
-        return {"subagent_trajectory_ref": [{"trajectory_id": self._id(name)}]}
-
-    def _copied(self, name: str) -> int:
-        """Return the number of messages at the start of a context that come from another context or episode."""
-        own = self._prompts[name]
-        forked = [prompt.step.reply or 0 for prompt in own if self._trajectory.is_copied(prompt.step)]
-        base = own[0].step.base if own else name
-        logs = self._trajectory.contexts
-        inherited = 0 if base == name else _shared(logs[name].messages, logs[base].messages)
-        return max(inherited, *(reply + 1 for reply in forked), 0)
-
-    def _message_steps(
-        self, message: Message, index: int, parts: Sequence[Prompt], *, is_copied: bool
-    ) -> Iterator[_Object]:
-        """Yield the step of a message. A reply in several parts gives several steps; the last one has the message."""
-        for part in parts[:-1]:
-            yield {"source": "agent", "message": "", **self._sampled(part)}
-        is_example = message.role == "assistant" and not parts
-        marks = {"is_copied_context": True} if is_copied or is_example else {}
-        yield {**_message(message, index), **marks, **(self._sampled(parts[-1]) if parts else {})}
 
     def _sampled(self, prompt: Prompt) -> _Object:
         """Return the fields of a sampled step: token ids, log-probabilities, and in `extra` how it was sampled."""
@@ -245,6 +232,10 @@ def _content(message: Message) -> str | list[_Object]:
 
 def _add_result(step: _Object, result: _Object) -> None:
     step.setdefault("observation", {"results": []})["results"].append(result)
+
+
+def _add_child(step: _Object, trajectory_id: str) -> None:
+    _add_result(step, {"subagent_trajectory_ref": [{"trajectory_id": trajectory_id}]})
 
 
 def _shared(first: Sequence[Message], second: Sequence[Message]) -> int:

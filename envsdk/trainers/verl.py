@@ -17,9 +17,7 @@ from ..images import PlacedImage
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..rollouts._jobs import Job
-from ..rollouts._options import Deadlines, check_deadlines
-from ..rollouts._player import PlaySettings
-from ..rollouts._shared import play_one
+from ..rollouts._player import Deadlines, PlaySettings, check_deadlines, play_one
 from ..trajectories._samples import Sample
 from ..trajectories._trajectory import Trajectory
 from ._capability import Capability
@@ -326,9 +324,7 @@ def _renderer(specification: str, tokenizer: Any) -> Renderer:
 
 
 def _json(options: Any) -> str:
-    return json.dumps(options, default=_native)
+    def native(value: Any) -> dict[str, Any] | list[Any]:  # of hydra's own types
+        return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else list(value)
 
-
-def _native(value: Any) -> dict[str, Any] | list[Any]:
-    """Convert a mapping or sequence of hydra's own types for JSON."""
-    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else list(value)
+    return json.dumps(options, default=native)

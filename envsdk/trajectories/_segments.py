@@ -73,9 +73,20 @@ class Segment:
         first = next((value for value in values if per_token(value) is not None and len(value)), None)
         if first is None:
             return values
-        data = _checked(key, _rows_of(first))
+        data = _rows_of(first)
+        try:
+            data.check()
+        except ValueError as error:
+            raise InvalidSample(f"extra[{key!r}]: {error}; give signed integers, such as .astype(np.int32)") from error
         own = [(position, count, value) for (position, count), value in zip(self.spans, values, strict=True)]
-        _check_alike(key, data, [value for _, count, value in own if count])
+        for value in (value for _, count, value in own if count):
+            if not data.is_like(per_token(value)):
+                shape = f" with rows of shape {data.values.shape[1:]}" if isinstance(data, Aligned) else ""
+                kind = "an array" if isinstance(data, Aligned) else "lists"
+                raise InvalidSample(
+                    f"extra[{key!r}] is {kind} of {data.values.dtype}{shape} for one action, and {value!r:.80} for "
+                    "another: a policy gives it for all actions of an episode alike, or for none"
+                )
         if isinstance(data, Aligned) and data.over == "all":
             found = _over_all(key, data, self.past, len(self.tokens))
         else:
@@ -119,7 +130,13 @@ def segments(
         if segment is None:
             return
         if has_past:
-            segment.past = _past(name, path, steps)
+            firsts = {piece.step: at for at, piece in reversed(list(enumerate(path.pieces))) if piece.context == name}
+            ordered = sorted(firsts.items(), key=lambda first: first[1])
+            stops = [*(path.starts[at] for _, at in ordered[1:]), len(path)]
+            segment.past = [
+                PlacedStep(steps[index], path.starts[at], stop)
+                for (index, at), stop in zip(ordered, stops, strict=True)
+            ]
         if has_images:
             segment.media = [placed for placed in placed_images(path, contexts) if placed.stop <= len(segment.tokens)]
         found.append(segment)
@@ -274,38 +291,8 @@ def _is_over_all(value: Any) -> bool:
     return isinstance(value, Aligned) and value.over == "all"
 
 
-def _past(name: str, path: Path, steps: Sequence[Step]) -> list[PlacedStep]:
-    """Return the steps of a context that its path holds tokens of, in order."""
-    firsts = {piece.step: at for at, piece in reversed(list(enumerate(path.pieces))) if piece.context == name}
-    ordered = sorted(firsts.items(), key=lambda first: first[1])
-    stops = [*(path.starts[at] for _, at in ordered[1:]), len(path)]
-    return [PlacedStep(steps[index], path.starts[at], stop) for (index, at), stop in zip(ordered, stops, strict=True)]
-
-
-def _check_alike(key: str, first: PerToken, values: list[Any]) -> None:
-    for value in values:
-        if not first.is_like(per_token(value)):
-            described = (
-                f"an array of {first.values.dtype} with rows of shape {first.values.shape[1:]}"
-                if isinstance(first, Aligned)
-                else f"lists of {first.values.dtype}"
-            )
-            raise InvalidSample(
-                f"extra[{key!r}] is {described} for one action, and {value!r:.80} for another: a policy gives it for "
-                "all actions of an episode alike, or for none"
-            )
-
-
 def _rows_of(value: Any) -> PerToken:
     return cast("PerToken", per_token(value))
-
-
-def _checked(key: str, data: PerToken) -> PerToken:
-    try:
-        data.check()
-    except ValueError as error:
-        raise InvalidSample(f"extra[{key!r}]: {error}; give signed integers, such as .astype(np.int32)") from error
-    return data
 
 
 def _over_sampled(parts: "list[tuple[int, PerToken]]", length: int) -> PerToken:

@@ -6,8 +6,9 @@ them.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_type_hints
 
@@ -97,36 +98,15 @@ Json: TypeAlias = Annotated[Any, AfterValidator(_check_json)]
 JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_json)]
 
 
-class _ReadingType:
-    """A value that a function reads; it raises a `ValueError` for a damaged one."""
+def read_array(values: Any, dtype: type[np.generic]) -> "NDArray[Any]":
+    """Read a list as a one-dimensional array of this dtype, without conversion; null is NaN.
 
-    __slots__ = ("_function",)
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._function)
-
-
-class Array(_ReadingType):
-    """A one-dimensional array, stored as a list; NaN is stored as null."""
-
-    __slots__ = ("dtype",)
-
-    def __init__(self, dtype: type[np.generic]) -> None:
-        super().__init__(self.read)
-        self.dtype = dtype
-
-    def read(self, values: Any) -> "NDArray[Any]":
-        """Read a list of values of this dtype, without conversion.
-
-        Raises:
-            ValueError: If a value is of another type; the message names the position.
-        """
-        if type(values) is not list:
-            raise ValueError(f"expected a list, got a {type(values).__name__}")
-        return _array(cast("list[Any]", values), np.dtype(self.dtype), missing=True)
+    Raises:
+        ValueError: If a value is of another type; the message names the position.
+    """
+    if type(values) is not list:
+        raise ValueError(f"expected a list, got a {type(values).__name__}")
+    return _array(cast("list[Any]", values), np.dtype(dtype), missing=True)
 
 
 _KINDS: Mapping[str, frozenset[type]] = {
@@ -154,10 +134,10 @@ def _array(values: list[Any], dtype: "np.dtype[Any]", *, missing: bool = False) 
     return array
 
 
-Int32s: TypeAlias = Annotated["NDArray[np.int32]", Array(np.int32)]
-Int16s: TypeAlias = Annotated["NDArray[np.int16]", Array(np.int16)]
-Float32s: TypeAlias = Annotated["NDArray[np.float32]", Array(np.float32)]
-Bools: TypeAlias = Annotated["NDArray[np.bool_]", Array(np.bool_)]
+Int32s: TypeAlias = Annotated["NDArray[np.int32]", PlainValidator(partial(read_array, dtype=np.int32))]
+Int16s: TypeAlias = Annotated["NDArray[np.int16]", PlainValidator(partial(read_array, dtype=np.int16))]
+Float32s: TypeAlias = Annotated["NDArray[np.float32]", PlainValidator(partial(read_array, dtype=np.float32))]
+Bools: TypeAlias = Annotated["NDArray[np.bool_]", PlainValidator(partial(read_array, dtype=np.bool_))]
 
 
 def _message(value: Any) -> Message:
@@ -172,7 +152,7 @@ def _message(value: Any) -> Message:
     return message
 
 
-StoredMessage: TypeAlias = Annotated[Message, _ReadingType(_message)]
+StoredMessage: TypeAlias = Annotated[Message, PlainValidator(_message)]
 """A chat message, stored with all its fields."""
 
 
@@ -211,7 +191,7 @@ def dump_media(media: Sequence[PlacedImage]) -> list[dict[str, Any]]:
     return [{"image": placed.image.reference(), "start": placed.start, "stop": placed.stop} for placed in media]
 
 
-StoredMedia: TypeAlias = Annotated[list[PlacedImage], _ReadingType(_media)]
+StoredMedia: TypeAlias = Annotated[list[PlacedImage], PlainValidator(_media)]
 """Images with their tokens, in order."""
 
 
@@ -280,7 +260,7 @@ def _unpacked_rows(kind: str, key: str, packed: Any) -> Aligned | Ragged:
         rows = Aligned(_unpacked(key, packed["array"]), packed["over"], packed["fill"])
     else:
         _has_keys(packed, ("lengths", "array"))
-        rows = Ragged(_unpacked(key, packed["array"]), Array(np.int64).read(packed["lengths"]))
+        rows = Ragged(_unpacked(key, packed["array"]), read_array(packed["lengths"], np.int64))
     try:
         rows.check()
     except ValueError as error:
@@ -331,5 +311,5 @@ def _values(values: list[Any], dtype: "np.dtype[Any]") -> "NDArray[Any]":
     return array
 
 
-Packed = _ReadingType(unpack)
+Packed = PlainValidator(unpack)
 """Marks a mapping that is stored as `pack` writes it."""

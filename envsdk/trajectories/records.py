@@ -89,9 +89,7 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not a number of JSON")
 
 
-@cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+_adapter = cache(TypeAdapter[Any])
 
 
 def build(kind: type[S], fields: Mapping[str, Any]) -> S:

@@ -292,11 +292,15 @@ class TreeBuilder:
             found[name] = placed_weights[order]
         return found
 
-    def _ordered(self, key: str, order: "NDArray[np.int64]") -> PerToken:
-        numbers = np.concatenate([tokens for tokens, _ in self._rows[key]])
-        rows = np.full(len(order), NO_TOKEN, dtype=np.int64)
-        rows[numbers] = np.arange(len(numbers))
-        return placed(joined([data for _, data in self._rows[key]]), rows[order])
+    def _extra(self, order: "NDArray[np.int64]") -> dict[str, PerToken]:
+        """Return the side data by key, with a row for each token, in the order of a tree's layout."""
+        found: dict[str, PerToken] = {}
+        for key, parts in self._rows.items():
+            numbers = np.concatenate([tokens for tokens, _ in parts])
+            rows = np.full(len(order), NO_TOKEN, dtype=np.int64)
+            rows[numbers] = np.arange(len(numbers))
+            found[key] = placed(joined([data for _, data in parts]), rows[order])
+        return found
 
     def _train(self, tokens: "NDArray[np.int64]", **values: Any) -> None:
         """Mark tokens as trained in the sample whose record is added next."""
@@ -345,7 +349,7 @@ class TreeBuilder:
         tokens, media = self._placeholders(layout.order)
         return {
             "stream_weights": self._stream_weights(layout.order),
-            "extra": {key: self._ordered(key, layout.order) for key in self._rows},
+            "extra": self._extra(layout.order),
             "tokens": tokens,
             "media": media,
             "position_ids": layout.position_ids,

@@ -255,9 +255,13 @@ def _layer_problems(config: Any) -> Iterator[str]:
 
 
 def _attention_problems(config: Any) -> Iterator[str]:
-    for rope_type in _rope_types(config):
-        if rope_type in _ROPE_BY_LENGTH:
-            yield f"RoPE of type {rope_type!r} depends on the length of the sequence: {_SEPARATE}"
+    for name in ("rope_parameters", "rope_scaling"):
+        parameters: dict[str, Any] = getattr(config, name, None) or {}
+        sets: list[Any] = [parameters, *parameters.values()]  # of all layers, or one set for each kind of layer
+        for values in filter(lambda given: isinstance(given, dict), sets):
+            rope_type = values.get("rope_type") or values.get("type")
+            if rope_type in _ROPE_BY_LENGTH:
+                yield f"RoPE of type {rope_type!r} depends on the length of the sequence: {_SEPARATE}"
     if getattr(config, "alibi", False) or getattr(config, "model_type", None) in ("bloom", "mpt"):
         yield f"its attention biases (ALiBi) depend on the index of a token, not on position_ids: {_SEPARATE}"
     if getattr(config, "is_encoder_decoder", False):
@@ -273,15 +277,6 @@ def _attention_problems(config: Any) -> Iterator[str]:
     for name in ("expert_capacity", "capacity_factor", "moe_capacity_factor"):
         if getattr(config, name, None):
             yield f"{name} makes experts drop tokens depending on the number of tokens: {_SEPARATE}"
-
-
-def _rope_types(config: Any) -> Iterator[str]:
-    """Yield the RoPE types of all layers: a configuration has one set of parameters, or one for each kind of layer."""
-    for name in ("rope_parameters", "rope_scaling"):
-        parameters: dict[str, Any] = getattr(config, name, None) or {}
-        sets: list[Any] = [parameters, *parameters.values()]
-        for values in filter(lambda given: isinstance(given, dict), sets):
-            yield values.get("rope_type") or values.get("type") or "default"
 
 
 def _modules(model: Any) -> Iterator[tuple[str, Any]]:

@@ -64,12 +64,11 @@ def paths_of(runs: Runs) -> list[TreePath]:
             prefixes.append([] if parent < 0 else [*prefixes[ends[parent].path], ends[parent]])
         members[path].append(run)
         ends.append(Prefix(path, length + size))
-    ranges = [[(stops[run] - runs.sizes[run], stops[run]) for run in its_runs] for its_runs in members]
-    return [TreePath(_indices(its_ranges), sees) for its_ranges, sees in zip(ranges, prefixes, strict=True)]
-
-
-def _indices(ranges: list[tuple[int, int]]) -> "slice | NDArray[np.int64]":
-    start, stop = ranges[0][0], ranges[-1][1]
-    if stop - start == sum(last - first for first, last in ranges):
-        return slice(start, stop)
-    return np.concatenate([np.arange(first, last) for first, last in ranges])
+    paths: list[TreePath] = []
+    for its_runs, sees in zip(members, prefixes, strict=True):
+        start, stop = stops[its_runs[0]] - runs.sizes[its_runs[0]], stops[its_runs[-1]]
+        tokens: slice | NDArray[np.int64] = slice(start, stop)
+        if stop - start > sum(runs.sizes[run] for run in its_runs):
+            tokens = np.concatenate([np.arange(stops[run] - runs.sizes[run], stops[run]) for run in its_runs])
+        paths.append(TreePath(tokens, sees))
+    return paths

@@ -159,7 +159,7 @@ class DirectDriver(ProgramDriver):
     def open_session(self, session: ProgramSession) -> None:
         env = self.env
         assert isinstance(env, Direct)
-        self._program = ThreadProgram(lambda: env.program.play(session, env.steps), session.end)
+        self._program = ThreadProgram(lambda: env.program.play(session, env.steps), session.put)
 
     def close_session(self, session: ProgramSession) -> None:
         pass

@@ -44,7 +44,11 @@ def select_messages(train_on: TrainOn, messages: Sequence[Message]) -> set[int]:
     if callable(train_on):
         indices = {index for index, message in enumerate(messages) if train_on(index, message)}
     else:
-        indices = {index for item in _as_list(train_on) for index in _select(item, messages)}
+        if isinstance(train_on, (list, tuple, set, frozenset, range)):
+            items = list(cast("Collection[Any]", train_on))
+        else:
+            items = [train_on]
+        indices = {index for item in items for index in _select(item, messages)}
     if not indices:
         raise ConfigError(f"train_on={train_on!r:.80} selects no message of the conversation of {len(messages)}")
     return indices
@@ -89,14 +93,6 @@ def _check_results(messages: Sequence[Message]) -> None:
         unanswered.remove(matching[0])
 
 
-def _as_list(train_on: object) -> list[Any]:
-    if isinstance(train_on, (str, int)):
-        return [train_on]
-    if isinstance(train_on, (list, tuple, set, frozenset, range)):
-        return list(cast("Collection[Any]", train_on))
-    raise _invalid_train_on(train_on)
-
-
 def _select(item: Any, messages: Sequence[Message]) -> list[int]:
     """Return the indices of the messages of one role, or of one reply."""
     replies = reply_indices(messages)
@@ -108,11 +104,7 @@ def _select(item: Any, messages: Sequence[Message]) -> list[int]:
         return [replies[item]]
     if isinstance(item, str) and item in get_args(Role):
         return [index for index, message in enumerate(messages) if message.role == item]
-    raise _invalid_train_on(item)
-
-
-def _invalid_train_on(given: object) -> ConfigError:
-    return ConfigError(
-        f"train_on has {given!r:.80}; expected a role ({', '.join(get_args(Role))}), 'last', the index of a reply, a "
+    raise ConfigError(
+        f"train_on has {item!r:.80}; expected a role ({', '.join(get_args(Role))}), 'last', the index of a reply, a "
         "collection of these, or a function of an index and a message"
     )

@@ -70,17 +70,14 @@ def sft_samples(
         )
     conversation = [as_given(renderer, message) for message in read_conversation(messages)]
     indices = select_messages(train_on, conversation)
-    script = Script(renderer, conversation, _schemas(tools), drop_reasoning=drop_reasoning)
+    try:
+        schemas = Turn(tools=list(tools)).tools or []
+    except (TurnError, TypeError) as error:
+        raise ConfigError(f"tools is {tools!r:.80}; expected a list of tools: {error}") from error
+    script = Script(renderer, conversation, schemas, drop_reasoning=drop_reasoning)
     if max(indices) > script.replies[-1].index:
         raise RenderError(
             f"train_on selects message {max(indices)}, which follows the last reply and so is in no prompt: remove the "
             "message, or do not train on it"
         )
     return mask_samples(script.replay(policy, id), script, indices, content_only=content_only)
-
-
-def _schemas(tools: Sequence[ToolSchema | Tool]) -> list[ToolSchema]:
-    try:
-        return Turn(tools=list(tools)).tools or []
-    except (TurnError, TypeError) as error:
-        raise ConfigError(f"tools is {tools!r:.80}; expected a list of tools: {error}") from error
