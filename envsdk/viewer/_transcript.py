@@ -20,7 +20,7 @@ _FOLDED: Mapping[Kind, tuple[int, int]] = {"reasoning": (3, 300), "result": (8, 
 """How many lines and characters of a part are shown when it is folded. The other kinds are shown in full."""
 
 
-class Part(NamedTuple):
+class TranscriptPart(NamedTuple):
     """A piece of the text of an entry. An image is a text that names it, and its hash."""
 
     kind: Kind
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TranscriptEntry:
     """Something to read as one: the head of the episode or of a context, a message, or messages of another context.
 
     Attributes:
@@ -58,13 +58,13 @@ class Entry:
     context: str
     headings: tuple[str, ...]
     breaks: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TranscriptPart, ...] = ()
     steps: tuple[int, ...] = ()
     message: int | None = None
-    inherited: "tuple[Entry, ...]" = ()
+    inherited: "tuple[TranscriptEntry, ...]" = ()
 
 
-def transcript(trajectory: Trajectory, shown: EpisodeJSON | None = None) -> Iterator[Entry]:
+def transcript(trajectory: Trajectory, shown: EpisodeJSON | None = None) -> Iterator[TranscriptEntry]:
     """Yield the entries of an episode: its head, and for each context a head and its messages.
 
     Args:
@@ -78,23 +78,23 @@ def transcript(trajectory: Trajectory, shown: EpisodeJSON | None = None) -> Iter
     end = trajectory.error or trajectory.stop_reason
     heading = on_one_line(f"{trajectory.id}: {trajectory.status} ({end}), {trajectory.reward_text}")
     renderer = _renderer_of(trajectory)
-    yield Entry("episode", "", (heading,), parts=(Part("note", renderer),) if renderer else ())
+    yield TranscriptEntry("episode", "", (heading,), parts=(TranscriptPart("note", renderer),) if renderer else ())
     for context in shown["contexts"]:
         name = context["name"]
         if context["parent"] is not None or context["reward"] is not None:
             reward = None if context["reward"] is None else f"own reward {context['reward']:g}"
             facts = filter(None, [context["role"], context["stop_reason"], context["error"], reward])
-            yield Entry("context", name, (on_one_line(f"{name}: {', '.join(facts)}"),))
+            yield TranscriptEntry("context", name, (on_one_line(f"{name}: {', '.join(facts)}"),))
         entries = [_message(shown, context, index) for index in range(len(context["messages"]))]
         count = sum(message["is_inherited"] for message in context["messages"])
         if count:
             what = "1 message" if count == 1 else f"{count} messages"
             heading = on_one_line(f"{name} · {what} of {context['base']}")
-            yield Entry("inherited", name, (heading,), inherited=tuple(entries[:count]))
+            yield TranscriptEntry("inherited", name, (heading,), inherited=tuple(entries[:count]))
         yield from entries[count:]
     if shown["final_break"] is not None:
         text = on_one_line(f"at the end {break_text(shown['final_break'])}")
-        yield Entry("break", shown["final_break"]["context"] or "", (text,))
+        yield TranscriptEntry("break", shown["final_break"]["context"] or "", (text,))
 
 
 def _renderer_of(trajectory: Trajectory) -> str:
@@ -112,7 +112,7 @@ def _renderer_of(trajectory: Trajectory) -> str:
     return on_one_line("; ".join(facts))
 
 
-def _message(shown: EpisodeJSON, context: ContextJSON, index: int) -> Entry:
+def _message(shown: EpisodeJSON, context: ContextJSON, index: int) -> TranscriptEntry:
     message = context["messages"][index]
     who = f"{context['name']} · {message['role']}"
     if message["answers"] is not None:
@@ -125,7 +125,7 @@ def _message(shown: EpisodeJSON, context: ContextJSON, index: int) -> Entry:
         named = ", ".join(f"{name} {value:g}" for name, value in step["rewards"].items() if name != "reward")
         facts = f"step {step['index'] + 1} · {step['sampled']} tokens · {reward}" + (f" ({named})" if named else "")
         headings.append(on_one_line(f"{who} · {facts}"))
-    return Entry(
+    return TranscriptEntry(
         kind=message["role"],
         context=context["name"],
         headings=tuple(headings) or (on_one_line(who),),
@@ -150,17 +150,19 @@ def break_text(break_: BreakJSON) -> str:
     return f"{break_['reason']}: {break_['kept']:,} kept, {break_['dropped']:,} dropped{again}{detail}"
 
 
-def _parts(message: MessageJSON, images: Mapping[str, ImageFactsJSON]) -> Iterator[Part]:
+def _parts(message: MessageJSON, images: Mapping[str, ImageFactsJSON]) -> Iterator[TranscriptPart]:
     if message["reasoning"] is not None:
-        yield Part("reasoning", visible(message["reasoning"]))
+        yield TranscriptPart("reasoning", visible(message["reasoning"]))
     kinds: Mapping[str, Kind] = {"assistant": "reply", "tool": "result"}
     for part in message["parts"] or [{"text": message["content"]}]:
         if "image" in part:
-            yield Part("image", visible(f"[{image_name(part['image'], images[part['image']])}]"), part["image"])
+            yield TranscriptPart(
+                "image", visible(f"[{image_name(part['image'], images[part['image']])}]"), part["image"]
+            )
         elif part["text"]:
-            yield Part(kinds.get(message["role"], "text"), visible(part["text"]))
+            yield TranscriptPart(kinds.get(message["role"], "text"), visible(part["text"]))
     for call in message["calls"]:
         failed = f" ! {call['error']}" if call["error"] else ""
-        yield Part("call", visible(f"-> {call['name']}({call['arguments']}){failed}"))
+        yield TranscriptPart("call", visible(f"-> {call['name']}({call['arguments']}){failed}"))
     for error in message["errors"]:
-        yield Part("error", visible(f"! {error}"))
+        yield TranscriptPart("error", visible(f"! {error}"))

@@ -28,7 +28,7 @@ from envsdk.viewer._resources import Resources
 from envsdk.viewer._sources import Source
 from envsdk.viewer.terminal._app import TerminalViewer
 from envsdk.viewer.terminal._episode import wrapped
-from envsdk.viewer.terminal._lines import Lines
+from envsdk.viewer.terminal._lines import LineView
 from envsdk.viewer.terminal._list import EpisodeLines
 from envsdk.viewer.terminal._tokens import shade
 
@@ -83,7 +83,7 @@ def screen(pilot: Pilot[None]) -> str:
 
 
 def lines(pilot: Pilot[None]) -> Any:
-    return pilot.app.screen.query_one(Lines)
+    return pilot.app.screen.query_one(LineView)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ...errors import EnvsdkError
 from ...trajectories._trajectory import Trajectory
 from .._json import EpisodeJSON, MessageJSON
 from .._resources import Resources
-from .._transcript import Entry, transcript
+from .._transcript import TranscriptEntry, transcript
 from ._episode import NO_EPISODE, ListedEpisode, StyledLine, entry_lines, wrapped
 from ._lines import LineSource, ViewerScreen
 
@@ -89,7 +89,7 @@ class ComparisonLines(LineSource):
         width: The width to wrap to.
     """
 
-    def __init__(self, shown: Sequence[EpisodeJSON], entries: Sequence[Sequence[Entry]], width: int) -> None:
+    def __init__(self, shown: Sequence[EpisodeJSON], entries: Sequence[Sequence[TranscriptEntry]], width: int) -> None:
         self._pairs = context_pairs(*shown)
         self._messages = [
             {(entry.context, entry.message): entry for outer in own for entry in (outer, *outer.inherited)}
@@ -139,7 +139,7 @@ class ComparisonLines(LineSource):
             begin = index + 1
         yield _Row(_NONE, None)
 
-    def _wrapped(self, entry: Entry | None) -> list[StyledLine]:
+    def _wrapped(self, entry: TranscriptEntry | None) -> list[StyledLine]:
         lines = [StyledLine("(no message)", "dim"), _NONE] if entry is None else entry_lines(entry, False)
         return [StyledLine(piece, line.style) for line in lines for piece in wrapped(line.text, self._cell)]
 
@@ -182,7 +182,7 @@ class ComparisonScreen(ViewerScreen):
         self.lines.show(self.source)
         self.action_difference(1)
 
-    def on_lines_moved(self) -> None:
+    def on_line_view_moved(self) -> None:
         """Describe where the cursor is."""
         self.write("status", f"line {self.lines.cursor + 1:,} of {len(self.source):,}")
 
