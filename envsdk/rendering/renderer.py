@@ -292,7 +292,7 @@ class Renderer(ABC):
     def specification(self) -> dict[str, Any]:
         """Return the renderer as JSON: its name and the options that differ from their defaults."""
         unsafe = {"unsafe_content": True} if self.unsafe_content else {}
-        processor = {} if self._processor is None else {"processor": self._named_processor}
+        processor = {} if self._processor is None else {"processor": self._processor_name}
         return {"name": self.name, **unsafe, **processor}
 
     def check_episode(  # noqa: B027 - most families have nothing to prove
@@ -544,7 +544,7 @@ class Renderer(ABC):
         """A note for reports: what writes images, or why they are refused. No processor is loaded for it."""
         if not self.writes_images:
             return f"images are refused: {self.name!r} has no place for them"
-        given = self._known_processor
+        given = self._processor_name
         return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
 
     @property
@@ -552,18 +552,16 @@ class Renderer(ABC):
         """Advice where the renderer cannot write images; empty if it can. No processor is loaded for it."""
         if not self.writes_images:
             return "use the renderer of a vision model"
-        return "" if self._known_processor is not None else "give the model's processor, processor='FOLDER'"
+        return "" if self._processor_name is not None else "give the model's processor, processor='FOLDER'"
 
     @property
-    def _known_processor(self) -> Any:
-        from ._vision import find_processor
-
-        return find_processor(self.tokenizer) if self._processor is None else self._named_processor
-
-    @property
-    def _named_processor(self) -> str | dict[str, Any]:
-        """The folder or name that the processor was loaded from, its options, or its class."""
+    def _processor_name(self) -> Any:
+        """The folder or name that the processor is loaded from, its options, or its class; None without a processor."""
         given = self._processor
+        if given is None:
+            from ._vision import find_processor
+
+            return find_processor(self.tokenizer)
         if isinstance(given, Mapping):
             return dict(cast("Mapping[str, Any]", given))
         return str(given) if isinstance(given, (str, Path)) else type(given).__name__
