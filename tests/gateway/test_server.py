@@ -101,6 +101,7 @@ def http() -> Iterator[httpx.Client]:
 # Who asks.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("way", ["bearer", "x-api-key", "path", "path and key", "lower-case bearer"])
 @pytest.mark.parametrize("base", ["/v1", "", "/v1/v1"])
@@ -161,6 +162,7 @@ def test_two_sessions_may_not_have_one_id_or_key(server: BackgroundServer, sessi
 # What is refused.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("status", "content", "content_type"),
@@ -285,6 +287,7 @@ def test_a_session_may_not_have_any_number_of_requests_waiting(
 # What fails.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_error_of_the_session_has_its_status_in_the_form_of_the_protocol(
@@ -294,6 +297,7 @@ def test_an_error_of_the_session_has_its_status_in_the_form_of_the_protocol(
     assert assert_error(protocol, response, 502) == "the policy failed"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_unexpected_error_is_logged_and_answered_with_its_id_only(
@@ -442,6 +446,7 @@ def test_a_response_that_is_not_stored_or_of_another_session_is_not_found(
     server.sessions.remove(other.id)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("text", ["hi", "sleep", "long"])
 def test_openai_and_its_streams_work(url: str, session: ScriptedSession, stream: bool, text: str) -> None:
