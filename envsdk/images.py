@@ -44,7 +44,7 @@ ImageSource: TypeAlias = Union["Image", bytes, bytearray, memoryview, Path, str,
 
 _SUFFIXES: Mapping[str, str] = {"image/png": "png", "image/jpeg": "jpg"}
 _AS_IS = frozenset((*(("PNG", mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")), ("JPEG", "L"), ("JPEG", "RGB")))
-"""The formats and modes of files whose bytes are kept."""
+"""The formats and modes of files whose bytes are stored as they are, unless the file is rotated."""
 _PROGRAMS = ("EPS",)  # formats that Pillow runs another program for
 _RECEIVED = ("PNG", "JPEG", "WEBP")  # the formats of images that programs send
 _METADATA = ("exif", "Raw profile type exif")  # where Pillow finds the rotation
@@ -222,7 +222,7 @@ class Image:
             raise ImageError(f"{what} has {len(data):,} bytes; at most {MAX_BYTES:,} are read")
         opened = _opened(data, what, budget)
         pixels = _still(opened, what)
-        if not _is_kept(opened) or pixels is not opened:
+        if (opened.format, opened.mode) not in _AS_IS or pixels is not opened:
             return cls._of_pixels(pixels)
         media_type = f"image/{opened.format.lower()}"
         image = cls(hashlib.sha256(data).hexdigest(), media_type, pixels.width, pixels.height, data)
@@ -391,7 +391,8 @@ def _opened(data: bytes, what: str, budget: PixelBudget | None = None) -> Any:
             raise ImageError(f"{what} is {opened.format}, which is a program: convert it to PNG before you give it")
         if budget is not None:
             budget.spend(opened.width, opened.height, what)
-        _check_size(opened.width, opened.height, what, MAX_PIXELS if _is_kept(opened) else MAX_CONVERTED_PIXELS)
+        most = MAX_PIXELS if (opened.format, opened.mode) in _AS_IS else MAX_CONVERTED_PIXELS
+        _check_size(opened.width, opened.height, what, most)
         if opened.format == "JPEG" and (scans := data.count(b"\xff\xda")) > _MAX_SCANS:
             raise ImageError(f"{what} has {scans} scans; at most {_MAX_SCANS} are read. Save it again")
         opened.load()
@@ -403,11 +404,6 @@ def _opened(data: bytes, what: str, budget: PixelBudget | None = None) -> Any:
     except Exception as error:  # Pillow raises errors of many types: each of its plug-ins its own
         raise ImageError(f"{what} cannot be read as an image: {type(error).__name__}: {error}") from error
     return opened
-
-
-def _is_kept(opened: Any) -> bool:
-    """Return whether the bytes of a file are stored as they are, unless it is rotated."""
-    return (opened.format, opened.mode) in _AS_IS
 
 
 def _rgb(pixels: Any) -> "PILImage":
@@ -480,8 +476,11 @@ def _png(values: "NDArray[np.uint8]") -> bytes:
         stored[:, 1:] = rows
         data = zlib.compress(stored.data, 0)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
-    return b"".join((b"\x89PNG\r\n\x1a\n", *(part for name, content in chunks for part in _chunk(name, content))))
+    file = [b"\x89PNG\r\n\x1a\n"]
+    for name, content in ((b"IHDR", header), (b"IDAT", data), (b"IEND", b"")):
+        checksum = zlib.crc32(content, zlib.crc32(name))
+        file += [struct.pack(">I", len(content)), name, content, struct.pack(">I", checksum)]
+    return b"".join(file)
 
 
 def _differences(values: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
@@ -495,11 +494,6 @@ def _differences(values: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
 def _compressed(rows: "NDArray[np.uint8]") -> bytes:
     compressor = zlib.compressobj(1, strategy=zlib.Z_RLE)
     return compressor.compress(rows.data) + compressor.flush()
-
-
-def _chunk(name: bytes, data: bytes) -> tuple[bytes, ...]:
-    """Return the parts of a chunk of a PNG file."""
-    return struct.pack(">I", len(data)), name, data, struct.pack(">I", zlib.crc32(data, zlib.crc32(name)))
 
 
 def _checked(array: "NDArray[Any]") -> "NDArray[np.uint8]":

@@ -296,7 +296,10 @@ class Context:
         dropped = prompt.tokens.copy(body + kept)
         reply = self.conversation.pop()
         self.messages.pop()
-        prompt.reopen_reply(kept, tokens)
+        prompt.end, prompt.body = prompt.starts[-1], body
+        prompt.forget(len(prompt.messages) - 1)
+        prompt.tokens.truncate(body + kept)
+        prompt.tokens.append(tokens)
         self.steps -= 1
         self._seen = self._seen_before
         delta = Delta(tokens, length + self._cut)
@@ -434,7 +437,8 @@ class Context:
         self._seen_before, self._seen, self._cut = self._seen, len(prompt.messages), 0
         full = delta.full or self._is_full(max_tokens)
         if full is not None:
-            prompt.drop_generation_prompt()
+            prompt.tokens.truncate(prompt.end)
+            prompt.body = prompt.end
         tokens = prompt.tokens.copy(delta.keep)
         media = tuple([image.moved(-delta.keep) for image in prompt.placed_images(self.renderer.vision, delta.keep)])
         self.log_media += [image.moved(len(self.log_tokens)) for image in media]

@@ -106,10 +106,8 @@ def reply_spans(renderer: Renderer, tokens: "NDArray[np.int32]", message: Messag
     is_complete = all(place is not None for place, label in found if getattr(message, label))
     if not message.tool_calls and is_complete:
         return spans
-    first = 0 if not message.tool_calls else text.first_with(message.tool_calls[0].name)
-    label = "call" if message.tool_calls else "content"
-    rest = [LabeledSpan(start, stop, label) for start, stop in text.segments if stop > first and text.has(start, stop)]
-    return [*rest, *spans]  # later spans win
+    label, word = ("call", message.tool_calls[0].name) if message.tool_calls else ("content", None)
+    return [*(LabeledSpan(start, stop, label) for start, stop in text.rest(word)), *spans]  # later spans win
 
 
 class _Text:
@@ -131,9 +129,8 @@ class _Text:
             piece if own else b"\xff" * len(piece) for piece, own in zip(pieces, is_text, strict=True)
         )
         self._ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
+        self._is_text = is_text
         self._cursor = 0
-        self.segments = _runs(is_text)
-        """The runs of tokens between control tokens."""
 
     def find(self, text: str) -> tuple[int, int] | None:
         """Return the tokens of the next place that has a text, or None; the next search begins after it."""
@@ -142,23 +139,17 @@ class _Text:
         if start < 0:
             return None
         self._cursor = start + len(wanted)
-        return self._tokens(start), self._tokens(self._cursor)
+        first, last = np.searchsorted(self._ends, [start, self._cursor], side="right").tolist()
+        return first, last
 
-    def has(self, start: int, stop: int) -> bool:
-        """Return whether the tokens from `start` to `stop` hold anything but white space."""
-        ends = self._ends
-        return not self._bytes[int(ends[start - 1]) if start else 0 : int(ends[stop - 1])].isspace()
+    def rest(self, word: str | None) -> list[tuple[int, int]]:
+        """Return the runs of tokens between control tokens that hold more than white space.
 
-    def first_with(self, text: str) -> int:
-        """Return the first token of the segment that has a text; 0 if there is none."""
-        at = self._bytes.find(text.encode())
-        return next((start for start, stop in self.segments if at >= 0 and self._tokens(at) < stop), 0)
-
-    def _tokens(self, byte: int) -> int:
-        return int(np.searchsorted(self._ends, byte, side="right"))
-
-
-def _runs(is_text: list[bool]) -> list[tuple[int, int]]:
-    """Return where the runs of True begin and end."""
-    changes = np.flatnonzero(np.diff([False, *is_text, False]))
-    return [(int(start), int(stop)) for start, stop in changes.reshape(-1, 2)]
+        Args:
+            word: A text, of which the first run is the one that has it; None for all runs.
+        """
+        at = -1 if word is None else self._bytes.find(word.encode())
+        token = int(np.searchsorted(self._ends, at, side="right")) if at >= 0 else 0
+        bounds = [0, *self._ends.tolist()]
+        runs: list[list[int]] = np.flatnonzero(np.diff([False, *self._is_text, False])).reshape(-1, 2).tolist()
+        return [(a, b) for a, b in runs if token < b and not self._bytes[bounds[a] : bounds[b]].isspace()]

@@ -1,10 +1,12 @@
 """The server of one process: in a thread of its own, on loopback, started when it is first used."""
 
-import asyncio
 import atexit
+import contextvars
 import os
 import threading
+from concurrent.futures import wait
 
+from ..episodes._event_loops import LoopThread
 from ._app import ServerLimits, model_app
 from ._serving import Server, listen
 from ._sessions import Session, Sessions
@@ -30,14 +32,14 @@ class BackgroundServer:
         self._address = "http://{}:{}".format(*self._socket.getsockname())
         limits = limits or ServerLimits()
         self._server = Server(model_app(self.sessions, limits=limits), grace_s=_GRACE_S, limits=limits)
-        serving = self._server.serve([self._socket])
-        self._thread = threading.Thread(target=asyncio.run, args=(serving,), name="envsdk-gateway", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("envsdk-gateway")
+        # No context variable of the first caller, such as its collector of tasks, belongs to the server.
+        self._serving = contextvars.Context().run(self._thread.submit, self._server.serve([self._socket]))
 
     @property
     def is_running(self) -> bool:
         """Whether it answers requests."""
-        return self._thread.is_alive() and not self._server.should_exit
+        return not self._serving.done() and not self._server.should_exit
 
     def openai_base_url(self, session: Session) -> str:
         """Return the base URL of a session for clients of OpenAI's protocols."""
@@ -54,7 +56,8 @@ class BackgroundServer:
     def stop(self) -> None:
         """Stop answering, and close all connections. Requests that are being answered have a second to end."""
         self._server.should_exit = True
-        self._thread.join(_STOP_S)
+        wait([self._serving], _STOP_S)
+        self._thread.stop(_STOP_S)
 
 
 class _Process:

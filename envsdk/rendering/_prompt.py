@@ -111,18 +111,6 @@ class Prompt:
         self._n_placed = min(self._n_placed, first)
         del self.messages[first:], self.starts[first:], self.bodies[first:]
 
-    def reopen_reply(self, kept: int, tokens: "NDArray[np.int32]") -> None:
-        """Reopen the last message, a reply: its first `kept` tokens stay, and `tokens` follow them."""
-        self.end, self.body = self.starts[-1], self.bodies[-1]
-        self.forget(len(self.messages) - 1)
-        self.tokens.truncate(self.body + kept)
-        self.tokens.append(tokens)
-
-    def drop_generation_prompt(self) -> None:
-        """End with the last message: no further reply is requested."""
-        self.tokens.truncate(self.end)
-        self.body = self.end
-
     def count(self, index: int) -> int:
         """Return how many tokens message `index` has."""
         following = self.starts[index + 1] if index + 1 < len(self.starts) else self.end

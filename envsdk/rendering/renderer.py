@@ -292,7 +292,7 @@ class Renderer(ABC):
     def specification(self) -> dict[str, Any]:
         """Return the renderer as JSON: its name and the options that differ from their defaults."""
         unsafe = {"unsafe_content": True} if self.unsafe_content else {}
-        processor = {} if self._processor is None else {"processor": self._named_processor}
+        processor = {} if self._processor is None else {"processor": self._processor_name}
         return {"name": self.name, **unsafe, **processor}
 
     def check_episode(  # noqa: B027 - most families have nothing to prove
@@ -410,31 +410,13 @@ class Renderer(ABC):
         Raises:
             RenderError: If the family cannot express the message, or would read other arguments from these tokens.
         """
-        message = as_given(self, message)
-        return self._checked_reply(message, self._written_reply(message))
+        return self._written_reply(as_given(self, message))
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":
         """Return the tokens of a reply after the generation prompt, which may hold the start of a think block."""
         out = self._emission()
         self.emit_reply(out, message)
         return out.tokens()[0]
-
-    def _checked_reply(self, message: Message, tokens: "NDArray[np.int32]") -> "NDArray[np.int32]":
-        """Return the tokens of a reply, unless they are read without an error as calls with other arguments.
-
-        The name of an argument may spell what ends it (`a>` with Qwen3.5).
-        """
-        given = [(call.name, sorted(call.arguments)) for call in message.tool_calls if isinstance(call.arguments, dict)]
-        if not given or len(given) < len(message.tool_calls):
-            return tokens
-        read = self.parse(tokens, prompt_tail=self._prompt_tail)
-        found = [(call.name, sorted(call.arguments)) for call in read.tool_calls]
-        if not read.errors and given != found and [name for name, _ in given] == [name for name, _ in found]:
-            raise RenderError(
-                f"a reply with calls of {given} would be read as one with calls of {found}: the name of an argument "
-                "spells what ends it. Take that out"
-            )
-        return tokens
 
     @cached_property
     def _prompt_tail(self) -> "NDArray[np.int32]":
@@ -562,7 +544,7 @@ class Renderer(ABC):
         """A note for reports: what writes images, or why they are refused. No processor is loaded for it."""
         if not self.writes_images:
             return f"images are refused: {self.name!r} has no place for them"
-        given = self._known_processor
+        given = self._processor_name
         return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
 
     @property
@@ -570,18 +552,16 @@ class Renderer(ABC):
         """Advice where the renderer cannot write images; empty if it can. No processor is loaded for it."""
         if not self.writes_images:
             return "use the renderer of a vision model"
-        return "" if self._known_processor is not None else "give the model's processor, processor='FOLDER'"
+        return "" if self._processor_name is not None else "give the model's processor, processor='FOLDER'"
 
     @property
-    def _known_processor(self) -> Any:
-        from ._vision import find_processor
-
-        return find_processor(self.tokenizer) if self._processor is None else self._named_processor
-
-    @property
-    def _named_processor(self) -> str | dict[str, Any]:
-        """The folder or name that the processor was loaded from, its options, or its class."""
+    def _processor_name(self) -> Any:
+        """The folder or name that the processor is loaded from, its options, or its class; None without a processor."""
         given = self._processor
+        if given is None:
+            from ._vision import find_processor
+
+            return find_processor(self.tokenizer)
         if isinstance(given, Mapping):
             return dict(cast("Mapping[str, Any]", given))
         return str(given) if isinstance(given, (str, Path)) else type(given).__name__
@@ -621,7 +601,7 @@ def refuse_images(renderer: Renderer, messages: Sequence[Message], first: int = 
         RenderError: If one of them has an image; the message has its index.
     """
     for index, message in enumerate(messages, start=first):
-        if message.images and renderer.vision is None:
+        if message.parts is not None and message.images and renderer.vision is None:
             problem = f"message {index} ({message.role}) has an image, which {renderer.name!r} cannot write"
             raise RenderError(f"{problem}: {renderer.images_advice}")
 

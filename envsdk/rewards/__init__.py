@@ -10,13 +10,11 @@ A wrong or malformed reply gets a lower score. A malformed target raises `TaskEr
 """
 
 from ._combined import aweighted, best, extract, in_thread, weighted
-from ._comparing import compare
-from ._judges import judge
+from ._judges import compare, judge
 from ._numbers import numeric
 from ._programs import Call, Program, unit_tests
-from ._schemas import json_schema
 from ._scorer import AsyncScorer, Scorer
-from ._texts import exact, f1, regex
+from ._texts import exact, f1, json_schema, regex
 
 __all__ = [
     "AsyncScorer",

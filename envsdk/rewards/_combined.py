@@ -61,7 +61,7 @@ class weighted(_Weighted[Scorer]):  # noqa: N801 - it is called like a function
     def __init__(self, **parts: tuple[float, Scorer]) -> None:
         super().__init__(**parts)
         for name, (_, scorer) in parts.items():
-            if _is_async(scorer):
+            if inspect.iscoroutinefunction(scorer) or inspect.iscoroutinefunction(type(scorer).__call__):
                 raise ConfigError(
                     f"the scorer of {name} is async; expected a plain one. Use aweighted, and await its result"
                 )
@@ -184,10 +184,6 @@ class in_thread:  # noqa: N801 - it is called like a function
     async def __call__(self, reply: str, target: Any = None, /) -> float | None:
         """Score a reply. The target is passed on to the scorer."""
         return await asyncio.to_thread(self.scorer, reply, target)
-
-
-def _is_async(scorer: object) -> bool:
-    return inspect.iscoroutinefunction(scorer) or inspect.iscoroutinefunction(type(scorer).__call__)
 
 
 async def _score(scorer: Scorer | AsyncScorer, reply: str, target: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""A scorer that asks a judge model for a verdict, parses it strictly, and caches it by the prompt."""
+"""A scorer that asks a judge model for a verdict, and the comparison of the replies of a group by a judge."""
 
 import asyncio
 import contextlib
@@ -6,9 +6,12 @@ import hashlib
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from .._registry import find_renderer
 from ..authoring._env import Env
@@ -19,6 +22,9 @@ from ..policies._vocabularies import check_tokenizer
 from ..rendering.renderer import Renderer
 from ..rollouts import arollout
 from ._scorer import check_count, check_score
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 YES_OR_NO: Mapping[str, float] = {"yes": 1.0, "no": 0.0}
 
@@ -33,6 +39,13 @@ Target: {target}
 
 {question}
 End with one line that says {forms}."""
+_PAIR = """\
+First reply, up to the line {boundary}:
+{first}
+{boundary}
+Second reply, up to the line {boundary}:
+{second}
+{boundary}"""
 _VERDICT = re.compile(r"verdict:[ \t]*+(.*)", re.IGNORECASE)  # of a stripped line
 
 
@@ -96,7 +109,7 @@ class judge:  # noqa: N801 - it is called like a function
         self._max_tokens = max_tokens
         self._sampling = dict(sampling or {})
         self._name = name
-        self._file = None if cache is None else _File(Path(cache))
+        self._file = None if cache is None else _VerdictFile(Path(cache))
         self._kept: dict[str, float | None] = {}
         self._asked: dict[str, asyncio.Task[float | None]] = {}
 
@@ -154,7 +167,7 @@ class judge:  # noqa: N801 - it is called like a function
 
     async def _ask(self, key: str, messages: Sequence[Message]) -> float | None:
         turn = Turn(messages, max_tokens=self._max_tokens, sampling=self._sampling, context="judge")
-        question = _Question(turn, self._renderer)
+        question = _JudgeQuestion(turn, self._renderer)
         trajectory = await arollout(question, self._policy, options={"episode_id": f"judge/{key}"})
         is_cut = trajectory.steps[-1].finish_reason == "length"
         score = None if is_cut else self.read(question.answer)
@@ -164,7 +177,7 @@ class judge:  # noqa: N801 - it is called like a function
         return score
 
 
-class _Question(Env):
+class _JudgeQuestion(Env):
     """A single-turn environment: it sends the prompt to the judge model and stores the answer."""
 
     def __init__(self, turn: Turn, renderer: Renderer) -> None:
@@ -182,7 +195,7 @@ class _Question(Env):
         return Turn(reward=None, terminated=True)
 
 
-class _File:
+class _VerdictFile:
     """Verdicts in a sqlite file. Each use opens the file, so the object can be copied, pickled and shared."""
 
     def __init__(self, path: Path) -> None:
@@ -228,3 +241,52 @@ def _checked(verdicts: Mapping[str, float]) -> dict[str, float]:
     if not scores:
         raise ConfigError("verdicts is empty; expected a mapping from each verdict to its score")
     return {verdict: score for verdict, score in scores.items() if score is not None}
+
+
+async def compare(
+    judge: Callable[[str, Any], Awaitable[float | None]], replies: Sequence[str], target: Any = None
+) -> "NDArray[np.float64]":
+    """Compare each pair of replies, in both orders, because judges prefer a position.
+
+    ```python
+    judge = rewards.judge(policy, "Is the first reply better?", verdicts={"first": 1.0, "second": 0.0, "tie": 0.5})
+    wins = await rewards.compare(judge, [reply_of(trajectory) for trajectory in group])
+    earned = credit.win_rates(wins)
+    grouped = credit.group_advantages(
+        samples, rewards={t.id: dict.fromkeys(t.contexts, reward) for t, reward in zip(group, earned)}
+    )
+    ```
+
+    Args:
+        judge: Returns how much better the first of two replies is, from 0 to 1; None if it cannot tell. It is called
+            with a string that holds both replies, and the target, as `rewards.judge` is.
+        replies: The replies of a group, at least two.
+        target: What they are judged by; see `rewards.judge`.
+
+    Returns:
+        float64, shape (n, n): at (i, j) the mean of the judge's scores in both orders for reply i against reply j, NaN
+        if it could not tell in either; 0.5 on the diagonal.
+
+    Raises:
+        ConfigError: If there are fewer than two replies, or one is not a string.
+        Exception: Any exception of the judge.
+    """
+    if len(replies) < 2 or not all(isinstance(reply, str) for reply in replies):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"replies is {replies!r:.80}; expected at least two strings")
+    pairs = list(combinations(range(len(replies)), 2))
+    both = [*pairs, *((second, first) for first, second in pairs)]
+    found = await asyncio.gather(*(judge(_pair(replies[first], replies[second]), target) for first, second in both))
+    wins = np.full((len(replies), len(replies)), np.nan)
+    np.fill_diagonal(wins, 0.5)
+    for (first, second), there, back in zip(pairs, found[: len(pairs)], found[len(pairs) :], strict=True):
+        said = [score for score in (there, None if back is None else 1.0 - back) if score is not None]
+        if said:
+            wins[first, second] = sum(said) / len(said)
+            wins[second, first] = 1.0 - wins[first, second]
+    return wins
+
+
+def _pair(first: str, second: str) -> str:
+    """Return a text with both replies. Neither can contain the line between them, which is a hash of both."""
+    digest = hashlib.blake2b(f"{len(first)} {first}{second}".encode(), digest_size=8).hexdigest()
+    return _PAIR.format(boundary=f"--- {digest} ---", first=first, second=second)

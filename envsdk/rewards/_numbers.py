@@ -3,6 +3,7 @@
 import math
 import numbers
 import re
+from collections import deque
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -65,20 +66,16 @@ class numeric:  # noqa: N801 - it is called like a function
             TaskError: If the target is not a finite number.
         """
         expected = _target(target)
-        found = self._number_in(reply)
+        if self.find == "whole":
+            match = _WHOLE[self.grouped].fullmatch(reply.strip())
+        else:
+            last = deque(_INSIDE[self.grouped].finditer(reply), maxlen=1)
+            match = last.pop() if last else None
+        found = None if match is None else _value(match.group())
         if found is None:
             return 0.0
         tolerance = max(Fraction(self.absolute), Fraction(self.relative) * abs(expected))
         return float(abs(found - expected) <= tolerance)
-
-    def _number_in(self, reply: str) -> Fraction | None:
-        if self.find == "whole":
-            text = reply.strip()
-            return _value(text) if _WHOLE[self.grouped].fullmatch(text) else None
-        last = ""
-        for match in _INSIDE[self.grouped].finditer(reply):
-            last = match.group()
-        return _value(last) if last else None
 
 
 def _value(text: str) -> Fraction | None:

@@ -107,7 +107,11 @@ class unit_tests:  # noqa: N801 - it is called like a function
         """
         code, cases = code_in(reply), _cases(target)
         calls = [case for case in cases if isinstance(case, Call)]
-        passed = self._calls(code, calls) if calls else 0
+        passed = 0
+        if calls:
+            task = json.dumps({"code": code, "calls": [case.call for case in calls]})
+            lines = self._run(f"{_harness()}\nanswer()\n", task).stdout.splitlines()
+            passed = sum(_is_right(line, case.value) for line, case in zip(lines, calls, strict=False))
         for case in cases:
             if passed < len(calls) and not self.partial:
                 return 0.0  # one test has failed, so the score is 0
@@ -117,12 +121,6 @@ class unit_tests:  # noqa: N801 - it is called like a function
                     return 0.0
                 passed += has_passed
         return passed / len(cases) if self.partial else float(passed == len(cases))
-
-    def _calls(self, code: str, cases: Sequence[Call]) -> int:
-        """Return the number of calls with the expected value."""
-        task = json.dumps({"code": code, "calls": [case.call for case in cases]})
-        lines = self._run(f"{_harness()}\nanswer()\n", task).stdout.splitlines()
-        return sum(_is_right(line, case.value) for line, case in zip(lines, cases, strict=False))
 
     def _program(self, code: str, case: Program) -> bool:
         """Return whether a program prints the expected output."""
@@ -189,26 +187,16 @@ def _cases(target: Any) -> list[Program | Call | str]:
         ) from error
     if not cases or any(isinstance(case, str) and not case.strip() for case in cases):
         raise TaskError("the target of unit_tests is empty, or contains an empty test, which any code would pass")
-    for case in cases:
-        if isinstance(case, str):
-            _check_text(case)
+    for tests in (case for case in cases if isinstance(case, str)):
+        try:
+            nodes = list(ast.walk(ast.parse(tests)))
+        except (SyntaxError, ValueError) as error:
+            raise TaskError(f"a string of tests is not valid Python, so no code would pass: {error}") from error
+        functions = (node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+        has_asserts = any(isinstance(node, ast.Assert) for node in nodes)
+        if not has_asserts and not any(function.name.startswith("test") for function in functions):
+            raise TaskError(f"a string of tests tests nothing. {_WHAT_COUNTS}")
     return cases
-
-
-def _check_text(tests: str) -> None:
-    """Check that a string of tests is Python code and contains at least one test.
-
-    Raises:
-        TaskError: If it is not, or does not.
-    """
-    try:
-        nodes = list(ast.walk(ast.parse(tests)))
-    except (SyntaxError, ValueError) as error:
-        raise TaskError(f"a string of tests is not valid Python, so no code would pass: {error}") from error
-    functions = (node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    has_asserts = any(isinstance(node, ast.Assert) for node in nodes)
-    if not has_asserts and not any(function.name.startswith("test") for function in functions):
-        raise TaskError(f"a string of tests tests nothing. {_WHAT_COUNTS}")
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import builtins
 import contextlib
 import ctypes
 import json
+import operator
 import os
 import sys
 import types
@@ -23,18 +24,10 @@ _PLAIN = {bool, int, float, str, type(None)}
 _LISTS: dict[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
-def _call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    return function(*args, **named)
-
-
-def _item(owner: Any, key: Any) -> Any:
-    return owner[key]
-
-
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "call": _call,
+    "call": operator.call,
     "get": getattr,
-    "item": _item,
+    "item": operator.getitem,
     "iter": iter,
     "next": next,
     "len": len,
@@ -208,7 +201,15 @@ class ObjectClient(Pipe):
         """Run the reply's code, and return the names that it defines."""
         self.send(code)
         error, value = self.receive()
-        return _usable_names(value) if error is None else _fail(error, value)
+        if error is not None:
+            _fail(error, value)
+        names = cast("dict[Any, Any]", value) if isinstance(value, dict) else {}
+        # The tests may use all names but those that hide a builtin, and dunder names.
+        return {
+            name: value
+            for name, value in names.items()
+            if isinstance(name, str) and not (name.startswith("__") or hasattr(builtins, name))
+        }
 
     def ask(self, what: str, *args: Any, **named: Any) -> Any:
         """Request an operation from the child.
@@ -218,30 +219,16 @@ class ObjectClient(Pipe):
         self.send([what, args, named])
         error, value, left = self.receive()
         for given, after in zip(args, left, strict=False):
-            _update(given, after)
+            if type(given) is not type(after):
+                continue
+            if isinstance(given, list):
+                given[:] = after
+            elif isinstance(given, (dict, set)):
+                given.clear()
+                cast("Any", given).update(after)
         if error == "StopIteration" and what != "next":
             error = "RuntimeError"  # a StopIteration would silently end a loop in the tests
         return value if error is None else _fail(error, value)
-
-
-def _usable_names(names: Any) -> dict[str, Any]:
-    """Return the names that the tests may use: none that hides a builtin, and no dunder name."""
-    found = cast("dict[Any, Any]", names) if isinstance(names, dict) else {}
-    return {
-        name: value
-        for name, value in found.items()
-        if isinstance(name, str) and not (name.startswith("__") or hasattr(builtins, name))
-    }
-
-
-def _update(given: Any, after: Any) -> None:
-    if type(given) is not type(after):
-        return
-    if isinstance(given, list):
-        given[:] = after
-    elif isinstance(given, (dict, set)):
-        given.clear()
-        cast("Any", given).update(after)
 
 
 def _fail(name: str, text: str) -> NoReturn:

@@ -1,17 +1,24 @@
-"""Scorers that compare strings: exact match, word overlap (F1), and regular expressions."""
+"""Scorers of strings: exact match, word overlap (F1), regular expressions, and JSON schemas."""
 
+import copy
+import importlib
+import json
 import re
 import string
 import unicodedata
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from .._packages import load
 from ..errors import ConfigError
+from ..messages import check_json
 from ._scorer import check_count, check_switches, compiled, text_of
 
 Whitespace = Literal["as_is", "trim", "collapse"]
 
+_JSONSCHEMA = ("json_schema needs", "pip install 'envsdk[json-schema]'")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _MAX_COMPOSED_CHARS = 10_000  # normalization takes quadratic time for a string of only combining marks
 
@@ -148,9 +155,73 @@ def _without(text: str, *, case: bool, punctuation: bool, articles: bool) -> str
     if case:
         text = text.casefold()
     if punctuation:
-        text = text.translate({ord(char): None for char in set(text) if _is_punctuation(char)})
+        marks = {char for char in set(text) if char in string.punctuation or unicodedata.category(char)[0] == "P"}
+        text = text.translate(dict.fromkeys(map(ord, marks)))
     return _ARTICLES.sub(" ", text) if articles else text
 
 
-def _is_punctuation(char: str) -> bool:
-    return char in string.punctuation or unicodedata.category(char)[0] == "P"
+@dataclass(frozen=True, slots=True)
+class json_schema:  # noqa: N801 - it is called like a function
+    """Score 1 if the reply is JSON that is valid under a schema, else 0. The target is ignored.
+
+    The whole reply must be JSON, apart from white space around it; use `extract` to take JSON out of a code block. NaN
+    and infinity are not JSON, and a value that is nested deeper than 64 levels scores 0. As usual in JSON schema,
+    `format` is not checked. `$ref` may refer only to the schema itself: nothing is loaded from elsewhere. A `pattern`
+    may take exponential time; see `regex`. `uniqueItems` takes quadratic time, so with a larger `max_chars`, a reply
+    may take minutes.
+
+    Attributes:
+        schema: A JSON schema, of the draft that its `$schema` names, or else of the latest draft that jsonschema knows.
+        max_chars: The maximum length of a reply, in characters. A longer reply scores 0.
+
+    Raises:
+        ConfigError: If the schema is not valid.
+        ImportError: If jsonschema is not installed.
+    """
+
+    schema: Mapping[str, Any] | bool
+    max_chars: int = field(default=10_000, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_count("max_chars", self.max_chars)
+        object.__setattr__(self, "schema", copy.deepcopy(self.schema))
+        if not isinstance(self.schema, (dict, bool)):
+            raise ConfigError(f"the schema is {self.schema!r:.80}; expected a JSON schema, a dict or a bool")
+        try:
+            self._validator().check_schema(self.schema)
+        except load("jsonschema.exceptions", *_JSONSCHEMA).SchemaError as error:
+            where = "/".join(map(str, error.path)) or "the top"
+            raise ConfigError(f"the schema is not a valid JSON schema: at {where}: {error.message}") from error
+
+    def __call__(self, reply: str, target: Any = None, /) -> float:
+        """Score a reply.
+
+        Raises:
+            ConfigError: If a `$ref` in the schema refers to something outside it, or is infinitely recursive.
+        """
+        if len(reply) > self.max_chars:
+            return 0.0
+        try:
+            value = json.loads(reply, parse_constant=_refuse)
+            check_json(value)
+        except (ValueError, RecursionError):
+            return 0.0
+        registry = importlib.import_module("referencing").Registry()  # an empty registry loads nothing
+        try:
+            return float(self._validator()(self.schema, registry=registry).is_valid(value))
+        except importlib.import_module("referencing.exceptions").Unresolvable as error:
+            raise ConfigError(f"the schema refers to {error.ref!r}, which is not in it") from error
+        except RecursionError as error:
+            raise ConfigError("the schema refers to itself infinitely; expected a `$ref` chain that ends") from error
+        except ArithmeticError:  # the schema computes with a number that is larger than any float
+            return 0.0
+
+    def _validator(self) -> Any:
+        """Return the class of validators of the schema's draft."""
+        load("referencing", *_JSONSCHEMA)  # jsonschema installs it since 4.18
+        jsonschema = load("jsonschema", *_JSONSCHEMA)
+        return jsonschema.validators.validator_for(self.schema, default=jsonschema.Draft202012Validator)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

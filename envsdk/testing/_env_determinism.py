@@ -5,8 +5,14 @@ Each check changes one thing: the environment object, the process, the global ra
 
 import copy
 import json
+import os
 import pickle
 import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +21,19 @@ from gymnasium.envs.registration import EnvSpec
 from ..authoring._driver import driver_of
 from ..authoring._env import Env
 from ..trajectories._trajectory import Trajectory
-from ._env_differences import difference, transcript
-from ._env_episodes import NONDETERMINISTIC, NOT_REPRODUCIBLE, Episodes, closing, roll_out, step_with, trajectory_of
-from ._env_process import RAISES, run_elsewhere
-from ._reports import Failure, NotPossible
+from ._env_episodes import (
+    NONDETERMINISTIC,
+    NOT_REPRODUCIBLE,
+    Episodes,
+    closing,
+    described,
+    difference,
+    roll_out,
+    step_with,
+    trajectory_of,
+    transcript,
+)
+from ._reports import CheckFailure, NotPossible
 
 _USE = "use self.np_random instead"
 _OWN = (
@@ -38,7 +53,7 @@ def same_bytes(episodes: Episodes) -> str:
         for seed in episodes.half_of_seeds:
             if not episodes.is_reproducible(policy, seed):
                 first, second = episodes.play(policy, seed), episodes.play(policy, seed, "another rollout")
-                raise Failure(
+                raise CheckFailure(
                     f"two episodes of the {policy} policy differ: {difference(first, second)}. The environment depends "
                     "on a clock, on its own random numbers, or on earlier episodes",
                     seed,
@@ -56,12 +71,12 @@ def same_bytes_elsewhere(episodes: Episodes) -> str:
     there = run_elsewhere(pickled, policies, episodes.half_of_seeds)
     for (policy, seed), found in there.items():
         if found.startswith(RAISES):
-            raise Failure(f"the {policy} policy works in this process, but in another process it {found}", seed)
+            raise CheckFailure(f"the {policy} policy works in this process, but in another process it {found}", seed)
         if found.encode() == here[policy, seed].to_json():
             continue
         if not episodes.is_reproducible(policy, seed):
             raise NotPossible(NOT_REPRODUCIBLE)
-        raise Failure(
+        raise CheckFailure(
             f"an episode of the {policy} policy differs in another process: "
             f"{difference(here[policy, seed], Trajectory.from_json(found))}. There, strings have other hashes, and "
             "it is another day: sort what comes out of a set, and do not use hash() or the clock",
@@ -77,7 +92,7 @@ def no_global_random_state(episodes: Episodes) -> str:
             expected = episodes.play(policy, seed)
             found = _with_other_global_state(episodes, policy, seed)
             if found.to_json() != expected.to_json() and episodes.is_reproducible(policy, seed):
-                raise Failure(
+                raise CheckFailure(
                     "with another global state of `random` and `numpy.random`, the episode differs: "
                     f"{difference(expected, found)}; {_USE}",
                     seed,
@@ -95,7 +110,7 @@ def _with_other_global_state(episodes: Episodes, policy: str, seed: int) -> Traj
             trajectory = roll_out(env, policy, seed)
         changed = [name for name, state in _global_states().items() if before[name] != state]
     if changed:
-        raise Failure(f"the episode changes the global state of `{'` and `'.join(changed)}`; {_USE}", seed)
+        raise CheckFailure(f"the episode changes the global state of `{'` and `'.join(changed)}`; {_USE}", seed)
     return trajectory
 
 
@@ -108,7 +123,7 @@ def _check_no_global_random(episodes: Episodes, seed: int) -> None:
     """Raise NotPossible if the environment uses the global random state, which a different check reports."""
     try:
         _with_other_global_state(episodes, episodes.policy, seed)
-    except Failure:
+    except CheckFailure:
         raise NotPossible('it uses the global random state: see "no global random state"') from None
 
 
@@ -122,7 +137,7 @@ def reset_clears_state(episodes: Episodes) -> str:
                 step_with(env, "random", seed, 2)
                 again = roll_out(env, episodes.policy, seed)
             if again.to_json() != expected.to_json():
-                raise Failure(
+                raise CheckFailure(
                     f"after another episode it differs: {difference(expected, again)}; set everything that an episode "
                     "changes in start()",
                     seed,
@@ -143,7 +158,7 @@ def copies(episodes: Episodes) -> str:
         for name, trajectory in {"the copy": trajectory_of(other), "the original": trajectory_of(env)}.items():
             if trajectory.to_json() != expected.to_json():
                 _check_no_global_random(episodes, seed)
-                raise Failure(f"{name} gives another episode: {difference(expected, trajectory)}; {_OWN}", seed)
+                raise CheckFailure(f"{name} gives another episode: {difference(expected, trajectory)}; {_OWN}", seed)
     return f"{len(episodes.few_seeds)} seeds"
 
 
@@ -155,11 +170,11 @@ def forks(episodes: Episodes) -> str:
     for seed in episodes.few_seeds:
         episodes.reproducible(seed)
         with episodes.attempt(seed):
-            _fork(episodes, seed)
+            _check_forks(episodes, seed)
     return f"{len(episodes.few_seeds)} seeds"
 
 
-def _fork(episodes: Episodes, seed: int) -> None:
+def _check_forks(episodes: Episodes, seed: int) -> None:
     """Fork twice in the middle of an episode. Run one fork with garbage, then the original, then the other fork."""
     policy = episodes.policy
     whole = episodes.play(policy, seed, "step")
@@ -176,9 +191,9 @@ def _fork(episodes: Episodes, seed: int) -> None:
         _check_no_global_random(episodes, seed)
     if trajectory_of(env).to_json() != whole.to_json():
         found = difference(whole, trajectory_of(env))
-        raise Failure(f"the original does not continue as it does without forks: {found}; {_OWN}")
+        raise CheckFailure(f"the original does not continue as it does without forks: {found}; {_OWN}")
     if not is_same:
-        raise Failure(f"a fork does not continue like its original: {difference(whole, fork)}; {_OWN}")
+        raise CheckFailure(f"a fork does not continue like its original: {difference(whole, fork)}; {_OWN}")
 
 
 def step_and_rollout(episodes: Episodes) -> str:
@@ -186,7 +201,7 @@ def step_and_rollout(episodes: Episodes) -> str:
     for seed in episodes.few_seeds:
         expected, stepped = episodes.reproducible(seed), episodes.reproducible(seed, "step")
         if stepped.to_json() != expected.to_json():
-            raise Failure(f"rollout() and step() give different episodes: {difference(expected, stepped)}", seed)
+            raise CheckFailure(f"rollout() and step() give different episodes: {difference(expected, stepped)}", seed)
     return f"{len(episodes.few_seeds)} seeds"
 
 
@@ -206,7 +221,7 @@ def specification(episodes: Episodes) -> str:
             with closing(env):
                 trajectory = roll_out(env, episodes.policy, seed)
         if expected is not None and trajectory.to_json() != expected.to_json():
-            raise Failure(
+            raise CheckFailure(
                 f"the specification from {name} gives another episode: {difference(expected, trajectory)}", seed
             )
     return "JSON and pickle"
@@ -225,9 +240,79 @@ def _round_trips(spec: EnvSpec) -> dict[str, EnvSpec]:
     try:
         again = {"JSON": EnvSpec.from_json(spec.to_json())}
     except (TypeError, ValueError) as error:
-        raise Failure(f"it cannot be written as JSON: {error}. Options must be JSON values or names") from error
+        raise CheckFailure(f"it cannot be written as JSON: {error}. Options must be JSON values or names") from error
     try:
         again["pickle"] = pickle.loads(pickle.dumps(spec))
     except Exception as error:  # pickle calls user code, which may raise anything
-        raise Failure(f"it cannot be pickled: {error}. Options must be JSON values or names") from error
+        raise CheckFailure(f"it cannot be pickled: {error}. Options must be JSON values or names") from error
     return again
+
+
+# Episodes in another process, where strings have other hashes and the date is different.
+
+
+RAISES = "raises "
+_LIMIT_S = 120.0
+_PROGRAM = "from envsdk.testing._env_determinism import main; main()"
+
+
+def run_elsewhere(pickled: bytes, policies: Sequence[str], seeds: Sequence[int]) -> dict[tuple[str, int], str]:
+    """Run episodes in a new process.
+
+    Args:
+        pickled: A pickled function that creates an environment.
+        policies: The names of the policies. Each runs an episode with every seed.
+        seeds: The seeds.
+
+    Returns:
+        For each policy and seed, the trajectory as JSON, or `"raises ..."`.
+
+    Raises:
+        NotPossible: If the new process cannot import the environment.
+        CheckFailure: If the process failed or timed out.
+    """
+    path = os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
+    hash_seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    # Of two time zones whose dates always differ, one has another date than here.
+    is_today = time.gmtime(time.time() + 14 * 3600).tm_mday == time.localtime().tm_mday
+    zone = "west+12" if is_today else "east-14"
+    variables = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed, "TZ": zone}
+    command = [sys.executable, "-c", _PROGRAM]
+    episodes = [(policy, seed) for policy in policies for seed in seeds]
+    job = pickle.dumps((pickled, episodes))
+    try:
+        done = subprocess.run(command, input=job, capture_output=True, env=variables, timeout=_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise CheckFailure(f"the episodes in another process did not end within {_LIMIT_S:g} s") from None
+    if done.returncode or not done.stdout:
+        stderr = done.stderr.decode(errors="replace").strip()
+        raise CheckFailure(f"another process ended with status {done.returncode}: {stderr[-500:]}")
+    answer = json.loads(done.stdout)
+    if "unknown" in answer:
+        raise NotPossible(f"another process cannot import it: {answer['unknown']}")
+    return dict(zip(episodes, answer["played"], strict=True))
+
+
+def main() -> None:
+    """Run as the new process: read the episodes from standard input, run them, and write the results."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # keep the output of the environment out of the results
+    pickled, episodes = pickle.loads(sys.stdin.buffer.read())
+    try:
+        make = pickle.loads(pickled)
+    except Exception as error:  # it imports user code, which may raise anything
+        answer: dict[str, object] = {"unknown": described(error)}
+    else:
+        answer = {"played": [_run(make, policy, seed) for policy, seed in episodes]}
+    out.write(json.dumps(answer))
+    out.close()
+
+
+def _run(make: Callable[[], Env], policy: str, seed: int) -> str:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        with closing(make()) as env:
+            return roll_out(env, policy, seed).to_json().decode()
+    except Exception as error:
+        return f"{RAISES}{described(error)}"

@@ -1,10 +1,20 @@
-"""The episodes that the checks examine. Each is run once, cached, and interrupted if it takes too long."""
+"""The episodes that the checks examine: each is run once, cached, and interrupted if it takes too long.
+
+At the end are descriptions for a reader: of an episode, of the difference between two, and of an exception.
+"""
 
 import asyncio
 import contextlib
+import json
 import random
+import re
+import signal
+import threading
+import time
+import traceback
 from collections.abc import Callable, Generator
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,15 +24,58 @@ from ..authoring._env import Env
 from ..contexts._protocol import Action
 from ..episodes._event_loops import run
 from ..limits import STEPS_WITHOUT_LIMIT
+from ..messages import Message
 from ..policies._find import find_policy
 from ..policies._policy import request_of
 from ..policies._vocabularies import PolicyWrapper
 from ..rollouts import arollout
 from ..trajectories._trajectory import Trajectory
-from ._env_differences import cause_of, described
 from ._env_subject import Subject
-from ._env_time import TimeLimitExceeded, time_limit
-from ._reports import Failure, NotPossible
+from ._reports import CheckFailure, NotPossible
+
+# A time limit for code that may run too long, such as a loop, a wait, or a regular expression.
+
+
+class TimeLimitExceeded(BaseException):
+    """A time limit is over. It is not an `Exception`, so an environment does not catch it by mistake."""
+
+
+@contextlib.contextmanager
+def time_limit(limit_s: float, what: str) -> Generator[None]:
+    """Interrupt the code inside after a time limit. Without signals (in other threads), raise when it has ended.
+
+    Args:
+        limit_s: The time limit, in seconds.
+        what: The name of the code, for the error.
+
+    Raises:
+        TimeLimitExceeded: If the code took too long.
+    """
+    message = f"{what} did not end within {limit_s:g} s"
+    started = time.monotonic()
+    can_interrupt = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+
+    def ring(*_: object) -> None:
+        raise TimeLimitExceeded(message)
+
+    if not can_interrupt:
+        yield
+    else:
+        handler = signal.signal(signal.SIGALRM, ring)
+        left_s, _ = signal.setitimer(signal.ITIMER_REAL, limit_s)
+        try:
+            yield
+        finally:  # a timer that was set before is restored
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+            if left_s:
+                signal.setitimer(signal.ITIMER_REAL, max(left_s - (time.monotonic() - started), 0.001))
+    if time.monotonic() - started > limit_s:
+        raise TimeLimitExceeded(message)
+
+
+# Episodes.
+
 
 EPISODE_S = 30.0
 """The time limit of an episode, in seconds."""
@@ -51,7 +104,7 @@ class EpisodeFailed(Exception):
     """An episode of a policy failed."""
 
     def __init__(self, policy: str, seed: int, error: BaseException) -> None:
-        is_ours = isinstance(error, (NoEnd, TimeLimitExceeded, Failure))
+        is_ours = isinstance(error, (NoEnd, TimeLimitExceeded, CheckFailure))
         super().__init__(str(error) if is_ours else f"it raises {described(error)}")
         self.check = ENDS if isinstance(error, NoEnd) else f"{policy} policy"
         """The name of the check that reports it."""
@@ -236,16 +289,72 @@ def check_not_failed(trajectory: Trajectory, seed: int, what: str = "") -> None:
     """Check that an episode and all its sub-agents ended without an error.
 
     Raises:
-        Failure: If one failed.
+        CheckFailure: If one failed.
     """
     if trajectory.status == "error":
-        raise Failure(f"{what}the episode failed: {trajectory.error}", seed)
+        raise CheckFailure(f"{what}the episode failed: {trajectory.error}", seed)
     for name, log in trajectory.contexts.items():
         if log.error is not None and not log.error.startswith("the summary was rejected"):
-            raise Failure(f"{what}the sub-agent {name!r} failed: {log.error}", seed)
+            raise CheckFailure(f"{what}the sub-agent {name!r} failed: {log.error}", seed)
 
 
 def trajectory_of(env: Env) -> Trajectory:
     """Return the trajectory of an episode that has ended."""
     assert env.trajectory is not None
     return env.trajectory
+
+
+# Descriptions.
+
+
+def transcript(trajectory: Trajectory) -> list[str]:
+    """Return all messages of an episode, one string each."""
+    return [f"{name}, {written(message)}" for name, log in trajectory.contexts.items() for message in log.messages]
+
+
+def written(message: Message) -> str:
+    """Return a message as one line, with its images by their hashes."""
+    calls = [[call.name, call.arguments] for call in message.tool_calls]
+    parts = [message.content, *([message.reasoning] if message.reasoning else []), *([calls] if calls else [])]
+    parts += [f"<image {image.sha256[:12]}>" for image in message.images]
+    return f"{message.role}: {json.dumps(parts[0] if len(parts) == 1 else parts, ensure_ascii=False)}"
+
+
+def difference(first: Trajectory, second: Trajectory) -> str:
+    """Describe the first difference between two trajectories."""
+    texts = transcript(first), transcript(second)
+    for one, other in zip(*texts, strict=False):
+        if one != other:
+            return f"{_around(one, other)!r} and {_around(other, one)!r}"
+    if len(texts[0]) != len(texts[1]):
+        more = max(texts, key=len)[min(map(len, texts))]
+        return f"{len(texts[0])} messages and {len(texts[1])}; the first additional one is {more!r:.120}"
+    rewards = first.reward, second.reward
+    if rewards[0] != rewards[1]:
+        return f"the messages are the same, but the rewards are {rewards[0]:g} and {rewards[1]:g}"
+    records = first.to_json().decode(), second.to_json().decode()
+    return f"the messages are the same, but the records have {_around(*records)!r} and {_around(*records[::-1])!r}"
+
+
+def _around(text: str, other: str) -> str:
+    """Return the part of a text around the first character that differs from another text."""
+    same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    start = max(0, same - 30)
+    return f"{'...' if start else ''}{text[start : same + 50]}"
+
+
+def cause_of(error: BaseException) -> str:
+    """Return an identifier of a failure's cause: the exception's type, place, and text without values."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    text = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "", str(error))
+    return f"{type(error).__name__} {where} {text}"
+
+
+def described(error: BaseException) -> str:
+    """Describe an exception on one line: its type, its text, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"] if frames else []
+    notes = [str(note).removesuffix(".") for note in getattr(error, "__notes__", ())]
+    details = "; ".join([*where, *notes])
+    return f"{type(error).__name__}: {str(error) or 'without a message':.300}" + (f" ({details})" if details else "")

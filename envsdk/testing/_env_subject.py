@@ -7,7 +7,7 @@ import json
 import pickle
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -59,8 +59,21 @@ class Subject:
                 raise unknown_name("environment", given, list_envs())
             return _of_spec(gymnasium.registry[given])
         if isinstance(given, Env):
-            return _of_object(given)
-        return _of_maker(given)
+            another = partial(copy.deepcopy, given)
+            if given.spec is None:
+                return cls(given.name, another, _refuse_options, None)
+            return replace(_of_spec(given.spec), make=another)
+        make: Any = given
+        is_class = inspect.isclass(make)
+        if not (issubclass(make, Env) if is_class else callable(make)):
+            raise ConfigError(
+                f"env is {make!r:.80}; expected an environment, its id, its class, or a function that creates one"
+            )
+        module, path = getattr(make, "__module__", "__main__"), getattr(make, "__qualname__", "")
+        is_importable = path and "<" not in path and module != "__main__"
+        names = (f"{module}.{path}", module) if is_importable else ("", "")
+        name, maker = str(getattr(make, "__name__", make)), cast("Callable[..., Env]", make)
+        return cls(name, maker, maker if is_class else partial(_call_with, maker), maker, *names)
 
     def pickled(self) -> bytes:
         """Return the pickled function that creates the environment in another process.
@@ -109,24 +122,6 @@ def _of_spec(spec: EnvSpec) -> Subject:
     return Subject(spec.id, make, make, make, *((expression, module) if name else ("", "")))
 
 
-def _of_maker(make: Any) -> Subject:
-    is_class = inspect.isclass(make)
-    if not (issubclass(make, Env) if is_class else callable(make)):
-        raise ConfigError(
-            f"env is {make!r:.80}; expected an environment, its id, its class, or a function that creates one"
-        )
-    name, maker = str(getattr(make, "__name__", make)), cast("Callable[..., Env]", make)
-    return Subject(name, maker, maker if is_class else partial(_call_with, maker), maker, *_named(make))
-
-
-def _of_object(env: Env) -> Subject:
-    another = partial(copy.deepcopy, env)
-    if env.spec is None:
-        return Subject(env.name, another, _refuse_options, None)
-    made = _of_spec(env.spec)
-    return Subject(made.name, another, made.make_with, made.source, made.expression, made.module, made.is_id)
-
-
 def _make(spec: EnvSpec, **options: Any) -> Env:
     env = spec.make(disable_env_checker=True, **options).unwrapped
     if not isinstance(env, Env):
@@ -144,9 +139,3 @@ def _call_with(function: Callable[..., Env], **options: Any) -> Env:
     except TypeError:
         raise NotPossible(f"the function does not accept {', '.join(options)}; pass the id or the class") from None
     return function(**options)
-
-
-def _named(value: Any) -> tuple[str, str]:
-    """Return the Python expression of a class or function, and its module; empty if it cannot be imported."""
-    module, name = getattr(value, "__module__", "__main__"), getattr(value, "__qualname__", "")
-    return ("", "") if not name or "<" in name or module == "__main__" else (f"{module}.{name}", module)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,18 +14,20 @@ from .._visible import visible
 from ..episodes._loop_tasks import in_event_loop
 from ..errors import ConfigError, unknown_name
 from . import _env_attacks as env_attacks
+from . import _env_checks as env_checks
 from . import _env_determinism as env_determinism
-from . import _env_images as env_images
-from . import _env_lifecycle as env_lifecycle
-from . import _env_rewards as env_rewards
-from . import _env_soundness as env_soundness
-from . import _env_tasks as env_tasks
-from . import _env_tools as env_tools
-from ._env_differences import cause_of, described
-from ._env_episodes import ENDS, EpisodeFailed, Episodes, NoEnd, closing
+from ._env_episodes import (
+    ENDS,
+    EpisodeFailed,
+    Episodes,
+    NoEnd,
+    TimeLimitExceeded,
+    cause_of,
+    closing,
+    described,
+)
 from ._env_subject import EnvLike, Subject
-from ._env_time import TimeLimitExceeded
-from ._reports import Check, CheckReport, Failure, NotPossible, Verdict
+from ._reports import Check, CheckFailure, CheckReport, NotPossible, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,39 +69,39 @@ OnProgress: TypeAlias = Callable[[str, EnvCheck | None], None]
 """A function of the name of a check and its result; None when the check starts."""
 
 
-class _Kind(NamedTuple):
+class _EnvCheckKind(NamedTuple):
     function: Callable[[Episodes], str | None]
     compares_seeds: bool = False
     """Whether several seeds are needed to repeat a failure."""
 
 
-CHECKS: dict[str, _Kind] = {
-    ENDS: _Kind(env_lifecycle.episodes_end),
-    "gymnasium checker": _Kind(env_lifecycle.gymnasium_checker),
-    "calls out of order": _Kind(env_lifecycle.calls_out_of_order),
-    "reward range": _Kind(env_rewards.reward_range),
-    "reference policy": _Kind(env_rewards.reference_policy),
-    "null policy": _Kind(env_rewards.null_policy, compares_seeds=True),
-    "random policy": _Kind(env_rewards.random_policy),
-    "every option": _Kind(env_rewards.every_option),
-    "distinct tasks": _Kind(env_tasks.distinct_tasks, compares_seeds=True),
-    "splits": _Kind(env_tasks.splits, compares_seeds=True),
-    "same bytes": _Kind(env_determinism.same_bytes),
-    "same bytes in another process": _Kind(env_determinism.same_bytes_elsewhere),
-    "no global random state": _Kind(env_determinism.no_global_random_state),
-    "reset clears state": _Kind(env_determinism.reset_clears_state),
-    "copies": _Kind(env_determinism.copies),
-    "forks": _Kind(env_determinism.forks),
-    "step and rollout": _Kind(env_determinism.step_and_rollout),
-    "specification": _Kind(env_determinism.specification),
-    "declared observations": _Kind(env_soundness.declared_observations),
-    "history policies": _Kind(env_soundness.history_policies),
-    "images": _Kind(env_images.images),
-    "garbage replies": _Kind(env_attacks.garbage_replies),
-    "injected text": _Kind(env_attacks.injected_text),
-    "enormous replies": _Kind(env_attacks.enormous_replies),
-    "cut replies": _Kind(env_attacks.cut_replies),
-    "tool errors": _Kind(env_tools.tool_errors),
+CHECKS: dict[str, _EnvCheckKind] = {
+    ENDS: _EnvCheckKind(env_checks.episodes_end),
+    "gymnasium checker": _EnvCheckKind(env_checks.gymnasium_checker),
+    "calls out of order": _EnvCheckKind(env_checks.calls_out_of_order),
+    "reward range": _EnvCheckKind(env_checks.reward_range),
+    "reference policy": _EnvCheckKind(env_checks.reference_policy),
+    "null policy": _EnvCheckKind(env_checks.null_policy, compares_seeds=True),
+    "random policy": _EnvCheckKind(env_checks.random_policy),
+    "every option": _EnvCheckKind(env_checks.every_option),
+    "distinct tasks": _EnvCheckKind(env_checks.distinct_tasks, compares_seeds=True),
+    "splits": _EnvCheckKind(env_checks.splits, compares_seeds=True),
+    "same bytes": _EnvCheckKind(env_determinism.same_bytes),
+    "same bytes in another process": _EnvCheckKind(env_determinism.same_bytes_elsewhere),
+    "no global random state": _EnvCheckKind(env_determinism.no_global_random_state),
+    "reset clears state": _EnvCheckKind(env_determinism.reset_clears_state),
+    "copies": _EnvCheckKind(env_determinism.copies),
+    "forks": _EnvCheckKind(env_determinism.forks),
+    "step and rollout": _EnvCheckKind(env_determinism.step_and_rollout),
+    "specification": _EnvCheckKind(env_determinism.specification),
+    "declared observations": _EnvCheckKind(env_checks.declared_observations),
+    "history policies": _EnvCheckKind(env_checks.history_policies),
+    "images": _EnvCheckKind(env_checks.images),
+    "garbage replies": _EnvCheckKind(partial(env_attacks.answer_all, replies=env_attacks.garbage)),
+    "injected text": _EnvCheckKind(partial(env_attacks.answer_all, replies=env_attacks.injected)),
+    "enormous replies": _EnvCheckKind(partial(env_attacks.answer_all, replies=env_attacks.enormous, times=1)),
+    "cut replies": _EnvCheckKind(partial(env_attacks.answer_all, replies=env_attacks.cut)),
+    "tool errors": _EnvCheckKind(env_attacks.tool_errors),
 }
 """All checks by name, in the order in which they run. If episodes do not end, no further check runs."""
 _CREATION = "it can be created"
@@ -152,7 +155,7 @@ def _no_progress(name: str, check: EnvCheck | None) -> None:
     """Do nothing."""
 
 
-def _check_all(subject: Subject, seeds: range, chosen: dict[str, _Kind], on_progress: OnProgress) -> EnvReport:
+def _check_all(subject: Subject, seeds: range, chosen: dict[str, _EnvCheckKind], on_progress: OnProgress) -> EnvReport:
     report = EnvReport(subject.name)
     reported: dict[str, str] = {}  # the name of the failed check for each cause
     states = random.getstate(), np.random.get_state()
@@ -178,7 +181,7 @@ def _check_all(subject: Subject, seeds: range, chosen: dict[str, _Kind], on_prog
     return report
 
 
-def _check(episodes: Episodes, name: str, kind: _Kind, reported: dict[str, str]) -> EnvCheck:
+def _check(episodes: Episodes, name: str, kind: _EnvCheckKind, reported: dict[str, str]) -> EnvCheck:
     episodes.seed = None
     started = time.perf_counter()
     verdict, detail, seed, cause = _verdict(episodes, name, kind.function)
@@ -193,7 +196,7 @@ def _check(episodes: Episodes, name: str, kind: _Kind, reported: dict[str, str])
     return EnvCheck(name, verdict, detail, seed, episodes.subject.command(name, first, count), seconds)
 
 
-class _Outcome(NamedTuple):
+class _CheckOutcome(NamedTuple):
     verdict: Verdict
     detail: str
     seed: int | None = None
@@ -202,24 +205,24 @@ class _Outcome(NamedTuple):
     """An identifier of the cause, equal for all checks that fail for it; empty if it is unknown."""
 
 
-def _verdict(episodes: Episodes, name: str, function: Callable[[Episodes], str | None]) -> _Outcome:
+def _verdict(episodes: Episodes, name: str, function: Callable[[Episodes], str | None]) -> _CheckOutcome:
     """Run a check, and convert exceptions to a result."""
     try:
-        return _Outcome("PASS", function(episodes) or "")
-    except Failure as failure:
+        return _CheckOutcome("PASS", function(episodes) or "")
+    except CheckFailure as failure:
         cause = "" if failure.__cause__ is None else cause_of(failure.__cause__)
-        return _Outcome("FAIL", str(failure), episodes.seed if failure.seed is None else failure.seed, cause)
+        return _CheckOutcome("FAIL", str(failure), episodes.seed if failure.seed is None else failure.seed, cause)
     except NotPossible as error:
-        return _Outcome("NOT POSSIBLE", str(error))
+        return _CheckOutcome("NOT POSSIBLE", str(error))
     except EpisodeFailed as failed:  # one check reports it; for the others there is no episode to examine
         if failed.check == name:
-            return _Outcome("FAIL", str(failed), failed.seed, failed.cause)
-        return _Outcome("NOT POSSIBLE", f'the episode fails: see "{failed.check}" ({failed})', cause=failed.cause)
+            return _CheckOutcome("FAIL", str(failed), failed.seed, failed.cause)
+        return _CheckOutcome("NOT POSSIBLE", f'the episode fails: see "{failed.check}" ({failed})', cause=failed.cause)
     except NoEnd as error:
-        return _Outcome("NOT POSSIBLE", f'{error}: see "{ENDS}"')
+        return _CheckOutcome("NOT POSSIBLE", f'{error}: see "{ENDS}"')
     except TimeLimitExceeded as error:
-        return _Outcome("FAIL", str(error), episodes.seed)
+        return _CheckOutcome("FAIL", str(error), episodes.seed)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # an environment may raise anything
-        return _Outcome("FAIL", f"it raises {described(error)}", episodes.seed, cause_of(error))
+        return _CheckOutcome("FAIL", f"it raises {described(error)}", episodes.seed, cause_of(error))

@@ -16,9 +16,9 @@ from ..errors import ConfigError
 from ..limits import Limits
 from ..messages import Message, ToolCall
 from ..rendering.renderer import Renderer
-from ._env_differences import described
+from ._env_episodes import described
 from ._renderers import TOOL
-from ._reports import Check, CheckReport, Failure, NotPossible
+from ._reports import Check, CheckFailure, CheckReport, NotPossible
 
 _PLAYS = "it can be played"
 
@@ -62,7 +62,7 @@ def _check_all(script: "_Script") -> HistoryReport:
             continue
         try:
             report.checks.append(Check(name, "PASS", check(script)))
-        except Failure as failure:
+        except CheckFailure as failure:
             report.checks.append(Check(name, "FAIL", str(failure)))
         except NotPossible as reason:
             report.checks.append(Check(name, "NOT POSSIBLE", str(reason)))
@@ -226,7 +226,7 @@ def _keeps_calls(script: _Script) -> str:
         for index, message in enumerate(view):
             asked = next((m for m in reversed(view[:index]) if m.role != "tool"), None)
             if message.role == "tool" and (asked is None or not asked.tool_calls):
-                raise Failure(
+                raise CheckFailure(
                     f"message {index} of the {len(view)} that the model sees is a tool's result, but the call that it "
                     "answers was dropped: drop or keep a reply together with the results of its calls"
                 )
@@ -238,12 +238,12 @@ def _keeps_calls(script: _Script) -> str:
 def _expect_same(first: Sequence[_Step], second: Sequence[_Step], what: str) -> None:
     for index, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
-            raise Failure(
+            raise CheckFailure(
                 f"{what} differ at step {index + 1}: the first keeps {one.keep} tokens ({one.reason or 'no break'}), "
                 f"the second {other.keep} ({other.reason or 'no break'})"
             )
     if len(first) != len(second):
-        raise Failure(f"{what} have {len(first) - 1} and {len(second) - 1} replies")
+        raise CheckFailure(f"{what} have {len(first) - 1} and {len(second) - 1} replies")
 
 
 CHECKS: dict[str, Callable[[_Script], str]] = {

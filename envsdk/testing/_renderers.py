@@ -15,7 +15,7 @@ from ..rendering._parity import assistant
 from ..rendering._whole import WholeRenderer
 from ..rendering.emission import Emission
 from ..rendering.renderer import Renderer
-from ._reports import Check, CheckReport, Failure, Verdict
+from ._reports import Check, CheckFailure, CheckReport, Verdict
 from .masks import compare_masks
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def check_renderer(renderer: Renderer, *, random_replies: int = 500, seed: int =
     for name, check in _checks(renderer, random_replies, seed):
         try:
             report.checks.append(Check(name, "PASS", check() or ""))
-        except Failure as failure:
+        except CheckFailure as failure:
             report.checks.append(Check(name, "FAIL", str(failure)))
         except RenderError as error:
             report.checks.append(Check(name, "NOT POSSIBLE", str(error)))
@@ -137,7 +137,7 @@ def _why_refused(renderer: Renderer, tools: Sequence[ToolSchema]) -> str:
 
 
 def _fail(what: str) -> None:
-    raise Failure(what)
+    raise CheckFailure(what)
 
 
 def _call(what: str) -> ToolCall:
@@ -168,13 +168,13 @@ def _prompt(renderer: Renderer, reply: Message) -> "NDArray[np.int32]":
 
 def _stop_tokens(renderer: Renderer) -> None:
     if not renderer.stop_token_ids:
-        raise Failure("the renderer has no stop tokens")
+        raise CheckFailure("the renderer has no stop tokens")
     for token in renderer.stop_token_ids:
         if not 0 <= token < renderer.tokenizer.vocab_size:
-            raise Failure(f"the stop token {token} is not in the vocabulary")
+            raise CheckFailure(f"the stop token {token} is not in the vocabulary")
     last = int(renderer.reply(REPLIES["text"])[-1])
     if last not in renderer.stop_token_ids:
-        raise Failure(f"a reply ends with {_shown(renderer, [last])}, which is not a stop token")
+        raise CheckFailure(f"a reply ends with {_shown(renderer, [last])}, which is not a stop token")
 
 
 def _parity(renderer: Renderer, name: str, conversation: parity.Conversation) -> None:
@@ -238,19 +238,19 @@ def _round_trip(renderer: Renderer, reply: Message) -> None:
     expected = (reply.content, [(call.name, call.arguments) for call in reply.tool_calls])
     found = (read.content, [(call.name, call.arguments) for call in read.tool_calls])
     if found != expected or read.errors:
-        raise Failure(f"{expected} was rendered, but {found} was parsed, with the errors {read.errors}")
+        raise CheckFailure(f"{expected} was rendered, but {found} was parsed, with the errors {read.errors}")
     if reply.reasoning and renderer.reply(reply).tolist() == renderer.reply(reply.with_reasoning(None)).tolist():
         _check_no_reasoning_is_shown(renderer, reply)
         raise RenderError("the family has no reasoning, or its generation prompt closes the reasoning")
     if (read.reasoning or "") != (reply.reasoning or ""):
-        raise Failure(f"the reasoning {reply.reasoning!r} was rendered, but {read.reasoning!r} was parsed")
+        raise CheckFailure(f"the reasoning {reply.reasoning!r} was rendered, but {read.reasoning!r} was parsed")
 
 
 def _check_no_reasoning_is_shown(renderer: Renderer, reply: Message) -> None:
     """Check that `visible` shows no reasoning if `emit_reply` writes none."""
     shown = renderer.visible([_QUESTION, reply])[-1].reasoning
     if shown and renderer.knows_history and not renderer.writes_reasoning:
-        raise Failure(
+        raise CheckFailure(
             f"`visible` shows the reasoning {shown!r}, which `emit_reply` does not write: return such a message "
             "without it (`message.with_reasoning(None)`), or write it in `emit_reply`"
         )
@@ -278,10 +278,10 @@ def _cuts(renderer: Renderer, reply: "NDArray[np.int32]", *, is_odd: bool = Fals
         closing = delta[: extension.starts[0]]
         ends_with = ends.setdefault(has_calls, delta[len(closing) :].tolist())
         if delta.tolist() != [*closing, *ends_with]:
-            raise Failure(f"cut at {cut}, {_shown(renderer, part)} is followed by {_shown(renderer, delta)}")
+            raise CheckFailure(f"cut at {cut}, {_shown(renderer, part)} is followed by {_shown(renderer, delta)}")
         is_ended = np.isin(part, renderer.stop_token_ids).any()
         if not is_odd and not is_ended and renderer.parse(np.concatenate([part, closing])).open_block is not None:
-            raise Failure(f"cut at {cut}, {_shown(renderer, part)} is not closed by {_shown(renderer, closing)}")
+            raise CheckFailure(f"cut at {cut}, {_shown(renderer, part)} is not closed by {_shown(renderer, closing)}")
 
 
 def _scaffold(renderer: Renderer, text: str) -> "NDArray[np.int32]":
@@ -361,7 +361,9 @@ def _injection(
             tokens = renderer.render(messages, tools=tools, history="keep").tokens
         found.append(tokens[np.isin(tokens, control)].tolist())
     if found[0] != found[1]:
-        raise Failure(f"with control tokens in the text, {len(found[0])} are rendered; without them, {len(found[1])}")
+        raise CheckFailure(
+            f"with control tokens in the text, {len(found[0])} are rendered; without them, {len(found[1])}"
+        )
 
 
 def _random_replies(renderer: Renderer, count: int, seed: int) -> None:
@@ -375,18 +377,18 @@ def _random_replies(renderer: Renderer, count: int, seed: int) -> None:
             renderer.parse(tokens)
             renderer.extend(tokens, NEXT["user"])
         except Exception as error:
-            raise Failure(f"{tokens.tolist()} raises {type(error).__name__}: {error}") from error
+            raise CheckFailure(f"{tokens.tolist()} raises {type(error).__name__}: {error}") from error
 
 
 def _compare(renderer: Renderer, first: "NDArray[np.int32]", second: "NDArray[np.int32]", what: str) -> None:
-    """Raise a Failure that shows the first difference, if two renderings differ."""
+    """Raise a CheckFailure that shows the first difference, if two renderings differ."""
     if first.tolist() == second.tolist():
         return
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     at = int(np.argmax(differs)) if differs.any() else length
     around = slice(max(0, at - 4), at + 8)
-    raise Failure(
+    raise CheckFailure(
         f"{what} differ at token {at}: {_shown(renderer, first[around])} and {_shown(renderer, second[around])}"
     )
 

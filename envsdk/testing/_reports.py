@@ -56,7 +56,7 @@ class CheckReport(Generic[C]):
         )
 
 
-class Failure(Exception):
+class CheckFailure(Exception):
     """A check failed.
 
     Args:

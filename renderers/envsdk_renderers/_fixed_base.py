@@ -700,14 +700,10 @@ class FixedBase(WholeRenderer):
         return self._reply_writer.write(out, given, hidden)
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":
+        # Without control tokens for the tags of calls, a text may spell a call. A format that was given may read calls
+        # as text.
         has_block = self._reply_writer.prompt_closes_block  # the prompt contains an empty one
-        return super()._written_reply(message.with_reasoning(None) if has_block else message)
-
-    def _checked_reply(self, message: Message, tokens: "NDArray[np.int32]") -> "NDArray[np.int32]":
-        """See `Renderer`; without control tokens for the tags of calls, a text may spell a call.
-
-        A format that was given may read calls as text.
-        """
+        tokens = super()._written_reply(message.with_reasoning(None) if has_block else message)
         if not self._reply_reader.is_measured:
             return tokens
         read = self.parse(tokens)
@@ -717,7 +713,7 @@ class FixedBase(WholeRenderer):
                 f"a reply with calls of {names} would be read as one with calls of {found}: {message.to_openai()}; "
                 "this chat template and vocabulary cannot distinguish its text from a call"
             )
-        return super()._checked_reply(message, tokens)
+        return tokens
 
     def _prefill(self, start: str | Message) -> "NDArray[np.int32]":
         if isinstance(start, Message):

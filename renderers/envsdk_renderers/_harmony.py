@@ -7,7 +7,6 @@ openai/gpt-oss-20b for what the past shows, since inference servers use that tem
 import json
 from collections.abc import Mapping, Sequence
 from datetime import date
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -312,17 +311,12 @@ def _parts(message: Message) -> list[HarmonyMessage]:
     return written
 
 
-@lru_cache(maxsize=256)
-def _cached_description(schema: str) -> ToolDescription:
-    tool: dict[str, Any] = json.loads(schema)
-    return ToolDescription(
-        name=tool["name"], description=tool.get("description") or "", parameters=tool.get("parameters")
-    )
-
-
 def _description(tool: ToolSchema) -> ToolDescription:
     try:
-        return _cached_description(json.dumps(tool.get("function", tool)))
+        given: dict[str, Any] = json.loads(json.dumps(tool.get("function", tool)))
+        return ToolDescription(
+            name=given["name"], description=given.get("description") or "", parameters=given.get("parameters")
+        )
     except (TypeError, ValueError) as error:
         raise RenderError(f"openai-harmony does not accept the tool {tool!r:.80}: {error}") from error
 

@@ -26,11 +26,11 @@ import envsdk
 from envsdk import Env, errors, tool
 from envsdk import _registry as registry
 from envsdk.testing import Check, EnvReport, check_env
+from envsdk.testing import _env_attacks as env_replies
 from envsdk.testing import _env_episodes as env_episodes
-from envsdk.testing import _env_replies as env_replies
 from envsdk.testing import _environments as environments
-from envsdk.testing._env_arguments import right_arguments, texts_in
-from envsdk.testing._env_time import TimeLimitExceeded, time_limit
+from envsdk.testing._env_attacks import right_arguments, texts_in
+from envsdk.testing._env_episodes import TimeLimitExceeded, time_limit
 
 ATTACKS = {"garbage replies", "injected text", "enormous replies", "cut replies"}
 ELSEWHERE = "same bytes in another process"

@@ -9,8 +9,8 @@ import pytest
 import envsdk
 from envsdk import Env, EnvConfig, ImagePart, Message, Turn
 from envsdk.testing import check_env
-from envsdk.testing._env_images import _check_places
-from envsdk.testing._reports import Failure
+from envsdk.testing._env_checks import _check_places
+from envsdk.testing._reports import CheckFailure
 
 
 class Config(EnvConfig):
@@ -78,7 +78,7 @@ def test_media_that_are_not_at_their_placeholders_are_reported(by: int):
     vision = env.renderer.vision
     _check_places(observation.tokens, observation.media, vision, "it")
     for media in ([placed.moved(by) for placed in observation.media], []):
-        with pytest.raises(Failure, match="placeholders"):
+        with pytest.raises(CheckFailure, match="placeholders"):
             _check_places(observation.tokens, media, vision, "it")
-    with pytest.raises(Failure, match="no processor"):
+    with pytest.raises(CheckFailure, match="no processor"):
         _check_places(observation.tokens, observation.media, envsdk.make("envsdk/GuessNumber-v1").renderer.vision, "it")

@@ -1,5 +1,3 @@
-"""What an encoder remembers of the scaffold: it changes nothing, and it is bounded."""
-
 from envsdk import load_tokenizer
 from envsdk.rendering.emission import MAX_REMEMBERED, Emission, Encoder
 
@@ -10,17 +8,11 @@ def written(encoder: Encoder, text: str) -> list[int]:
     return emission.tokens()[0].tolist()
 
 
-def test_however_many_texts_are_scaffold_few_are_remembered() -> None:
+def test_the_cache_of_scaffold_is_bounded_and_changes_nothing() -> None:
     encoder = Encoder(load_tokenizer("embedded"))
+    first = written(encoder, "<tool_call>call-0</tool_call>")
     for number in range(2 * MAX_REMEMBERED + 1):
         written(encoder, f"<tool_call>call-{number}</tool_call>")
     sizes = {name: len(memory) for name, memory in vars(encoder).items() if isinstance(memory, dict)}
     assert max(sizes.values()) <= MAX_REMEMBERED, sizes
-
-
-def test_what_was_forgotten_is_written_as_before() -> None:
-    encoder = Encoder(load_tokenizer("embedded"))
-    first = written(encoder, "<tool_call>call-0</tool_call>")
-    for number in range(MAX_REMEMBERED):
-        written(encoder, f"<tool_call>call-{number}</tool_call>")
     assert written(encoder, "<tool_call>call-0</tool_call>") == first

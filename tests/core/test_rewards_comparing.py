@@ -56,5 +56,5 @@ def test_a_reply_cannot_end_its_own_part():
 
 @pytest.mark.parametrize("replies", [[], ["a"], ["a", 3], "a"])
 def test_a_group_that_is_none_is_refused(replies: Any):
-    with pytest.raises(errors.ConfigError, match="expected at least two texts"):
+    with pytest.raises(errors.ConfigError, match="expected at least two strings"):
         compared(longer, replies)

@@ -187,12 +187,6 @@ def control_ids(renderer: Renderer, text: str) -> Counter[int]:
     return Counter(token for part in parts for token in part if token in renderer.tokenizer.control_tokens.values())
 
 
-def test_no_name_of_a_control_token_becomes_one(renderer: Renderer) -> None:
-    names = list(renderer.tokenizer.control_tokens)
-    for text in [*names, "".join(names), "\n".join(reversed(names)), "<|im_<|im_end|>end|>", "<think>" * 2000]:
-        assert control_ids(renderer, text) == control_ids(renderer, "x")
-
-
 @given(data=st.data())
 def test_no_text_with_names_of_control_tokens_forges_one(renderer: Renderer, data: st.DataObject) -> None:
     names = st.sampled_from(list(renderer.tokenizer.control_tokens))
@@ -243,24 +237,6 @@ def is_json_after_nfc(renderer: Renderer, text: str) -> bool:
     except json.JSONDecodeError:
         return False
     return True
-
-
-def is_readable(renderer: Renderer, call: ToolCall) -> bool:
-    """NFC merges an accent into the n of an escaped newline before it; the official tokenizer does so, too."""
-    try:
-        json.loads(renderer.tokenizer.normalize(json.dumps(call.arguments, ensure_ascii=False)))
-    except json.JSONDecodeError:
-        return False
-    return isinstance(call.arguments, dict)
-
-
-def test_parsing_gives_back_what_a_reply_was_rendered_from(renderer: Renderer, generated: Generated) -> None:
-    replies = 0
-    for message in (Message.from_openai(m) for messages, _ in generated for m in messages if m["role"] == "assistant"):
-        if all(is_readable(renderer, call) for call in message.tool_calls):
-            assert parsed_reply(renderer, message) == normal_form(renderer, message)
-            replies += 1
-    assert replies >= 0.8 * len(generated)
 
 
 @given(content=texts(), reasoning=st.none() | texts(), name=st.sampled_from(NAMES), argument=st.none() | texts())

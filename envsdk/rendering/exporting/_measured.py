@@ -7,8 +7,8 @@ is proved afterward; see `proof`.
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 from itertools import product
 
 from ...errors import RenderError
@@ -142,7 +142,10 @@ class Measured:
         if None in texts:
             return None
         without, with_text = (self._without_next(self._required(text), calls) for text in texts)
-        slot = self._slot(with_text, lambda text: self._reply_text(reasoning, text, calls), self._opening, calls)
+        rest = self.following["calls" if calls else "assistant"].get("end", "")
+        slot = slot_of(
+            f"{self._opening}{with_text}{rest}", CONTENT, lambda text: self._reply_text(reasoning, text, calls)
+        )
         blank = self._without_next(self._required(self._reply_text(reasoning, BLANK, calls)), calls)
         needs_text = blank == without and blank != with_text.replace(CONTENT, slot.of(BLANK))
         return Body(self._with_calls(without), self._with_calls(with_text), slot, needs_text)
@@ -170,10 +173,6 @@ class Measured:
             return None if written is None else written.partition(QUERY)[2]
 
         return slot_of(text, REASONING, probed)
-
-    def _slot(self, text: str, probed: Callable[[str], str | None], opening: str, calls: bool) -> Slot:
-        rest = self.following["calls" if calls else "assistant"].get("end", "")
-        return slot_of(f"{opening}{text}{rest}", CONTENT, probed)
 
     # What comes next.
 
@@ -219,16 +218,15 @@ class Measured:
     @cached_property
     def contents(self) -> dict[str, Slot]:
         """The slot of the text of a message, by its role, except the assistant's."""
-        return {kind: self._content_slot(kind) for kind in self.following if kind not in REPLIES}
 
-    def _content_slot(self, kind: str) -> Slot:
-        tools = kind == "tool"
-
-        def probed(probe: str) -> str | None:
+        def written(kind: str, content: str) -> str | None:
             *before, last = past(kind, "end")
-            return self.text([*before, last.model_copy(update={"content": probe})], tools=tools)
+            return self.text([*before, last.model_copy(update={"content": content})], tools=kind == "tool")
 
-        return slot_of(self._required(self.text(past(kind, "end"), tools=tools)), CONTENT, probed)
+        kinds = [kind for kind in self.following if kind not in REPLIES]
+        return {
+            kind: slot_of(self._required(written(kind, CONTENT)), CONTENT, partial(written, kind)) for kind in kinds
+        }
 
     # The start.
 

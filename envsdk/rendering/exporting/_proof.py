@@ -1,6 +1,6 @@
 """Proves that a chat template renders as a renderer does: the same text and the same tokens, for many conversations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from ...errors import RenderError
@@ -86,21 +86,19 @@ def _difference(
     return None if is_same else Difference(name, "the text is the same, but its tokens differ", expected, rendered)
 
 
-def every_conversation() -> Iterator[tuple[str, Conversation]]:
-    """Yield the conversations of the proof, from the smallest to the largest: with a generation prompt and without."""
-    yield from sorted(_conversations(), key=lambda named: _size(named[1]))
-
-
-def _size(conversation: Conversation) -> tuple[int, int]:
-    messages, tools, _ = conversation
-    return len(messages) + len(tools), sum(len(str(message.to_openai())) for message in messages)
-
-
-def _conversations() -> Iterator[tuple[str, Conversation]]:
+def every_conversation() -> list[tuple[str, Conversation]]:
+    """Return the conversations of the proof, from the smallest to the largest: with a generation prompt and without."""
+    found: list[tuple[str, Conversation]] = []
     for name, (messages, tools, _) in {**CONVERSATIONS, **_MORE}.items():
         if messages[-1].role != "assistant":
-            yield name, Conversation(messages, tools, True)
-        yield f"{name}, without a generation prompt", Conversation(messages, tools, False)
+            found.append((name, Conversation(messages, tools, True)))
+        found.append((f"{name}, without a generation prompt", Conversation(messages, tools, False)))
+
+    def size(named: tuple[str, Conversation]) -> tuple[int, int]:
+        messages, tools, _ = named[1]
+        return len(messages) + len(tools), sum(len(str(message.to_openai())) for message in messages)
+
+    return sorted(found, key=size)
 
 
 def _tool(name: str, **properties: Any) -> ToolSchema:

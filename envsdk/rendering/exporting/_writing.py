@@ -4,13 +4,45 @@ import re
 from collections.abc import Mapping
 from itertools import product
 
-from ._forms import Body, Calls, NotRegular, Start
+from ._forms import Body, Calls, NotRegular
 from ._measured import Measured
 from ._probes import CALLS, CONTENT, REASONING, SYSTEM, TOOLS
 
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 """The names under which servers and trainers pass the reasoning of a message."""
-_TEXT_ONLY = "this template reads content that is a text"
+
+
+_SYSTEM = """\
+{%- set system, messages_ = none, messages -%}
+{%- if messages[0].role == 'system' -%}
+{%- set system, messages_ = messages[0].content or '', messages[1:] -%}
+{%- if system is not string -%}
+{{- raise_exception("this template reads content that is a text") -}}
+{%- endif -%}
+{%- endif -%}"""
+_BETWEEN = """\
+{%- set ns = namespace(previous='') -%}
+{%- for message in messages_ -%}
+{%- set table = between[ns.previous] if ns.previous else first -%}
+{%- if message.role not in table -%}
+{{- raise_exception("this model has no place for a message of this role here: " ~ message.role) -}}
+{%- endif -%}
+{{- table[message.role] -}}
+{%- set content = message.content or '' -%}
+{%- if content is not string -%}
+{{- raise_exception("this template reads content that is a text") -}}
+{%- endif -%}
+{%- if message.role == 'assistant' -%}"""
+_END = """\
+{%- set ns.previous = message.role -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set table = between[ns.previous] if ns.previous else first -%}
+{%- set end = 'prompt' if add_generation_prompt else 'end' -%}
+{%- if end not in table -%}
+{{- raise_exception("this model cannot reply after this message") -}}
+{%- endif -%}
+{{- table[end] -}}"""
 
 
 def write_template(measured: Measured, title: str) -> str:
@@ -23,34 +55,16 @@ def write_template(measured: Measured, title: str) -> str:
     Raises:
         NotRegular: If the renderer writes something in a form that is not measured.
     """
-    lines = [f"{{#- {title} -#}}", *_tables(measured), *_system(), *_tool_list(measured), *_starts(measured)]
-    lines += ["{%- set ns = namespace(previous='') -%}", "{%- for message in messages_ -%}", *_before()]
-    lines += ["{%- if message.role == 'assistant' -%}", *_reply(measured), "{%- else -%}"]
-    lines += [*_others(measured), "{%- set ns.previous = message.role -%}", "{%- endif -%}", "{%- endfor -%}"]
-    lines += _end()
+    tables = [f"  {quoted(kind)}: {_table(following)}," for kind, following in measured.following.items()]
+    lines = [f"{{#- {title} -#}}", f"{{%- set first = {_table(measured.first)} -%}}"]
+    lines += ["{%- set between = {", *tables, "} -%}", _SYSTEM, *_tool_list(measured), *_starts(measured)]
+    lines += [_BETWEEN, *_reply(measured), "{%- else -%}", *_others(measured), _END]
     return "\n".join(lines)
 
 
-def _tables(measured: Measured) -> list[str]:
-    """Write what is between the messages, as tables by their roles."""
-    between = [f"  {quoted(kind)}: {_table(following)}," for kind, following in measured.following.items()]
-    return [f"{{%- set first = {_table(measured.first)} -%}}", "{%- set between = {", *between, "} -%}"]
-
-
 def _table(texts: Mapping[str, str]) -> str:
+    """Write texts between messages as a table by the roles of the next message."""
     return "{" + ", ".join(f"{quoted(name)}: {quoted(text)}" for name, text in texts.items()) + "}"
-
-
-def _system() -> list[str]:
-    return [
-        "{%- set system, messages_ = none, messages -%}",
-        "{%- if messages[0].role == 'system' -%}",
-        "{%- set system, messages_ = messages[0].content or '', messages[1:] -%}",
-        "{%- if system is not string -%}",
-        _refusal(_TEXT_ONLY),
-        "{%- endif -%}",
-        "{%- endif -%}",
-    ]
 
 
 def _tool_list(measured: Measured) -> list[str]:
@@ -72,43 +86,16 @@ def _starts(measured: Measured) -> list[str]:
     plain, with_tools = measured.start(tools=False), measured.start(tools=True)
     if plain is None:
         raise NotRegular("a plain conversation is refused")
+    written: list[list[str]] = []
+    for start in (plain, with_tools):
+        if start is not None:
+            condition = "(system or '') | trim" if start.needs_text else "system is not none"
+            slots = {SYSTEM: f"system{start.slot.jinja}", TOOLS: "tool_list"}
+            with_system, without = _print(start.with_system, slots), _print(start.without, slots)
+            written.append([f"{{%- if {condition} -%}}", with_system, "{%- else -%}", without, "{%- endif -%}"])
     if with_tools is None or measured.ignores_tools:
-        return _start(plain)
-    return ["{%- if tools -%}", *_start(with_tools), "{%- else -%}", *_start(plain), "{%- endif -%}"]
-
-
-def _start(start: Start) -> list[str]:
-    condition = "(system or '') | trim" if start.needs_text else "system is not none"
-    slots = {SYSTEM: f"system{start.slot.jinja}", TOOLS: "tool_list"}
-    with_system, without = _print(start.with_system, slots), _print(start.without, slots)
-    return [f"{{%- if {condition} -%}}", with_system, "{%- else -%}", without, "{%- endif -%}"]
-
-
-def _before() -> list[str]:
-    """Write what is between a message and the one before it."""
-    return [
-        "{%- set table = between[ns.previous] if ns.previous else first -%}",
-        "{%- if message.role not in table -%}",
-        _refusal("this model has no place for a message of this role here: ", "message.role"),
-        "{%- endif -%}",
-        "{{- table[message.role] -}}",
-        "{%- set content = message.content or '' -%}",
-        "{%- if content is not string -%}",
-        _refusal(_TEXT_ONLY),
-        "{%- endif -%}",
-    ]
-
-
-def _end() -> list[str]:
-    """Write the end of the conversation, or the generation prompt."""
-    return [
-        "{%- set table = between[ns.previous] if ns.previous else first -%}",
-        "{%- set end = 'prompt' if add_generation_prompt else 'end' -%}",
-        "{%- if end not in table -%}",
-        _refusal("this model cannot reply after this message"),
-        "{%- endif -%}",
-        "{{- table[end] -}}",
-    ]
+        return written[0]
+    return ["{%- if tools -%}", *written[1], "{%- else -%}", *written[0], "{%- endif -%}"]
 
 
 def _others(measured: Measured) -> list[str]:
@@ -208,8 +195,8 @@ def _print(text: str, slots: Mapping[str, str]) -> str:
     return "".join(f"{{{{- {slots.get(part) or quoted(part)} -}}}}" for part in parts if part)
 
 
-def _refusal(reason: str, detail: str = "") -> str:
-    return f"{{{{- raise_exception({quoted(reason)}{f' ~ {detail}' if detail else ''}) -}}}}"
+def _refusal(reason: str) -> str:
+    return f"{{{{- raise_exception({quoted(reason)}) -}}}}"
 
 
 def quoted(text: str) -> str:

@@ -323,18 +323,15 @@ class HuggingFaceTokenizer(NamedTokenizer):
     def _encoded(self, normal: str) -> list[tuple[int, "tokenizers.Encoding"]]:
         """Encode normalized text, in parts if the whole would give a control token; return each with its start."""
         whole = self._plain.encode(normal, add_special_tokens=False)
-        if not self._has_control_token(whole):
+        if self._control_ids.isdisjoint(whole.ids):
             return [(0, whole)]
         # The model has control tokens as pieces: each name is cut after its first character.
         names = "|".join(re.escape(name) for name in self.control_tokens if len(name) > 1)
         cuts = [0, *(match.start() + 1 for match in re.finditer(f"(?=(?:{names}))", normal)), len(normal)]
         parts = [(i, self._plain.encode(normal[i:k], add_special_tokens=False)) for i, k in pairwise(cuts)]
-        if any(self._has_control_token(part) for _, part in parts):
+        if not all(self._control_ids.isdisjoint(part.ids) for _, part in parts):
             raise TokenizerError(f"{self.name}: plain text gives a control token, however it is cut: {normal[:80]!r}")
         return parts
-
-    def _has_control_token(self, encoded: "tokenizers.Encoding") -> bool:
-        return not self._control_ids.isdisjoint(encoded.ids)
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
         if self._byte_level:
