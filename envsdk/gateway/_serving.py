@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
 import math
 import signal
@@ -21,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import ConfigError
 from ._app import ServerLimits
+from ._exchange import is_loopback
 
 if TYPE_CHECKING:
     from ._management import Gateway
@@ -215,14 +215,6 @@ def serve(
         named = f"[{host}]" if ":" in host else host
         on_start(f"http://{named}:{listening.getsockname()[1]}")
         Server(gateway.app, grace_s=grace_s, lifespan="on", limits=gateway.limits).run([listening])
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, and cannot be reached from others."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listen(host: str, port: int) -> socket.socket:
