@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
 
-    from ._job import Instruction, SandboxJob, Root
+    from ._job import Instruction, Root, SandboxJob
 else:
     import _signal as signal  # `signal` creates enums from it, which takes a sixth of the time of a run
 
