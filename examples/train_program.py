@@ -78,7 +78,7 @@ def main() -> None:
         if not (chosen := comparable(trajectories)):
             raise SystemExit(f"no episode was scored: {trajectories[0].reward_text}, {trajectories[0].error}")
         print(f"update {number}: mean reward {rollouts.statistics.mean_reward:.3f}", end=", ")
-        print(f"scored {rollouts.statistics.scored} of {len(trajectories)}", end=", ", flush=True)
+        print(f"scored {rollouts.statistics.tally.scored} of {len(trajectories)}", end=", ", flush=True)
         done = update(model, optimizer, chosen)
         policy.refresh()  # the weights are new, and so is the policy's version
         print(f"k1 {done.k1:.1e} nats per token, {time.monotonic() - began:.0f} s", flush=True)

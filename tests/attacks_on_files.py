@@ -22,7 +22,7 @@ from envsdk.authoring.tasks import load_tasks
 from envsdk.cli._import import atif_documents, logged_sessions
 from envsdk.errors import EnvsdkError
 from envsdk.rollouts import RunFolder, StoredRun, rollout, rollout_many
-from envsdk.rollouts._recovery import recover
+from envsdk.rollouts._stored_run import recover
 from envsdk.rollouts.evaluation import Suite, runs_of
 from envsdk.trajectories._trajectory import Trajectory
 from envsdk.trajectories.records import read_jsonl

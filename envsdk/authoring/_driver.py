@@ -16,7 +16,7 @@ from ..contexts._history_policy import HistoryPolicy
 from ..episodes._agent import Agent, EpisodeHeader, StepResult
 from ..episodes._episode import Call, Episode, EpisodeGenerator, Join, Request, RunChildren
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
-from ..episodes._loop_tasks import Tasks, in_event_loop
+from ..episodes._loop_tasks import Tasks, in_event_loop, not_cancelled
 from ..episodes._turn import Turn
 from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from ..limits import Limits, plain_integer
@@ -454,32 +454,6 @@ class Driver:
 def driver_of(env: Any) -> Driver:
     """Return the driver of an environment."""
     return env._envsdk
-
-
-async def not_cancelled(value: T | Awaitable[T]) -> T:
-    """Return a value, awaited if it is an awaitable.
-
-    Raises:
-        EpisodeError: If something that it waited for was cancelled, and not the running task.
-    """
-    import asyncio
-
-    try:
-        return await value if inspect.isawaitable(value) else value  # pyright: ignore[reportReturnType, reportUnknownVariableType]
-    except asyncio.CancelledError as error:
-        if is_being_cancelled():
-            raise
-        raise EpisodeError("something that it waited for was cancelled") from error
-
-
-def is_being_cancelled() -> bool:
-    """Return whether the running task is being cancelled, and not something that it waits for."""
-    if not in_event_loop():
-        return False
-    import asyncio
-
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def check_seed(seed: object) -> int | None:

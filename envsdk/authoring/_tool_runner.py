@@ -5,13 +5,11 @@ Whatever goes wrong with a call, the model receives an answer. The texts of thes
 
 import asyncio
 import contextlib
-import contextvars
 import functools
 import inspect
 import json
 import logging
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -21,12 +19,13 @@ from pydantic import ValidationError
 from pydantic_core import to_json
 
 from ..episodes._concurrent import run_all
+from ..episodes._event_loops import MethodThread
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
+from ..episodes._loop_tasks import is_being_cancelled
 from ..errors import EnvsdkError, ToolError, message_of, what_is_invalid
 from ..images import Image
 from ..limits import StopReason
 from ..messages import ContentPart, ImagePart, TextPart, ToolCall, check_json
-from ._driver import is_being_cancelled
 from ._tools import Tool
 
 if TYPE_CHECKING:
@@ -227,27 +226,12 @@ class ToolRunner:
 
 async def _in_thread(function: Callable[[], Any]) -> Any:
     """Run a function in a new daemon thread, which does not keep the process from ending, and return its result."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-
-    def report(outcome: tuple[Any, BaseException | None]) -> None:
-        if not future.done():
-            future.set_result(outcome)
-
-    def run() -> None:
-        try:
-            outcome = context.run(function), None
-        except BaseException as error:
-            outcome = None, error
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so the result is not awaited anymore
-            loop.call_soon_threadsafe(report, outcome)
-
-    context = contextvars.copy_context()
-    threading.Thread(target=run, daemon=True, name="envsdk-tool").start()
-    result, error = await future
-    if error is not None:
-        raise error
-    return result
+    thread = MethodThread()
+    try:
+        (result,) = await thread.call(lambda: (function(),))  # an awaitable belongs to the caller's event loop
+        return result
+    finally:
+        thread.stop()
 
 
 def _parsed(arguments: str) -> Any:

@@ -12,7 +12,7 @@ from .._specifications import value_of
 from ..authoring._env import Env
 from ..authoring._making import find_class, imported, make
 from ..errors import ConfigError, PluginError
-from ..policies._named import policy_of
+from ..policies._find import policy_of
 from ..policies._policy import PolicyLike
 from ..rendering.renderer import Renderer
 

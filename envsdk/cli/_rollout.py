@@ -4,6 +4,7 @@ import re
 import shlex
 import signal
 import sys
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from .._visible import on_one_line
 from ..authoring._making import describe
 from ..episodes._event_loops import run
 from ..errors import ConfigError
-from ..policies._named import SERVED, policy_of
+from ..policies._find import SERVED, policy_of
 from ..rollouts import Rollouts
 from ..rollouts._stored_run import StoredRun
 from ..rollouts._workers import Executor
@@ -177,14 +178,14 @@ def _terminating() -> Generator[None]:
 
 def statistics(rollouts: Rollouts) -> Iterator[str]:
     """Yield lines with how the run went: its speed, where it waited, and what went wrong."""
-    done = rollouts.statistics
+    done, tally = rollouts.statistics, rollouts.statistics.tally
     seconds = max(done.elapsed_s, 1e-9)
-    yield f"speed: {done.steps / seconds:,.0f} steps and {done.sampled_tokens / seconds:,.0f} sampled tokens a second"
+    yield f"speed: {tally.steps / seconds:,.0f} steps and {tally.sampled_tokens / seconds:,.0f} sampled tokens a second"
     if done.resumed:
         yield f"resumed: {done.resumed} episodes were stored already"
-    for name, counts in (("failed", done.failures), ("errors", done.errors), ("began again", done.play.retries)):
+    for name, counts in (("failed", tally.failures), ("errors", tally.errors), ("began again", done.play.retries)):
         if counts:
-            yield f"{name}: " + ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+            yield f"{name}: " + ", ".join(f"{count} {kind}" for kind, count in Counter(counts).most_common())
 
 
 def demo(

@@ -21,7 +21,7 @@ from ..errors import ConfigError
 from ..limits import plain_integer
 from ..messages import Message, ToolCall, ToolSchema
 from ..rendering.renderer import Renderer
-from ..rollouts._simple import check_is_env, rollout
+from ..rollouts._runner import check_is_env, rollout
 from ..trajectories._trajectory import Trajectory
 from ._costs import Cost, cost
 

@@ -1,7 +1,9 @@
 """Concurrent coroutines, of which none outlives a failure."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+import math
+import time
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,3 +22,25 @@ async def run_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def until_ended(tasks: Sequence["asyncio.Future[Any]"], seconds: float = math.inf) -> None:
+    """Wait until tasks have ended, also if the caller is cancelled meanwhile.
+
+    Raises:
+        CancelledError: Once they have ended, or the time has passed, if the caller was cancelled.
+    """
+    ends_at, cancelled = time.monotonic() + seconds, None
+    while (left := [task for task in tasks if not task.done()]) and (left_s := ends_at - time.monotonic()) > 0:
+        try:
+            await asyncio.wait(left, timeout=None if left_s == math.inf else left_s)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+def take_error(task: "asyncio.Future[Any]") -> None:
+    """Take the exception of a task that is not awaited, which asyncio would log."""
+    if task.done() and not task.cancelled():
+        task.exception()

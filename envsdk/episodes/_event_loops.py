@@ -1,27 +1,35 @@
-"""Event loops in which plain code waits for coroutines: one for each thread, kept from call to call.
+"""The bridge between threads and event loops: everything that runs in another thread than its caller is here.
 
-A client that is bound to an event loop (an HTTP session, a lock, a queue) therefore works in every call. If no loop is
-running, a coroutine runs in the caller's own thread, so that an object that is bound to a thread (an sqlite3
-connection) works as well. If a loop is running, as in a notebook, a second one cannot run in the same thread. The
-coroutine then runs in a worker thread that is kept for this purpose, and the caller's loop is blocked until it ends.
+`run` waits for a coroutine in plain code. Each thread keeps one event loop for it, so that a client that is bound to
+an event loop (an HTTP session, a lock, a queue) works in every call. If no loop is running, a coroutine runs in the
+caller's own thread, so that an object that is bound to a thread (an sqlite3 connection) works as well. If a loop is
+running, as in a notebook, a second one cannot run in the same thread. The coroutine then runs in a `LoopThread` that is
+kept for this purpose, and the caller's loop is blocked until it ends. Since a loop outlives the call, so would a task
+that the call starts: `_loop_tasks.py` collects those that must end.
 
-Since a loop outlives the call, so would a task that the call starts: `_loop_tasks.py` collects those that must end.
+`LoopThread` runs coroutines in a thread with an event loop. `MethodThread` calls functions that may never return. All
+threads are daemons: one that hangs does not keep the program from ending.
 """
 
 import asyncio
 import atexit
 import contextlib
 import contextvars
+import inspect
 import os
+import queue
+import selectors
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from ..errors import EnvsdkError
-from ._loop_tasks import collect, in_event_loop
+from ..errors import DeadlineExceeded, EnvsdkError
+from ._concurrent import take_error
+from ._loop_tasks import collect, in_event_loop, not_cancelled
 
 T = TypeVar("T")
 _WORKER_NOTE = (
@@ -29,6 +37,10 @@ _WORKER_NOTE = (
     "a thread or to an event loop works only where it was created: in a notebook, call `await envsdk.arollout(...)`, "
     "which stays in the caller's thread."
 )
+_NEW_S = 0.01
+"""How long a call counts as one that computes in any case, in seconds."""
+_CANCEL_S = 1.0
+"""How long a coroutine in a thread may take to end when it is cancelled, in seconds."""
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -36,20 +48,35 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
     An interrupt (Ctrl-C) cancels the coroutine and waits until it has ended; a second interrupt does not wait.
     """
-    return _run_in_worker(coroutine) if in_event_loop() else _run_here(coroutine)
+    if in_event_loop():
+        return _run_in_worker(coroutine)
+    kept = _thread.kept
+    if kept is None:
+        kept = _thread.kept = _KeptLoop()
+    return kept.run(coroutine)
 
 
 def collecting_loop(loop: asyncio.AbstractEventLoop | None = None) -> asyncio.AbstractEventLoop:
     """Return an event loop, a new one by default, whose tasks are collected (`_loop_tasks.py`)."""
+
+    def create_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
+        collect(task)
+        return task
+
     loop = asyncio.new_event_loop() if loop is None else loop
-    loop.set_task_factory(_create_task)
+    loop.set_task_factory(create_task)
     return loop
 
 
-def _create_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
-    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
-    collect(task)
-    return task
+def _close_runner(runner: asyncio.Runner) -> None:
+    """Cancel the remaining tasks and close the loop.
+
+    asyncio starts a thread to wait for the threads of `asyncio.to_thread`. From Python 3.12 on, no thread can be
+    started when the interpreter ends. Python has waited for those threads already, and the loop is closed in any case.
+    """
+    with contextlib.suppress(RuntimeError):
+        runner.close()
 
 
 # In the caller's thread.
@@ -60,7 +87,7 @@ class _KeptLoop:
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner(loop_factory=collecting_loop)  # so that asyncio's own factory stays as it is
-        self._at_end = weakref.finalize(self, _close, self._runner.get_loop(), os.getpid())
+        self._at_end = weakref.finalize(self, _close_unless_forked, self._runner.get_loop(), os.getpid())
         self._at_end.atexit = False
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -78,30 +105,16 @@ class _KeptLoop:
             self._runner.run(main(), context=contextvars.copy_context())
         finally:
             if not has_ended:  # interrupted twice: the rest of the coroutine must not run in the next call
-                self.close()
+                if _thread.kept is self:
+                    _thread.kept = None
+                self._at_end.detach()
+                self._runner.close()
         return results[0]
-
-    def close(self) -> None:
-        """Cancel the remaining tasks and close the loop."""
-        if _thread.kept is self:
-            _thread.kept = None
-        self._at_end.detach()
-        self._runner.close()
 
     def close_at_exit(self) -> None:
         """Close the loop when the interpreter ends."""
         self._at_end.detach()
-        close_at_exit(self._runner)
-
-
-def close_at_exit(runner: asyncio.Runner) -> None:
-    """Cancel the remaining tasks and close the loop.
-
-    asyncio starts a thread to wait for the threads of `asyncio.to_thread`. From Python 3.12 on, no thread can be
-    started at this point. Python has waited for those threads already, and the loop is closed in any case.
-    """
-    with contextlib.suppress(RuntimeError):
-        runner.close()
+        _close_runner(self._runner)
 
 
 class _Thread(threading.local):
@@ -113,36 +126,37 @@ _not_ours: list[Any] = []
 """The event loops of the parent process after a fork. Closing or deleting one would disturb the parent."""
 
 
-def _run_here(coroutine: Coroutine[Any, Any, T]) -> T:
-    kept = _thread.kept
-    if kept is None:
-        kept = _thread.kept = _KeptLoop()
-    return kept.run(coroutine)
-
-
-def _close(loop: asyncio.AbstractEventLoop, process: int) -> None:
+def _close_unless_forked(loop: asyncio.AbstractEventLoop, process: int) -> None:
     if os.getpid() == process:
         loop.close()
     else:
         _not_ours.append(loop)
 
 
-# In a worker thread.
+# In a thread with an event loop.
 
 
-class _Worker:
-    """A thread with an event loop that runs one coroutine at a time."""
+class LoopThread:
+    """A daemon thread that runs coroutines in an event loop, from now on until `stop`.
 
-    def __init__(self) -> None:
+    Args:
+        name: The name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
         self._runner = asyncio.Runner(loop_factory=collecting_loop)
         self._loop = self._runner.get_loop()
         self._is_stopped = False
-        self._thread = threading.Thread(target=self._serve, name="envsdk-event-loop", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Begin a coroutine, with a copy of the caller's context variables. Cancel the future to cancel it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Wait for a coroutine, and return its result. If the caller is interrupted, it is cancelled first."""
         ended: Future[T] = Future()
-        tasks: list[asyncio.Task[None]] = []
 
         async def main() -> None:
             try:
@@ -150,49 +164,47 @@ class _Worker:
             except BaseException as error:  # the caller receives it
                 ended.set_exception(error)
 
-        self._call_in_loop(lambda: tasks.append(self._loop.create_task(main())))
+        running = self.submit(main())
         try:
             wait([ended])
-        except BaseException:  # an interrupt of the caller
-            self._call_in_loop(lambda: tasks[0].cancel())
+        except BaseException:
+            running.cancel()
             wait([ended])
             raise
-        finally:
-            if ended.done():
-                _idle.append(self)
         return ended.result()
 
-    def stop(self) -> None:
-        """Cancel the remaining tasks and close the loop. A thread that hangs runs until the process ends."""
+    def stop(self, timeout_s: float) -> bool:
+        """Cancel the tasks, and close the loop; return whether the thread ended within some seconds."""
         self._is_stopped = True
-        self._call_in_loop(self._loop.stop)
-        self._thread.join(timeout=1)
-
-    def _call_in_loop(self, function: Callable[[], object]) -> None:
-        self._loop.call_soon_threadsafe(function)  # with a copy of the caller's context variables
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _serve(self) -> None:
         while not self._is_stopped:
             with contextlib.suppress(KeyboardInterrupt, SystemExit):  # raised by one task; the others continue
                 self._loop.run_forever()
-        close_at_exit(self._runner)
+        _close_runner(self._runner)
 
 
-_idle: deque[_Worker] = deque()
+_idle: deque[LoopThread] = deque()
 
 
 def _run_in_worker(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the worker that was used last: consecutive calls share it, and a nested call has its own."""
+    """Run a coroutine in the thread that was used last: consecutive calls share it, and a nested call has its own."""
     try:
         worker = _idle.pop()
     except IndexError:
-        worker = _Worker()
+        worker = LoopThread("envsdk-event-loop")
     try:
         return worker.run(coroutine)
     except Exception as error:
         if not isinstance(error, EnvsdkError):
             error.add_note(_WORKER_NOTE)
         raise
+    finally:
+        _idle.append(worker)
 
 
 @atexit.register
@@ -200,7 +212,7 @@ def _close_all() -> None:
     if _thread.kept is not None:
         _thread.kept.close_at_exit()
     while _idle:
-        _idle.pop().stop()
+        _idle.pop().stop(1)
 
 
 def _after_fork() -> None:
@@ -212,3 +224,227 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+# In a thread that may never return.
+
+
+class MethodCall:
+    """A function that is called in a `MethodThread`, with a copy of the caller's context variables.
+
+    Attributes:
+        began_at: When the thread began it (`time.monotonic`); None while it waits for the thread.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function, self.context = function, contextvars.copy_context()
+        self.future: Future[Any] = Future()
+        self.future.set_running_or_notify_cancel()  # so that a caller that is cancelled can wait until it has ended
+        self.began_at: float | None = None
+        self.cpu_at = 0.0
+        self.server: _Server | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.has_ended = self.is_cancelled = False
+
+    def computes(self) -> bool:
+        """Return whether it has just begun, or its thread computes rather than waits for something."""
+        if self.server is None or self.began_at is None:
+            return True
+        seconds = time.monotonic() - self.began_at
+        cpu_s = self.server.cpu_time_of(self)
+        return seconds < _NEW_S or (cpu_s is not None and cpu_s - self.cpu_at > seconds / 4)
+
+
+class MethodThread:
+    """A thread that calls functions, one at a time, and awaits coroutines, in an event loop that it then has.
+
+    An episode keeps its thread, because what its methods open may be bound to a thread (an sqlite3 connection) or to an
+    event loop (an HTTP client). A function that has not returned when its caller is cancelled is abandoned: its thread
+    is left alone, and another one makes the other calls.
+    """
+
+    def __init__(self) -> None:
+        self._calls = _Calls()
+        weakref.finalize(self, self._calls.put, None).atexit = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a function has not returned."""
+        return self._calls.pending > 0
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Return what a function returns, awaited, with a copy of the caller's context variables."""
+        return await self.result(MethodCall(function))
+
+    async def call_within(self, seconds: float | None, what: str, function: Callable[[], Any]) -> Any:
+        """As `call`, with a deadline; `what` describes the call in its error.
+
+        Raises:
+            DeadlineExceeded: If it took longer. A `TimeoutError` of the function itself stays as it is.
+        """
+        clock = asyncio.timeout(seconds)
+        try:
+            async with clock:
+                return await self.call(function)
+        except TimeoutError as error:
+            if clock.expired():
+                raise DeadlineExceeded(f"{what} took longer than {seconds:g} s") from error
+            raise
+
+    def wait(self, function: Callable[[], Any]) -> Any:
+        """As `call`, and block the caller's thread meanwhile."""
+        call = MethodCall(function)
+        self._calls.put(call)
+        return call.future.result()
+
+    async def result(self, call: MethodCall) -> Any:
+        """As `call`, for a call whose beginning the caller watches.
+
+        If the caller is cancelled, the call is cancelled. If that does not end it, its thread is abandoned.
+        """
+        self._calls.put(call)
+        try:
+            return await asyncio.wrap_future(call.future)
+        except asyncio.CancelledError:
+            call.is_cancelled = True
+            try:
+                if call.task is not None:
+                    with contextlib.suppress(RuntimeError):  # its loop has ended
+                        call.task.get_loop().call_soon_threadsafe(call.task.cancel)
+                    ended = asyncio.wrap_future(call.future)
+                    ended.add_done_callback(take_error)
+                    await asyncio.wait({ended}, timeout=_CANCEL_S)
+            finally:
+                self._calls.abandon(call)
+            raise
+
+    def stop(self) -> None:
+        """End the thread once it has returned from its last function."""
+        self._calls.put(None)
+
+
+class _Calls:
+    """What the threads of a `MethodThread` share: the calls that wait, and which thread serves them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a garbage collection may end the thread while this thread holds it
+        self.queue: queue.SimpleQueue[MethodCall | None] = queue.SimpleQueue()
+        self.pending = 0
+        self.server = _Server(self)
+        self.server.start()
+
+    def put(self, call: MethodCall | None) -> None:
+        """Add a call; None ends the thread."""
+        with self.lock:
+            self.pending += call is not None
+            self.queue.put(call)
+            server = self.server
+        if server.loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                server.loop.call_soon_threadsafe(server.serve_waiting)
+
+    def abandon(self, call: MethodCall) -> None:
+        """Let another thread serve if the one that began a call has not ended it."""
+        with self.lock:
+            if call.has_ended:
+                return
+            if call.server is None:  # it has not begun
+                call.has_ended = True
+                self.pending -= 1
+            elif call.server is self.server:
+                self.server = _Server(self)
+                self.server.start()
+
+
+class _Server(threading.Thread):
+    """Serves the calls of a `MethodThread`, until another thread replaces it."""
+
+    def __init__(self, calls: _Calls) -> None:
+        super().__init__(name="envsdk-method", daemon=True)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._runner = asyncio.Runner(loop_factory=_small_loop)
+        self._calls = calls
+        self._running = 0
+
+    def run(self) -> None:
+        """Serve calls: in an event loop from the first one on that returns an awaitable."""
+        while self._calls.server is self and (call := self._calls.queue.get()) is not None:
+            self._begin(call)
+            del call  # it holds an episode
+            if self.loop is not None:
+                if not self._is_over():
+                    self.loop.call_soon(self.serve_waiting)
+                    self.loop.run_forever()
+                _close_runner(self._runner)
+                return
+
+    def serve_waiting(self) -> None:
+        """Begin the calls that wait, in the event loop."""
+        assert self.loop is not None
+        while self._calls.server is self:
+            try:
+                call = self._calls.queue.get_nowait()
+            except queue.Empty:
+                return
+            if call is None:
+                self.loop.stop()
+                return
+            self._begin(call)
+
+    def _begin(self, call: MethodCall) -> None:
+        with self._calls.lock:
+            if call.has_ended:  # its caller has gone
+                return
+            call.server, call.began_at, call.cpu_at = self, time.monotonic(), time.thread_time()
+            self._running += 1
+        try:
+            result = call.context.run(call.function)
+        except BaseException as error:  # the caller gets it
+            self._end(call, None, error)
+            return
+        if not inspect.isawaitable(result):
+            self._end(call, result, None)
+            return
+        if self.loop is None:
+            self.loop = self._runner.get_loop()
+        call.task = self.loop.create_task(self._await(call, result), context=call.context)
+        if call.is_cancelled:
+            call.task.cancel()
+
+    async def _await(self, call: MethodCall, awaitable: Awaitable[Any]) -> None:
+        try:
+            result = await not_cancelled(awaitable)
+        except BaseException as error:  # the caller gets it
+            self._end(call, None, error)
+        else:
+            self._end(call, result, None)
+
+    def _end(self, call: MethodCall, result: Any, error: BaseException | None) -> None:
+        """Note that a call has ended, and wake its caller."""
+        with self._calls.lock:
+            call.has_ended = True
+            self._calls.pending -= 1
+            self._running -= 1
+        if self.loop is not None and self._is_over():
+            self.loop.stop()
+        if error is None:
+            call.future.set_result(result)
+        else:  # a future cannot hold StopIteration
+            call.future.set_exception(RuntimeError("StopIteration") if isinstance(error, StopIteration) else error)
+
+    def _is_over(self) -> bool:
+        return self._calls.server is not self and not self._running
+
+    def cpu_time_of(self, call: MethodCall) -> float | None:
+        """Return the processor time of the thread while it runs a call; None if the call ended, or it is not known."""
+        clock_of, ident = getattr(time, "pthread_getcpuclockid", None), self.ident
+        with self._calls.lock:  # the clock of a thread that has ended must not be read
+            if clock_of is None or ident is None or call.has_ended:
+                return None
+            return time.clock_gettime(clock_of(ident))
+
+
+def _small_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop with few file descriptors, because each episode may have one."""
+    selector: Any = getattr(selectors, "PollSelector", None)
+    return collecting_loop(None if selector is None else asyncio.SelectorEventLoop(selector()))

@@ -6,19 +6,50 @@ the package: a program without an event loop never needs it.
 
 import contextlib
 import contextvars
+import inspect
 import sys
 import weakref
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import EpisodeError
 
 if TYPE_CHECKING:
     import asyncio
+
+T = TypeVar("T")
 
 
 def in_event_loop() -> bool:
     """Return whether an event loop is running in this thread."""
     running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     return running is not None and running() is not None
+
+
+async def not_cancelled(value: T | Awaitable[T]) -> T:
+    """Return a value, awaited if it is an awaitable.
+
+    Raises:
+        EpisodeError: If something that it waited for was cancelled, and not the running task.
+    """
+    import asyncio
+
+    try:
+        return await value if inspect.isawaitable(value) else value  # pyright: ignore[reportReturnType, reportUnknownVariableType]
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        raise EpisodeError("something that it waited for was cancelled") from error
+
+
+def is_being_cancelled() -> bool:
+    """Return whether the running task is being cancelled, and not something that it waits for."""
+    if not in_event_loop():
+        return False
+    import asyncio
+
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class Tasks:

@@ -1,10 +1,12 @@
 """The server of one process: in a thread of its own, on loopback, started when it is first used."""
 
-import asyncio
 import atexit
+import contextvars
 import os
 import threading
+from concurrent.futures import wait
 
+from ..episodes._event_loops import LoopThread
 from ._app import ServerLimits, model_app
 from ._serving import Server, listen
 from ._sessions import Session, Sessions
@@ -27,17 +29,14 @@ class BackgroundServer:
         self._address = "http://{}:{}".format(*self._socket.getsockname())
         limits = limits or ServerLimits()
         self._server = Server(model_app(self._sessions, limits=limits), grace_s=_GRACE_S, limits=limits)
-        self._thread = threading.Thread(target=self._serve, name="envsdk-gateway", daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        with asyncio.Runner() as runner:
-            runner.run(self._server.serve([self._socket]))
+        self._thread = LoopThread("envsdk-gateway")
+        # No context variable of the first caller, such as its collector of tasks, belongs to the server.
+        self._serving = contextvars.Context().run(self._thread.submit, self._server.serve([self._socket]))
 
     @property
     def is_running(self) -> bool:
         """Whether it answers requests."""
-        return self._thread.is_alive() and not self._server.should_exit
+        return not self._serving.done() and not self._server.should_exit
 
     def add(self, session: Session) -> None:
         """Serve a session from now on.
@@ -66,7 +65,8 @@ class BackgroundServer:
     def stop(self) -> None:
         """Stop answering, and close all connections. Requests that are being answered have a second to end."""
         self._server.should_exit = True
-        self._thread.join(_STOP_S)
+        wait([self._serving], _STOP_S)
+        self._thread.stop(_STOP_S)
 
 
 class _Process:

@@ -1,11 +1,10 @@
 """Policies: functions that sample a reply to a prompt."""
 
 from ..contexts._side_data import Aligned, Ragged
-from ._named import policy_of
+from ._built_in import RandomPolicy, ReplyPolicy
+from ._find import policy_of
 from ._openai_chat import OpenAIChat
 from ._policy import Policy, PolicyLike
-from ._random import RandomPolicy
-from ._reply import ReplyPolicy
 from ._sglang import SGLang
 from ._stop_after_call import StopAfterCall
 from ._transformers import TransformersPolicy, load_model

@@ -1,29 +1,29 @@
 """Sends requests to model servers: one pooled client for each event loop, deadlines, retries, and typed errors.
 
-This module knows HTTP and JSON, and nothing about tokens. It imports httpx and tenacity when a client is created.
+This module knows HTTP and JSON, and nothing about tokens. It imports httpx when a client is created.
 """
 
 import asyncio
 import contextlib
 import email.utils
 import json
+import random
+import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC
 from functools import cache
 from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 import orjson
 
 from .._packages import load
-from ..errors import EngineDead, PolicyUnavailable, RequestRefused, ServerReplyError, ServerUnreachable
-from ._per_loop import PerLoop
-from ._servers import Server, Servers
-from ._usage import Usage
+from ..errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerReplyError, ServerUnreachable
 
 T = TypeVar("T")
-_NEEDS, _INSTALL = "A policy on a model server needs", "pip install 'envsdk[servers]'"
 _MAX_RETRY_AFTER_S = 120.0
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 _KEEPALIVE_S = 4.0  # less than the 5 s after which uvicorn closes an idle connection
@@ -39,9 +39,190 @@ _MAX_VALUES, _MAX_CONTAINERS = 3_000_000, 400_000
 """Of the JSON value of a reply, whose objects in memory are far larger than its text: one list or object, and a few
 values, for each token."""
 _DEAD = "EngineCore encountered an issue"  # vLLM's EngineDeadError
+_MAX_EPISODES = 100_000
+"""How many episodes are remembered. An older one that goes on may move to another server."""
 
 
-class Failure(Exception):
+@dataclass(slots=True)
+class Usage:
+    """The requests of a policy since it was created."""
+
+    requests: int = 0
+    """Requests that were sent, retries included."""
+    retries: Counter[str] = field(default_factory=Counter[str])
+    """Retries by cause: `connection`, `timeout`, `partial` (a response that is not complete JSON), or the status of the
+    response, such as `429`."""
+    prompt_tokens: int = 0
+    """Prompt tokens of answered requests."""
+    cached_tokens: int | None = None
+    """Those of them that the servers read from their caches; None until a server has reported any."""
+    sampled_tokens: int = 0
+    """Tokens that the servers sampled in answered requests."""
+    seconds: float = 0.0
+    """The total duration of all requests."""
+    price: float = 0.0
+    """What the tokens cost, if prices were given."""
+    _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def answered(
+        self, prompt_tokens: int, sampled_tokens: int, price: float = 0.0, cached_tokens: int | None = None
+    ) -> None:
+        """Count an answer."""
+        with self._lock:
+            self.prompt_tokens += prompt_tokens
+            self.sampled_tokens += sampled_tokens
+            self.price += price
+            if cached_tokens is not None:
+                self.cached_tokens = (self.cached_tokens or 0) + cached_tokens
+
+    def sent(self, seconds: float = 0.0, *, retry_because: str | None = None) -> None:
+        """Count a request that has ended, in any way; or that it is repeated."""
+        with self._lock:
+            if retry_because is not None:
+                self.retries[retry_because] += 1
+                return
+            self.requests += 1
+            self.seconds += seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts as a dict, for JSON."""
+        names = ("requests", "retries", "prompt_tokens", "cached_tokens", "sampled_tokens", "seconds", "price")
+        with self._lock:
+            return {name: dict(self.retries) if name == "retries" else getattr(self, name) for name in names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Usage, ()  # a copy in another process counts its own requests
+
+
+# Which server an episode uses.
+
+
+class ModelServer:
+    """A server, and what is known about it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.load = 0
+        """Calls that wait for an answer of it."""
+        self.episodes = 0
+        """Episodes that it was chosen for."""
+        self.down_until = 0.0
+        """When it may be used again after it failed, as `time.monotonic()`."""
+        self.has_answered = False
+        """Whether a connection to it was ever opened."""
+        self.is_checked = False
+        """Whether the startup checks have passed since it was last reached."""
+        self.tokenizers: set[str] = set()
+        """The fingerprints of the tokenizers that its vocabulary was compared with."""
+        self.max_model_len: int | None = None
+        """The largest number of tokens of a prompt and its reply; None if it is not known."""
+        self.lacks_token_endpoint = False
+        """Whether it has no endpoint of its own for token ids, so that `/v1/completions` is used."""
+        self.has_model = False
+        """Whether it lists the policy's model."""
+        self.adapter: str | None = None
+        """The name of the policy's model if that is a LoRA adapter of the server's model."""
+        self.is_dead = False
+        """Whether it reported that its engine has died, and has not answered since."""
+
+    def __repr__(self) -> str:
+        return f"<ModelServer {self.url}>"
+
+
+class Servers:
+    """The servers of a policy. An episode stays on one server, which has its prefixes in a cache, until that fails.
+
+    Args:
+        urls: The base URLs.
+        rest_s: How long a server that failed is not used, in seconds, unless all have failed.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], *, rest_s: float = 30.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.all = [ModelServer(url) for url in urls]
+        self._rest_s = rest_s
+        self._clock = clock
+        self._of_episode: OrderedDict[str, ModelServer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, episode_id: str) -> ModelServer:
+        """Return the server of an episode: the one that it used last, or else the least loaded one that works."""
+        with self._lock:
+            working = self._working()
+            server = self._of_episode.get(episode_id)
+            if server is None or (working and server not in working):
+                server = min(working or self.all, key=lambda one: (one.load, one.episodes))
+                server.episodes += 1
+                self._of_episode[episode_id] = server
+                if len(self._of_episode) > _MAX_EPISODES:
+                    self._of_episode.popitem(last=False)
+            self._of_episode.move_to_end(episode_id)
+            return server
+
+    @contextlib.contextmanager
+    def calling(self, server: ModelServer) -> Generator[None]:
+        """Count a call of a server while it runs."""
+        with self._lock:
+            server.load += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                server.load -= 1
+
+    def failed(self, server: ModelServer, *, is_unreachable: bool) -> bool:
+        """Note that a server failed.
+
+        Args:
+            server: The server.
+            is_unreachable: Whether no connection could be opened: the server may come back with other options.
+
+        Returns:
+            Whether another one works, so that its episodes move there.
+        """
+        with self._lock:
+            server.down_until = self._clock() + self._rest_s
+            if is_unreachable:
+                server.is_checked = server.has_model = False
+                server.tokenizers.clear()
+            return bool(self._working())
+
+    def _working(self) -> list[ModelServer]:
+        now = self._clock()
+        return [server for server in self.all if server.down_until <= now]
+
+
+def base_urls(url: str | Sequence[str]) -> list[str]:
+    """Return the base URLs of one or several servers, without a path `/v1` at their ends.
+
+    Raises:
+        ConfigError: If there is none, one is given twice, or one is not an HTTP URL.
+    """
+    given: Sequence[str] = [url] if isinstance(url, str) else list(url or ())
+    urls = [checked_url(one).removesuffix("/v1") for one in given]
+    if not urls or len(set(urls)) < len(urls):
+        raise ConfigError(f"url is {url!r:.200}; expected the URL of a server, or a list of different ones")
+    return urls
+
+
+def checked_url(url: object) -> str:
+    """Return a base URL without a slash at its end.
+
+    Raises:
+        ConfigError: If it is not an HTTP URL.
+    """
+    parts = urlsplit(url) if isinstance(url, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ConfigError(f"url is {url!r:.200}; expected an HTTP URL, such as 'http://localhost:8000'")
+    return parts.geturl().rstrip("/")
+
+
+# Requests.
+
+
+class AttemptFailure(Exception):
     """A request failed in a way that another attempt may not.
 
     Attributes:
@@ -75,7 +256,7 @@ class _Connections:
     """Held while a server is checked."""
 
 
-class Client:
+class ServerClient:
     """Sends requests to the servers of a policy.
 
     Args:
@@ -106,11 +287,41 @@ class Client:
         self._max_retries = max_retries
         self._max_in_flight = max_in_flight
         self._max_reply_bytes = max_reply_bytes
-        self._httpx = load("httpx", _NEEDS, _INSTALL)
-        self._tenacity = load("tenacity", _NEEDS, _INSTALL)
-        self._connections = PerLoop(self._connect, _disconnect)
+        self._httpx = load("httpx", "A policy on a model server needs", "pip install 'envsdk[servers]'")
+        self._connections: dict[asyncio.AbstractEventLoop, _Connections] = {}
+        self._lock = threading.Lock()
 
-    async def call(self, choose: Callable[[], Server], attempt: Callable[[Server], Awaitable[T]]) -> T:
+    def _here(self) -> _Connections:
+        """Return the connections of the running event loop, which are made at the first call."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._connections:
+                for ended in [other for other in self._connections if other.is_closed()]:
+                    del self._connections[ended]
+                http = self._httpx.AsyncClient(
+                    headers={"Content-Type": "application/json", **self._headers, "Accept-Encoding": "identity"},
+                    limits=self._httpx.Limits(
+                        max_keepalive_connections=self._max_in_flight, keepalive_expiry=_KEEPALIVE_S
+                    ),
+                    timeout=None,  # each request has its own deadline
+                    verify=_certificates(self._httpx),
+                )
+                gate = asyncio.Semaphore(self._max_in_flight)
+                self._connections[loop] = _Connections(http, gate, asyncio.Lock())
+            return self._connections[loop]
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop; the next request opens new ones."""
+        with self._lock:
+            connections = self._connections.pop(asyncio.get_running_loop(), None)
+        if connections is not None:
+            await connections.http.aclose()
+
+    def checking(self) -> asyncio.Lock:
+        """Return the lock of the running event loop that is held while a server is checked."""
+        return self._here().checks
+
+    async def call(self, choose: Callable[[], ModelServer], attempt: Callable[[ModelServer], Awaitable[T]]) -> T:
         """Return what an attempt returns; try again, maybe on another server, if it fails.
 
         Args:
@@ -123,28 +334,56 @@ class Client:
             EngineDead: If the server's engine has died, and there is no other server.
             RequestRefused: If a server refused the request; it is not tried again.
         """
-        tenacity = self._tenacity
-        failures: list[tuple[Server, Failure]] = []
-        retrying = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self._max_retries + 1),
-            wait=self._wait(),
-            retry=tenacity.retry_if_exception_type(Failure),
-            before_sleep=self._count_retry,
-            reraise=True,
+        failures: list[tuple[ModelServer, AttemptFailure]] = []
+        while True:
+            server = choose()
+            with self._servers.calling(server):
+                try:
+                    async with self._here().gate:
+                        result = await attempt(server)
+                    server.has_answered, server.is_dead = True, False
+                    return result
+                except AttemptFailure as error:
+                    failure = error
+                    failures.append((server, failure))
+                    self._note_failure(failures)
+            attempts = len(failures)
+            if attempts > self._max_retries:
+                raise PolicyUnavailable(
+                    f"{server.url} did not answer after {attempts} attempt{'s' if attempts > 1 else ''}; the last one "
+                    f"failed because of {failure.cause}: {failure}. Check the server's log, or raise max_retries or "
+                    "timeout_s"
+                ) from failure
+            self._usage.sent(retry_because=failure.cause)
+            await asyncio.sleep(_wait_s(failure, attempts))
+
+    def _note_failure(self, failures: Sequence[tuple[ModelServer, AttemptFailure]]) -> None:
+        """Note what a failure says about its server.
+
+        Raises:
+            EngineDead, ServerUnreachable: See `call`.
+        """
+        server, failure = failures[-1]
+        server.has_answered |= not failure.is_unreachable
+        last = failures[-_FAILURES_IN_A_ROW:]
+        is_down = len(last) == _FAILURES_IN_A_ROW and all(
+            one is server and found.cause not in _OVERLOADED for one, found in last
         )
-        try:
-            return await retrying(self._attempt, choose, attempt, failures)
-        except Failure as failure:
-            server, attempts = failures[-1][0], len(failures)
-            raise PolicyUnavailable(
-                f"{server.url} did not answer after {attempts} attempt{'s' if attempts > 1 else ''}; the last one "
-                f"failed because of {failure.cause}: {failure}. Check the server's log, or raise max_retries or "
-                "timeout_s"
+        server.is_dead = failure.is_dead or (server.is_dead and failure.is_unreachable)  # vLLM ends itself then
+        if failure.is_unreachable or is_down or server.is_dead:
+            is_gone = failure.is_unreachable or server.is_dead
+            failure.moves = self._servers.failed(server, is_unreachable=is_gone)
+        if server.is_dead and not failure.moves:
+            raise EngineDead(dead(server, failure)) from failure
+        if not failure.moves and not any(one.has_answered for one in self._servers.all):
+            raise ServerUnreachable(
+                f"no connection to {server.url} can be opened: {failure}. Start the server and wait until it is ready, "
+                "or correct the URL and its port"
             ) from failure
 
     async def request(
         self,
-        server: Server,
+        server: ModelServer,
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
@@ -163,18 +402,24 @@ class Client:
             has_value: Whether the response has a JSON value; if not, None is returned.
 
         Raises:
-            Failure: If another attempt may succeed.
+            AttemptFailure: If another attempt may succeed.
             RequestRefused: If the server refuses the request (a status of 3xx or 4xx, except 408 and 429).
             ServerReplyError: If the response is longer than `max_reply_bytes`, compressed, or has too many values.
         """
-        http, request = self._connections.get().http, f"{method} {server.url}{path}"
-        async with self._sending(), http.stream(method, server.url + path, **_sent(body, id)) as response:
-            content = await self._content(response)
+        async with self._response(method, server.url + path, body, id) as response:
+            content = b"".join([chunk async for chunk in _chunks(response, self._max_reply_bytes)])
+        request = f"{method} {server.url}{path}"
         _check_status(response, content, request)
         return _value_of(content, request) if has_value else None
 
     async def stream(
-        self, server: Server, path: str, body: Mapping[str, Any], read: Callable[[Any], Awaitable[bool]], *, id: str
+        self,
+        server: ModelServer,
+        path: str,
+        body: Mapping[str, Any],
+        read: Callable[[Any], Awaitable[bool]],
+        *,
+        id: str,
     ) -> None:
         """Send one request, and read the server-sent events that answer it.
 
@@ -187,106 +432,63 @@ class Client:
             id: See `request`.
 
         Raises:
-            Failure: If another attempt may succeed: also if the stream ends before `[DONE]`, or an event is not JSON or
-                reports an error of the server.
+            AttemptFailure: If another attempt may succeed: also if the stream ends before `[DONE]`, or an event is not
+                JSON or reports an error of the server.
             RequestRefused: If the server refuses the request; see `request`.
             ServerReplyError: If the answer is not a stream, or if it has no end; see `request`.
         """
-        http, request = self._connections.get().http, f"POST {server.url}{path}"
-        async with self._sending(), http.stream("POST", server.url + path, **_sent(body, id)) as response:
+        request = f"POST {server.url}{path}"
+        async with self._response("POST", server.url + path, body, id) as response:
+            chunks = _chunks(response, self._max_reply_bytes)
             if response.status_code >= 300:
-                _check_status(response, await self._content(response), request)
-            await _read_events(response, _chunks(response, self._max_reply_bytes), request, read)
-
-    async def _content(self, response: Any) -> bytes:
-        async with contextlib.aclosing(_chunks(response, self._max_reply_bytes)) as chunks:
-            return b"".join([chunk async for chunk in chunks])
+                _check_status(response, b"".join([chunk async for chunk in chunks]), request)
+            kind = response.headers.get("Content-Type", "")
+            if not kind.startswith("text/event-stream"):
+                raise ServerReplyError(f"{request} was answered with {kind!r:.80}; expected a stream of events")
+            async with contextlib.aclosing(_lines(chunks)) as lines:
+                async for line in lines:
+                    name, _, data = line.partition(b":")
+                    if name != b"data":
+                        continue  # the end of an event, or a comment, which keeps the connection open
+                    if data.strip() == b"[DONE]":
+                        return
+                    value = _value_of(data, request)
+                    if isinstance(value, dict) and "error" in value:
+                        raise _error_in_stream(cast("dict[str, Any]", value)["error"], data, request)
+                    if not await read(value):
+                        return
+            raise AttemptFailure("partial", f"{request}: the stream ended before [DONE]")
 
     @contextlib.asynccontextmanager
-    async def _sending(self) -> AsyncGenerator[None]:
-        """Bound the time of a request, count it, and raise a `Failure` if it fails on the way."""
+    async def _response(
+        self, method: str, url: str, body: Mapping[str, Any] | None, id: str | None
+    ) -> AsyncGenerator[Any]:
+        """Send a request, bound its time, count it, and raise an `AttemptFailure` if it fails on the way."""
         start, clock = time.monotonic(), asyncio.timeout(self._timeout_s)
+        content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+        headers = {} if id is None else {"X-Request-Id": id}
+        http = self._here().http
         try:
-            async with clock:
-                yield
+            async with clock, http.stream(method, url, content=content, headers=headers) as response:
+                yield response
         except TimeoutError:
             if not clock.expired():
                 raise
-            raise Failure("timeout", f"no answer within timeout_s={self._timeout_s:g}") from None
+            raise AttemptFailure("timeout", f"no answer within timeout_s={self._timeout_s:g}") from None
         except self._httpx.RequestError as error:
             unreachable = isinstance(error, (self._httpx.ConnectError, self._httpx.ConnectTimeout))
             text = f"{type(error).__name__}: {error}"
-            raise Failure("connection", text, is_unreachable=unreachable) from error
+            raise AttemptFailure("connection", text, is_unreachable=unreachable) from error
         finally:
             self._usage.sent(time.monotonic() - start)
 
-    def checking(self) -> asyncio.Lock:
-        """Return the lock of the running event loop that is held while a server is checked."""
-        return self._connections.get().checks
 
-    async def aclose(self) -> None:
-        """Close the connections of the running event loop; the next request opens new ones."""
-        await self._connections.aclose()
-
-    async def _attempt(
-        self,
-        choose: Callable[[], Server],
-        attempt: Callable[[Server], Awaitable[T]],
-        failures: list[tuple[Server, Failure]],
-    ) -> T:
-        server = choose()
-        with self._servers.calling(server):
-            try:
-                async with self._connections.get().gate:
-                    result = await attempt(server)
-                server.has_answered, server.is_dead = True, False
-                return result
-            except Failure as failure:
-                failures.append((server, failure))
-                server.has_answered |= not failure.is_unreachable
-                last = failures[-_FAILURES_IN_A_ROW:]
-                is_down = len(last) == _FAILURES_IN_A_ROW and all(
-                    one is server and found.cause not in _OVERLOADED for one, found in last
-                )
-                server.is_dead = failure.is_dead or (server.is_dead and failure.is_unreachable)  # vLLM ends itself then
-                if failure.is_unreachable or is_down or server.is_dead:
-                    is_gone = failure.is_unreachable or server.is_dead
-                    failure.moves = self._servers.failed(server, is_unreachable=is_gone)
-                if server.is_dead and not failure.moves:
-                    raise EngineDead(dead(server, failure)) from failure
-                if not failure.moves and not any(one.has_answered for one in self._servers.all):
-                    raise ServerUnreachable(
-                        f"no connection to {server.url} can be opened: {failure}. Start the server and wait until it "
-                        "is ready, or correct the URL and its port"
-                    ) from failure
-                raise
-
-    def _count_retry(self, state: Any) -> None:
-        self._usage.retried(state.outcome.exception().cause)
-
-    def _wait(self) -> Callable[[Any], float]:
-        """Return the function that chooses the time before the next attempt: none if it goes to another server."""
-        exponential = self._tenacity.wait_exponential(multiplier=_FIRST_WAIT_S, max=_MAX_WAIT_S)
-        backoff = exponential + self._tenacity.wait_random(0, _FIRST_WAIT_S)
-
-        def wait(state: Any) -> float:
-            failure: Failure = state.outcome.exception()
-            if failure.moves:
-                return 0.0
-            return max(backoff(state), failure.retry_after_s or 0.0)
-
-        return wait
-
-    def _connect(self) -> _Connections:
-        limits = self._httpx.Limits(max_keepalive_connections=self._max_in_flight, keepalive_expiry=_KEEPALIVE_S)
-        headers = {"Content-Type": "application/json", **self._headers, "Accept-Encoding": "identity"}
-        http = self._httpx.AsyncClient(
-            headers=headers,
-            limits=limits,
-            timeout=None,  # `request` has its own deadline
-            verify=_certificates(self._httpx),
-        )
-        return _Connections(http, asyncio.Semaphore(self._max_in_flight), asyncio.Lock())
+def _wait_s(failure: AttemptFailure, attempts: int) -> float:
+    """Return the time before the next attempt, in seconds: none if it goes to another server."""
+    if failure.moves:
+        return 0.0
+    backoff_s = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** (attempts - 1)) + random.uniform(0, _FIRST_WAIT_S)
+    return max(backoff_s, failure.retry_after_s or 0.0)
 
 
 @cache
@@ -295,37 +497,21 @@ def _certificates(httpx: Any) -> Any:
     return httpx.create_ssl_context()
 
 
-async def _disconnect(connections: _Connections) -> None:
-    await connections.http.aclose()
-
-
-def dead(server: Server, failure: Failure) -> str:
+def dead(server: ModelServer, failure: AttemptFailure) -> str:
     """Return the message about a server whose engine has died."""
     return f"the engine of {server.url} has died: {failure}. See the server's log for the cause, and start it again"
 
 
-def _sent(body: Mapping[str, Any] | None, id: str | None) -> dict[str, Any]:
-    """Return the content and the headers of a request."""
-    content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
-    return {"content": content, "headers": {} if id is None else {"X-Request-Id": id}}
+# Responses.
 
 
 def _check_status(response: Any, content: bytes, request: str) -> None:
     status: int = response.status_code
     if status in (408, 429) or (status >= 500 and status != _NOT_IMPLEMENTED):
         after = _seconds(response.headers.get("Retry-After", ""))
-        raise Failure(str(status), f"{request}: {message_of(content)}", retry_after_s=after)
+        raise AttemptFailure(str(status), f"{request}: {message_of(content)}", retry_after_s=after)
     if status >= 300:
         raise RequestRefused(f"{request} was refused with status {status}: {message_of(content)}", status)
-
-
-def _value_of(content: bytes, request: str) -> Any:
-    try:
-        return _read(content)
-    except ServerReplyError:
-        raise
-    except ValueError as error:
-        raise Failure("partial", f"{request}: the response is not JSON: {error}") from error
 
 
 async def _chunks(response: Any, most: int) -> AsyncGenerator[bytes]:
@@ -345,28 +531,6 @@ async def _chunks(response: Any, most: int) -> AsyncGenerator[bytes]:
                     f"the response is longer than {most:,} bytes. If the server is right, raise max_reply_bytes"
                 )
             yield chunk
-
-
-async def _read_events(
-    response: Any, body: AsyncGenerator[bytes], request: str, read: Callable[[Any], Awaitable[bool]]
-) -> None:
-    """Read the server-sent events of a response; see `Client.stream`."""
-    kind = response.headers.get("Content-Type", "")
-    if not kind.startswith("text/event-stream"):
-        raise ServerReplyError(f"{request} was answered with {kind!r:.80}; expected a stream of events")
-    async with contextlib.aclosing(_lines(body)) as lines:
-        async for line in lines:
-            name, _, data = line.partition(b":")
-            if name != b"data":
-                continue  # the end of an event, or a comment, which keeps the connection open
-            if data.strip() == b"[DONE]":
-                return
-            value = _value_of(data, request)
-            if isinstance(value, dict) and "error" in value:
-                raise _error_in_stream(cast("dict[str, Any]", value)["error"], data, request)
-            if not await read(value):
-                return
-    raise Failure("partial", f"{request}: the stream ended before [DONE]")
 
 
 async def _lines(body: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
@@ -390,11 +554,11 @@ def _error_in_stream(error: Any, data: bytes, request: str) -> Exception:
     code: Any = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) else 500
     if status in (408, 429) or status >= 500:
-        return Failure(str(status), f"{request}: {message_of(data)}")
+        return AttemptFailure(str(status), f"{request}: {message_of(data)}")
     return ServerReplyError(f"the stream has an error with status {status}: {message_of(data)}")
 
 
-def _read(content: bytes) -> Any:
+def _value_of(content: bytes, request: str) -> Any:
     """Return a JSON value whose number of values and depth are bounded, before and after it is parsed."""
     containers = content.count(b"[") + content.count(b"{")
     values = content.count(b",") + containers
@@ -410,6 +574,8 @@ def _read(content: bytes) -> Any:
             return json.loads(content)  # Python writes NaN, which is an error in the reply and not in the transport
         except RecursionError as error:
             raise ServerReplyError("the response is nested too deeply") from error
+        except ValueError as error:
+            raise AttemptFailure("partial", f"{request}: the response is not JSON: {error}") from error
 
 
 def message_of(content: bytes) -> str:

@@ -1,17 +1,17 @@
-"""Finds the policy that a caller names, and checks that it can be called."""
+"""Finds the policy that a caller names, and that of a role, and checks that it can be called."""
 
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ..authoring._env import Env
-from ..errors import PolicyError, unknown_name
-from ..rendering.renderer import Renderer
-from ..trajectories._trajectory import Trajectory
+from ..errors import ConfigError, PolicyError, unknown_name
+from ._built_in import RandomPolicy, ReplyPolicy
+from ._openai_chat import OpenAIChat
 from ._policy import Policy, PolicyLike
-from ._random import RandomPolicy
-from ._reply import ReplyPolicy
-from ._vocabularies import check_tokenizer
+from ._sglang import SGLang
+from ._transformers import TransformersPolicy, load_model
+from ._vllm import VLLM
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 BUILT_IN = ("random", "reference", "null")
 """The names of the policies that need no model."""
+_SERVED: dict[str, Callable[..., Any]] = {"vllm": VLLM, "sglang": SGLang}
+SERVED = (*_SERVED, "openai")
+"""The policies whose models are on servers."""
 _REQUEST_FIELDS = tuple(
     name
     for name, parameter in inspect.signature(Policy.__call__).parameters.items()
@@ -44,18 +47,14 @@ class _PolicyByRole:
         return self.of(role)(prompt, role=role, **others)
 
 
-def check_policy(policy: Callable[..., Any], role: str, renderer: Renderer) -> None:
-    """Check that a policy (or the policy of that role) was made for the renderer's tokenizer.
-
-    Raises:
-        TokenizerMismatch: See `check_tokenizer`.
-    """
-    check_tokenizer(_of_role(policy, role), renderer)
+def of_role(policy: Callable[..., Any], role: str) -> Callable[..., Any]:
+    """Return the policy of a role, where a mapping has one for each."""
+    return policy.of(role) if isinstance(policy, _PolicyByRole) else policy
 
 
 def why_not_sampled(policy: Callable[..., Any], role: str, name: str, value: Any) -> str | None:
     """Return why a policy (or the policy of that role) does not honor a sampling parameter; None if it may."""
-    refuses: Any = getattr(_of_role(policy, role), "refuses_sampling", None)
+    refuses: Any = getattr(of_role(policy, role), "refuses_sampling", None)
     return None if refuses is None else refuses(name, value)
 
 
@@ -65,7 +64,7 @@ def check_takes_images(policy: Callable[..., Any], role: str) -> None:
     Raises:
         PolicyError: If it has no argument `media`.
     """
-    own = _of_role(policy, role)
+    own = of_role(policy, role)
     try:
         parameters = inspect.signature(own).parameters.values()
     except (TypeError, ValueError):  # a built-in function without a signature
@@ -76,27 +75,6 @@ def check_takes_images(policy: Callable[..., Any], role: str) -> None:
             f"the prompt has images, and the policy {name} takes none: add the keyword argument media, the images "
             "(PlacedImage) in order, or use a renderer and an environment without images"
         )
-
-
-def mark_untrainable(trajectory: Trajectory, policy: Callable[..., Any]) -> None:
-    """Note in a trajectory the contexts whose policy does not return what it sampled; see `Policy`."""
-    for name in {step.context for step in trajectory.steps if step.parts}:
-        log = trajectory.contexts[name]
-        log.is_trainable = log.is_trainable and bool(getattr(_of_role(policy, log.role), "trainable", True))
-
-
-def streams(policy: Callable[..., Any], role: str) -> bool:
-    """Return whether a policy (or the policy of that role) reports tokens while it samples them; see `Policy`."""
-    return bool(getattr(_of_role(policy, role), "streams", False))
-
-
-def _of_role(policy: Callable[..., Any], role: str) -> Callable[..., Any]:
-    return policy.of(role) if isinstance(policy, _PolicyByRole) else policy
-
-
-def asks_environment(policy: Callable[..., Any], role: str) -> bool:
-    """Return whether the policy of a role is an environment's own replies, and so a method of it."""
-    return isinstance(_of_role(policy, role), ReplyPolicy)
 
 
 def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[..., Any]:
@@ -131,15 +109,10 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
             f"policy is a {type(policy).__name__}; expected a function from a prompt to an Action, the name of a "
             "policy, or a mapping from roles to policies"
         )
-    _check_parameters(policy)
-    return policy
-
-
-def _check_parameters(policy: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(policy)
     except (TypeError, ValueError):  # a built-in function without a signature
-        return
+        return policy
     try:
         signature.bind(None, **dict.fromkeys(_REQUEST_FIELDS))
     except TypeError as error:
@@ -153,3 +126,47 @@ def _check_parameters(policy: Callable[..., Any]) -> None:
             f"the policy {name}{signature} cannot be called: {error}. A policy is called with the prompt and the "
             f"keyword arguments {', '.join(_REQUEST_FIELDS)}; {advice}"
         ) from None
+    return policy
+
+
+def policy_of(text: str, **options: Any) -> PolicyLike:
+    """Return the policy that a text specifies.
+
+    Args:
+        text: `random`, `reference` or `null`; `vllm:URL`, `sglang:URL` or `openai:URL`; or `transformers:FOLDER`. The
+            URLs of several servers are separated by commas.
+        options: The arguments of `VLLM`, `SGLang` or `OpenAIChat`, such as `model`; or those of `TransformersPolicy`
+            and the `dtype` of the weights.
+
+    Raises:
+        UnknownName: If there is no such policy.
+        ConfigError: If an option is missing or not valid, a built-in policy has one, or a folder has no model.
+        MissingPackage: If the policy needs a package that is not installed.
+    """
+    kind, separator, urls = text.partition(":")
+    if not separator and kind in BUILT_IN:
+        if options:
+            raise ConfigError(f"the policy {text!r} has no options, but {sorted(options)} were given")
+        return text
+    kinds = [*SERVED, "transformers"]
+    if kind not in kinds and separator and not urls.startswith("http"):
+        raise ConfigError(
+            f"the policy {text!r} is neither a built-in one nor one of {', '.join(f'{name}:...' for name in kinds)}; a "
+            "function or class of yours is passed in Python: Rollouts(env, policy, seeds=range(8)).run()"
+        )
+    if kind not in kinds:
+        forms = [*BUILT_IN, *(f"{name}:URL" for name in kinds[:-1]), "transformers:FOLDER"]
+        raise unknown_name("policy", f"{kind}:URL" if separator else kind, forms)
+    if not urls:
+        what = "folder; expected transformers:FOLDER" if kind == "transformers" else f"URL; expected {kind}:URL"
+        example = "./my-model" if kind == "transformers" else "http://localhost:8000"
+        raise ConfigError(f"the policy {text!r} has no {what}, such as {kind}:{example}")
+    try:
+        if kind == "transformers":
+            model = load_model(urls, dtype=options.pop("dtype", "float32"))
+            return TransformersPolicy(model, **options)
+        if kind == "openai":
+            return OpenAIChat(urls, **options)
+        return _SERVED[kind](urls.split(","), **options)
+    except TypeError as error:
+        raise ConfigError(f"the options {sorted(options)} do not fit the policy {text!r}: {error}") from error

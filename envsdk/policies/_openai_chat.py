@@ -20,11 +20,9 @@ from ..errors import (
 )
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
-from ._client import MAX_REPLY_BYTES, Client
+from ._client import MAX_REPLY_BYTES, ModelServer, ServerClient, Servers, Usage, checked_url
 from ._sampling import is_neutral, why_refused
 from ._server_replies import ServerUsage, read_response
-from ._servers import Server, Servers, checked_url
-from ._usage import Usage
 from ._vocabularies import ANY_TOKENIZER
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ class OpenAIChat:
         extra_body: More fields of each request, for servers with fields of their own.
 
     Raises:
-        MissingPackage: If httpx or tenacity is not installed.
+        MissingPackage: If httpx is not installed.
         ConfigError: If an argument is not valid.
     """
 
@@ -120,7 +118,7 @@ class OpenAIChat:
     def _open(self) -> None:
         servers = Servers([self._base_url])
         (self._server,) = servers.all
-        self._client = Client(servers, self.usage, headers=self._headers, **self._limits)
+        self._client = ServerClient(servers, self.usage, headers=self._headers, **self._limits)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_server", "_client")}
@@ -172,7 +170,7 @@ class OpenAIChat:
         """
         body = self._body(messages, tools, stop, max_tokens, sampling or {})
 
-        async def attempt(server: Server) -> ChatReply:
+        async def attempt(server: ModelServer) -> ChatReply:
             return self._read(await self._client.request(server, "POST", "/chat/completions", body))
 
         return await self._client.call(lambda: self._server, attempt)

@@ -1,10 +1,12 @@
 """What the policies on model servers share: one call of a server for each reply, with everything that can go wrong.
 
-A subclass knows the endpoints of one kind of server.
+A subclass knows the endpoints of one kind of server. Startup checks find out whether a server is set up so that its
+replies can be trained on. Each check that fails raises `ServerMismatch`, which names the server's flag.
 """
 
 import asyncio
 import hashlib
+import math
 import threading
 import time
 import uuid
@@ -12,24 +14,28 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from ..authoring._env import Env
 from ..contexts._protocol import Action
-from ..errors import ConfigError, RequestRefused, ServerReplyError
+from ..errors import ConfigError, RequestRefused, ServerMismatch, ServerReplyError
 from ..images import PlacedImage
 from ..limits import Limits
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ._client import MAX_REPLY_BYTES, Client
+from ._client import MAX_REPLY_BYTES, ModelServer, ServerClient, Servers, Usage, base_urls
 from ._sampling import Sampling, why_refused
-from ._server_checks import check_length, check_server, check_vocabulary
-from ._server_replies import OnTokens, ServerReply, ServerRequest, actions_of, checked_tokens
-from ._servers import Server, Servers, base_urls
-from ._usage import Usage
+from ._server_replies import (
+    OnTokens,
+    ServerReply,
+    ServerRequest,
+    actions_of,
+    checked_tokens,
+    read_response,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,6 +44,24 @@ _MAX_REMAINDERS = 10_000
 _MAX_SEED = 2**31
 _ABORT_AGAIN_S = 0.2
 _NO_LIMITS = Limits()
+_TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    "  two  spaces,\ttabs\nand\r\n\nlines ",
+    "1234567890 3.14159 1,000,000 0x7f",
+    "def f(x: int) -> str:\n    return f'{x!r}' if x != 0 else \"\"",
+    '{"name": "search", "arguments": {"query": "naïve café"}}',
+    "Größe, façade, żółw, Ελληνικά, русский, עברית, العربية, हिन्दी",
+    "语言模型从文本中学习。日本語の文章。한국어 문장입니다.",
+    "🙂🚀 ∑∫√ ≤ ≠ → ™",
+    "ANTIDISESTABLISHMENTARIANISM xqzvwk aaaaaaaaaaaaaaaa",
+)
+"""Texts that different vocabularies split differently."""
+_MAX_CONTROL_TOKENS = 64
+_PROBE_TOKENS = 64  # of a prompt
+_TOP = 5
+_TEMPERATURE = 2.0
+_IS_RAW = 0.75  # the ratio of differences is 1 / _TEMPERATURE if log-probabilities are processed, else 1
+_SUM_TOLERANCE = 0.02
 
 
 class ServedPolicy(ABC):
@@ -73,7 +97,7 @@ class ServedPolicy(ABC):
 
     Raises:
         ConfigError: If an argument is not valid.
-        MissingPackage: If httpx or tenacity is not installed.
+        MissingPackage: If httpx is not installed.
     """
 
     trainable: ClassVar[bool] = True
@@ -118,7 +142,8 @@ class ServedPolicy(ABC):
         self.usage = Usage()
         self._urls = base_urls(url)
         self._given_tokenizer = tokenizer
-        self._sampling = self._checked(Sampling(temperature, top_k, top_p))
+        self._sampling = Sampling(temperature, top_k, top_p)
+        self.check_sampling(self._sampling)
         self._max_tokens = max_tokens
         self._seed = seed
         self._headers = {**({} if api_key is None else {"Authorization": f"Bearer {api_key}"}), **(headers or {})}
@@ -133,7 +158,7 @@ class ServedPolicy(ABC):
     def _open(self) -> None:
         """Create what belongs to this process."""
         self._servers = Servers(self._urls)
-        self._client = Client(
+        self._client = ServerClient(
             self._servers,
             self.usage,
             headers=self._headers,
@@ -143,7 +168,7 @@ class ServedPolicy(ABC):
             max_reply_bytes=self._max_reply_bytes,
         )
         self._tokenizer: Tokenizer | None = None
-        self._in_flight: dict[str, Server] = {}
+        self._in_flight: dict[str, ModelServer] = {}
         self._remainders: OrderedDict[tuple[str, str], tuple[bytes, list[Action]]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -162,10 +187,12 @@ class ServedPolicy(ABC):
     # What a kind of server specifies.
 
     @abstractmethod
-    async def generate(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
+    async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
         """Let a server sample a reply, in one attempt."""
 
-    async def stream(self, client: Client, server: Server, request: ServerRequest, on_tokens: OnTokens) -> ServerReply:
+    async def stream(
+        self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens
+    ) -> ServerReply:
         """Do the same, and report the tokens while they are sampled; only if `streams`.
 
         Raises:
@@ -174,7 +201,7 @@ class ServedPolicy(ABC):
         raise NotImplementedError(f"{self.name} does not report tokens while they are sampled")
 
     @abstractmethod
-    async def abort_requests(self, client: Client, server: Server, ids: Sequence[str]) -> None:
+    async def abort_requests(self, client: ServerClient, server: ModelServer, ids: Sequence[str]) -> None:
         """Let a server end requests, which then return what was sampled so far."""
 
     @property
@@ -216,7 +243,9 @@ class ServedPolicy(ABC):
         return why_refused(self._chosen, name, value)
 
     def _chosen(self, sampling: Mapping[str, Any]) -> Sampling:
-        return self._checked(self._sampling.updated(sampling, self.name))
+        chosen = self._sampling.updated(sampling, self.name)
+        self.check_sampling(chosen)
+        return chosen
 
     async def __call__(self, prompt: "NDArray[np.int32]", **request: Any) -> Action:
         """Sample a reply; see `Policy`.
@@ -251,8 +280,9 @@ class ServedPolicy(ABC):
         if media:
             self.check_images()
         chosen = self._chosen(sampling)
-        waiting = self._take_remainder((episode_id, context), prompt)
-        if waiting:
+        with self._lock:  # a reply of several weight versions is continued without a call of the server
+            digest, waiting = self._remainders.pop((episode_id, context), (b"", []))
+        if waiting and digest == _digest(prompt):
             return self._with_remainder((episode_id, context), prompt, waiting)
         room = min((count for count in (max_tokens, self._max_tokens) if count is not None), default=None)
         request = ServerRequest(
@@ -267,9 +297,11 @@ class ServedPolicy(ABC):
             cache_key=self._cache_key,
             media=media,
         )
-        tokenizer = self._own_tokenizer() if renderer is None else renderer.tokenizer
+        if renderer is None and self._tokenizer is None and self._given_tokenizer is not None:
+            self._tokenizer = load_tokenizer(self._given_tokenizer)
+        tokenizer = self._tokenizer if renderer is None else renderer.tokenizer
 
-        async def attempt(server: Server) -> list[Action]:
+        async def attempt(server: ModelServer) -> list[Action]:
             if self._checks:
                 await self._check(server, tokenizer, _text_of(prompt, media))
             check_length(server, limits, self.flags)
@@ -288,13 +320,13 @@ class ServedPolicy(ABC):
         """
         probe = renderer.tokenizer.encode("The capital of France is")
 
-        async def attempt(server: Server) -> None:
+        async def attempt(server: ModelServer) -> None:
             server.is_checked = False
             server.tokenizers.clear()
             await self._check(server, renderer.tokenizer, probe)
 
         for server in self._servers.all:
-            await self._client.call(partial(_same, server), attempt)
+            await self._client.call(lambda server=server: server, attempt)
 
     async def abort(self) -> None:
         """End the replies that are being sampled, with what was sampled so far, and wait until they have ended.
@@ -338,7 +370,7 @@ class ServedPolicy(ABC):
 
     # One attempt.
 
-    async def _check(self, server: Server, tokenizer: Tokenizer | None, prompt: "NDArray[np.int32]") -> None:
+    async def _check(self, server: ModelServer, tokenizer: Tokenizer | None, prompt: "NDArray[np.int32]") -> None:
         is_known = tokenizer is None or tokenizer.fingerprint in server.tokenizers
         if server.is_checked and is_known:
             return
@@ -349,7 +381,7 @@ class ServedPolicy(ABC):
                 await check_vocabulary(self, self._client, server, tokenizer)
 
     async def _reply(
-        self, server: Server, request: ServerRequest, vocab_size: int | None, on_tokens: OnTokens | None
+        self, server: ModelServer, request: ServerRequest, vocab_size: int | None, on_tokens: OnTokens | None
     ) -> list[Action]:
         if server.max_model_len is not None and len(request.prompt) < server.max_model_len:
             left = server.max_model_len - len(request.prompt)
@@ -360,7 +392,10 @@ class ServedPolicy(ABC):
             if on_tokens is None:
                 reply = await self.generate(self._client, server, request)
             else:
-                report = _checked(on_tokens, vocab_size)
+
+                def report(tokens: Sequence[int]) -> bool | None:  # only those that are in the vocabulary
+                    return on_tokens(checked_tokens(tokens, vocab_size).tolist())
+
                 reply = await self.stream(self._client, server, request, report)
             self.usage.answered(len(request.prompt), len(reply.tokens), cached_tokens=reply.counts.get("cached_tokens"))
             return actions_of(reply, request, vocab_size)
@@ -372,22 +407,11 @@ class ServedPolicy(ABC):
             with self._lock:
                 self._in_flight.pop(request.id, None)
 
-    def _checked(self, sampling: Sampling) -> Sampling:
-        self.check_sampling(sampling)
-        return sampling
-
-    def _own_tokenizer(self) -> Tokenizer | None:
-        if self._tokenizer is None and self._given_tokenizer is not None:
-            self._tokenizer = load_tokenizer(self._given_tokenizer)
-        return self._tokenizer
-
     def _seed_of(self, episode_id: str, context: str, length: int) -> int | None:
         if self._seed is None:
             return None
         digest = hashlib.blake2b(repr((self._seed, episode_id, context, length)).encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % _MAX_SEED
-
-    # Replies of several weight versions: one call of the server answers several calls of the policy.
 
     def _with_remainder(self, key: tuple[str, str], prompt: "NDArray[np.int32]", actions: Sequence[Action]) -> Action:
         """Return the first action; keep the others for the call that continues the reply."""
@@ -399,13 +423,6 @@ class ServedPolicy(ABC):
                 if len(self._remainders) > _MAX_REMAINDERS:
                     self._remainders.popitem(last=False)  # the server then samples the rest again
         return first
-
-    def _take_remainder(self, key: tuple[str, str], prompt: "NDArray[np.int32]") -> list[Action]:
-        if not self._remainders:
-            return []
-        with self._lock:
-            digest, actions = self._remainders.pop(key, (b"", []))
-        return actions if digest == _digest(prompt) else []
 
 
 class ServedEpisode:
@@ -425,15 +442,6 @@ class ServedEpisode:
         return self._policy.sample(prompt, renderer, self._env.limits, context=context, **request)
 
 
-def _same(server: Server) -> Server:
-    return server
-
-
-def _checked(on_tokens: OnTokens, vocab_size: int | None) -> OnTokens:
-    """Return a function that reports only tokens that are in the vocabulary."""
-    return lambda tokens: on_tokens(checked_tokens(tokens, vocab_size).tolist())
-
-
 def _text_of(prompt: "NDArray[np.int32]", media: Sequence[PlacedImage]) -> "NDArray[np.int32]":
     """Return the tokens of a prompt that are not placeholders of images."""
     is_text = np.ones(len(prompt), dtype=np.bool_)
@@ -444,3 +452,170 @@ def _text_of(prompt: "NDArray[np.int32]", media: Sequence[PlacedImage]) -> "NDAr
 
 def _digest(tokens: "NDArray[np.int32]") -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(tokens, dtype="<i4").tobytes(), digest_size=16).digest()
+
+
+# Startup checks.
+
+
+class _Model(BaseModel):
+    id: str
+    max_model_len: int | None = None
+    parent: str | None = None
+
+
+class _Models(BaseModel):
+    data: list[_Model] = Field(min_length=1)
+
+
+class _Tokens(BaseModel):
+    tokens: list[int]
+
+
+async def check_server(
+    policy: ServedPolicy, client: ServerClient, server: ModelServer, prompt: "NDArray[np.int32]"
+) -> None:
+    """Check a server's model and its log-probabilities, and read the length of its contexts.
+
+    Args:
+        policy: The policy.
+        client: Sends the requests.
+        server: The server.
+        prompt: Tokens that the model knows, for the probe of log-probabilities.
+
+    Raises:
+        ServerMismatch: If a check fails.
+        AttemptFailure: If the server cannot be reached.
+    """
+    await check_model(policy, client, server)
+    await _check_logprobs(policy, client, server, prompt[-_PROBE_TOKENS:])
+    server.is_checked = True
+
+
+async def check_vocabulary(
+    policy: ServedPolicy, client: ServerClient, server: ModelServer, tokenizer: Tokenizer
+) -> None:
+    """Check that a server's model has the same vocabulary as a tokenizer, with a few dozen texts and control tokens.
+
+    Raises:
+        ServerMismatch: If a text has other ids, or the server does not tokenize.
+        AttemptFailure: If the server cannot be reached.
+    """
+    model = {} if policy.model is None else {"model": policy.model}
+    names = list(tokenizer.control_tokens)[:_MAX_CONTROL_TOKENS]
+    expected = {text: tokenizer.encode(text).tolist() for text in _TEXTS}
+    expected |= {name: [tokenizer.token_id(name)] for name in names}
+    for text, ids in expected.items():
+        body = {"prompt": text, "add_special_tokens": False, **model}
+        try:
+            found = read_response(_Tokens, await client.request(server, "POST", "/tokenize", body))
+        except RequestRefused as error:
+            raise ServerMismatch(
+                f"{server.url} cannot tokenize, so its vocabulary cannot be compared with that of the tokenizer "
+                f"{tokenizer.name!r}: {error}. {policy.flags['tokenize']}, or pass check=False"
+            ) from error
+        if found.tokens != ids:
+            raise ServerMismatch(
+                f"the model of {server.url} has another vocabulary than the tokenizer {tokenizer.name!r} of the "
+                f"environment: the text {text!r:.60} has the ids {found.tokens[:8]} on the server and {ids[:8]} in the "
+                f"environment. {policy.flags['vocabulary']}, or pass the model's tokenizer to the environment"
+            )
+    server.tokenizers.add(tokenizer.fingerprint)
+
+
+def check_length(server: ModelServer, limits: Limits, flags: Mapping[str, str]) -> None:
+    """Check that a server's contexts are as long as an environment's limits allow.
+
+    Raises:
+        ServerMismatch: If they are shorter.
+    """
+    wanted, longest = limits.max_context_tokens, server.max_model_len
+    if wanted is not None and longest is not None and wanted > longest:
+        raise ServerMismatch(
+            f"the environment's contexts may have {wanted} tokens (Limits.max_context_tokens), but {server.url} "
+            f"takes at most {longest}: {flags['length'].format(wanted)}, or lower the limit"
+        )
+
+
+async def check_model(policy: ServedPolicy, client: ServerClient, server: ModelServer) -> None:
+    """Check that a server has the policy's model, and read the length of its contexts and whether it is an adapter.
+
+    Raises:
+        ServerMismatch: If it does not list the model.
+        AttemptFailure: If the server cannot be reached.
+    """
+    try:
+        response = await client.request(server, "GET", "/v1/models")
+    except RequestRefused as error:
+        raise ServerMismatch(f"{server.url} does not list its models: {error}. {policy.flags['models']}") from error
+    models = read_response(_Models, response).data
+    named = [model for model in models if policy.model in (None, model.id)]
+    if not named:
+        raise ServerMismatch(
+            f"{server.url} has no model named {policy.model!r}, only {[model.id for model in models]}: pass one of "
+            f"these as `model`, or {policy.flags['model'].format(policy.model)}"
+        )
+    lengths = [model.max_model_len for model in (named[0], *models) if model.max_model_len is not None]
+    if lengths:  # an adapter has that of its base model
+        server.max_model_len = lengths[0] - policy.spare_tokens
+    is_adapter = named[0].parent is not None or named[0] is not models[0]
+    server.adapter = policy.model if is_adapter else None
+    server.has_model = True
+
+
+async def _check_logprobs(
+    policy: ServedPolicy, client: ServerClient, server: ModelServer, prompt: "NDArray[np.int32]"
+) -> None:
+    """Check that log-probabilities are those of the distribution that tokens are sampled from.
+
+    At temperature T, the difference of two log-probabilities is 1/T of that at temperature 1. And if only the most
+    likely tokens are sampled from, their probabilities add up to 1.
+    """
+    top_k: int | None = _TOP
+    try:
+        policy.check_sampling(Sampling(top_k=_TOP))
+    except ConfigError:
+        top_k = None
+    plain = await _probe(policy, client, server, prompt, Sampling(1.0, top_k))
+    heated = await _probe(policy, client, server, prompt, Sampling(_TEMPERATURE, top_k))
+    spread, heated_spread = plain[0] - plain[-1], heated[0] - heated[-1]
+    is_raw = spread > 0 and heated_spread / spread > _IS_RAW
+    sums = [sum(map(math.exp, values)) for values in (plain, heated)]
+    is_cut = top_k is not None and any(abs(total - 1) > _SUM_TOLERANCE for total in sums)
+    if is_raw or is_cut:
+        seen = f"at temperatures 1 and {_TEMPERATURE:g}, the log-probabilities of the {len(plain)} most likely tokens "
+        raise ServerMismatch(
+            f"the log-probabilities of {server.url} are not those of the distribution that it samples from: {seen}"
+            f"range over {spread:.3f} and {heated_spread:.3f}, expected {spread / _TEMPERATURE:.3f} for the latter"
+            + (
+                f"; sampled with top_k={top_k}, their probabilities add up to {sums[0]:.3f}, expected 1"
+                if is_cut
+                else ""
+            )
+            + f". {policy.flags['logprobs']}"
+        )
+
+
+async def _probe(
+    policy: ServedPolicy, client: ServerClient, server: ModelServer, prompt: "NDArray[np.int32]", sampling: Sampling
+) -> Sequence[float]:
+    """Return the largest log-probabilities of the first token after a prompt, in descending order."""
+    request = ServerRequest(id="envsdk-probe", prompt=prompt, sampling=sampling, max_tokens=1, top_logprobs=_TOP)
+    try:
+        reply = await policy.generate(client, server, request)
+    except RequestRefused as error:
+        raise ServerMismatch(
+            f"{server.url} does not return the {_TOP} largest log-probabilities, which check=True needs: {error}. "
+            f"{policy.flags['top_logprobs']}, or pass check=False"
+        ) from error
+    except ServerReplyError as error:
+        raise ServerMismatch(
+            f"{server.url} answers in a form that {policy.name} does not read: {error}. Use a version of the server "
+            "that docs/how-to/servers.md lists"
+        ) from error
+    values = sorted(reply.top_logprobs[0] if reply.top_logprobs else (), reverse=True)[:_TOP]
+    if len(values) < _TOP:
+        raise ServerMismatch(
+            f"{server.url} returned {len(values)} of the {_TOP} largest log-probabilities. "
+            f"{policy.flags['top_logprobs']}, or pass check=False"
+        )
+    return values

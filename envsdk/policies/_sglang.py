@@ -9,10 +9,9 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from ..errors import ConfigError, ServerReplyError
-from ._client import Client
+from ._client import ModelServer, ServerClient
 from ._sampling import Sampling
-from ._served import ServedPolicy
-from ._server_checks import check_model
+from ._served import ServedPolicy, check_model
 from ._server_replies import (
     ServerReply,
     ServerRequest,
@@ -23,7 +22,6 @@ from ._server_replies import (
     read_response,
     routed_experts,
 )
-from ._servers import Server
 
 _LEAST_TEMPERATURE = 1e-6
 _ALL = -1  # SGLang's top_k for all tokens
@@ -104,20 +102,20 @@ class SGLang(ServedPolicy):
             "text again, so the model may get other tokens than those that are trained. Use VLLM or TransformersPolicy"
         )
 
-    async def generate(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
+    async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
         """Let a server sample a reply."""
         if self.model is not None and not server.has_model:  # without the startup checks
             await check_model(self, client, server)
         response = await client.request(server, "POST", "/generate", self._body(server, request), id=request.id)
-        return _reply_of(read_response(_Generated, response), request)
+        return _reply_of(read_response(_SGLangReply, response), request)
 
-    async def abort_requests(self, client: Client, server: Server, ids: Sequence[str]) -> None:
+    async def abort_requests(self, client: ServerClient, server: ModelServer, ids: Sequence[str]) -> None:
         """Let a server end requests, which then return what was sampled so far."""
         bodies = [{"rid": one, "abort_all": False} for one in ids]
         calls = (client.request(server, "POST", "/abort_request", body, has_value=False) for body in bodies)
         await asyncio.gather(*calls)
 
-    def _body(self, server: Server, request: ServerRequest) -> dict[str, Any]:
+    def _body(self, server: ModelServer, request: ServerRequest) -> dict[str, Any]:
         if request.max_tokens is None:
             raise ConfigError(
                 f"the reply has no length limit, not even the context of {server.url}: set one with "
@@ -180,12 +178,12 @@ class _MetaInfo(BaseModel):
     routed_experts: str | None = None
 
 
-class _Generated(BaseModel):
+class _SGLangReply(BaseModel):
     meta_info: _MetaInfo
     output_ids: list[TokenId] | None = None
 
 
-def _reply_of(response: _Generated, request: ServerRequest) -> ServerReply:
+def _reply_of(response: _SGLangReply, request: ServerRequest) -> ServerReply:
     found = response.meta_info
     reason, sampled = found.finish_reason, found.output_token_logprobs
     if sampled is None:

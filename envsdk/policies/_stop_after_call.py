@@ -9,7 +9,7 @@ from ..authoring._env import Env
 from ..errors import ConfigError
 from ..rendering.reading import CallEnded, ReplyEvent, ReplyReader
 from ..rendering.renderer import Renderer, TokenIds
-from ._find import find_policy, streams
+from ._find import find_policy, of_role
 from ._policy import PolicyLike
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class _Stopping:
         acting = self._env.episode.pending_reply(context).context
         reader, events = acting.read_reply()
         watch = _Watch(acting.renderer, acting.reply_tokens(), reader, events, self._calls, on_tokens)
-        given = {"on_tokens": watch} if streams(self._policy, role) else {}
+        given = {"on_tokens": watch} if getattr(of_role(self._policy, role), "streams", False) else {}
         return self._policy(prompt, context=context, role=role, **others, **given)
 
 

@@ -3,14 +3,15 @@
 import base64
 import io
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..contexts._side_data import Ragged
 from ..errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerMismatch, ServerReplyError
-from ._client import Client, Failure, dead
+from ..images import rgb_image
+from ._client import AttemptFailure, ModelServer, ServerClient, dead
 from ._sampling import Sampling
 from ._served import ServedPolicy
 from ._server_replies import (
@@ -26,9 +27,6 @@ from ._server_replies import (
     read_response,
     routed_experts,
 )
-from ._servers import Server
-from ._vllm_images import check_prompt, image_fields
-from ._vllm_streams import StreamedReply
 
 _GENERATE, _COMPLETIONS, _ABORT = "/inference/v1/generate", "/v1/completions", "/inference/v1/abort_requests"
 _ID_PREFIX = "generate-tokens-"  # which vLLM's engine puts before the id of a request to _GENERATE
@@ -94,7 +92,7 @@ class VLLM(ServedPolicy):
     def check_images(self) -> None:
         """Take images: the tokens that a server makes of them are checked with each reply."""
 
-    async def generate(self, client: Client, server: Server, request: ServerRequest) -> ServerReply:
+    async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
         """Let a server sample a reply: with its endpoint for token ids, or else with `/v1/completions`."""
 
         async def ask(path: str, body: dict[str, Any]) -> Any:
@@ -102,7 +100,9 @@ class VLLM(ServedPolicy):
 
         return await self._ask(server, request, ask)
 
-    async def stream(self, client: Client, server: Server, request: ServerRequest, on_tokens: OnTokens) -> ServerReply:
+    async def stream(
+        self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens
+    ) -> ServerReply:
         """Do the same, and report the tokens while they are sampled; see `ServedPolicy.stream`."""
         streamed = StreamedReply(on_tokens, request.max_tokens)
 
@@ -120,7 +120,7 @@ class VLLM(ServedPolicy):
 
         try:
             reply = await self._ask(server, request, ask)
-        except Failure as failure:
+        except AttemptFailure as failure:
             if not streamed.count:
                 raise
             if failure.is_dead:
@@ -133,7 +133,7 @@ class VLLM(ServedPolicy):
         return reply if streamed.length is None else cut_reply(reply, streamed.length)
 
     async def _ask(
-        self, server: Server, request: ServerRequest, ask: Callable[[str, dict[str, Any]], Awaitable[Any]]
+        self, server: ModelServer, request: ServerRequest, ask: Callable[[str, dict[str, Any]], Awaitable[Any]]
     ) -> ServerReply:
         if not server.lacks_token_endpoint:
             try:
@@ -144,15 +144,15 @@ class VLLM(ServedPolicy):
                 if request.media:
                     raise _no_images(server) from error
             else:
-                return _generated(read_response(_Generated, response), request)
+                return _of_generation(read_response(_Generation, response), request)
         if request.media:
             raise _no_images(server)
         response = await ask(_COMPLETIONS, self._completions_body(request))  # which knows whether the model is missing
-        reply = _completed(read_response(_Completed, response), request)
+        reply = _of_completion(read_response(_Completion, response), request)
         server.lacks_token_endpoint = True
         return reply
 
-    async def abort_requests(self, client: Client, server: Server, ids: Sequence[str]) -> None:
+    async def abort_requests(self, client: ServerClient, server: ModelServer, ids: Sequence[str]) -> None:
         """Let a server end requests, which then return what was sampled so far."""
         if not server.lacks_token_endpoint:
             body = {"request_ids": [_ID_PREFIX + one for one in ids]}
@@ -201,7 +201,7 @@ def _parameters(request: ServerRequest) -> dict[str, Any]:
     }
 
 
-def _no_images(server: Server) -> ServerMismatch:
+def _no_images(server: ModelServer) -> ServerMismatch:
     return ServerMismatch(
         f"the prompt has an image, and {server.url} has no {_GENERATE}, which takes them: start vLLM with "
         "--enable-scale-out, in a version with the field content_parts, such as 0.32"
@@ -227,7 +227,7 @@ class _Logprobs(BaseModel):
     content: list[_Logprob]
 
 
-class _GeneratedChoice(BaseModel):
+class _GenerationChoice(BaseModel):
     token_ids: list[TokenId]
     logprobs: _Logprobs
     finish_reason: str
@@ -237,31 +237,31 @@ class _GeneratedChoice(BaseModel):
     weight_versions: list[WeightSpan] | None = None
 
 
-class _Generated(BaseModel):
-    choices: list[_GeneratedChoice] = Field(min_length=1, max_length=1)
+class _Generation(BaseModel):
+    choices: list[_GenerationChoice] = Field(min_length=1, max_length=1)
     usage: ServerUsage | None = None
     prompt_token_ids: list[TokenId] | None = None
 
 
-class _CompletedLogprobs(BaseModel):
+class _CompletionLogprobs(BaseModel):
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class _CompletedChoice(BaseModel):
+class _CompletionChoice(BaseModel):
     token_ids: list[TokenId]
-    logprobs: _CompletedLogprobs
+    logprobs: _CompletionLogprobs
     finish_reason: str
     stop_reason: int | str | None = None
     routed_experts: str | None = None
 
 
-class _Completed(BaseModel):
-    choices: list[_CompletedChoice] = Field(min_length=1, max_length=1)
+class _Completion(BaseModel):
+    choices: list[_CompletionChoice] = Field(min_length=1, max_length=1)
     usage: ServerUsage | None = None
 
 
-def _generated(response: _Generated, request: ServerRequest) -> ServerReply:
+def _of_generation(response: _Generation, request: ServerRequest) -> ServerReply:
     if request.media:
         check_prompt(response.prompt_token_ids, request)
     choice = response.choices[0]
@@ -284,7 +284,7 @@ def _generated(response: _Generated, request: ServerRequest) -> ServerReply:
     )
 
 
-def _completed(response: _Completed, request: ServerRequest) -> ServerReply:
+def _of_completion(response: _Completion, request: ServerRequest) -> ServerReply:
     choice = response.choices[0]
     top = choice.logprobs.top_logprobs or []
     return ServerReply(
@@ -302,7 +302,7 @@ def _counts(usage: ServerUsage | None) -> dict[str, int]:
     return {} if usage is None else cache_counts(usage.cached_tokens, usage.prompt_tokens)
 
 
-def _experts(choice: _GeneratedChoice | _CompletedChoice, request: ServerRequest) -> dict[str, Any]:
+def _experts(choice: _GenerationChoice | _CompletionChoice, request: ServerRequest) -> dict[str, Any]:
     if choice.routed_experts is None or not choice.token_ids:
         return {}
     experts = routed_experts(_array(choice.routed_experts), len(request.prompt), len(choice.token_ids))
@@ -315,3 +315,126 @@ def _array(encoded: str) -> Any:
         return np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
     except (ValueError, EOFError, OSError, MemoryError) as error:
         raise ServerReplyError(f"routed_experts is not the base64 text of an .npy file: {error}") from error
+
+
+# Images: `content_parts` and `return_token_ids` of `GenerateRequest` in vLLM 0.32. A part is not one of Chat
+# Completions: its URL is a separate field.
+
+
+def image_fields(request: ServerRequest) -> dict[str, Any]:
+    """Return the fields of a request with images.
+
+    vLLM's processor writes the placeholders of each image in place of one, so the others are left out. It would show a
+    background through transparent parts, and other processors do not.
+    """
+    is_sent = np.ones(len(request.prompt), dtype=np.bool_)
+    for placed in request.media:
+        is_sent[placed.start + 1 : placed.stop] = False
+    parts = [{"type": "image_url", "url": rgb_image(placed.image).url} for placed in request.media]
+    return {"token_ids": request.prompt[is_sent], "content_parts": parts, "return_token_ids": True}
+
+
+def check_prompt(tokens: Sequence[int] | None, request: ServerRequest) -> None:
+    """Check that the prompt that a server sampled from is the requested one.
+
+    Raises:
+        ServerReplyError: If it is another one, or the server did not return it.
+    """
+    if tokens is None:
+        raise ServerReplyError(
+            "the server did not return prompt_token_ids, so the tokens of the images cannot be checked: use a version "
+            "of vLLM whose /inference/v1/generate has content_parts and return_token_ids, such as 0.32"
+        )
+    expected: list[int] = request.prompt.tolist()
+    if list(tokens) == expected:
+        return
+    pairs = enumerate(zip(tokens, expected, strict=False))
+    first = next((index for index, (found, own) in pairs if found != own), min(len(tokens), len(expected)))
+    raise ServerReplyError(
+        f"the server sampled from another prompt: it has {len(tokens)} tokens, and the first that differs is at "
+        f"position {first}; expected {len(expected)} tokens. Start vLLM with the image processor of the environment's "
+        "renderer (--mm-processor-kwargs), such as the same numbers of pixels"
+    )
+
+
+# Streams of vLLM 0.32's `/inference/v1/generate` and `/v1/completions`: lists come in parts; anything else comes once.
+
+
+class _StreamChoice(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    token_ids: list[TokenId] | None = None
+    logprobs: dict[str, Any] | None = None
+
+
+class _StreamEvent(BaseModel):
+    choices: list[_StreamChoice] = Field(max_length=1)
+    usage: dict[str, Any] | None = None
+    prompt_token_ids: list[TokenId] | None = None
+
+
+class StreamedReply:
+    """A reply that is being streamed, whose tokens are reported as they come.
+
+    Args:
+        on_tokens: Called with the tokens.
+        max_tokens: The maximum number of tokens that were requested.
+
+    Attributes:
+        count: How many tokens were reported.
+        length: After how many tokens the reply was ended, if `on_tokens` ended it; later ones are not reported.
+    """
+
+    def __init__(self, on_tokens: OnTokens, max_tokens: int | None) -> None:
+        self._max_tokens = max_tokens
+        self._on_tokens = on_tokens
+        self._choice: dict[str, Any] = {}
+        self._usage: dict[str, Any] | None = None
+        self._prompt: list[int] | None = None
+        self.count: int = 0
+        self.length: int | None = None
+
+    def add(self, event: Any) -> bool:
+        """Add an event; return whether it made the reply end, so that the server should stop.
+
+        Raises:
+            ServerReplyError: If it does not have the fields of an event, or more tokens come than were requested.
+        """
+        read = read_response(_StreamEvent, event)
+        self._usage = read.usage or self._usage
+        self._prompt = read.prompt_token_ids or self._prompt  # in the first event, if it was requested
+        for choice in read.choices:
+            given = {**choice.__dict__, **(choice.model_extra or {})}
+            _join(self._choice, {name: value for name, value in given.items() if value is not None})
+            if self._max_tokens is not None and len(self._choice.get("token_ids", ())) > self._max_tokens:
+                raise ServerReplyError(f"more tokens come than max_tokens={self._max_tokens}")
+            if choice.token_ids and self.length is None:
+                self.count += len(choice.token_ids)
+                if self._on_tokens(choice.token_ids) is True:
+                    self.length = self.count
+                    return "finish_reason" not in self._choice
+        return False
+
+    def response(self) -> dict[str, Any]:
+        """Return the whole response, after the last event.
+
+        Raises:
+            ServerReplyError: If the reply did not end.
+        """
+        if "finish_reason" not in self._choice and self.length is None:
+            raise ServerReplyError("the stream has no finish reason")
+        choice: dict[str, Any] = {"token_ids": [], **self._choice}
+        choices = [{"finish_reason": "stop", **choice}]
+        return {"choices": choices, "usage": self._usage, "prompt_token_ids": self._prompt}
+
+
+def _join(joined: dict[str, Any], part: dict[str, Any]) -> None:
+    """Add a part of a JSON object: lists and objects are joined, and any other value counts from then on."""
+    for name, value in part.items():
+        known = joined.get(name)
+        if isinstance(value, dict):
+            _join(joined.setdefault(name, {}), cast("dict[str, Any]", value))
+        elif isinstance(value, list) and isinstance(known, list):
+            cast("list[Any]", known).extend(cast("list[Any]", value))
+        else:
+            joined[name] = list(cast("list[Any]", value)) if isinstance(value, list) else value

@@ -2,12 +2,11 @@
 
 from ._comparing import Difference
 from ._curriculum import TaskSampler
-from ._engine import Rollouts
+from ._engine import Rollouts, arollout_many, rollout_many
 from ._jobs import Group
-from ._many import arollout_many, rollout_many
 from ._replaying import replay_run, replay_trajectory
 from ._run_folder import RunFolder
-from ._simple import arollout, rollout
+from ._runner import arollout, rollout
 from ._statistics import Lag, PlayStatistics, Statistics
 from ._stored_run import StoredRun
 

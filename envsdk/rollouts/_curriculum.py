@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..trajectories._trajectory import Trajectory
-from ._options import check_count
+from ._player import check_count
 
 
 class TaskSampler:

@@ -11,18 +11,16 @@ from typing import Any, Literal, Self
 from .._cards import card, named
 from ..authoring._env import Env
 from ..episodes._concurrent import run_all
-from ..episodes._event_loops import run
+from ..episodes._event_loops import MethodThread, run
 from ..errors import ConfigError, RunFailed, ServerUnreachable
 from ..policies._find import find_policy
 from ..policies._policy import PolicyLike
 from ..trajectories._trajectory import Trajectory
-from ._configuration import configuration_of
-from ._deadlines import MethodThread
 from ._jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
-from ._options import check_count, check_seconds
-from ._player import Played, Player, PlaySettings
+from ._player import EpisodeResult, Player, PlaySettings, check_count, check_seconds
 from ._progress import Progress, find_progress
 from ._reporting import Reporting
+from ._run_description import configuration_of
 from ._run_folder import RunFolder
 from ._statistics import Statistics
 from ._trackers import LogTo, find_tracker
@@ -199,24 +197,24 @@ class Rollouts:
         self._player: Player | WorkerPool | None = None
         self._running: AsyncGenerator[tuple[Job, Trajectory | None]] | None = None
         self._failed_in_a_row = 0
-        self._first_failure: Played | None = None
+        self._first_failure: EpisodeResult | None = None
         self._stored = 0
 
     def _repr_html_(self) -> str:
         """Return a card for notebooks with what the run has done so far."""
-        done = self.statistics
+        done, tally = self.statistics, self.statistics.tally
         facts = {
             "episodes": f"{done.resumed + done.episodes:,} of {done.total:,}",
-            "scored": f"{done.scored:,} of {done.episodes:,}" if done.not_scored else None,
-            "not scored": named(done.not_scored),
-            "mean reward": f"{done.mean_reward:.4g}" if done.scored else None,
-            "rewards": named({name: total / done.scored for name, total in done.named_rewards.items()}),
-            "steps": f"{done.steps:,}",
-            "sampled": f"{done.sampled_tokens:,} tokens",
-            "breaks": named(done.breaks),
-            "ended": named(done.stop_reasons),
-            "failed": named(done.failures),
-            "errors": named(done.errors),
+            "scored": f"{tally.scored:,} of {done.episodes:,}" if tally.not_scored else None,
+            "not scored": named(tally.not_scored),
+            "mean reward": f"{done.mean_reward:.4g}" if tally.scored else None,
+            "rewards": named({name: total / tally.scored for name, total in tally.rewards.items()}),
+            "steps": f"{tally.steps:,}",
+            "sampled": f"{tally.sampled_tokens:,} tokens",
+            "breaks": named(tally.breaks),
+            "ended": named(tally.stop_reasons),
+            "failed": named(tally.failures),
+            "errors": named(tally.errors),
             "stale": done.stale or None,
             "folder": None if self.folder is None else self.folder.path,
         }
@@ -371,6 +369,7 @@ class Rollouts:
             player.resume(self._policy_version)
             return player
         self._first.close()
+        self._thread.stop()
         weights = Weights(self._policy_version)
         at_once = max(1, min(self._max_concurrency, len(self._jobs)))  # so that few episodes, too, go to all workers
         return WorkerPool(self._executor, self._settings, self._n_workers, at_once, weights)
@@ -386,7 +385,7 @@ class Rollouts:
             await room.acquire()
             ended.put_nowait((job, reported))
 
-    async def _report(self, played: Played, duration_s: float) -> Trajectory | None:
+    async def _report(self, played: EpisodeResult, duration_s: float) -> Trajectory | None:
         """Count a trajectory that took some seconds, and return it if it is to be reported.
 
         Raises:
@@ -408,7 +407,7 @@ class Rollouts:
                 await result
         return trajectory
 
-    def _check_failures(self, played: Played) -> None:
+    def _check_failures(self, played: EpisodeResult) -> None:
         """End the run if what failed in an episode fails in all of them."""
         error = played.trajectory.error or ""
         if error.startswith(ServerUnreachable.__name__) and not self.statistics.play.steps:
@@ -432,3 +431,58 @@ def _check_maker(env: object) -> None:
             f"the rollouts got {given}; expected a way to make an environment for each concurrent episode: an id, a "
             "class, or a function without arguments, such as functools.partial(MyEnv, history='strip')"
         )
+
+
+async def arollout_many(
+    make_env: Callable[[], Env] | str,
+    policy: PolicyLike = "random",
+    *,
+    seeds: Sequence[int | None],
+    max_concurrency: int = 16,
+    on_end: Callable[[Trajectory], Any] | None = None,
+) -> list[Trajectory]:
+    """Roll out one episode for each seed, inside an event loop. Nothing is retried, and nothing has a deadline.
+
+    Args:
+        make_env: A function that creates an environment, such as its class; or the id of a registered environment. It
+            is called once for each episode that runs at the same time.
+        policy: A policy, or the name of a built-in one; see `arollout`.
+        seeds: The seed of each episode. Episodes with the same seed have the same task and form a group: their
+            `group_id` is `name/seed`, and their ids are `name/seed`, `name/seed#1`, ...
+        max_concurrency: The maximum number of episodes that run at the same time.
+        on_end: A function that is called with each trajectory when its episode ends. If it raises, `arollout_many`
+            cancels the other episodes and raises the same error.
+
+    Returns:
+        The trajectories, in the order of the seeds. A failed one has `status == "error"`, the text of the error, and
+        the steps before it.
+
+    Raises:
+        UnknownName: If no environment or policy has that name.
+        ConfigError: If an argument has the wrong type or value.
+        TokenizerMismatch: See `arollout`.
+    """
+    rollouts = Rollouts(
+        make_env,
+        policy,
+        seeds=seeds,
+        group_size=1,
+        max_concurrency=max_concurrency,
+        policy_timeout_s=None,
+        method_timeout_s=None,
+        max_retries=0,
+        on_trajectory=on_end,
+    )
+    return await rollouts.arun()
+
+
+def rollout_many(
+    make_env: Callable[[], Env] | str,
+    policy: PolicyLike = "random",
+    *,
+    seeds: Sequence[int | None],
+    max_concurrency: int = 16,
+    on_end: Callable[[Trajectory], Any] | None = None,
+) -> list[Trajectory]:
+    """Roll out one episode for each seed; see `arollout_many`. It runs in the same event loop as `rollout`."""
+    return run(arollout_many(make_env, policy, seeds=seeds, max_concurrency=max_concurrency, on_end=on_end))

@@ -4,22 +4,24 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import math
 import sys
 import time
 import traceback
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
-from ..authoring._driver import Driver, driver_of, not_cancelled
+from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
 from ..authoring._making import make
 from ..contexts._protocol import Action
 from ..episodes._agent import StepResult
+from ..episodes._concurrent import take_error, until_ended
 from ..episodes._episode import Call
+from ..episodes._event_loops import MethodCall, MethodThread
+from ..episodes._loop_tasks import not_cancelled
 from ..episodes._turn import Turn
 from ..errors import (
     ActionError,
@@ -39,14 +41,12 @@ from ..errors import (
     describe_error,
 )
 from ..limits import StopReason
-from ..policies._find import asks_environment, find_policy, why_not_sampled
+from ..policies._built_in import ReplyPolicy
+from ..policies._find import find_policy, of_role, why_not_sampled
 from ..policies._policy import PolicyLike
 from ..trajectories._trajectory import ErrorKind, Trajectory
-from ._deadlines import Call as ThreadCall
-from ._deadlines import MethodThread, Places
 from ._jobs import Job
-from ._runner import EpisodeRunner
-from ._simple import check_is_env
+from ._runner import EpisodeRunner, check_is_env
 from ._statistics import PlayStatistics
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ _GRACE_S = 5.0
 """How long a coroutine that was cancelled may take to end, in seconds."""
 _MAX_ABANDONED = 256
 """How many methods may hang at the same time, before the run ends."""
-_LAG_PAUSE_S = 0.05
+_TICK_S = 0.05
 _TURNS = 8
 """How many steps may begin in an iteration of the event loop, so that timers and sockets stay in time.
 
@@ -105,8 +105,53 @@ class PlaySettings:
         return env
 
 
+class Deadlines(TypedDict, total=False):
+    """How long things may take, and how often an episode begins again; `Rollouts` documents them and their defaults."""
+
+    policy_timeout_s: float | None
+    method_timeout_s: float | None
+    episode_timeout_s: float | None
+    max_retries: int
+
+
+def check_deadlines(given: Mapping[str, Any]) -> Deadlines:
+    """Return options after checking their names and values.
+
+    Raises:
+        ConfigError: If there is no such option, or its value is invalid.
+    """
+    for name, value in given.items():
+        if name not in Deadlines.__annotations__:
+            raise ConfigError(f"there is no option {name!r}; expected one of {', '.join(Deadlines.__annotations__)}")
+        if name == "max_retries":
+            check_count(name, value, 0)
+        else:
+            check_seconds(name, value)
+    return cast("Deadlines", dict(given))
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Check that an option is an integer of at least `least`, or None.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise ConfigError(f"{name} is {value!r:.80}; expected an integer of at least {least}")
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Check that an option is a number above 0, or None.
+
+    Raises:
+        ConfigError: If it is not.
+    """
+    if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0):
+        raise ConfigError(f"{name} is {value!r:.80}; expected a number of seconds above 0, or None")
+
+
 @dataclass(frozen=True, slots=True)
-class Played:
+class EpisodeResult:
     """What became of a job.
 
     Attributes:
@@ -148,6 +193,11 @@ class _Seat:
         threads = [*([] if self.thread is None else [self.thread]), *self.others.values()]
         return self.is_lost or any(thread.is_busy for thread in threads)
 
+    def forget(self) -> None:
+        """Let the environment let go of its last episode while it waits for the next one."""
+        if not self.is_stuck():
+            driver_of(self.env).forget()
+
 
 class _SharedEnvironment(ConfigError):
     """Two episodes would share an environment."""
@@ -164,32 +214,27 @@ class Player:
 
     def __init__(self, settings: PlaySettings, env: Env | None = None, thread: MethodThread | None = None) -> None:
         self.settings = settings
-        self._statistics = PlayStatistics()
+        self.statistics = PlayStatistics()
+        """What happened so far."""
         self.policy_version: int | None = None
         self._seats = [] if env is None else [_Seat(env, thread)]
         self._made = weakref.WeakSet([] if env is None else [env])
-        self._logged: set[tuple[Any, ...]] = set()
-        self._waits: set[_Wait] = set()
-        self._turns = asyncio.Semaphore(_TURNS)
-        self._places = Places(settings.max_threads)
-        self._may_sample = asyncio.Event()
-        self._may_sample.set()
-        self._in_flight = 0
-        self._no_call = asyncio.Event()
-        self._no_call.set()
-        self._stuck: list[Callable[[], bool]] = []
         self._is_first = env is None
         self._has_made = asyncio.Event()
         if env is not None:
             self._has_made.set()
+        self._stuck: list[Callable[[], bool]] = []
+        self._logged: set[tuple[Any, ...]] = set()
+        self._turns = asyncio.Semaphore(_TURNS)
+        self._places = asyncio.Semaphore(settings.max_threads)
+        self._computing: set[MethodCall] = set()
+        self._may_sample, self._no_call = asyncio.Event(), asyncio.Event()
+        self._may_sample.set()
+        self._no_call.set()
+        self._in_flight = 0
         self._housekeeping = asyncio.create_task(self._keep_house())
 
-    @property
-    def statistics(self) -> PlayStatistics:
-        """What happened so far."""
-        return self._statistics
-
-    async def play(self, job: Job, policy: PolicyLike | None = None) -> Played:
+    async def play(self, job: Job, policy: PolicyLike | None = None) -> EpisodeResult:
         """Play an episode. Whatever fails in it is recorded; after an infrastructure error it begins again.
 
         It does not if the engine of the policy's server has died (`EngineDead`).
@@ -205,13 +250,12 @@ class Player:
         """
         attempt = 0
         while True:
-            played = await self._attempt(job, self.settings.policy if policy is None else policy)
-            trajectory = played.trajectory
-            is_final = attempt == self.settings.max_retries or isinstance(played.error, EngineDead)
+            result = await self._attempt(job, self.settings.policy if policy is None else policy)
+            trajectory, error = result.trajectory, result.error
+            is_unreachable = isinstance(error, ServerUnreachable) and not self.statistics.steps
+            is_final = attempt == self.settings.max_retries or isinstance(error, EngineDead) or is_unreachable
             if trajectory.error_kind != "infrastructure" or is_final:
-                return played
-            if isinstance(played.error, ServerUnreachable) and not self._statistics.steps:
-                return played
+                return result
             self.statistics.retries[(trajectory.error or "").partition(":")[0]] += 1
             await asyncio.sleep(min(30.0, self.settings.retry_wait_s * 2**attempt))
             attempt += 1
@@ -239,7 +283,7 @@ class Player:
         """Let calls of the policy begin again.
 
         Args:
-            policy_version: The version of the weights for actions whose policy does not tell; None leaves it.
+            policy_version: The version of the weights for actions whose policy does not report it; None leaves it.
         """
         if policy_version is not None:
             self.policy_version = policy_version
@@ -257,32 +301,31 @@ class Player:
         """End what is running, and close the environments."""
         closing, self._seats = [asyncio.create_task(self._close(seat)) for seat in self._seats], []
         try:
-            await _until_done(closing)
+            await until_ended(closing)
         finally:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
 
     # One attempt.
 
-    async def _attempt(self, job: Job, policy: PolicyLike) -> Played:
-        play: _Play | None = None
+    async def _attempt(self, job: Job, policy: PolicyLike) -> EpisodeResult:
+        attempt: _Attempt | None = None
         try:
-            play = _Play(self, await self._take_seat(), job, policy)
+            attempt = _Attempt(self, await self._take_seat(), job, policy)
             try:
-                played = Played(await play.result())
+                result = EpisodeResult(await attempt.play())
             finally:
-                self._leave(play.seat)
-            _forget(play.seat)
-            return played
+                self._leave(attempt.seat)
         except Exception as error:  # the code of users may raise anything
-            kind = self._kind_of(error, play)
+            kind = self._kind_of(error, attempt)
             if kind is None:
                 raise
             self._log_failure(job, error, kind)
-            trajectory = _failed(None if play is None else play.seat.env, job, error, kind)
-            if play is not None:
-                _forget(play.seat)
-            return Played(trajectory, "".join(traceback.format_exception(error)), error)
+            trajectory = _failed(None if attempt is None else attempt.seat.env, job, error, kind)
+            result = EpisodeResult(trajectory, "".join(traceback.format_exception(error)), error)
+        if attempt is not None:
+            attempt.seat.forget()
+        return result
 
     def _log_failure(self, job: Job, error: Exception, kind: ErrorKind) -> None:
         """Log a line for each failure, and the traceback of the first of its kind."""
@@ -293,16 +336,15 @@ class Player:
         text = describe_error(error, with_notes=False)
         _log.warning("%s failed (%s): %.300s", job.id, kind, text, exc_info=error if is_new else None)
 
-    def _kind_of(self, error: Exception, play: "_Play | None") -> ErrorKind | None:
-        """Return whose error it is; None if it holds for every episode."""
-        if play is None and isinstance(error, (UnknownName, PluginError, MissingPackage)):
+    def _kind_of(self, error: Exception, attempt: "_Attempt | None") -> ErrorKind | None:
+        """Return whose error it was; None if it holds for every episode."""
+        if attempt is None and isinstance(error, (UnknownName, PluginError, MissingPackage)):
             return None
-        blamed = play is not None and error is play.policy_error
         if isinstance(error, (TokenizerMismatch, ServerMismatch, _SharedEnvironment)):
             return None
         if isinstance(error, WorkerLost):
             return None if len(self._stuck) > _MAX_ABANDONED else "infrastructure"
-        if blamed:
+        if attempt is not None and error is attempt.policy_error:
             return "infrastructure" if isinstance(error, self.settings.infrastructure_errors) else "policy"
         return "policy" if isinstance(error, (ActionError, PolicyError)) else "environment"
 
@@ -322,7 +364,7 @@ class Player:
             await self._has_made.wait()  # the others find in caches what the first one loaded
         thread = MethodThread()
         try:
-            env = await self._call(None, thread, "making the environment", self.settings.make_env)
+            env = await self.call(None, thread, "making the environment", self.settings.make_env)
         except BaseException:
             thread.stop()
             if thread.is_busy:
@@ -330,21 +372,13 @@ class Player:
             raise
         finally:
             self._has_made.set()
-        return _Seat(self._new(env), thread)
-
-    def _new(self, env: Env) -> Env:
-        """Return an environment, unless it was returned before: each episode that runs at the same time needs its own.
-
-        Raises:
-            _SharedEnvironment: If it was.
-        """
         if env in self._made:
             raise _SharedEnvironment(
                 "the function that makes environments returned the same environment object twice; expected a new one "
                 "from each call, because each episode that runs at the same time needs its own"
             )
         self._made.add(env)
-        return env
+        return _Seat(env, thread)
 
     def _leave(self, seat: _Seat) -> None:
         """Keep an environment for the next episode, or replace it if one of its methods has not returned."""
@@ -364,7 +398,7 @@ class Player:
 
     async def _close(self, seat: _Seat) -> None:
         try:
-            await self._call(None, seat.thread_of(seat.env), "close()", seat.env.close)
+            await self.call(seat, seat.thread_of(seat.env), "close()", seat.env.close)
         except Exception as error:
             _log.warning("%r could not be closed", seat.env, exc_info=error)
         if seat.thread is not None:
@@ -372,89 +406,85 @@ class Player:
 
     # Calls.
 
-    async def call_method(self, play: "_Play", driver: Driver, request: Call) -> Any:
-        """Call a method of an environment of an episode."""
-        env, method = driver.env, request.method
-        what = driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"
-
-        def call() -> Any:
-            returned = driver.call_method(request)
-            return driver.now(returned) if inspect.iscoroutine(returned) and not driver.needs_loop() else returned
-
-        try:
-            return await self.call(play, env, what, call)
-        except SystemExit as error:  # it would end the program with all its episodes
-            raise EpisodeError(f"{what} called sys.exit({error.code!r})") from error
-
-    async def call(self, play: "_Play", env: object, what: str, function: Callable[[], Any]) -> Any:
-        """Call code of an author where that environment's methods run; `what` describes it in the error of a deadline.
+    async def call(
+        self, seat: _Seat | None, thread: MethodThread | None, what: str, function: Callable[[], Any]
+    ) -> Any:
+        """Call code of an author, in a thread or, for None, here; `what` describes it in the error of a deadline.
 
         Raises:
             DeadlineExceeded: If it took longer than `method_timeout_s`.
         """
-        return await self._call(play, play.seat.thread_of(env), what, function)
-
-    async def _call(
-        self, play: "_Play | None", thread: MethodThread | None, what: str, function: Callable[[], Any]
-    ) -> Any:
         seconds = self.settings.method_timeout_s
         if thread is None:
             returned = function()
             if isinstance(returned, Turn) or not inspect.isawaitable(returned):  # usually a turn
                 return returned
-            return await self._within(play, "method", what, not_cancelled(returned), seconds)
-        call = ThreadCall(function, asyncio.get_running_loop())
-        await self._places.take(call)
+            return await self.within(what, not_cancelled(returned), seconds, "method", seat)
+        call = MethodCall(function)
+        await self._places.acquire()
+        self._computing.add(call)
         try:
-            return await self._within(play, "method", what, thread.result(call), seconds, call)
+            return await self.within(what, thread.result(call), seconds, "method", seat, call)
         finally:
-            self._places.leave(call)
+            self._free_place(call)
 
-    async def _within(
+    def _free_place(self, call: MethodCall) -> None:
+        if call in self._computing:
+            self._computing.discard(call)
+            self._places.release()
+
+    async def within(
         self,
-        play: "_Play | None",
-        cause: str,
         what: str,
         awaitable: Awaitable[T],
         seconds: float | None,
-        call: ThreadCall | None = None,
+        cause: str | None,
+        seat: _Seat | None = None,
+        call: MethodCall | None = None,
     ) -> T:
-        """Await something that has to be ready in time. If it ignores that it is cancelled, the attempt is given up.
+        """Await something that has to be ready in time. If it does not end when it is cancelled, it is left alone.
 
-        This is `asyncio.timeout` without a timer for each call: `_keep_house` looks at all of them. The time of a call
-        in a thread begins when the thread does: the methods of parallel sub-agents may share one.
+        Args:
+            what: What to call it in the error.
+            awaitable: What to await.
+            seconds: The longest time, in seconds.
+            cause: What the time counts for in `PlayStatistics.waiting_s`; None for nothing.
+            seat: What is lost if it does not end.
+            call: A call in a thread, whose time begins when the thread begins it: the methods of parallel sub-agents
+                may share one.
 
         Raises:
             DeadlineExceeded: If it took longer.
         """
-        since = time.monotonic()
-        task = asyncio.current_task()
-        assert task is not None
-        wait = _Wait(task, play, what, math.inf if seconds is None else seconds, since, call)
-        self._waits.add(wait)
+        since, is_late = time.monotonic(), False
+        task = asyncio.ensure_future(awaitable)
         try:
-            value = await awaitable
-            if wait.late_at is not None:  # it was ready, although it was cancelled
-                task.uncancel()
-            return value
-        except asyncio.CancelledError as error:
-            if wait.late_at is not None and task.uncancel() == 0:
-                text = f"{what} took longer than {seconds:g} s; raise {cause}_timeout_s if it may"
-                raise DeadlineExceeded(text) from error
-            raise
+            left = seconds
+            while not task.done() and not is_late:
+                await asyncio.wait({task}, timeout=left)
+                began = since if call is None else call.began_at
+                if seconds is not None:
+                    left = seconds if began is None else began + seconds - time.monotonic()
+                    is_late = left <= 0 and not task.done()
         finally:
-            self._waits.discard(wait)
-            self._waited(cause, time.monotonic() - since)
+            if not task.done():
+                task.cancel()
+                await until_ended([task], _GRACE_S)
+            if not task.done() and seat is not None:
+                seat.is_lost = True
+            task.add_done_callback(take_error)  # if the caller is cancelled, or it ends later
+            if cause is not None:
+                self.statistics.waited(cause, time.monotonic() - since)
+        if is_late and (not task.done() or task.cancelled() or task.exception() is not None):
+            raise _too_late(what, seconds, cause)
+        return task.result()
 
-    async def call_policy(self, play: "_Play", call: Callable[[], Any]) -> Any:
+    async def call_policy(self, call: Callable[[], Any]) -> Any:
         """Call the policy, once it may be called, and take a turn in the event loop."""
-        try:
-            action = await self._sampled(play, call)
-            self._count(action)
-        except Exception as error:
-            play.policy_error = error
-            raise
-        await self.take_turn()
+        action = await self._sampled(call)
+        if isinstance(action, Action) and hasattr(action.tokens, "__len__"):  # the environment refuses other actions
+            self.statistics.steps += action.finish_reason != "abort"  # an aborted reply continues in the same step
+            self.statistics.sampled_tokens += len(action.tokens)
         return action
 
     async def take_turn(self) -> None:
@@ -462,19 +492,24 @@ class Player:
         since = time.monotonic()
         async with self._turns:
             await asyncio.sleep(0)
-        self._waited("turn", time.monotonic() - since)
+        self.statistics.waited("turn", time.monotonic() - since)
 
-    def _count(self, action: object) -> None:
-        if isinstance(action, Action) and hasattr(action.tokens, "__len__"):  # the environment refuses other actions
-            self._statistics.steps += action.finish_reason != "abort"  # an aborted reply continues in the same step
-            self._statistics.sampled_tokens += len(action.tokens)
-
-    async def _sampled(self, play: "_Play", call: Callable[[], Any]) -> Any:
+    async def _sampled(self, call: Callable[[], Any]) -> Any:
+        seconds = self.settings.policy_timeout_s
         while True:
             while not self._may_sample.is_set():
-                await self._within(play, "pause", "a pause", self._may_sample.wait(), None)
+                await self.within("a pause", self._may_sample.wait(), None, "pause")
             version = self.policy_version
-            action = await self._timed(play, call)
+            self._in_flight += 1
+            self._no_call.clear()
+            try:
+                action = call()
+                if inspect.isawaitable(action):
+                    action = await self.within("the policy", action, seconds, "policy")
+            finally:
+                self._in_flight -= 1
+                if not self._in_flight:
+                    self._no_call.set()
             if not isinstance(action, Action):
                 return action
             if action.finish_reason == "abort" and not len(action.tokens) and not self._may_sample.is_set():
@@ -483,119 +518,37 @@ class Player:
                 action = replace(action, policy_version=version)
             return action
 
-    async def _timed(self, play: "_Play", call: Callable[[], Any]) -> Any:
-        self._in_flight += 1
-        self._no_call.clear()
-        try:
-            action = call()
-            if not inspect.isawaitable(action):
-                return action
-            return await self._within(play, "policy", "the policy", action, self.settings.policy_timeout_s)
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._no_call.set()
-
-    def _waited(self, cause: str, seconds: float) -> None:
-        waiting = self._statistics.waiting_s
-        waiting[cause] = waiting.get(cause, 0.0) + seconds
-
-    # Housekeeping.
-
     async def _keep_house(self) -> None:
-        """Measure the lag of the event loop, and end what takes too long."""
+        """Measure the lag of the event loop, and free the places of calls that wait for something."""
         now = asyncio.get_running_loop().time
-        limits = (self.settings.policy_timeout_s, self.settings.method_timeout_s)
-        pause = min([1.0, *(seconds / 4 for seconds in limits if seconds is not None)])
-        look_at = 0.0
         while True:
-            due = now() + _LAG_PAUSE_S
-            await asyncio.sleep(_LAG_PAUSE_S)
+            due = now() + _TICK_S
+            await asyncio.sleep(_TICK_S)
             self.statistics.lag.add(max(0.0, now() - due))
-            if now() > look_at:
-                look_at = now() + pause
-                for wait in list(self._waits):
-                    wait.look()
-                    del wait  # it holds an episode while this task sleeps
+            for call in [call for call in self._computing if not call.computes()]:
+                self._free_place(call)
 
 
-@dataclass(eq=False, slots=True)
-class _Wait:
-    """A task that waits for a call with a deadline."""
-
-    task: "asyncio.Task[Any]"
-    play: "_Play | None"
-    what: str
-    seconds: float
-    since: float
-    call: ThreadCall | None
-    late_at: float | None = None
-    """When it was cancelled at its deadline."""
-
-    def look(self) -> None:
-        """Cancel the task at the deadline; if it has not ended some time after that, give up the attempt."""
-        now, since = time.monotonic(), self.since if self.call is None else self.call.began_at
-        if self.late_at is None:
-            if since is not None and now - since > self.seconds:
-                self.late_at = now
-                self.task.cancel()
-        elif now - self.late_at > _GRACE_S and self.play is not None and not self.play.given_up.done():
-            text = f"{self.what} was cancelled at its deadline, and has not ended {_GRACE_S:g} s later"
-            self.play.given_up.set_exception(DeadlineExceeded(text))
-
-
-class _Play:
+class _Attempt:
     """One attempt to play a job."""
 
     def __init__(self, player: Player, seat: _Seat, job: Job, policy: PolicyLike) -> None:
         self.seat = seat
-        self.given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets an error if a coroutine of the episode does not end when it is cancelled."""
         self.policy_error: Exception | None = None
         """What the policy raised."""
-        self._deadline: BaseException | None = None
-        """The deadline of the episode, or of a coroutine that was given up, once it has passed."""
         self._player = player
         self._job = job
         self._policy = policy
 
-    async def result(self) -> Trajectory:
+    async def play(self) -> Trajectory:
         """Play the episode and return its trajectory.
 
         Raises:
             DeadlineExceeded: If the episode took too long.
             Exception: Whatever the environment or the policy raised.
         """
-        task = asyncio.create_task(self._run())
         seconds = self._player.settings.episode_timeout_s
-        try:
-            done, _ = await asyncio.wait({task, self.given_up}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if self.given_up in done:
-                self._deadline = self.given_up.exception()
-            elif not done:
-                self._deadline = DeadlineExceeded(f"the episode took longer than {seconds:g} s")
-        finally:
-            if task.done():
-                _drop_result(task)  # if the run ends meanwhile; otherwise it is taken below
-            else:
-                await self._end(task)
-            if not self.given_up.done():
-                self.given_up.cancel()
-        if self._deadline is not None:
-            raise self._deadline
-        return _result_of(task)
-
-    async def _end(self, task: "asyncio.Task[Trajectory]") -> None:
-        """Cancel a task; leave it alone if it does not end."""
-        task.cancel()
-        try:
-            await _until_done([task], 0.0 if self.given_up.done() else _GRACE_S)
-        finally:
-            if task.done():
-                _drop_result(task)
-            else:
-                self.seat.is_lost = True
-                task.add_done_callback(_drop_result)
+        return await self._player.within("the episode", not_cancelled(self._run()), seconds, None, self.seat)
 
     async def _run(self) -> Trajectory:
         env, job, player = self.seat.env, self._job, self._player
@@ -603,70 +556,79 @@ class _Play:
         policy = find_policy(self._policy, env, job.seed)
         driver.use_policy(partial(why_not_sampled, policy))
         await player.take_turn()
-        await player.call(self, env, "reading the task", lambda: driver.begin(job.seed, job.options))
+        await self._call(env, "reading the task", lambda: driver.begin(job.seed, job.options))
         try:
-            first = await driver.drive_async(env.episode.begin(), None, partial(player.call_method, self))
+            first = await driver.drive_async(env.episode.begin(), None, self._call_method)
             assert isinstance(first, StepResult)
-            return await _Runner(env, policy, player, self).run(first.observation, first.info)
+            runner = EpisodeRunner(env, policy, self._call_method, partial(self._call_policy, policy))
+            return await runner.run(first.observation, first.info)
         finally:
             driver.use_policy(None)
-            error = self._deadline or sys.exception()
-            if driver.tasks_are_left() and not self.seat.is_stuck():  # they end in the thread that runs them
-                await player.call(self, env, "ending its tasks", lambda: driver.aend_tasks(error))
+            error = sys.exception()
+            if isinstance(error, asyncio.CancelledError) and player.settings.episode_timeout_s is not None:
+                error = _too_late("the episode", player.settings.episode_timeout_s, None)
+            if self.seat.is_lost:
+                driver.end_tasks(error)
+            elif driver.tasks_are_left() and not self.seat.is_stuck():  # they end in the thread that runs them
+                await self._call(env, "ending its tasks", lambda: driver.aend_tasks(error))
             else:
                 await driver.aend_tasks(error)
 
+    async def _call(self, env: object, what: str, function: Callable[[], Any]) -> Any:
+        """Call code of an author where that environment's methods run; see `Player.call`."""
+        return await self._player.call(self.seat, self.seat.thread_of(env), what, function)
 
-class _Runner(EpisodeRunner):
-    """Plays an episode with the deadlines and turns of a player."""
+    async def _call_method(self, driver: Driver, request: Call) -> Any:
+        """Call a method of an environment of the episode."""
+        env, method = driver.env, request.method
+        what = driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"
 
-    def __init__(self, env: Env, policy: Callable[..., Any], player: Player, play: _Play) -> None:
-        super().__init__(env, policy)
-        self._player, self._play = player, play
-        self.call_method = partial(player.call_method, play)
+        def call() -> Any:
+            with _contained(what):
+                returned = driver.call_method(request)
+                if isinstance(returned, Turn) or not inspect.isawaitable(returned):
+                    return returned
+                if inspect.iscoroutine(returned) and not driver.needs_loop():
+                    return driver.now(returned)
+            return awaited(returned)
 
-    async def call_policy(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> Any:
+        async def awaited(returned: Awaitable[Any]) -> Any:
+            with _contained(what):
+                return await returned
+
+        return await self._call(env, what, call)
+
+    async def _call_policy(
+        self, policy: Callable[..., Any], prompt: "NDArray[np.int32]", request: Mapping[str, Any]
+    ) -> Any:
         """Call the policy as the player allows it; if the environment is asked for its reply, as a method of it."""
-        player, play = self._player, self._play
-        call = partial(self._policy, prompt, **request)
-        if asks_environment(self._policy, request["role"]):
-            env = cast("Env", self._episode.pending_reply(request["context"]).env)
-            return await player.call_policy(play, lambda: player.call(play, env, f"the reply of {env.name}", call))
-        return await player.call_policy(play, call)
-
-
-async def _until_done(tasks: "Sequence[asyncio.Task[Any]]", seconds: float = math.inf) -> None:
-    """Wait until tasks have ended, also if the caller is cancelled meanwhile, as `run_all` does a second time.
-
-    Raises:
-        CancelledError: Once they have ended, or after so many seconds, if the caller was cancelled.
-    """
-    ends_at, cancelled = time.monotonic() + seconds, None
-    while (left := [task for task in tasks if not task.done()]) and (left_s := ends_at - time.monotonic()) > 0:
+        call = partial(policy, prompt, **request)
+        if isinstance(of_role(policy, request["role"]), ReplyPolicy):
+            env = cast("Env", self.seat.env.episode.pending_reply(request["context"]).env)
+            of_env = partial(self._call, env, f"the reply of {env.name}", call)
+        else:
+            of_env = call
         try:
-            await asyncio.wait(left, timeout=None if left_s == math.inf else left_s)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
+            action = await self._player.call_policy(of_env)
+        except Exception as error:
+            self.policy_error = error
+            raise
+        await self._player.take_turn()
+        return action
 
 
-def _result_of(task: "asyncio.Task[Trajectory]") -> Trajectory:
-    if task.cancelled():  # not by us
-        raise EpisodeError("something that the episode waited for was cancelled")
-    return task.result()
+@contextlib.contextmanager
+def _contained(what: str) -> Generator[None]:
+    """Raise an error of the episode for `sys.exit()`, which would end the program with all its episodes."""
+    try:
+        yield
+    except SystemExit as error:
+        raise EpisodeError(f"{what} called sys.exit({error.code!r})") from error
 
 
-def _drop_result(task: "asyncio.Task[Trajectory]") -> None:
-    """Take the exception of a task that nobody waits for, which asyncio would log."""
-    if not task.cancelled():
-        task.exception()
-
-
-def _forget(seat: _Seat) -> None:
-    """Let an environment that waits for its next episode let go of the last one."""
-    if not seat.is_stuck():
-        driver_of(seat.env).forget()
+def _too_late(what: str, seconds: float | None, cause: str | None) -> DeadlineExceeded:
+    advice = "" if cause is None else f"; raise {cause}_timeout_s if it may"
+    return DeadlineExceeded(f"{what} took longer than {seconds or 0:g} s{advice}")
 
 
 def _failed(env: Env | None, job: Job, error: Exception, kind: ErrorKind) -> Trajectory:
@@ -693,3 +655,46 @@ def failed_before_it_began(job: Job, error: Exception, kind: ErrorKind) -> Traje
         error=describe_error(error),
         error_kind=kind,
     )
+
+
+# Episodes that share a player, for trainers that request one episode after another from an event loop.
+
+
+@dataclass(eq=False)
+class _SharedPlayer:
+    """A player, and the number of episodes that use it."""
+
+    player: Player
+    users: int = 0
+
+
+_open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[_SharedPlayer]] = weakref.WeakKeyDictionary()
+
+
+async def play_one(settings: PlaySettings, job: Job, policy: PolicyLike) -> Trajectory:
+    """Play an episode. Episodes that run at the same time with equal settings share a player and its environments.
+
+    Args:
+        settings: How to play.
+        job: The episode.
+        policy: Its policy.
+
+    Raises:
+        Exception: What failed in the episode: after the retries, if it was an infrastructure error.
+    """
+    players = _open.setdefault(asyncio.get_running_loop(), [])
+    shared = next((one for one in players if one.player.settings == settings), None)
+    if shared is None:
+        shared = _SharedPlayer(Player(settings))
+        players.append(shared)
+    shared.users += 1
+    try:
+        result = await shared.player.play(job, policy)
+    finally:
+        shared.users -= 1
+        if not shared.users:
+            players.remove(shared)
+            await shared.player.aclose()
+    if result.error is not None:
+        raise result.error
+    return result.trajectory

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
+from ..episodes._event_loops import MethodThread
 from ..errors import ConfigError
-from ._deadlines import MethodThread
-from ._scalars import Rates, scalars
-from ._statistics import Statistics
+from ._statistics import Rates, Statistics, scalars
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.25

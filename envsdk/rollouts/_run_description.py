@@ -1,21 +1,36 @@
-"""The files of a run folder that describe it: `run.json`, what was configured, and `manifest.json`, what was stored."""
+"""The files of a run folder that describe it: `run.json`, what was configured, and `manifest.json`, what was stored.
 
+All that determines the episodes of a run is in its configuration, which a run that is resumed has to share.
+"""
+
+import ast
+import hashlib
 import json
 import os
 import platform
-from collections import Counter
-from collections.abc import Mapping
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, cast
 
+import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
+from ..authoring._env import Env
+from ..authoring.tasks import Rows, find_task, pick_task
 from ..errors import InvalidRecord, RunFolderError, what_is_invalid
+from ..policies._policy import PolicyLike
+from ..rendering.renderer import Renderer
 from ..trajectories._fragments import fragment
+from ._jobs import Job
+from ._player import PlaySettings
 from ._unequal import MISSING, Unequal, unequal
 
 CHANGES = "changes"
@@ -26,9 +41,13 @@ _ADDED = ("options", "code", "rows")
 """What earlier versions did not record."""
 _PACKAGES = ("envsdk", "gymnasium", "numpy", "openai-harmony", "pydantic", "tiktoken", "tokenizers", "transformers")
 """What tokens, random numbers and tasks depend on."""
+_OWN = ("envsdk", "envsdk_renderers")
+"""Packages whose version is recorded, and not their source."""
+_NAMED = ("renderer", "tokenizer", "history", "limits", "tasks")
+"""Options of an environment that the configuration has in another form."""
 
 
-class _Described(BaseModel):
+class _DescriptionFile(BaseModel):
     """A JSON file of a run folder."""
 
     file_name: ClassVar[str]
@@ -65,7 +84,12 @@ class _Described(BaseModel):
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-        sync(folder)
+        if os.name != "nt":  # a folder cannot be opened there
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)  # the names of its files are on disk, too
+            finally:
+                os.close(descriptor)
 
 
 class StoredRenderer(BaseModel):
@@ -88,7 +112,7 @@ class StoredRenderer(BaseModel):
     chosen_because: str = ""
 
 
-class RunDescription(_Described):
+class RunDescription(_DescriptionFile):
     """What a run was configured with; it never changes.
 
     Attributes:
@@ -109,24 +133,48 @@ class RunDescription(_Described):
     versions: dict[str, str]
     created: str
 
-    @property
-    def compared(self) -> dict[str, Any]:
-        """What has to be the same in a run that continues this one."""
-        described = self.model_dump(include={"configuration", "renderers", "trajectories"})
-        described["configuration"].pop(CHANGES, None)
-        for renderer in described["renderers"].values():
-            del renderer["chosen_because"]  # another version may word it differently
-        return described
+    @classmethod
+    def of(cls, configuration: Mapping[str, Any], renderers: Mapping[str, Renderer], trajectories: Any) -> Self:
+        """Describe a run that begins now.
+
+        Raises:
+            RunFolderError: If the configuration cannot be written as JSON.
+        """
+        found = {"python": platform.python_version()}
+        for name in _PACKAGES:
+            with suppress(PackageNotFoundError):  # a part of a distribution
+                found[name] = version(name)
+        return cls(
+            configuration=_as_json(configuration),
+            renderers=_stored_renderers(renderers),
+            trajectories=trajectories,
+            versions=found,
+            created=now(),
+        )
+
+    def differences_to(self, given: "RunDescription") -> list[Unequal]:
+        """Return what differs in a run that is to continue this one."""
+        pair: list[dict[str, Any]] = []
+        for one in (self, given):
+            described = one.model_dump(include={"configuration", "renderers", "trajectories"})
+            described["configuration"].pop(CHANGES, None)
+            for renderer in described["renderers"].values():
+                del renderer["chosen_because"]  # another version may word it differently
+            pair.append(described)
+        # What an earlier version of envsdk did not record may be as it is now.
+        found = unequal(pair[0], pair[1])
+        added = [f"configuration.{name}" for name in _ADDED]
+        return [one for one in found if one.stored != MISSING or one.path not in added]
 
 
-class Manifest(_Described):
+class Manifest(_DescriptionFile):
     """What was stored, at some moment of the run.
 
     Attributes:
         is_complete: Whether the run came to its end.
         episodes: How many episodes are stored.
         by_status: How many of them ended with each status.
-        by_error_kind: How many of them failed, by whose error it was; `unknown` if nobody recorded that.
+        by_error_kind: How many of them failed, by whose error it was; `unknown` if that was not recorded.
         bytes: The length of the file of trajectories. A run that was killed may have written more.
         sha256: The SHA-256 of the first `bytes` bytes of it.
         updated: When this was written: ISO 8601, in UTC.
@@ -150,44 +198,9 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python, envsdk, and the packages that tokens and tasks depend on."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # a part of a distribution
-            continue
-    return found
-
-
-def as_json(configuration: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration as `run.json` will hold it.
-
-    Raises:
-        RunFolderError: If it cannot be written as JSON.
-    """
-    try:
-        return json.loads(orjson.dumps(fragment(dict(configuration))))
-    except InvalidRecord as error:
-        raise RunFolderError(f"the configuration of the run cannot be stored: {error}") from error
-
-
 def is_changeable(difference: Unequal) -> bool:
     """Return whether a difference between two descriptions may be allowed."""
-    _, _, place = difference.path.partition("configuration.")
-    return place.partition(".")[0] in _CHANGEABLE
-
-
-def is_unknown(difference: Unequal) -> bool:
-    """Return whether a difference is only that an earlier version of envsdk did not record something."""
-    _, _, place = difference.path.partition("configuration.")
-    return difference.stored == MISSING and place in _ADDED
-
-
-def differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return each difference between what a folder holds and what was given: where it is, and both values."""
-    return [described(one) for one in unequal(dict(stored), dict(given))]
+    return difference.path.partition("configuration.")[2].partition(".")[0] in _CHANGEABLE
 
 
 def described(difference: Unequal) -> str:
@@ -195,17 +208,158 @@ def described(difference: Unequal) -> str:
     return f"{difference.path}: {difference.stored} in the folder, {difference.given} now"
 
 
-def counted(counts: Counter[str]) -> dict[str, int]:
-    """Return counts in the order of their names."""
-    return {name: counts[name] for name in sorted(counts)}
-
-
-def sync(folder: Path) -> None:
-    """Wait until the names of the files in a folder are on disk."""
-    if os.name == "nt":  # a folder cannot be opened there
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+def _as_json(configuration: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        return json.loads(orjson.dumps(fragment(dict(configuration))))
+    except InvalidRecord as error:
+        raise RunFolderError(f"the configuration of the run cannot be stored: {error}") from error
+
+
+def _stored_renderers(renderers: Mapping[str, Renderer]) -> dict[str, StoredRenderer]:
+    folders: dict[tuple[str, int], str] = {}
+    stored: dict[str, StoredRenderer] = {}
+    for role, renderer in renderers.items():
+        tokenizer = renderer.tokenizer
+        key = (tokenizer.fingerprint, tokenizer.vocab_size)
+        name = folders.setdefault(key, f"tokenizer-{len(folders) + 1}" if folders else "tokenizer")
+        stored[role] = StoredRenderer(
+            specification=_as_json(renderer.specification()),
+            tokenizer=key[0],
+            vocab_size=key[1],
+            folder=name,
+            chosen_because=renderer.chosen_because,
+        )
+    return stored
+
+
+# The configuration of a run.
+
+
+def configuration_of(settings: PlaySettings, env: Env, jobs: Sequence[Job], group_size: int) -> dict[str, Any]:
+    """Return all that determines the episodes of a run, as JSON.
+
+    How fast it runs (concurrency, deadlines, the executor) and where its servers are may differ when it is resumed.
+    """
+    made_by: Any = settings.env
+    left_out = {*_NAMED, *env.config.model_dump()}
+    options = {name: json.loads(_text(value)) for name, value in settings.env_options.items() if name not in left_out}
+    tasks = [(job.id, job.seed, repr(sorted(job.task.items()))) for job in jobs]
+    return {
+        "env": env.name,
+        "made_by": made_by if isinstance(made_by, str) else _path(made_by),
+        "renderer": env.renderer.specification(),
+        "history": env.history.specification(),
+        "limits": env.limits.model_dump(exclude_defaults=True),
+        "config": env.config.model_dump(mode="json"),
+        "options": options,
+        "code": _code(env, made_by),
+        "policy": _policy(settings.policy),
+        "group_size": group_size,
+        "groups": len({job.group_id for job in jobs}),
+        "episodes": len(jobs),
+        "tasks": _digest(tasks),
+        **({} if env.tasks is None else {"rows": _digest(_rows(env.tasks, jobs))}),
+    }
+
+
+def _code(env: Env, made_by: object) -> dict[str, Any]:
+    """Return the class of an environment, the versions of its distributions, and a digest of each file it is made of.
+
+    These are the modules of its class, of the classes that it derives from, and of the function that makes it; and the
+    modules that those import, unless they are Python's, envsdk's, or of another distribution.
+    """
+    kind = type(env)
+    modules = {one.__module__ for one in kind.__mro__}
+    own = {module.partition(".")[0] for module in modules} - {*_OWN, "builtins", "gymnasium", "typing", "abc"}
+    left = [*modules, getattr(getattr(made_by, "func", made_by), "__module__", "builtins")]
+    found: dict[str, str] = {}
+    while left:
+        name = left.pop()
+        file = None if name in found else _file_of(name, own)
+        if file is not None:
+            source = file.read_bytes()
+            found[name] = hashlib.sha256(source).hexdigest()[:16]
+            left += _imported_by(name, source, is_package=file.name == "__init__.py")
+    distributions = sorted({name for top in own for name in packages_distributions().get(top, ())} - {"envsdk"})
+    return {
+        "class": _path(kind),
+        "versions": {name: version(name) for name in distributions},
+        "modules": dict(sorted(found.items())),
+    }
+
+
+def _file_of(name: str, own: set[str]) -> Path | None:
+    """Return the source file of a module; None if it has none, or is of another distribution than the environment."""
+    top = name.partition(".")[0]
+    if top not in own:
+        origin = _origin(top)
+        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(origin.parts)
+        is_python = origin.is_relative_to(sysconfig.get_path("stdlib"))
+        if top in _OWN or is_installed or is_python or not origin.is_file():
+            return None
+    file = _origin(name)  # finding a module imports its package
+    return file if file.suffix == ".py" and file.is_file() else None
+
+
+def _origin(name: str) -> Path:
+    """Return the file of a module; an empty path if there is none."""
+    module = sys.modules.get(name)
+    try:
+        found = find_spec(name) if module is None else module.__spec__
+    except (ImportError, AttributeError, ValueError):  # it is imported under a condition, or not a module
+        found = None
+    return Path(getattr(module, "__file__", None) or getattr(found, "origin", None) or "")
+
+
+def _imported_by(name: str, source: bytes, *, is_package: bool) -> Iterator[str]:
+    """Yield the names of the modules that a module may import."""
+    package = name if is_package else name.rpartition(".")[0]
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):
+        return
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (package or not node.level):
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
+def _rows(rows: Rows, jobs: Sequence[Job]) -> dict[str, str]:
+    """Return the task data of each group; a seed of None draws any row."""
+    found: dict[str, str] = {}
+    for job in jobs:
+        if job.group_id not in found and (job.task or job.seed is not None):
+            index = job.task["task"] if job.task else pick_task(rows, job.seed, np.random.default_rng())
+            found[job.group_id] = _text(find_task(rows, index))
+    return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _text(value: Any) -> str:
+    """Return a value as JSON; of an object that is not JSON, its class, since its `repr` may hold an address."""
+    return json.dumps(value, sort_keys=True, default=lambda one: {"class": _path(one)})
+
+
+def _policy(policy: PolicyLike) -> Any:
+    if isinstance(policy, str):
+        return policy
+    if isinstance(policy, Mapping):
+        return {role: _policy(one) for role, one in cast("Mapping[str, PolicyLike]", policy).items()}
+    specification: Any = getattr(policy, "specification", None)
+    if specification is not None:
+        return specification()
+    model: Any = getattr(policy, "model", None)
+    return {"class": _path(policy), "model": model} if isinstance(model, str) else _path(policy)
+
+
+def _path(value: Any) -> str:
+    """Return where a function or class is defined, or the class of an object."""
+    function: Any = getattr(value, "func", value)  # of a functools.partial
+    name: Any = getattr(function, "__qualname__", None)
+    owner: Any = function if name is not None else cast("Any", type(function))
+    return f"{owner.__module__}:{owner.__qualname__}"

@@ -7,45 +7,45 @@
     times.jsonl         when each episode ended, and how long it took
     run.lock            locked by the process that writes
 
-A thread of its own writes: whatever waits is written with one `write` and one `fsync`, so the event loop is never
+A separate thread writes: whatever waits is written with one `write` and one `fsync`, so the event loop is never
 blocked, and many episodes that end together cost one of both.
 """
 
 import asyncio
+import errno
+import hashlib
 import logging
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import orjson
+
 from .._packages import load
+from .._untrusted import max_line_bytes
 from ..errors import RunFolderError, StorageError
 from ..rendering.renderer import Renderer
 from ..trajectories._media import MEDIA, write_images
 from ..trajectories._trajectory import Trajectory
 from ..trajectories.records import storing
-from ._journal import COMPRESSED, PLAIN, Journal
-from ._recovery import FinishedEpisode, Recovered, recover
-from ._run_description import (
-    CHANGES,
-    Manifest,
-    RunDescription,
-    StoredRenderer,
-    as_json,
-    counted,
-    described,
-    differences,
-    is_changeable,
-    is_unknown,
-    now,
-    versions,
+from ._run_description import CHANGES, Manifest, RunDescription, described, is_changeable, now
+from ._stored_run import (
+    COMPRESSED,
+    PLAIN,
+    TIMES,
+    StoredEpisode,
+    StoredEpisodes,
+    StoredRun,
+    digest_of,
+    load_zstandard,
+    recover,
 )
-from ._stored_run import StoredRun
-from ._times import TIMES, append_times
 from ._unequal import unequal
 
 if TYPE_CHECKING:
@@ -58,7 +58,79 @@ _BATCH = 256
 _MANIFEST_INTERVAL_S = 5.0
 
 
-class _Waiting(NamedTuple):
+class Journal:
+    """The file of trajectories, open for appending: each batch of lines is on disk before the next one begins.
+
+    Args:
+        path: The file; it is created.
+        length: Where to append, in bytes; what follows is cut off.
+
+    Raises:
+        OSError: If it cannot be opened.
+        MissingPackage: If it is to be compressed and the package for that is not installed.
+    """
+
+    def __init__(self, path: Path, length: int) -> None:
+        self.length = length
+        self.digest = digest_of(path, length) if length else hashlib.sha256()
+        self._path = path
+        is_compressed = path.name == COMPRESSED
+        self._compressor: Any = load_zstandard().ZstdCompressor(write_checksum=True) if is_compressed else None
+        self._file = path.open("ab", buffering=0)
+        self._file.truncate(length)
+        os.fsync(self._file.fileno())
+
+    def append(self, lines: Sequence[bytes]) -> None:
+        """Write lines and wait until they are on disk.
+
+        Raises:
+            OSError: If they cannot be written. The file is then as it was, if it can be cut off at all.
+        """
+        data = b"".join([line + b"\n" for line in lines])
+        if self._compressor is not None:
+            data = b"".join(map(self._compressor.compress, _frames(lines)))
+        if os.fstat(self._file.fileno()).st_size != self.length:
+            raise OSError(errno.EIO, "it has another end than it should have, such as lines that could not be cut off")
+        try:
+            left = memoryview(data)
+            while left:
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
+            self.check_place()
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(self.length)
+                os.fsync(self._file.fileno())
+            raise
+        self.length += len(data)
+        self.digest.update(data)
+
+    def check_place(self) -> None:
+        """Refuse a file that has been removed or replaced: it can be written, but it is lost when it is closed.
+
+        Raises:
+            OSError: If it has been.
+        """
+        if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+            raise OSError(errno.ESTALE, "another file has taken its place")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _frames(lines: Sequence[bytes]) -> Iterator[bytes]:
+    """Yield the contents of frames, each with as many lines as are read again, or one line."""
+    content = bytearray()
+    for line in lines:
+        if content and len(content) + len(line) >= max_line_bytes():
+            yield bytes(content)
+            content.clear()
+        content += line + b"\n"
+    yield bytes(content)
+
+
+class _QueuedTrajectory(NamedTuple):
     """A trajectory that waits until it is on disk."""
 
     trajectory: Trajectory
@@ -66,13 +138,12 @@ class _Waiting(NamedTuple):
     written: "Future[None]"
 
 
-class _Line(NamedTuple):
+class _QueuedLine(NamedTuple):
     """Its line."""
 
     line: bytes
-    id: str
+    episode: StoredEpisode
     duration_s: float | None
-    episode: FinishedEpisode
     written: "Future[None]"
 
 
@@ -85,22 +156,23 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: Path, description: RunDescription, recovered: Recovered, journal: Journal, lock: "BaseFileLock"
+        self, path: Path, description: RunDescription, found: StoredEpisodes, journal: Journal, lock: "BaseFileLock"
     ) -> None:
         self.path = path
-        self.finished: Mapping[str, FinishedEpisode] = recovered.episodes
+        self.finished: Mapping[str, StoredEpisode] = found.episodes
         self._journal, self._lock = journal, lock
-        self._known = set(recovered.episodes)
+        self._known = set(found.episodes)
         self._tokenizers = {renderer.tokenizer for renderer in description.renderers.values()}
         self._by_status, self._by_error_kind = Counter[str](), Counter[str]()
-        for episode in recovered.episodes.values():
+        for episode in found.episodes.values():
             self._count(episode)
         self._mutex = threading.Lock()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_QueuedTrajectory] = []
         self._is_writing = False
         self._failure: Exception | None = None
         self._manifest_due = time.monotonic()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="run folder")
+        self._write_manifest()
 
     @classmethod
     def create(
@@ -131,58 +203,28 @@ class RunFolder:
             StorageError: If the folder cannot be written.
             MissingPackage: If `compress` is set and zstandard is not installed.
         """
-        folder, name = Path(path).absolute(), COMPRESSED if compress else PLAIN
+        folder = Path(path).absolute()
         if not renderers:
             raise RunFolderError("renderers is empty; expected the renderer of the environment, such as {'main': ...}")
         if compress:
-            load("zstandard", "A compressed run folder needs", "pip install 'envsdk[zstd]'")
-        given = RunDescription(
-            configuration=as_json(configuration),
-            renderers=_stored_renderers(renderers),
-            trajectories=name,
-            versions=versions(),
-            created=now(),
-        )
+            load_zstandard()
+        given = RunDescription.of(configuration, renderers, COMPRESSED if compress else PLAIN)
+        file = folder / given.trajectories
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             lock = _locked(folder)
             try:
-                return cls._opened(folder, given, renderers, resume, allow_changed, lock)
+                found = _continued(folder, given, resume, allow_changed)
+                if found is None:
+                    for name in (PLAIN, COMPRESSED, Manifest.file_name, TIMES):
+                        (folder / name).unlink(missing_ok=True)
+                    _write_tokenizers(folder, given, renderers)
+                    given.write(folder)
+                    found = StoredEpisodes()
+                return cls(folder, given, found, Journal(file, found.length), lock)
             except BaseException:
                 lock.release()
                 raise
-
-    @classmethod
-    def _opened(
-        cls,
-        folder: Path,
-        given: RunDescription,
-        renderers: Mapping[str, Renderer],
-        resume: bool,
-        allow_changed: bool,
-        lock: "BaseFileLock",
-    ) -> Self:
-        stored, manifest = RunDescription.read(folder), Manifest.read(folder)
-        file, other = folder / given.trajectories, _with_trajectories(folder)
-        if stored is None and other is not None:
-            raise RunFolderError(
-                f"{str(folder)!r} has a {other}, but no {RunDescription.file_name}, so it is not a run folder. Choose "
-                "another folder"
-            )
-        if stored is not None and (other is not None or (manifest is not None and manifest.episodes)):
-            changed = _check_same_run(folder, stored, given, resume, allow_changed)
-            recovered = recover(file, manifest)
-            if changed:
-                _record_change(folder, stored, given, changed, len(recovered.episodes))
-        else:
-            for name in (PLAIN, COMPRESSED, Manifest.file_name, TIMES):
-                (folder / name).unlink(missing_ok=True)
-            _write_tokenizers(folder, given, renderers)
-            given.write(folder)
-            recovered = Recovered({}, 0)
-        run = cls(folder, given, recovered, Journal(file, recovered.length), lock)
-        run._write_manifest()
-        return run
 
     @staticmethod
     def open(path: Path | str) -> StoredRun:
@@ -206,7 +248,15 @@ class RunFolder:
             InvalidRecord: If the trajectory cannot be written as JSON.
             StorageError: If it cannot be written, or an earlier one could not. The message names what was kept.
         """
-        self._note_tokenizers(trajectory)
+        for name, log in trajectory.contexts.items():
+            fingerprint = log.tokenizer or trajectory.tokenizer
+            if fingerprint not in self._tokenizers:
+                self._tokenizers.add(fingerprint)
+                _log.warning(
+                    "%s: the context %r of %r has a tokenizer (%s) that is not in the folder, so its tokens cannot be "
+                    "decoded from it",
+                    *(self.path, name, trajectory.id, fingerprint),
+                )
         written: Future[None] = Future()
         written.set_running_or_notify_cancel()  # a line that may be written already cannot be canceled
         with self._mutex:
@@ -217,7 +267,7 @@ class RunFolder:
             if trajectory.id in self._known:
                 raise RunFolderError(f"{str(self.path)!r} has an episode {trajectory.id!r} already; ids must differ")
             self._known.add(trajectory.id)
-            self._waiting.append(_Waiting(trajectory, duration_s, written))
+            self._waiting.append(_QueuedTrajectory(trajectory, duration_s, written))
             if not self._is_writing:
                 self._is_writing = True
                 self._thread.submit(self._write_all)
@@ -255,7 +305,12 @@ class RunFolder:
 
     def _write_all(self) -> None:
         """Write batch after batch until nothing waits."""
-        while waiting := self._taken():
+        while True:
+            with self._mutex:
+                waiting, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
+                self._is_writing = bool(waiting)
+            if not waiting:
+                return
             self._write([line for item in waiting if (line := self._line_of(item)) is not None])
             if self._failure is None and time.monotonic() >= self._manifest_due:
                 try:
@@ -263,29 +318,33 @@ class RunFolder:
                 except OSError as error:
                     self._failure = error
 
-    def _taken(self) -> list[_Waiting]:
-        """Take what waits, up to a number of trajectories; an empty list ends the writing."""
-        with self._mutex:
-            taken, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
-            self._is_writing = bool(taken)
-            return taken
-
-    def _line_of(self, item: _Waiting) -> _Line | None:
+    def _line_of(self, item: _QueuedTrajectory) -> _QueuedLine | None:
         try:
             trajectory = item.trajectory
-            episode = FinishedEpisode.of(trajectory)
+            episode = StoredEpisode.of(trajectory)
             write_images(trajectory.images, self.path / MEDIA)  # before a reader can see the line
-            line = trajectory.to_json(embed_images=False)
-            return _Line(line, trajectory.id, item.duration_s, episode, item.written)
+            return _QueuedLine(trajectory.to_json(embed_images=False), episode, item.duration_s, item.written)
         except Exception as error:  # this trajectory's own, such as an InvalidRecord
             with self._mutex:
                 self._known.discard(item.trajectory.id)
             item.written.set_exception(error)
             return None
 
-    def _write(self, batch: list[_Line]) -> None:
-        append_times(self.path, [(item.id, item.duration_s) for item in batch])  # before a reader can see the lines
-        count = self._count_written([item.line for item in batch])
+    def _write(self, batch: list[_QueuedLine]) -> None:
+        """Write lines, as many as there is room for; whatever happens, everything that waits is answered."""
+        self._write_times(batch)  # before a reader can see the lines
+        count = 0
+        if self._failure is None and batch:
+            try:
+                self._journal.append([item.line for item in batch])
+                count = len(batch)
+            except Exception:
+                try:
+                    for item in batch:
+                        self._journal.append([item.line])
+                        count += 1
+                except Exception as error:
+                    self._failure = error
         for item in batch[:count]:
             self._count(item.episode)
             item.written.set_result(None)
@@ -293,24 +352,17 @@ class RunFolder:
             assert self._failure is not None
             item.written.set_exception(self._storage_error(self._failure))
 
-    def _count_written(self, lines: list[bytes]) -> int:
-        """Write lines, and return how many are on disk: all of them, or as many as there is room for."""
-        if self._failure is not None or not lines:
-            return 0
-        count = 0
+    def _write_times(self, batch: list[_QueuedLine]) -> None:
+        """Note that episodes have ended now. If that fails, a warning is logged: the times are not worth a run."""
+        ended, path = now(), self.path / TIMES
+        times = [{"id": item.episode.id, "ended": ended, "duration_s": item.duration_s} for item in batch]
         try:
-            self._journal.append(lines)
-            return len(lines)
-        except Exception:  # whatever it is, everything that waits has to be answered
-            try:
-                for line in lines:
-                    self._journal.append([line])
-                    count += 1
-            except Exception as error:
-                self._failure = error
-            return count
+            with path.open("ab") as file:
+                file.write(b"".join(orjson.dumps(time) + b"\n" for time in times))
+        except OSError as error:
+            _log.warning("%s cannot be written, so these episodes have no times: %s", path, error)
 
-    def _count(self, episode: FinishedEpisode) -> None:
+    def _count(self, episode: StoredEpisode) -> None:
         self._by_status[episode.status] += 1
         if episode.status == "error":
             self._by_error_kind[episode.error_kind or "unknown"] += 1
@@ -320,15 +372,13 @@ class RunFolder:
         Manifest(
             is_complete=is_complete,
             episodes=self._by_status.total(),
-            by_status=counted(self._by_status),
-            by_error_kind=counted(self._by_error_kind),
+            by_status=dict(sorted(self._by_status.items())),
+            by_error_kind=dict(sorted(self._by_error_kind.items())),
             bytes=self._journal.length,
             sha256=self._journal.digest.hexdigest(),
             updated=now(),
         ).write(self.path)
         self._manifest_due = time.monotonic() + _MANIFEST_INTERVAL_S
-
-    # Messages.
 
     def _storage_error(self, error: Exception) -> StorageError:
         number, why = (error.errno, error.strerror) if isinstance(error, OSError) else (None, None)
@@ -339,17 +389,8 @@ class RunFolder:
             "continue the run with --resume, or resume=True",
         )
 
-    def _note_tokenizers(self, trajectory: Trajectory) -> None:
-        """Log each tokenizer that the folder does not have; the tokens of its contexts cannot be decoded."""
-        for name, log in trajectory.contexts.items():
-            fingerprint = log.tokenizer or trajectory.tokenizer
-            if fingerprint not in self._tokenizers:
-                self._tokenizers.add(fingerprint)
-                _log.warning(
-                    "%s: the context %r of %r has a tokenizer (%s) that is not in the folder, so its tokens cannot be "
-                    "decoded from it",
-                    *(self.path, name, trajectory.id, fingerprint),
-                )
+
+# Opening a folder.
 
 
 def _locked(folder: Path) -> "BaseFileLock":
@@ -365,17 +406,34 @@ def _locked(folder: Path) -> "BaseFileLock":
     return lock
 
 
-def _with_trajectories(folder: Path) -> str | None:
-    """Return the name of the file in a folder that has trajectories, or None."""
+def _continued(folder: Path, given: RunDescription, resume: bool, allow_changed: bool) -> StoredEpisodes | None:
+    """Return the episodes of the run that a folder holds, which continues; None if it holds none."""
+    stored, manifest = RunDescription.read(folder), Manifest.read(folder)
     files = (folder / name for name in (PLAIN, COMPRESSED))
-    return next((file.name for file in files if file.is_file() and file.stat().st_size), None)
+    file = next((file for file in files if file.is_file() and file.stat().st_size), None)
+    if stored is None and file is not None:
+        raise RunFolderError(
+            f"{str(folder)!r} has a {file.name}, but no {RunDescription.file_name}, so it is not a run folder. Choose "
+            "another folder"
+        )
+    if stored is None or (file is None and (manifest is None or not manifest.episodes)):
+        return None
+    changed = _check_same_run(folder, stored, given, resume, allow_changed)
+    found = recover(folder / given.trajectories, manifest)
+    if changed:  # `run.json` has from now on what the run continues with
+        count = len(found.episodes)
+        _log.warning("%s: the run continues after %d episodes, although this changed: %s", folder, count, changed)
+        entry = {"at": now(), "episodes": count, "changed": changed}
+        changes = [*stored.configuration.get(CHANGES, ()), entry]
+        stored.model_copy(update={"configuration": {**given.configuration, CHANGES: changes}}).write(folder)
+    return found
 
 
 def _check_same_run(
     folder: Path, stored: RunDescription, given: RunDescription, resume: bool, allow_changed: bool
 ) -> list[str]:
     """Refuse a folder that holds a run, unless it is this one and it is to be continued; return what changed."""
-    found = [one for one in unequal(stored.compared, given.compared) if not is_unknown(one)]
+    found = stored.differences_to(given)
     changed, may_change = list(map(described, found)), all(map(is_changeable, found))
     if found and not (allow_changed and may_change):
         instead = "choose another folder, or give the same"
@@ -391,37 +449,10 @@ def _check_same_run(
             f"{str(folder)!r} holds trajectories of this run already. Continue it with --resume, or resume=True; or "
             "choose another folder"
         )
-    versions = differences(stored.versions, given.versions)
+    versions = "; ".join(map(described, unequal(stored.versions, given.versions)))
     if versions:
-        _log.warning("%s: the run continues with other versions: %s", folder, "; ".join(versions))
+        _log.warning("%s: the run continues with other versions: %s", folder, versions)
     return changed
-
-
-def _record_change(
-    folder: Path, stored: RunDescription, given: RunDescription, changed: list[str], episodes: int
-) -> None:
-    """Write what changed into `run.json`, which from then on has what the run continues with."""
-    _log.warning("%s: the run continues after %d episodes, although this changed: %s", folder, episodes, changed)
-    entry = {"at": now(), "episodes": episodes, "changed": changed}
-    changes = [*stored.configuration.get(CHANGES, ()), entry]
-    stored.model_copy(update={"configuration": {**given.configuration, CHANGES: changes}}).write(folder)
-
-
-def _stored_renderers(renderers: Mapping[str, Renderer]) -> dict[str, StoredRenderer]:
-    folders: dict[tuple[str, int], str] = {}
-    stored: dict[str, StoredRenderer] = {}
-    for role, renderer in renderers.items():
-        tokenizer = renderer.tokenizer
-        key = (tokenizer.fingerprint, tokenizer.vocab_size)
-        name = folders.setdefault(key, f"tokenizer-{len(folders) + 1}" if folders else "tokenizer")
-        stored[role] = StoredRenderer(
-            specification=as_json(renderer.specification()),
-            tokenizer=key[0],
-            vocab_size=key[1],
-            folder=name,
-            chosen_because=renderer.chosen_because,
-        )
-    return stored
 
 
 def _write_tokenizers(folder: Path, description: RunDescription, renderers: Mapping[str, Renderer]) -> None:

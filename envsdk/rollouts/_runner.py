@@ -1,27 +1,33 @@
-"""Plays an episode to its end. Each concurrent agent plays in its own coroutine.
+"""Rolls out one episode: from its reset to its end. Each concurrent agent plays in its own coroutine.
 
 An agent program may request replies in several contexts at the same time. They are sampled at the same time, one call
 of the policy for each context, and taken in the order of the requests, so that the record is sequential.
 """
 
 import asyncio
+import contextlib
 import inspect
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..authoring._driver import Driver, MethodCaller, driver_of
 from ..authoring._env import Env
+from ..authoring._making import make
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import Agent, StepResult
-from ..episodes._concurrent import run_all
+from ..episodes._concurrent import run_all, take_error
 from ..episodes._episode import EpisodeGenerator
+from ..episodes._event_loops import run
 from ..episodes._handoff import HandoffResult
 from ..episodes._turn import Turn
-from ..errors import PolicyError
-from ..policies._find import check_policy, check_takes_images, mark_untrainable, streams
-from ..policies._policy import request_of
+from ..errors import ConfigError, PolicyError
+from ..policies._find import check_takes_images, find_policy, of_role, why_not_sampled
+from ..policies._policy import PolicyLike, request_of
+from ..policies._vocabularies import check_tokenizer
 from ..trajectories._trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -37,29 +43,35 @@ class EpisodeRunner:
     Args:
         env: The environment.
         policy: The policy.
+        call_method: Calls the authors' methods; None calls them here, without a deadline.
+        call_policy: Calls the policy with the prompt and the request; None calls it here.
     """
 
-    call_method: MethodCaller | None = None
-    """Calls the authors' methods; None calls them here, without a deadline."""
-
-    def __init__(self, env: Env, policy: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        env: Env,
+        policy: Callable[..., Any],
+        call_method: MethodCaller | None = None,
+        call_policy: Callable[["NDArray[np.int32]", Mapping[str, Any]], Awaitable[Any]] | None = None,
+    ) -> None:
         self._env = env
         self._policy = policy
         self._episode = env.episode
         self._episode.side_by_side = True
+        self._call_method = call_method
+        self._call_policy = call_policy or self._call_here
         self._checked: set[str] = set()  # contexts whose tokenizer is the policy's
         self._begun: dict[str, tuple[NDArray[np.int32], asyncio.Task[Any]]] = {}
         """The prompts and replies of turns that have not been taken yet, by context."""
 
-    async def call_policy(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> Any:
-        """Return what the policy returns."""
+    async def _call_here(self, prompt: "NDArray[np.int32]", request: Mapping[str, Any]) -> Any:
         action = self._policy(prompt, **request)
         return await action if inspect.isawaitable(action) else action
 
     async def drive(self, episode: EpisodeGenerator) -> StepResult | HandoffResult:
         """Run the state machine of the episode up to its next observation, or to the end of an agent."""
         return await driver_of(self._env).drive_async(
-            episode, lambda children: run_all(map(self._run_agent, children)), self.call_method
+            episode, lambda children: run_all(map(self._run_agent, children)), self._call_method
         )
 
     async def run(self, observation: Observation, info: Mapping[str, Any]) -> Trajectory:
@@ -69,8 +81,12 @@ class EpisodeRunner:
                 outcome = await self._step(observation, info)
                 assert isinstance(outcome, StepResult)  # only a sub-agent ends with a HandoffResult
                 observation, info = outcome.observation, outcome.info
-            mark_untrainable(self._episode.trajectory, self._policy)
-            return self._episode.trajectory
+            trajectory = self._episode.trajectory
+            for name in {step.context for step in trajectory.steps if step.parts}:
+                log = trajectory.contexts[name]
+                trains = getattr(of_role(self._policy, log.role), "trainable", True)  # it returns what it sampled
+                log.is_trainable = log.is_trainable and bool(trains)
+            return trajectory
         finally:
             self._episode.side_by_side = False
             left = [task for _, task in self._begun.values()]
@@ -107,7 +123,7 @@ class EpisodeRunner:
 
     async def _sample(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Action:
         driver, request = driver_of(agent.env), self._request(observation, info)
-        is_streamed = streams(self._policy, info["role"])
+        is_streamed = getattr(of_role(self._policy, info["role"]), "streams", False)
         while True:
             listener = driver.listener() if is_streamed else None
             streamed = request if listener is None else {**request, "on_tokens": listener}
@@ -129,7 +145,7 @@ class EpisodeRunner:
         if begun is None or np.array_equal(begun[0], prompt):
             return None if begun is None else begun[1]
         begun[1].cancel()
-        begun[1].add_done_callback(_take_error)
+        begun[1].add_done_callback(take_error)
         return None
 
     async def _with_others(self, agent: Agent, driver: Driver, reply: Awaitable[Any]) -> Any:
@@ -159,8 +175,8 @@ class EpisodeRunner:
     ) -> Any:
         """Return what the policy returns; `_UNWANTED` if `unwanted` ends first, and the call is canceled."""
         if unwanted is None:
-            return await self.call_policy(prompt, request)
-        call = asyncio.ensure_future(self.call_policy(prompt, request))
+            return await self._call_policy(prompt, request)
+        call = asyncio.ensure_future(self._call_policy(prompt, request))
         waiting = asyncio.ensure_future(unwanted)
         try:
             await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -170,13 +186,14 @@ class EpisodeRunner:
             if not call.done():
                 call.cancel()
                 await asyncio.wait({call})
-                _take_error(call)
+                take_error(call)
 
     def _request(self, observation: Observation, info: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments for the policy, which has to be one that may answer the observation."""
         name = observation.context
         if name not in self._checked:
-            check_policy(self._policy, info["role"], self._episode.pending_reply(name).context.renderer)
+            renderer = self._episode.pending_reply(name).context.renderer
+            check_tokenizer(of_role(self._policy, info["role"]), renderer)
             self._checked.add(name)
         request = request_of(observation, info, self._episode.id)
         if "media" in request:
@@ -184,7 +201,100 @@ class EpisodeRunner:
         return request
 
 
-def _take_error(task: "asyncio.Future[Any]") -> None:
-    """Take the exception of a task that is not awaited, which asyncio would log."""
-    if not task.cancelled():
-        task.exception()
+def check_is_env(env: object, what: str) -> None:
+    """Check that an argument is an environment.
+
+    Args:
+        env: The argument.
+        what: The start of the error's text, such as `"rollout() got"`.
+
+    Raises:
+        ConfigError: If it is not. The error suggests what to pass instead.
+    """
+    if isinstance(env, Env):
+        return
+    inner = getattr(env, "unwrapped", None)
+    if isinstance(env, type) and issubclass(env, Env):
+        given, instead = f"the class {env.__name__}", f"an instance, {env.__name__}()"
+    elif isinstance(inner, Env):
+        given, instead = "a gymnasium wrapper", "the environment inside it, env.unwrapped"
+    else:
+        given, instead = f"{env!r:.80}", "an Env, or the id of a registered environment"
+    raise ConfigError(f"{what} {given}; expected {instead}")
+
+
+async def arollout(
+    env: Env | str,
+    policy: PolicyLike = "random",
+    *,
+    seed: int | None = None,
+    options: dict[str, Any] | None = None,
+    reset: bool = True,
+) -> Trajectory:
+    """Roll out one episode, inside an event loop. Sub-agents from a list of handoffs run concurrently.
+
+    Args:
+        env: The environment, which is reset; or the id of a registered one, which is created for this episode and
+            closed after it.
+        policy: A policy (see `envsdk.policies.Policy`); the name of a built-in one, `"random"`, `"reference"` or
+            `"null"`; or a mapping from roles to policies.
+        seed: The seed of the environment and of a built-in policy. The same seed and policy give the same bytes.
+        options: The options of `env.reset`: `{"task": 3}`, `{"episode_id": ..., "group_id": ...}`.
+        reset: False continues the running episode, such as a fork. The seed is then used for the policy only.
+
+    Returns:
+        The finished episode.
+
+    Raises:
+        EpisodeError: With `reset=False`, if the environment is not waiting for an action.
+        UnknownName: If no environment or policy has that name.
+        ConfigError: If `env` is not an environment.
+        PolicyError: If the policy does not return an `Action`.
+        TokenizerMismatch: If the policy was made for a different tokenizer, or the environment's tokenizer was not
+            set: the default, `embedded`, is accepted for the policies `random`, `reference` and `null` only.
+        Exception: Any exception of the environment or the policy. `env.fail(error)` then returns the partial
+            trajectory.
+    """
+    if isinstance(env, str):
+        with contextlib.closing(make(env)) as made:
+            return await arollout(made, policy, seed=seed, options=options, reset=reset)
+    check_is_env(env, "rollout() got")
+    found = find_policy(policy, env, seed)
+    driver = driver_of(env)
+    driver.use_policy(partial(why_not_sampled, found))
+    try:
+        if reset:
+            observation, info = await env.areset(seed=seed, options=options)
+        else:
+            if options is not None:
+                raise ConfigError("options apply to a new episode; with reset=False, expected None")
+            observation, info = env.pending()
+    except BaseException:
+        driver.use_policy(None)
+        raise
+    try:
+        return await EpisodeRunner(env, found).run(observation, info)
+    finally:
+        driver.use_policy(None)
+        await driver.aend_tasks(sys.exception())
+
+
+def rollout(
+    env: Env | str,
+    policy: PolicyLike = "random",
+    *,
+    seed: int | None = None,
+    options: dict[str, Any] | None = None,
+    reset: bool = True,
+) -> Trajectory:
+    """Roll out one episode; see `arollout`.
+
+    All calls share one event loop, so a client that is bound to an event loop works across calls. The loop runs in the
+    caller's thread. If a loop is already running there (as in a notebook), it runs in a second thread, and the caller's
+    loop is blocked until the episode ends.
+
+    An asyncio task that a method of the environment starts belongs to the episode: if it is still running when the
+    episode ends, it is cancelled and awaited, as `asyncio.run` does. A task that a policy or its client starts keeps
+    running.
+    """
+    return run(arollout(env, policy, seed=seed, options=options, reset=reset))

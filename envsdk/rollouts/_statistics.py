@@ -1,13 +1,23 @@
-"""What a run has done so far, in numbers."""
+"""What a run has done so far, and the same as named numbers, for displays and trackers.
+
+docs/how-to/scale.md lists the names.
+"""
 
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from .._visible import on_one_line
+from ..trajectories._tally import Tally, sum_by_name
 from ..trajectories._trajectory import Trajectory
+
+WINDOW_S = 60.0
+"""The time over which the rates are measured, in seconds."""
+_MAX_NAME = 100
+"""The longest part of a name that comes from a record, in characters."""
 
 
 @dataclass(slots=True)
@@ -63,11 +73,15 @@ class PlayStatistics:
     sampled_tokens: int = 0
     lag: Lag = field(default_factory=Lag)
 
+    def waited(self, cause: str, seconds: float) -> None:
+        """Count time that an episode waited."""
+        self.waiting_s[cause] = self.waiting_s.get(cause, 0.0) + seconds
+
     def merge(self, other: "PlayStatistics") -> None:
         """Add what happened in another process."""
         self.retries.update(other.retries)
         self.abandoned += other.abandoned
-        _add(self.waiting_s, other.waiting_s)
+        self.waiting_s = sum_by_name((self.waiting_s, other.waiting_s))
         self.steps += other.steps
         self.sampled_tokens += other.sampled_tokens
         self.lag.merge(other.lag)
@@ -89,18 +103,8 @@ class Statistics:
     Attributes:
         total: How many episodes the run has.
         resumed: How many of them were in the run folder already.
-        episodes: How many ended since the run began, failed and stale ones included.
-        steps: Their steps.
-        sampled_tokens: Their sampled tokens.
-        scored: How many of them were scored; see `Trajectory.not_scored_because`.
-        not_scored: How many were not, by reason.
-        rewards: The sum of the rewards of those that were scored.
-        named_rewards: The sum of each named reward of those that were scored. They add up to `rewards`.
-        metrics: The sum of each metric over the steps of those that did not fail.
-        breaks: How many breaks were declared, by reason.
-        failures: How many failed, by `Trajectory.error_kind`.
-        errors: How many failed, by the type of the error.
-        stop_reasons: How many ended for each reason.
+        tally: The facts of those that ended since the run began, failed and stale ones included. The metrics are those
+            of the episodes that did not fail.
         stale: How many were too old (`max_staleness`).
         player: What plays them; None before the run begins.
         began_at: When the run began, on the clock of `time.monotonic`.
@@ -109,18 +113,7 @@ class Statistics:
 
     total: int = 0
     resumed: int = 0
-    episodes: int = 0
-    steps: int = 0
-    sampled_tokens: int = 0
-    scored: int = 0
-    not_scored: Counter[str] = field(default_factory=Counter[str])
-    rewards: float = 0.0
-    named_rewards: dict[str, float] = field(default_factory=dict[str, float])
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-    breaks: Counter[str] = field(default_factory=Counter[str])
-    failures: Counter[str] = field(default_factory=Counter[str])
-    errors: Counter[str] = field(default_factory=Counter[str])
-    stop_reasons: Counter[str] = field(default_factory=Counter[str])
+    tally: Tally = field(default_factory=Tally)
     stale: int = 0
     player: "HasPlayStatistics | None" = None
     began_at: float = field(default_factory=time.monotonic)
@@ -137,38 +130,87 @@ class Statistics:
         return (time.monotonic() if self.ended_at is None else self.ended_at) - self.began_at
 
     @property
-    def mean_reward(self) -> float:
-        """The mean reward of the episodes that were scored; NaN if there is none."""
-        return self.rewards / self.scored if self.scored else math.nan
+    def episodes(self) -> int:
+        """How many episodes ended since the run began."""
+        return self.tally.episodes
 
     @property
-    def completed(self) -> int:
-        """How many episodes did not fail."""
-        return self.episodes - self.failures.total()
+    def failures(self) -> Mapping[str, int]:
+        """How many of them failed, by `Trajectory.error_kind`."""
+        return self.tally.failures
+
+    @property
+    def mean_reward(self) -> float:
+        """The mean reward of the episodes that were scored; NaN if there is none."""
+        return math.nan if self.tally.mean_reward is None else self.tally.mean_reward
 
     def add(self, trajectory: Trajectory) -> None:
         """Count an episode that ended."""
-        self.episodes += 1
-        self.steps += len(trajectory.steps)
-        self.sampled_tokens += trajectory.sampled_tokens
-        self.stop_reasons[trajectory.stop_reason] += 1
-        self.breaks.update(break_.reason for break_ in trajectory.breaks)
-        if trajectory.status == "error":
-            self.failures[trajectory.error_kind or "environment"] += 1
-            self.errors[(trajectory.error or "").partition(":")[0]] += 1
-        else:
-            for step in trajectory.steps:
-                _add(self.metrics, step.metrics)
-        if because := trajectory.not_scored_because:
-            self.not_scored[because] += 1
-        else:
-            self.scored += 1
-            self.rewards += trajectory.reward
-            for step in trajectory.steps:
-                _add(self.named_rewards, step.rewards)
+        facts = Tally.of(trajectory)
+        self.tally += replace(facts, metrics={}) if facts.failed else facts
 
 
-def _add(sums: dict[str, float], numbers: Mapping[str, float]) -> None:
-    """Add named numbers to sums."""
-    for name, number in numbers.items():
-        sums[name] = sums.get(name, 0.0) + number
+class Rates:
+    """Measures how many episodes, steps and tokens a run does per second, over the last `WINDOW_S` seconds.
+
+    Args:
+        statistics: The statistics of the run.
+    """
+
+    def __init__(self, statistics: Statistics) -> None:
+        self._statistics = statistics
+        self._counts: deque[tuple[float, int, int, int]] = deque()
+        self.count()
+
+    def count(self) -> None:
+        """Note what the run has done by now. The rates are as recent as the last call."""
+        statistics, play = self._statistics, self._statistics.play
+        now = time.monotonic()
+        while len(self._counts) > 1 and now - self._counts[0][0] > WINDOW_S:
+            self._counts.popleft()
+        self._counts.append((now, statistics.episodes, play.steps, play.sampled_tokens))
+
+    def scalars(self) -> dict[str, float]:
+        """Return the rates by name."""
+        (began, *first), (ended, *last) = self._counts[0], self._counts[-1]
+        seconds = max(ended - began, 1e-3)
+        names = ("episodes_per_second", "steps_per_second", "tokens_per_second")
+        return {
+            f"rollouts/{name}": (after - before) / seconds
+            for name, before, after in zip(names, first, last, strict=True)
+        }
+
+
+def scalars(statistics: Statistics) -> dict[str, float]:
+    """Return the statistics of a run by name. What is not known yet, such as a mean reward of nothing, is left out."""
+    play, facts = statistics.play, statistics.tally
+    values: dict[str, float] = {
+        "rollouts/episodes": statistics.resumed + facts.episodes,
+        "rollouts/total": statistics.total,
+        "rollouts/resumed": statistics.resumed,
+        "rollouts/elapsed_s": statistics.elapsed_s,
+        "rollouts/steps": play.steps,
+        "rollouts/sampled_tokens": play.sampled_tokens,
+        "rollouts/scored": facts.scored,
+        "rollouts/reward_mean": statistics.mean_reward,
+        "rollouts/stale": statistics.stale,
+        "rollouts/abandoned": play.abandoned,
+        "rollouts/lag_p50_s": play.lag.percentile(50),
+        "rollouts/lag_p99_s": play.lag.percentile(99),
+        "rollouts/lag_max_s": play.lag.largest_s,
+    }
+    groups: dict[str, tuple[Mapping[str, float], float]] = {  # the numbers, and what to divide them by
+        "rollouts/not_scored": ({name.replace(" ", "_"): n for name, n in facts.not_scored.items()}, 1),
+        "rollouts/failures": (facts.failures, 1),
+        "rollouts/errors": (facts.errors, 1),
+        "rollouts/retries": (play.retries, 1),
+        "rollouts/waiting": (play.waiting_s, sum(play.waiting_s.values())),
+        "rewards": (facts.rewards, facts.scored),
+        "metrics": (facts.metrics, facts.episodes - facts.failed),
+        "stop_reasons": (facts.stop_reasons, 1),
+        "breaks": (facts.breaks, 1),
+    }
+    for group, (numbers, divisor) in groups.items():
+        for name, number in numbers.items() if divisor else ():
+            values[f"{group}/{on_one_line(name)[:_MAX_NAME]}"] = number / divisor  # safe to print
+    return {name: value for name, value in values.items() if math.isfinite(value)}

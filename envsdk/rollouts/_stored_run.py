@@ -1,26 +1,181 @@
-"""Reads a run folder, on any machine: it holds the tokenizer and the chat template that its tokens need."""
+"""Reads a run folder, on any machine: it holds the tokenizer and the chat template that its tokens need.
 
+The file of trajectories has batches: lines, or Zstandard frames with a checksum, so that a batch that was cut off is
+recognized there, too.
+"""
+
+import hashlib
 import logging
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple, Self
 
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from .._packages import load
 from .._registry import get_renderer
+from .._untrusted import MAX_RECORD_MIB, MIB, check_values, max_line_bytes, open_file, read_lines
 from ..errors import EnvsdkError, InvalidRecord, RunFolderError
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..trajectories._media import MEDIA
-from ..trajectories._trajectory import Trajectory
-from ._journal import read_batches
-from ._recovery import difference_from_manifest
+from ..trajectories._trajectory import ErrorKind, Status, Trajectory
 from ._run_description import Manifest, RunDescription
 
+PLAIN, COMPRESSED = "trajectories.jsonl", "trajectories.jsonl.zst"
+TIMES = "times.jsonl"
 _log = logging.getLogger(__name__)
+_CHUNK = 1 << 16
+_FED = 1 << 10
+"""How many bytes are decompressed at once: they may become 32 MiB."""
+_MAX_LINES = 4096
+"""The most lines of a frame that is read."""
+_FRAME = b"\x28\xb5\x2f\xfd"
+"""What each frame begins with (RFC 8878)."""
+_MAX_TIME_BYTES = 1 << 16
+_MAX_DAMAGED_TIMES = 1000
+"""The most lines of times that are passed over; what follows is not read."""
+
+
+# Batches of lines.
+
+
+class Batch(NamedTuple):
+    """Lines that were read from a file, in order.
+
+    Attributes:
+        lines: The lines, without line ends.
+        stop: The position in the file after them, in bytes.
+    """
+
+    lines: list[bytes]
+    stop: int
+
+
+def read_batches(path: Path, start: int = 0, inside: Path | None = None) -> Iterator[Batch]:
+    """Read the whole batches of a file. What follows the last one was cut off, and is not yielded.
+
+    Args:
+        path: The file. It is compressed if its name ends with `.zst`.
+        start: Where a batch begins, in bytes: 0, or the `stop` of a batch.
+        inside: The folder that the file has to be in; None for anywhere.
+
+    Raises:
+        InvalidRecord: If a frame of a compressed file is damaged, a line or a frame is too long (see
+            `ENVSDK_MAX_RECORD_MIB`), or it is not a regular file in the folder.
+        MissingPackage: If the file is compressed and the package for that is not installed.
+    """
+    with open_file(path, inside) as file:
+        file.seek(start)
+        if path.suffix == ".zst":
+            yield from _read_frames(file, start)
+            return
+        for line in read_lines(file):
+            if line.endswith(b"\n"):
+                start += len(line)
+                yield Batch([line[:-1]], start)
+
+
+def _read_frames(file: BinaryIO, start: int) -> Iterator[Batch]:
+    zstandard, rest = load_zstandard(), b""
+    while True:
+        frame, content, lines, length = zstandard.ZstdDecompressor().decompressobj(), bytearray(), 0, 0
+        while not frame.eof and (chunk := rest or file.read(_FED)):
+            try:
+                part = frame.decompress(chunk)
+            except zstandard.ZstdError as error:
+                raise InvalidRecord(f"the frame at byte {start} is damaged: {error}") from error
+            content += part
+            lines += part.count(b"\n")
+            if len(content) > max_line_bytes() or lines > _MAX_LINES:
+                raise InvalidRecord(
+                    f"the frame at byte {start} expands to more than {max_line_bytes() // MIB:,} MiB or "
+                    f"{_MAX_LINES:,} lines, the most that is read. Set {MAX_RECORD_MIB} to read longer ones"
+                )
+            length, rest = length + len(chunk), b""
+        if not frame.eof:
+            _check_cut_off(file, start, zstandard)
+            return
+        rest = frame.unused_data
+        start += length - len(rest)
+        yield Batch(bytes(content).splitlines(), start)
+
+
+def _check_cut_off(file: BinaryIO, start: int, zstandard: Any) -> None:
+    """Check that a frame that does not end was cut off: a damaged one may seem longer, but then others follow it.
+
+    Raises:
+        InvalidRecord: If a whole frame follows, or more data than one frame has.
+    """
+    file.seek(start)
+    most = 2 * max_line_bytes()  # a frame that cannot be compressed is hardly longer than its content
+    data, work = file.read(most + 1), 0
+    at = data.find(_FRAME, 1)
+    while at > 0 and work <= most:
+        frame, place = zstandard.ZstdDecompressor().decompressobj(), at
+        with suppress(zstandard.ZstdError):  # the same bytes inside a frame
+            while not frame.eof and place < len(data) and work <= most:
+                work += len(frame.decompress(data[place : place + _FED])) + _FED
+                place += _FED
+            if frame.eof:
+                raise InvalidRecord(f"the frame at byte {start} is damaged: it does not end before the next one")
+        at = data.find(_FRAME, at + 1)
+    if max(len(data), work) > most:
+        raise InvalidRecord(f"the frame at byte {start} is damaged: it does not end within {most // MIB:,} MiB")
+
+
+def load_zstandard() -> Any:
+    """Import zstandard and return it.
+
+    Raises:
+        MissingPackage: If it is not installed.
+    """
+    return load("zstandard", "A compressed run folder needs", "pip install 'envsdk[zstd]'")
+
+
+def digest_of(path: Path, length: int, inside: Path | None = None) -> Any:
+    """Return the SHA-256 of a file's first `length` bytes, as an object of `hashlib` that can be updated."""
+    digest, left = hashlib.sha256(), length
+    with open_file(path, inside) as file:
+        while left and (chunk := file.read(min(_CHUNK, left))):
+            digest.update(chunk)
+            left -= len(chunk)
+    return digest
+
+
+def difference_from_manifest(file: Path, manifest: Manifest) -> str | None:
+    """Return how the beginning of a file differs from what the manifest of the run vouches for; None if it does not.
+
+    Raises:
+        OSError: If the file cannot be read.
+        InvalidRecord: If it is not a regular file in the folder.
+    """
+    size = file.stat().st_size if file.exists() else 0
+    if size < manifest.bytes:
+        return (
+            f"{file} has {size:,} bytes, but {Manifest.file_name} counts {manifest.bytes:,}: its end is missing. "
+            "Restore the file"
+        )
+    if manifest.bytes and digest_of(file, manifest.bytes, file.parent).hexdigest() != manifest.sha256:
+        return (
+            f"{file} was changed: its first {manifest.bytes:,} bytes have another checksum than {Manifest.file_name} "
+            "has. Restore the file"
+        )
+    return None
+
+
+# Reading a run.
 
 
 class StoredRun:
     """A run folder that is read. It may still be written: what is not complete yet is left out.
+
+    A warning is logged if the folder has no manifest, because its trajectories are then not verified.
 
     Args:
         path: The folder.
@@ -146,3 +301,178 @@ class StoredRun:
     def __repr__(self) -> str:
         count = "" if self.manifest is None else f", {self.manifest.episodes} episodes"
         return f"<StoredRun {str(self.path)!r}{count}>"
+
+
+class EpisodeTime(NamedTuple):
+    """When an episode ended.
+
+    Attributes:
+        id: The episode's id.
+        ended: When it ended: ISO 8601, in UTC, in seconds.
+        duration_s: How long it took, in seconds, with retries and pauses; None if that is not known.
+    """
+
+    id: str
+    ended: str
+    duration_s: float | None
+
+
+_TIME = TypeAdapter(EpisodeTime)
+
+
+def read_times(folder: Path) -> Mapping[str, EpisodeTime]:
+    """Return when the episodes of a folder ended, by their ids. Lines that cannot be read are left out.
+
+    Raises:
+        OSError: If the file is there and cannot be read.
+    """
+    found: dict[str, EpisodeTime] = {}
+    damaged = 0
+    try:
+        with open_file(folder / TIMES, inside=folder) as file:
+            for line in read_lines(file):
+                if len(line) > _MAX_TIME_BYTES:
+                    raise InvalidRecord(f"a line has more than {_MAX_TIME_BYTES:,} bytes")
+                try:
+                    time = _TIME.validate_json(line)
+                    found[time.id] = time
+                except ValidationError:  # a line that is being written, or was cut off
+                    damaged += 1
+                    if damaged > _MAX_DAMAGED_TIMES:
+                        raise InvalidRecord(f"more than {_MAX_DAMAGED_TIMES:,} lines are damaged") from None
+    except FileNotFoundError:
+        pass
+    except InvalidRecord as error:
+        _log.warning("%s is not read further, so episodes have no times: %s", folder / TIMES, error)
+    return found
+
+
+# Reading a run that is to continue.
+
+
+class StoredEpisode(NamedTuple):
+    """What a run needs to know of an episode that is stored.
+
+    Attributes:
+        id: The episode's id.
+        group_id: The id of its group, or None.
+        status: How it ended: `terminated`, `truncated` or `error`.
+        error_kind: Whose error it was, if that was recorded.
+        reward: The sum of its rewards.
+        steps: How many steps it has.
+        sampled_tokens: How many tokens the policy sampled.
+    """
+
+    id: str
+    group_id: str | None
+    status: Status
+    error_kind: ErrorKind | None
+    reward: float
+    steps: int
+    sampled_tokens: int
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Self:
+        """Return it for a trajectory."""
+        return cls(
+            id=trajectory.id,
+            group_id=trajectory.group_id,
+            status=trajectory.status,
+            error_kind=trajectory.error_kind,
+            reward=trajectory.reward,
+            steps=len(trajectory.steps),
+            sampled_tokens=trajectory.sampled_tokens,
+        )
+
+    @classmethod
+    def of_line(cls, line: bytes, *, is_known: bool) -> Self:
+        """Return it for a line. One that is known to be as it was written is not checked again."""
+        if is_known:
+            check_values(line)
+            with suppress(ValueError, LookupError, TypeError, AttributeError):  # the full check names what is wrong
+                record: dict[str, Any] = orjson.loads(line)
+                steps: list[dict[str, Any]] = record["steps"]
+                sampled = [step["parts"][-1]["stop"] - step["action_start"] for step in steps if step["parts"]]
+                return cls(
+                    id=record["id"],
+                    group_id=record["group_id"],
+                    status=record["status"],
+                    error_kind=record["error_kind"],
+                    reward=math.fsum(step["reward"] or 0.0 for step in steps),
+                    steps=len(steps),
+                    sampled_tokens=sum(sampled),
+                )
+        return cls.of(Trajectory.from_json(line))
+
+
+@dataclass
+class StoredEpisodes:
+    """What a file of trajectories holds.
+
+    Attributes:
+        episodes: Its episodes by id, in the order of the file.
+        length: The length of the whole lines, in bytes. What follows was cut off.
+    """
+
+    episodes: dict[str, StoredEpisode] = field(default_factory=dict[str, StoredEpisode])
+    length: int = 0
+
+
+def recover(file: Path, manifest: Manifest | None) -> StoredEpisodes:
+    """Read the trajectories of a run that is to continue.
+
+    The manifest vouches for the beginning of the file. What follows was written by a run that was killed before it
+    wrote the next manifest: each line there is checked, and a last line that was cut off is left out, with a warning.
+
+    Raises:
+        RunFolderError: If the file is shorter than the manifest says, or differs from what was written; a line is
+            damaged and others follow; or two lines have the same id. The message names the line.
+    """
+    difference = None if manifest is None else difference_from_manifest(file, manifest)
+    found = StoredEpisodes()
+    if file.exists():
+        found = _read_episodes(file, 0 if manifest is None else manifest.bytes, is_intact=difference is None)
+    if difference is not None:
+        raise RunFolderError(f"{difference}, or begin another run folder")
+    if manifest is not None and len(found.episodes) < manifest.episodes:
+        raise RunFolderError(
+            f"{file} has {len(found.episodes)} episodes, but {Manifest.file_name} counts {manifest.episodes}"
+        )
+    cut = (file.stat().st_size if file.is_file() else 0) - found.length
+    if cut > 0:
+        _log.warning(
+            "%s: the last %d bytes were cut off when the run was interrupted; they are removed, and their episodes "
+            "run again",
+            *(file, cut),
+        )
+    return found
+
+
+def _read_episodes(file: Path, known: int, *, is_intact: bool) -> StoredEpisodes:
+    """Read the lines. None in the first `known` bytes may be damaged; if they are intact, they are not checked."""
+    found, lines, damage = StoredEpisodes(), dict[str, int](), None
+    number = 0
+    try:
+        for batch in read_batches(file, inside=file.parent):
+            if damage is not None:
+                raise damage
+            for line in batch.lines:
+                number += 1
+                try:
+                    episode = StoredEpisode.of_line(line, is_known=is_intact and batch.stop <= known)
+                except InvalidRecord as error:
+                    damage = RunFolderError(f"{file}, line {number} is damaged: {error}. Restore the file")
+                    if file.name == COMPRESSED or batch.stop <= known:  # nothing that was cut off has a checksum
+                        raise damage from error
+                    break
+                if episode.id in lines:
+                    raise RunFolderError(
+                        f"{file} has the episode {episode.id!r} twice, in the lines {lines[episode.id]} and {number}"
+                    )
+                lines[episode.id] = number
+                found.episodes[episode.id] = episode
+            else:
+                found.length = batch.stop
+    except InvalidRecord as error:
+        raise RunFolderError(f"{file}, after line {number}: {error}. Restore the file") from error
+    return found

@@ -12,13 +12,15 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ..episodes._event_loops import LoopThread
 from ..errors import EnvsdkError, describe_error
 from ._jobs import Job
-from ._player import Played, Player, PlaySettings
+from ._player import EpisodeResult, Player, PlaySettings
 from ._statistics import PlayStatistics
 
 _WAIT_S = 0.1
@@ -53,7 +55,7 @@ class Report:
         weights: What it knows of the weights. A pause is known once no call of the policy is running.
     """
 
-    played: Sequence[tuple[int, Played]] = ()
+    played: Sequence[tuple[int, EpisodeResult]] = ()
     error: BaseException | None = None
     statistics: PlayStatistics = field(default_factory=PlayStatistics)
     stalled_s: float = 0.0
@@ -73,12 +75,11 @@ class Worker:
     def __init__(self, settings: PlaySettings, weights: Weights) -> None:
         self._settings = settings
         self._wanted = self._weights = Weights()
-        self._changing: asyncio.Task[None] | None = None
-        self._ended: queue.SimpleQueue[tuple[int, Played | BaseException]] = queue.SimpleQueue()
+        self._changing: Future[None] | None = None
+        self._ended: queue.SimpleQueue[tuple[int, EpisodeResult | BaseException]] = queue.SimpleQueue()
         self._beat = time.monotonic()
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="envsdk-worker", daemon=True).start()
-        self._player: Player = asyncio.run_coroutine_threadsafe(self._begin(), self._loop).result()
+        self._thread = LoopThread("envsdk-worker")
+        self._player: Player = self._thread.submit(self._begin()).result()
         self._change(weights)
 
     def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
@@ -86,8 +87,8 @@ class Worker:
         if weights != self._wanted:
             self._change(weights)
         for job in jobs:
-            asyncio.run_coroutine_threadsafe(self._play(job), self._loop)
-        ended: list[tuple[int, Played]] = []
+            self._thread.submit(self._play(job))
+        ended: list[tuple[int, EpisodeResult]] = []
         try:
             item = self._ended.get(timeout=_WAIT_S)
             while True:
@@ -102,7 +103,7 @@ class Worker:
 
     def end(self) -> PlayStatistics:
         """Close the environments and the policy; return all that happened in the worker."""
-        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
+        self._thread.submit(self._close()).result()
         return self._player.statistics
 
     async def _begin(self) -> Player:
@@ -124,12 +125,9 @@ class Worker:
     def _change(self, weights: Weights) -> None:
         """Begin to change the weights. A pause may take as long as a call of the policy, and `exchange` answers."""
         self._wanted = weights
-        self._loop.call_soon_threadsafe(self._begin_change, weights)
-
-    def _begin_change(self, weights: Weights) -> None:
         if self._changing is not None:
             self._changing.cancel()  # a pause that is not over is not needed any more
-        self._changing = asyncio.create_task(self._changed(weights))
+        self._changing = self._thread.submit(self._changed(weights))
 
     async def _changed(self, weights: Weights) -> None:
         try:

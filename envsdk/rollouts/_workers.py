@@ -18,11 +18,11 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..episodes._concurrent import run_all
+from ..episodes._event_loops import MethodThread
 from ..errors import ConfigError, WorkerLost
 from . import _worker as worker
-from ._deadlines import MethodThread
 from ._jobs import Job
-from ._player import Played, PlaySettings, failed_before_it_began
+from ._player import EpisodeResult, PlaySettings, failed_before_it_began
 from ._ray_workers import RayHosts, load_ray
 from ._statistics import PlayStatistics
 from ._worker import Report, Weights
@@ -136,7 +136,7 @@ class _Assignment:
     """A job that waits for a worker, or is with one."""
 
     job: Job
-    played: "asyncio.Future[Played]"
+    played: "asyncio.Future[EpisodeResult]"
     losses: int = 0
     """How many workers ended while they had it."""
 
@@ -182,7 +182,7 @@ class WorkerPool:
             total.merge(known)
         return total
 
-    async def play(self, job: Job) -> Played:
+    async def play(self, job: Job) -> EpisodeResult:
         """Play an episode in one of the workers; see `Player.play`."""
         assignment = _Assignment(job, asyncio.get_running_loop().create_future())
         self._waiting.append(assignment)
@@ -345,7 +345,7 @@ class WorkerPool:
         for assignment in running.values():
             assignment.losses += 1
             if assignment.losses > self._settings.max_retries:
-                played = Played(failed_before_it_began(assignment.job, error, "infrastructure"))
+                played = EpisodeResult(failed_before_it_began(assignment.job, error, "infrastructure"))
                 if not assignment.played.done():
                     assignment.played.set_result(played)
             else:

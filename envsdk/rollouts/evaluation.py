@@ -14,7 +14,7 @@ from .._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
 from .._visible import on_one_line
 from ..authoring._making import find_class
 from ..errors import ConfigError, InvalidRecord, RunFolderError, what_is_invalid
-from ..policies._named import policy_of
+from ..policies._find import policy_of
 from ..trajectories._trajectory import Trajectory
 from ._engine import Rollouts
 from ._stored_run import StoredRun

@@ -1,7 +1,7 @@
 """Scores of played episodes: means with standard errors, pass@k and pass^k, and comparisons of two runs."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import ConfigError
-from ..trajectories._media import observed_images
+from ..trajectories._tally import Tally
 from ..trajectories._trajectory import Trajectory
 
 __all__ = ["Comparison", "Score", "compare", "rescored", "task_of"]
@@ -87,39 +87,30 @@ class Score:
             ConfigError: If there is no episode, or `not_scored` is not a finite number.
         """
         _check_not_scored(not_scored)
-        failed, reasons, breaks = Counter[str](), Counter[str](), Counter[str]()
-        unscored = Counter[str]()
+        everything, played = Tally(), Tally()  # played: those that did not fail
         rewards, named = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
-        lengths: list[tuple[int, ...]] = []
-        count = 0
         for trajectory in trajectories:
-            count += 1
-            reasons[trajectory.stop_reason] += 1
-            if because := trajectory.not_scored_because:
-                unscored[because] += 1
+            facts = Tally.of(trajectory)
+            everything += facts
             if (reward := _reward_of(trajectory, not_scored)) is not None:
                 rewards[task_of(trajectory)].append(reward)
-            if trajectory.status == "error":
-                failed[trajectory.error_kind or "unknown"] += 1
-                continue
-            breaks.update(break_.reason for break_ in trajectory.breaks)
-            images = [placed.stop - placed.start for placed in observed_images(trajectory.steps, trajectory.contexts)]
-            tokens = trajectory.observed_tokens, trajectory.sampled_tokens
-            lengths.append((len(trajectory.steps), *tokens, len(images), sum(images)))
-            for name, value in _named_rewards(trajectory).items():
-                named[name].append(value)
-        if not count:
+            if not facts.failed:
+                played += facts
+                for name, value in facts.rewards.items():
+                    named[name].append(value)
+        if not everything.episodes:
             raise ConfigError("there is no episode to score")
         means = np.array([np.mean(values) for values in rewards.values()])
         successes = [(len(values), sum(value >= success_reward for value in values)) for values in rewards.values()]
-        means_of_lengths = np.mean(lengths, axis=0).tolist() if lengths else (math.nan,) * 5
-        steps, observed, sampled, images, image_tokens = means_of_lengths
+        unscored = sorted(everything.not_scored.items(), key=lambda item: -item[1])
+        lengths = ("steps", "observed_tokens", "sampled_tokens", "images", "image_tokens")
+        n_played = played.episodes or math.nan
         return cls(
-            episodes=count,
-            scored=count - unscored.total(),
-            not_scored=dict(unscored.most_common()),
+            episodes=everything.episodes,
+            scored=everything.scored,
+            not_scored=dict(unscored),
             not_scored_reward=not_scored,
-            failed=dict(sorted(failed.items())),
+            failed=dict(sorted(everything.failures.items())),
             tasks=len(means),
             reward=float(means.mean()) if len(means) else math.nan,
             reward_error=float(means.std(ddof=1) / math.sqrt(len(means))) if len(means) > 1 else math.nan,
@@ -128,13 +119,9 @@ class Score:
             pass_at=_by_k(successes, lambda n, c, k: 1 - math.comb(n - c, k) / math.comb(n, k)),
             pass_all=_by_k(successes, lambda n, c, k: math.comb(c, k) / math.comb(n, k)),
             rewards={name: float(np.mean(values)) for name, values in sorted(named.items())},
-            stop_reasons=dict(sorted(reasons.items())),
-            breaks=dict(sorted(breaks.items())),
-            steps=steps,
-            observed_tokens=observed,
-            sampled_tokens=sampled,
-            images=images,
-            image_tokens=image_tokens,
+            stop_reasons=dict(sorted(everything.stop_reasons.items())),
+            breaks=dict(sorted(played.breaks.items())),
+            **{name: getattr(played, name) / n_played for name in lengths},
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -270,14 +257,6 @@ def _checked(returned: Any) -> dict[str, float] | None:
     if not all(map(math.isfinite, values.values())):
         raise ConfigError(f"the reward function returned {returned!r:.80}; expected a number, numbers by name, or None")
     return values
-
-
-def _named_rewards(trajectory: Trajectory) -> dict[str, float]:
-    named: dict[str, float] = {}
-    for step in trajectory.steps:
-        for name, value in step.rewards.items():
-            named[name] = named.get(name, 0.0) + value
-    return named
 
 
 def _check_not_scored(not_scored: Any) -> None:

@@ -31,9 +31,7 @@ from ..images import PlacedImage, rgb_image
 from ..limits import Limits
 from ..messages import Message, TextPart, ToolSchema
 from ..rollouts._jobs import Job
-from ..rollouts._options import Deadlines, check_deadlines
-from ..rollouts._player import PlaySettings
-from ..rollouts._shared import play_one
+from ..rollouts._player import Deadlines, PlaySettings, check_deadlines, play_one
 from ..trajectories._samples import Sample
 from ..trajectories._steps import Step
 from ..trajectories._trajectory import Trajectory

@@ -30,7 +30,7 @@ from ..policies._policy import PolicyLike
 from ..policies._transformers import TransformersPolicy
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..rollouts._engine import Rollouts
-from ..rollouts._options import Deadlines, check_deadlines
+from ..rollouts._player import Deadlines, check_deadlines
 from ..trajectories._samples import Sample
 from ..trajectories._trajectory import Trajectory
 from ._capability import Capability

@@ -19,6 +19,7 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from typing import Any, Unpack
 
@@ -28,12 +29,12 @@ from ..authoring._env import Env
 from ..credit import Baseline, group_advantages
 from ..credit._baselines import get_baseline
 from ..episodes._concurrent import run_all
+from ..episodes._event_loops import LoopThread
 from ..errors import ConfigError, EpisodeError, InvalidSample, MissingPackage
 from ..policies._transformers import TransformersPolicy
 from ..policies._vocabularies import PolicyWrapper
-from ..rollouts._background import Background
 from ..rollouts._engine import Rollouts
-from ..rollouts._options import Deadlines, check_deadlines
+from ..rollouts._player import Deadlines, check_deadlines
 from ..trajectories._samples import Sample
 from ..trajectories._tally import tally
 from ..trajectories._trajectory import Trajectory
@@ -216,22 +217,24 @@ class RolloutWorker:
         self._group_ids = itertools.count()
         self._version, self._is_paused = 0, False
         self._running: set[Rollouts] = set()
-        self._background: Background | None = None
+        self._thread: LoopThread | None = None
+        self._ended: Future[Any] = Future()
         self._alive_at = 0.0
 
     def start(self) -> None:
         """Start the rollouts, or start them again if they ended with an error."""
-        if self._background is not None and self._background.error is not None:
+        if self._thread is not None and self._ended.done():
             self.stop()
-        if self._background is None:
+        if self._thread is None:
             _rollout_sample()
             self._alive_at, self._failed_groups = time.monotonic(), 0
-            self._background = Background(self._run(), "envsdk-rollouts")
+            self._thread = LoopThread("envsdk-rollouts")
+            self._ended = self._thread.submit(self._run())
 
     def stop(self) -> None:
         """Stop the rollouts. Unfinished episodes are discarded."""
-        background, self._background = self._background, None
-        if background is not None and not background.stop(_STOP_S):
+        thread, self._thread = self._thread, None
+        if thread is not None and not thread.stop(_STOP_S):
             _log.warning("the rollouts have not ended after %d s: an environment or the policy hangs", _STOP_S)
 
     def update_model_version(self, model_version: int) -> None:
@@ -278,18 +281,29 @@ class RolloutWorker:
         Raises:
             EpisodeError: If the rollouts have ended, or the last reply is older than that. The error has the reason.
         """
-        if self._background is None:
+        if self._thread is None:
             raise EpisodeError("the rollouts are not running: call start() first")
-        error = self._background.error
-        if error is not None:
+        if self._ended.done():
+            error = self._ended.exception() or EpisodeError("they ended before stop() was called")
             raise EpisodeError(f"the rollouts ended with {type(error).__name__}: {error}") from error
         age_s = time.monotonic() - self._alive_at
         if age_s > stale_after_s:
             raise EpisodeError(f"the last reply was {age_s:.0f} s ago; expected one within {stale_after_s:.0f} s")
 
     def _call(self, function: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        if self._background is not None:
-            self._background.call(function, _CALL_S)
+        """Run a coroutine in the event loop of the rollouts, and wait for it."""
+        if self._thread is None or self._ended.done():
+            return
+        called: Future[Any] = self._thread.submit(function())
+        wait((called, self._ended), _CALL_S, return_when=FIRST_COMPLETED)
+        if called.done():
+            called.result()
+        elif not self._ended.done():
+            called.cancel()
+            raise EpisodeError(
+                f"the rollouts did not pause for {_CALL_S:g} s: the policy hangs, or an environment blocks without "
+                "`await`"
+            )
 
     async def _run(self) -> None:
         await run_all(self._run_groups() for _ in range(self._max_groups))

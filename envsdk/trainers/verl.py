@@ -17,9 +17,7 @@ from ..images import PlacedImage
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..rollouts._jobs import Job
-from ..rollouts._options import Deadlines, check_deadlines
-from ..rollouts._player import PlaySettings
-from ..rollouts._shared import play_one
+from ..rollouts._player import Deadlines, PlaySettings, check_deadlines, play_one
 from ..trajectories._samples import Sample
 from ..trajectories._trajectory import Trajectory
 from ._capability import Capability

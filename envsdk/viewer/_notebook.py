@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ImageError
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ..rollouts._journal import PLAIN
+from ..rollouts._stored_run import PLAIN
 from ..trajectories._media import MEDIA, write_images
 from ..trajectories._trajectory import Trajectory
 from ..trajectories.records import storing

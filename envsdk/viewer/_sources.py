@@ -13,11 +13,16 @@ import orjson
 from .._untrusted import open_file, read_lines
 from ..errors import ConfigError, EnvsdkError, InvalidRecord
 from ..rendering.tokenizers import Tokenizer
-from ..rollouts._journal import COMPRESSED, PLAIN, read_batches
-from ..rollouts._recovery import difference_from_manifest
 from ..rollouts._run_description import RunDescription
-from ..rollouts._stored_run import StoredRun
-from ..rollouts._times import EpisodeTime, read_times
+from ..rollouts._stored_run import (
+    COMPRESSED,
+    PLAIN,
+    EpisodeTime,
+    StoredRun,
+    difference_from_manifest,
+    read_batches,
+    read_times,
+)
 from ..trajectories._media import MEDIA
 from ..trajectories._trajectory import Trajectory
 from ._contents import Contents, Match

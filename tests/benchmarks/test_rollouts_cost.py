@@ -68,7 +68,7 @@ def test_two_thousand_episodes_at_the_same_time(benchmark, report, executor: Any
     assert done.failures == {}
     lag = done.play.lag
     name = f"Calculator, {many:,} episodes at the same time, " + ("one process" if executor is None else "2 processes")
-    fewer = few.statistics.steps / few.statistics.elapsed_s
+    fewer = few.statistics.tally.steps / few.statistics.elapsed_s
     target = None if executor is None else 2500
     report(
         f"{name}: speed", done.steps / done.elapsed_s, "steps/s", at_least=target, note=f"50 at a time: {fewer:,.0f}"

@@ -10,7 +10,7 @@ import pytest
 import envsdk
 from envsdk import Trajectory
 from envsdk.rollouts import RunFolder, rollout_many
-from envsdk.rollouts._journal import Journal
+from envsdk.rollouts._run_folder import Journal
 
 
 @pytest.mark.parametrize("compress", [False, True], ids=["plain", "zst"])

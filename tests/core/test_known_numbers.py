@@ -115,7 +115,7 @@ def test_strip_gives_a_sample_for_each_thinking_step_that_answers_a_user():
     assert [len(talk(steps, "strip").trajectory.samples()) for steps in STEPS] == list(STEPS)
 
 
-@pytest.mark.parametrize("every", range(1, 6))
+@pytest.mark.parametrize("every", [1, 2, 5])
 @pytest.mark.parametrize("episode", [talk, tool_loop])
 def test_compact_gives_a_sample_for_every_n_steps(episode: Any, every: int):
     history = {"name": "compact", "every": every}
@@ -129,7 +129,7 @@ def test_compact_trains_n_steps_in_each_sample_and_what_is_left_in_the_last():
     assert [sample.n_segments for sample in samples] == [3, 3, 3]
 
 
-@pytest.mark.parametrize("keep_last", [1, 3, 5, 9])
+@pytest.mark.parametrize("keep_last", [1, 5, 9])
 @pytest.mark.parametrize("episode", [talk, tool_loop])
 def test_compact_can_keep_the_thinking_of_the_last_replies(episode: Any, keep_last: int):
     seen = episode(13, {"name": "compact", "every": 4, "keep_last": keep_last})

@@ -41,6 +41,7 @@ THANKS = {"role": "user", "content": "Thanks."}
 TALK = [SYSTEM, ASKED, CALLED, RESULT, ANSWERED, ASKED_MORE, ANSWERED_MORE, THANKS]
 
 RENDERERS = ("qwen3", "qwen3 embedded", "qwen3-thinking-2507", "qwen3.5", "harmony", "glm-4.5", "fixed_base")
+LARGE = ("qwen3", "harmony")  # vocabularies that take seconds to load
 OF_GLM = (
     *("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "/nothink"),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
@@ -69,7 +70,7 @@ def renderer_of(name: str) -> Renderer:
     return get_renderer(name.split()[0], "embedded" if "embedded" in name else real_models.qwen3_folder())
 
 
-@pytest.fixture(params=RENDERERS)
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.full] * (name in LARGE)) for name in RENDERERS])
 def renderer(request: pytest.FixtureRequest) -> Renderer:
     return renderer_of(request.param)
 

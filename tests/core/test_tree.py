@@ -382,35 +382,11 @@ def test_equal_replies_of_many_are_told_apart_in_little_time():
     says_what_the_samples_say([tree], samples_of([*group, *forks]))
 
 
-def test_one_sequence_that_is_kept_is_as_long_as_its_sample():
-    trajectory = record((0, [1, 2], [3]), (3, [4], [5]))
-    tree = tree_batch(trajectory)
-    assert tree.tokens.tolist() == [1, 2, 3, 4, 5]
-    assert tree.parent.tolist() == [-1, 0, 1, 2, 3]
-    assert tree.exit.tolist() == [5] * 5
-    assert (tree.trained.tolist(), tree.predecessors.tolist(), tree.ratio) == ([2, 4], [1, 3], 1.0)
-
-
 def test_the_order_of_one_context_is_that_of_its_log():
     trajectory = record((0, [1, 2], [3, 4]), (3, [5], [6]), (2, [7], [8]), (4, [], [9]))
     tree = tree_batch(trajectory)
     assert tree.tokens.tolist() == trajectory.contexts["main"].tokens.tolist()
     assert tree.exit.tolist() == [9, 9, 6, 4, 6, 6, 9, 9, 9]
-
-
-def test_a_context_that_begins_with_another_ones_prefix_stands_behind_it():
-    main = ContextLog("main", None, np.arange(6, dtype=np.int32), np.zeros(6, np.float32), [])
-    child = ContextLog("child", "main", np.arange(10, 13, dtype=np.int32), np.zeros(3, np.float32), [])
-    steps = [
-        Step("main", "main", 0, False, 0, 2, (Part(4),)),
-        Step("child", "main", 2, False, 0, 1, (Part(3),)),
-        Step("main", "main", 4, True, 4, 5, (Part(6),)),
-    ]
-    trajectory = Trajectory("t", "e", 0, "terminated", "end", {"main": main, "child": child}, steps)
-    tree = tree_batch(trajectory)
-    assert tree.tokens.tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 12]
-    assert tree.position_ids.tolist() == [0, 1, 2, 3, 4, 5, 2, 3, 4]
-    check(tree, trajectory.samples())
 
 
 def test_a_split_repeats_the_prompt_of_a_group_in_each_batch():
@@ -460,6 +436,7 @@ PLANS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("plan", PLANS)
 def test_with_sub_agents_a_tree_says_what_the_samples_say(plan: str):
     trajectory = rollout(Boss(PLANS[plan]()), says("I"), seed=1)

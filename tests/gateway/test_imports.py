@@ -211,6 +211,7 @@ def reply_of(protocol: str, response: dict[str, Any]) -> tuple[list[Any], list[A
     return [{"role": "assistant", "content": response["content"]}], [{"role": "user", "content": results}] * bool(calls)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("history", ["keep", "strip"])
 @pytest.mark.parametrize("protocol", ["chat", "responses", "anthropic"])
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])

@@ -158,7 +158,7 @@ def test_the_engine_samples_them_at_the_same_time_too_and_counts_each_once():
     rollouts = Rollouts(Delegates, policy, seeds=[0], group_size=1)
     (trajectory,) = rollouts.run()
     assert (trajectory.status, policy.most, policy.calls) == ("terminated", 5, 12)
-    assert rollouts.statistics.steps == 12
+    assert rollouts.statistics.tally.steps == 12
 
 
 @pytest.mark.parametrize("fails_at", [1, 4, 12])

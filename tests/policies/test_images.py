@@ -20,7 +20,7 @@ from envsdk.policies import VLLM, OpenAIChat, SGLang
 from envsdk.policies._openai_chat import chat_messages
 from envsdk.policies._sampling import Sampling
 from envsdk.policies._server_replies import ServerRequest
-from envsdk.policies._vllm_images import image_fields
+from envsdk.policies._vllm import image_fields
 from envsdk.rendering._vision import Vision
 
 GENERATE = "/inference/v1/generate"

@@ -15,7 +15,7 @@ import envsdk
 from envsdk.errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerUnreachable
 from envsdk.policies import VLLM, SGLang
 from envsdk.policies import _client as client
-from envsdk.policies._servers import Servers, base_urls
+from envsdk.policies._client import Servers, base_urls
 from envsdk.rollouts import Rollouts
 
 GENERATE = "/inference/v1/generate"
@@ -161,13 +161,10 @@ def test_a_server_that_was_reached_before_is_tried_again():
 @pytest.fixture
 def waits(monkeypatch):
     """How long the client waits before each further attempt, in seconds."""
-    found, count = [], client.Client._count_retry
-
-    def note(self, state):
-        found.append(state.next_action.sleep)
-        count(self, state)
-
-    monkeypatch.setattr(client.Client, "_count_retry", note)
+    found, wait_s = [], client._wait_s
+    monkeypatch.setattr(
+        client, "_wait_s", lambda failure, attempts: found.append(wait_s(failure, attempts)) or found[-1]
+    )
     return found
 
 

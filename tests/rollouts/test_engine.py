@@ -193,7 +193,7 @@ def test_a_method_that_raises_or_hangs_costs_its_own_episode(
     assert [one.reward for one in trajectories] == [0.0] * 3  # and nobody trains on it:
     assert [one.samples() for one in trajectories] == [[], [], []]
     assert rollouts.statistics.failures == {"environment": 3}
-    assert rollouts.statistics.errors == {expected: 3}
+    assert rollouts.statistics.tally.errors == {expected: 3}
     deadline = time.monotonic() + 600
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.02)  # threads that hung end once their method returns
@@ -814,11 +814,11 @@ def test_statistics_count_what_happened() -> None:
     rollouts = Rollouts(Counts, answers, seeds=range(5), group_size=2)
     trajectories = rollouts.run()
     statistics = rollouts.statistics
-    assert (statistics.total, statistics.episodes, statistics.scored) == (10, 10, 10)
-    assert statistics.steps == sum(len(one.steps) for one in trajectories) == 30
-    assert statistics.sampled_tokens == 30
+    assert (statistics.total, statistics.episodes, statistics.tally.scored) == (10, 10, 10)
+    assert statistics.tally.steps == sum(len(one.steps) for one in trajectories) == 30
+    assert statistics.tally.sampled_tokens == 30
     assert statistics.mean_reward == 1.0
-    assert statistics.stop_reasons == {"terminated": 10}
+    assert statistics.tally.stop_reasons == {"terminated": 10}
     assert statistics.elapsed_s > 0
     assert statistics.play.waiting_s["policy"] > 0
 

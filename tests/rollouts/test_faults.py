@@ -141,8 +141,8 @@ def test_every_episode_is_accounted_for(
     assert statistics.episodes == total == len(trajectories)
     failed = [one for one in trajectories if one.status == "error"]
     assert statistics.failures == Counter(one.error_kind for one in failed)
-    assert sum(statistics.errors.values()) == len(failed)
-    assert statistics.scored + len(failed) == total
+    assert sum(statistics.tally.errors.values()) == len(failed)
+    assert statistics.tally.scored + len(failed) == total
     assert len(faults.done) == 12  # everything has gone wrong
     for one in trajectories:
         way = way_of(one.seed)

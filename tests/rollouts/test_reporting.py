@@ -25,7 +25,8 @@ from envsdk.rollouts import PlayStatistics, Rollouts, Statistics
 from envsdk.rollouts import _progress as progress
 from envsdk.rollouts import _reporting as reporting
 from envsdk.rollouts import _trackers as trackers
-from envsdk.rollouts._scalars import Rates, scalars
+from envsdk.rollouts._statistics import Rates, scalars
+from envsdk.trajectories._tally import Tally
 
 Values = dict[str, float]
 
@@ -105,7 +106,7 @@ def test_what_is_not_known_is_left_out() -> None:
 
 
 def test_names_from_records_cannot_control_a_terminal() -> None:
-    statistics = Statistics(scored=1, named_rewards={"\x1b[2Jclear\n": 1.0, "x" * 500: 1.0})
+    statistics = Statistics(tally=Tally(scored=1, rewards={"\x1b[2Jclear\n": 1.0, "x" * 500: 1.0}))
     names = [name for name in scalars(statistics) if name.startswith("rewards/")]
     assert names == [r"rewards/\x1b[2Jclear\n", "rewards/" + "x" * 100]
 
@@ -134,7 +135,7 @@ def test_rates_are_those_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> 
     rates = Rates(statistics)
     for second in range(200):
         clock[0] = float(second)
-        statistics.episodes += 1 if second < 100 else 3
+        statistics.tally += Tally(episodes=1 if second < 100 else 3)
         rates.count()
     assert rates.scalars()["rollouts/episodes_per_second"] == 3.0
 
@@ -143,7 +144,7 @@ def test_statistics_of_workers_add_up_and_can_be_sent() -> None:
     total = PlayStatistics(steps=1, sampled_tokens=2)
     total.merge(pickle.loads(pickle.dumps(PlayStatistics(steps=3, sampled_tokens=4, waiting_s={"policy": 1.0}))))
     assert (total.steps, total.sampled_tokens, total.waiting_s) == (4, 6, {"policy": 1.0})
-    statistics = Statistics(named_rewards={"right": 1.0})
+    statistics = Statistics(tally=Tally(rewards={"right": 1.0}))
     assert pickle.loads(pickle.dumps(statistics)) == statistics
 
 
@@ -301,13 +302,12 @@ def test_the_display_ends_with_the_run_however_it_ends(ends: str) -> None:
 
 
 def test_eta_is_the_time_that_the_episodes_left_take() -> None:
-    values = scalars(Statistics(total=400, resumed=100, episodes=100, began_at=0.0, ended_at=60.0))
+    values = scalars(Statistics(total=400, resumed=100, tally=Tally(episodes=100), began_at=0.0, ended_at=60.0))
     assert progress.counts(values) == "200/400 episodes in 0:01:00, about 0:02:00 left"
 
 
 def test_text_from_records_is_shown_as_it_is() -> None:
-    statistics = Statistics(total=2)
-    statistics.failures["[red]\x1b[2J"] = 1
+    statistics = Statistics(total=2, tally=Tally(failures={"[red]\x1b[2J": 1}))
     console = terminal()
     console.print(progress.drawing_of(scalars(statistics) | Rates(statistics).scalars()))
     assert r"[red]\x1b[2J 1" in shown(console)

@@ -27,8 +27,9 @@ import envsdk
 from envsdk import Renderer, Trajectory, get_renderer
 from envsdk.errors import InvalidRecord, RunFolderError, StorageError
 from envsdk.rollouts import RunFolder, StoredRun, rollout_many
-from envsdk.rollouts._journal import Journal, read_batches
-from envsdk.rollouts._run_description import differences
+from envsdk.rollouts._run_folder import Journal
+from envsdk.rollouts._stored_run import read_batches
+from envsdk.rollouts._unequal import unequal
 from envsdk.viewer._sources import Source
 
 CONFIGURATION = {
@@ -298,9 +299,9 @@ def test_another_configuration_is_refused_with_each_difference(
 
 
 def test_numbers_that_are_equal_are_no_difference_but_true_is_not_1() -> None:
-    assert not differences({"timeout_s": 600, "seeds": [1]}, {"timeout_s": 600.0, "seeds": [1]})
-    assert differences({"a": 1}, {"a": True}) == ["a: 1 in the folder, True now"]
-    assert differences({"seeds": [1]}, {"seeds": [1, 2]}) == ["seeds: [1] in the folder, [1, 2] now"]
+    assert not list(unequal({"timeout_s": 600, "seeds": [1]}, {"timeout_s": 600.0, "seeds": [1]}))
+    assert list(unequal({"a": 1}, {"a": True})) == [("a", "1", "True")]
+    assert list(unequal({"seeds": [1]}, {"seeds": [1, 2]})) == [("seeds", "[1]", "[1, 2]")]
 
 
 def test_a_folder_with_trajectories_is_continued_only_on_request(
@@ -644,7 +645,7 @@ import asyncio, copy, os, random, signal, sys, time
 import orjson
 from envsdk import Trajectory, get_renderer
 from envsdk.rollouts import RunFolder, StoredRun
-from envsdk.rollouts._journal import read_batches
+from envsdk.rollouts._stored_run import read_batches
 
 path, lines, count, kills, compress = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5] == "zst"
 episodes = [Trajectory.from_json(line) for line in open(lines, "rb")]

@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from hashlib import blake2b
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from core.test_invariants import Plan, plans, play
 from core.test_tree import trajectories
 from hypothesis import given
 from hypothesis import strategies as st
-from logged_steps import made_log
 from trainers.episodes import delegated, played, run_page, stripped
 
 from envsdk import Trajectory, tree_batch
@@ -21,7 +18,6 @@ from envsdk.errors import ConfigError, InvalidRecord
 from envsdk.policies import Aligned, Ragged
 from envsdk.trainers import single_sample
 from envsdk.trainers.foreign import LoggedStep, from_steps
-from envsdk.trainers.foreign import _chains as open_prompts
 from envsdk.trainers.foreign._chains import OpenPrompts
 
 A = ([1, 2, 3], [10, 11])
@@ -337,51 +333,6 @@ def test_a_search_by_hashes_finds_what_comparing_all_finds(steps: list[tuple[lis
                 assert place.nearest == len(ends) - 1 or shared(ends[-1], prompt) < most
             ends.append([])
         ends[place.chain] = prompt + action
-
-
-class Counted:
-    """A hash that counts how often it is asked for."""
-
-    asked = 0
-
-    def __init__(self, **options: Any) -> None:
-        self._state = blake2b(**options)
-        self.update = self._state.update
-
-    def digest(self) -> bytes:
-        Counted.asked += 1
-        return self._state.digest()
-
-
-@pytest.mark.parametrize("kind", ["never extends", "always extends", "two agents", "many agents"])
-def test_a_prompt_is_hashed_at_two_places_however_many_contexts_are_open(kind: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(open_prompts, "blake2b", Counted)
-    monkeypatch.setattr(Counted, "asked", 0)
-    steps = made_log(kind, 500)
-    from_steps(steps)
-    assert len(steps) <= Counted.asked <= 2 * len(steps)
-
-
-def test_at_worst_a_prompt_is_hashed_once_for_each_of_its_tokens(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(open_prompts, "blake2b", Counted)
-    monkeypatch.setattr(Counted, "asked", 0)
-    steps = made_log("alike, of all lengths", 300)
-    from_steps(steps)
-    total = sum(len(step.prompt_tokens) for step in steps)
-    assert total / 2 < Counted.asked <= total
-
-
-def test_random_choices_of_open_contexts_are_found_again():
-    rng = Random(0)
-    agents = [[100 + agent, 7] for agent in range(8)]
-    steps: list[tuple[list[int], list[int]]] = []
-    for _ in range(200):
-        agent = rng.choice(agents)
-        agent += [rng.randint(0, 9) for _ in range(rng.randint(1, 5))]
-        answer = [rng.randint(0, 9) for _ in range(rng.randint(1, 3))]
-        steps.append((list(agent), answer))
-        agent += answer
-    assert sorted(tokens(built(*steps))) == sorted(agent for agent in agents)
 
 
 def test_the_code_of_its_page_runs():

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self, cast
 
 from pydantic_core import to_json
 
-from ...authoring._driver import is_being_cancelled
+from ...episodes._loop_tasks import is_being_cancelled
 from ...errors import ConfigError, EnvsdkError, ToolError
 from .._tools import Tool
 

@@ -77,7 +77,9 @@ def test_a_trainer_computes_what_the_server_sampled(
     assert Counter(one.group_id for one in trajectories) == {f"{reported[0].env}/{n}": group_size for n in range(tasks)}
     samples = samples_of(trajectories)
     breaks = Counter(break_.reason for one in trajectories for break_ in one.breaks)
-    print(f"{len(reported)} episodes, {rollouts.statistics.sampled_tokens} tokens in {took:.0f} s; {dict(breaks)}")
+    print(
+        f"{len(reported)} episodes, {rollouts.statistics.tally.sampled_tokens} tokens in {took:.0f} s; {dict(breaks)}"
+    )
     assert max(len(one.steps) for one in trajectories) > 1
     if history == "strip":
         assert breaks["thinking_stripped"]
@@ -259,7 +261,7 @@ def test_replies_that_take_too_long_are_counted_and_the_server_stops_sampling_th
     kinds = Counter(one.error_kind for one in trajectories)
     assert kinds["infrastructure"] > 0
     assert rollouts.statistics.failures["infrastructure"] == kinds["infrastructure"]
-    assert rollouts.statistics.errors["DeadlineExceeded"] == kinds["infrastructure"]
+    assert rollouts.statistics.tally.errors["DeadlineExceeded"] == kinds["infrastructure"]
     assert rollouts.statistics.play.retries["DeadlineExceeded"] >= kinds["infrastructure"]
     assert max(most) > 0
     wait_until_idle(vllm_server)
