@@ -28,21 +28,18 @@ def card(title: str, facts: Mapping[str, object], *, bar: str = "", folded: Mapp
         bar: HTML to show after the facts, such as `mask_bar` returns.
         folded: Texts by their headings, which are folded at first; those that are empty are left out.
     """
-    shown = {name: str(value) for name, value in facts.items() if value is not None and value != ""}
-    parts = [f"<div><strong>{_inline(title)}</strong></div>", f"<div>{_facts(shown)}</div>", bar]
+    shown = " ".join(
+        f"<span style='margin-right:1em'><span style='opacity:.65'>{_inline(name)}</span> {_inline(str(value))}</span>"
+        for name, value in facts.items()
+        if value is not None and value != ""
+    )
+    parts = [f"<div><strong>{_inline(title)}</strong></div>", f"<div>{shown}</div>", bar]
     parts += [
         f"<details><summary>{_inline(heading)}</summary><pre style='{_TEXT}'>{escape(visible(text))}</pre></details>"
         for heading, text in (folded or {}).items()
         if text
     ]
     return f"<div style='{_CARD}'>{''.join(parts)}</div>"
-
-
-def _facts(facts: Mapping[str, str]) -> str:
-    return " ".join(
-        f"<span style='margin-right:1em'><span style='opacity:.65'>{_inline(name)}</span> {_inline(value)}</span>"
-        for name, value in facts.items()
-    )
 
 
 def _inline(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import envsdk
 from envsdk import Trajectory
-from envsdk.authoring._making import Entry, describe
+from envsdk.authoring._making import CatalogEntry, describe
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "builtin-environments.md"
 BEGIN, END = "<!-- environments: begin -->\n", "<!-- environments: end -->\n"
@@ -34,7 +34,7 @@ def table() -> str:
     return HEAD + "".join(row(describe(name)) for name in envsdk.list_envs() if name.startswith("envsdk/"))
 
 
-def row(entry: Entry) -> str:
+def row(entry: CatalogEntry) -> str:
     """The row of an environment.
 
     Raises:

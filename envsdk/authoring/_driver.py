@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from .._registry import find_renderer, refuse_history_options
 from ..contexts._history_policy import HistoryPolicy
 from ..episodes._agent import Agent, EpisodeHeader, StepResult
-from ..episodes._episode import Call, Episode, EpisodeGenerator, Join, Request, RunChildren
+from ..episodes._episode import CallMethod, Episode, EpisodeGenerator, Join, Request, RunChildren
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
 from ..episodes._loop_tasks import Tasks, in_event_loop, not_cancelled
 from ..episodes._turn import Turn
@@ -30,7 +30,7 @@ from .tasks import check_task, find_task, pick_task
 T = TypeVar("T")
 ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
 """Runs sub-agents side by side."""
-MethodCaller = Callable[["Driver", Call], Awaitable[Any]]
+MethodCaller = Callable[["Driver", CallMethod], Awaitable[Any]]
 """Calls a method of an environment (`Driver.call_method`), such as in a thread, and returns what it returns."""
 _RESET_OPTIONS = ("episode_id", "group_id", "task")
 
@@ -262,7 +262,7 @@ class Driver:
         try:
             request = next(episode)
             while True:
-                if is_in_loop and isinstance(request, Call) and driver_of(request.agent.env).needs_loop():
+                if is_in_loop and isinstance(request, CallMethod) and driver_of(request.agent.env).needs_loop():
                     episode.close()  # the caller is at fault, and not the sub-agent
                     self.running_episode.interrupted = True
                     driver_of(request.agent.env).refuse_event_loop()
@@ -312,7 +312,7 @@ class Driver:
     def _answer(self, request: Request) -> Any:
         if isinstance(request, Join):
             return self._let_join(request)
-        assert isinstance(request, Call)
+        assert isinstance(request, CallMethod)
         driver = driver_of(request.agent.env)
         with driver.tasks.collecting():
             try:
@@ -323,7 +323,7 @@ class Driver:
     async def _answer_async(self, request: Request, call_method: MethodCaller | None) -> Any:
         if isinstance(request, Join):
             return self._let_join(request)
-        assert isinstance(request, Call)
+        assert isinstance(request, CallMethod)
         driver = driver_of(request.agent.env)
         with driver.tasks.collecting():
             try:
@@ -340,14 +340,14 @@ class Driver:
         assert agent.handoff is not None
         driver_of(agent.env).join(self.running_episode, agent, request.seed, agent.handoff.task)
 
-    def call_method(self, request: Call) -> Any:
+    def call_method(self, request: CallMethod) -> Any:
         """Call an author's method; return its turn, or an awaitable of it."""
         if callable(request.method):
             return request.method(request.argument)
         method = getattr(self.env, request.method)
         return method() if request.method == "start" else method(request.argument)
 
-    def _checked(self, request: Call, returned: Any) -> Any:
+    def _checked(self, request: CallMethod, returned: Any) -> Any:
         if not callable(request.method) and not isinstance(returned, Turn) and not is_handoff(returned):
             raise wrong_turn(self.env, request.method, returned)
         if request.method == "start":
@@ -355,7 +355,7 @@ class Driver:
             self.waits = None
         return returned
 
-    def _noted(self, request: Call, failed: Exception) -> Exception:
+    def _noted(self, request: CallMethod, failed: Exception) -> Exception:
         """Note on an exception which method it came from; log it if the parent of a sub-agent takes it."""
         agent, method = self.running, request.method
         error = explained(failed, self.env, method) if isinstance(method, str) else failed

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from .._visible import visible
 from ..contexts._history_policy import HistoryPolicy, SummaryRequest
 from ..contexts._protocol import Action, Observation
-from ..episodes._agent import StepResult
+from ..episodes._agent import MAIN, StepResult
 from ..episodes._episode import Episode
 from ..episodes._functions import copied_function, is_async
 from ..episodes._handoff import Handoff
@@ -212,7 +212,10 @@ class Env(gymnasium.Env[Observation, Any]):
     def context(self) -> str:
         """The name of the current context, as this environment calls it: `main` unless a turn named another."""
         agent = self._envsdk.running
-        return agent.own_name(agent.context.name)
+        name = agent.context.name
+        if agent.parent is None:
+            return name
+        return MAIN if name == agent.name else name.removeprefix(f"{agent.name}/")
 
     def messages(self) -> list[Message]:
         """Return the messages of the current context, in order; an empty list before the first turn."""

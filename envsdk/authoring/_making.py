@@ -65,7 +65,7 @@ def imported(path: str, expected: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """The catalog's description of an environment.
 
     Attributes:
@@ -89,19 +89,19 @@ class Entry:
     problem: str | None = None
 
 
-def describe(id: str) -> Entry:
+def describe(id: str) -> CatalogEntry:
     """Return the description of an environment, which is made with its default options for this purpose."""
     is_random = gymnasium.spec(id).nondeterministic
     try:
         env = make(id)
     except (EnvsdkError, ImportError) as error:
-        return Entry(id, nondeterministic=is_random, problem=" ".join(str(error).split()))
+        return CatalogEntry(id, nondeterministic=is_random, problem=" ".join(str(error).split()))
     text = inspect.getdoc(type(env)) or ""
     found = _EXERCISES.search(text)
     least, most = (bound if math.isfinite(bound) else None for bound in env.reward_range)
     tools = tuple(str(tool.get("function", tool)["name"]) for tool in env.default_tools())
     env.close()
-    return Entry(
+    return CatalogEntry(
         id,
         " ".join(text.partition("\n\n")[0].split()),
         " ".join(found[1].split()) if found else "",

@@ -116,8 +116,12 @@ class ToolRunner:
             return self._error("it was not run: no more calls of tools are allowed", was_run=False)
         try:
             arguments: Any = call.arguments
-            if isinstance(arguments, str):
-                arguments = _parsed(arguments)
+            if isinstance(arguments, str):  # JSON, as in the OpenAI form
+                try:
+                    arguments = json.loads(arguments)
+                    check_json(arguments)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"they are not a JSON object: {error}") from None
             if not isinstance(arguments, dict):
                 raise ValueError(f"they are not a JSON object, but a {type(arguments).__name__}")
             arguments = tool.read(cast("dict[str, Any]", arguments))
@@ -232,16 +236,6 @@ async def _in_thread(function: Callable[[], Any]) -> Any:
         return result
     finally:
         thread.stop()
-
-
-def _parsed(arguments: str) -> Any:
-    """Return arguments that are JSON, as in the OpenAI form."""
-    try:
-        parsed = json.loads(arguments)
-        check_json(parsed)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"they are not a JSON object: {error}") from None
-    return parsed
 
 
 def _is_image(value: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .._registry import PluginWarning, list_envs
-from ..authoring._making import Entry, describe
+from ..authoring._making import CatalogEntry, describe
 from ._output import print_error, print_json, print_text
 
 
@@ -29,7 +29,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print one line o
         print_error(problem)
 
 
-def _lines(entry: Entry) -> list[str]:
+def _lines(entry: CatalogEntry) -> list[str]:
     if entry.problem is not None:
         return [f"cannot be created on this machine: {entry.problem}"]
     least, most = ("?" if bound is None else f"{bound:g}" for bound in entry.reward_range)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from ..diagnostics._inputs import check_clip, valid_samples
-from ..diagnostics._logprobs import pair_logprobs
+from ..diagnostics._inputs import check_clip, pair_logprobs, valid_samples
 from ..errors import ConfigError, InvalidSample
 from ..trajectories._samples import Sample
 from ._baselines import Baseline, apply_baseline

@@ -1,17 +1,15 @@
 """Diagnostics and cost: the on-policy check, the comparison of token logs, the causes of breaks, token counts."""
 
 from ._alignment import TokenMatch, token_match
-from ._cache_hits import CacheHits
-from ._causes import Cause
-from ._costs import BreakCost, Cost, cost
-from ._description import BatchDescription, Statistics, describe
+from ._costs import BreakCost, CacheHits, Cost, cost
+from ._description import BatchDescription, ValueStatistics, describe
 from ._divergence import Estimate, NumericFormat, Verdict
 from ._estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
-from ._explanation import Explanation, explain_break
+from ._explanation import Cause, Explanation, explain_break
 from ._forward import forward_logprobs
 from ._importance import ImportanceWeights, importance_weights
 from ._on_policy import KL, Cluster, kl
-from ._training import Difference, TrainMode, train_mode
+from ._training import TrainingDifference, TrainMode, train_mode
 
 __all__ = [
     "KL",
@@ -22,7 +20,6 @@ __all__ = [
     "Cluster",
     "Cost",
     "CostEstimate",
-    "Difference",
     "Estimate",
     "Explanation",
     "HistoryCost",
@@ -30,9 +27,10 @@ __all__ = [
     "NumericFormat",
     "Prices",
     "Sizes",
-    "Statistics",
     "TokenMatch",
     "TrainMode",
+    "TrainingDifference",
+    "ValueStatistics",
     "Verdict",
     "cost",
     "describe",

@@ -1,14 +1,60 @@
-"""The cost of a set of trajectories, in tokens."""
+"""The cost of a set of trajectories, in tokens, and the cache hits that servers reported."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, fields
+from operator import add
 from typing import Any, cast
 
 from ..errors import ConfigError
-from ..trajectories._media import observed_images
 from ..trajectories._steps import Step
+from ..trajectories._tally import Tally
 from ..trajectories._trajectory import Trajectory
-from ._cache_hits import CacheHits, cache_hits
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHits:
+    """What servers reported of their caches (`usage.prompt_tokens_details.cached_tokens`), over the calls that have it.
+
+    Attributes:
+        calls: The number of calls of a server for which it reported the tokens that it read from its cache. vLLM needs
+            `--enable-prompt-tokens-details`, and some versions report nothing where nothing was cached.
+        prompt_tokens: The tokens of their prompts, as the servers count them; our own count where one gave none.
+        cached_tokens: The tokens of these prompts that the servers read from their caches.
+        prompts: The tokens of the same prompts in our own count, which differs for a chat API.
+        kept: The tokens of these prompts that were observed or sampled before, and that a cache could hold.
+        cached_share: `cached_tokens / prompt_tokens`.
+        kept_share: `kept / prompts`, which `cached_share` reaches if the caches hold all that was seen before. Prompts
+            that several episodes share, such as a system message, may even raise it above.
+    """
+
+    calls: int
+    prompt_tokens: int
+    cached_tokens: int
+    prompts: int
+    kept: int
+
+    def __add__(self, other: "CacheHits") -> "CacheHits":
+        return CacheHits(*map(add, astuple(self), astuple(other)))
+
+    @property
+    def cached_share(self) -> float:
+        """The share of the prompts that the servers read from their caches; 0.0 without prompts."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def kept_share(self) -> float:
+        """The share of the prompts that the observations kept; 0.0 without prompts."""
+        return self.kept / self.prompts if self.prompts else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields and the shares as plain values for JSON."""
+        return {**asdict(self), "cached_share": self.cached_share, "kept_share": self.kept_share}
+
+    def __str__(self) -> str:
+        return (
+            f"servers read {self.cached_tokens:,} of {self.prompt_tokens:,} prompt tokens ({self.cached_share:.0%}) "
+            f"from their caches in {self.calls:,} calls; {self.kept_share:.0%} were kept"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +74,7 @@ class BreakCost:
     observed: int = 0
 
     def __add__(self, other: "BreakCost") -> "BreakCost":
-        return BreakCost(
-            breaks=self.breaks + other.breaks,
-            dropped=self.dropped + other.dropped,
-            kept=self.kept + other.kept,
-            observed=self.observed + other.observed,
-        )
+        return BreakCost(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +120,13 @@ class Cost:
 
     def __add__(self, other: "Cost") -> "Cost":
         counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
-        reasons = dict.fromkeys([*self.breaks, *other.breaks])
-        breaks = {
-            reason: self.breaks.get(reason, BreakCost()) + other.breaks.get(reason, BreakCost()) for reason in reasons
-        }
-        caches = [cache for cache in (self.cache, other.cache) if cache is not None]
-        return Cost(
-            **counts, breaks=breaks, cache=caches[0] + caches[1] if len(caches) == 2 else next(iter(caches), None)
-        )
+        breaks = dict(self.breaks)
+        for reason, part in other.breaks.items():
+            breaks[reason] = breaks.get(reason, BreakCost()) + part
+        cache = self.cache or other.cache
+        if self.cache is not None and other.cache is not None:
+            cache = self.cache + other.cache
+        return Cost(**counts, breaks=breaks, cache=cache)
 
     @property
     def prompts(self) -> int:
@@ -100,11 +140,12 @@ class Cost:
 
     def __str__(self) -> str:
         failed = f" ({self.failed} failed)" if self.failed else ""
+        kept = f"{self.kept / self.prompts:.0%}" if self.prompts else "none"
         counts = f"{self.contexts:,} contexts, {self.steps:,} steps, {self.samples:,} samples"
         lines = [
             f"{self.episodes:,} episodes{failed}, {counts}",
             f"sampled {self.sampled:,} tokens, observed {self.observed:,}",
-            f"prompts {self.prompts:,} tokens, {_share(self.kept, self.prompts)} of them kept by the KV cache",
+            f"prompts {self.prompts:,} tokens, {kept} of them kept by the KV cache",
             f"trained {self.trained:,} tokens: {self.as_samples:,} as samples, {self.as_tree:,} as trees",
         ]
         if self.image_tokens:
@@ -133,60 +174,63 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
         ConfigError: If an item is not a Trajectory.
         UndeclaredBreak: If a step drops tokens without a declared break.
     """
-    episodes = _as_list(trajectories)
-    steps = [step for trajectory in episodes for step in _own_steps(trajectory)]
-    samples = [size for trajectory in episodes for size in trajectory.sample_sizes()]  # checks the records
-    images = [
-        placed for trajectory in episodes for placed in observed_images(_own_steps(trajectory), trajectory.contexts)
-    ]
+    is_several = isinstance(trajectories, Iterable)  # pyright: ignore[reportUnknownVariableType]
+    episodes: list[Any] = list(cast("Any", trajectories)) if is_several else [trajectories]
+    total = Tally()
+    samples = trained = as_samples = as_tree = 0
+    breaks = dict[str, BreakCost]()
+    steps: list[Step] = []
+    for index, trajectory in enumerate(episodes):
+        if not isinstance(trajectory, Trajectory):
+            raise ConfigError(f"trajectory {index} is a {type(trajectory).__name__}; expected a Trajectory")
+        total += Tally.of(trajectory, copied=False)
+        sizes = trajectory.sample_sizes()  # checks the record
+        samples += len(sizes)
+        trained += sum(size.trained for size in sizes)
+        as_samples += sum(size.tokens for size in sizes)
+        as_tree += trajectory.tree_size()
+        own = [step for step in trajectory.steps if not trajectory.is_copied(step)]
+        steps += own
+        found = [(step.break_, step.keep, step.action_start - step.start) for step in own]
+        for break_, kept, observed in [*found, (trajectory.final_break, 0, 0)]:  # the policy never read the last one
+            if break_ is not None:
+                added = BreakCost(1, break_.dropped, kept, observed)
+                breaks[break_.reason] = breaks.get(break_.reason, BreakCost()) + added
     return Cost(
-        episodes=len(episodes),
-        failed=sum(trajectory.status == "error" for trajectory in episodes),
-        contexts=sum(len(trajectory.contexts) for trajectory in episodes),
-        steps=len(steps),
-        sampled=sum(step.stop - step.action_start for step in steps),
-        observed=sum(step.action_start - step.start for step in steps),
-        kept=sum(step.keep for step in steps),
-        samples=len(samples),
-        trained=sum(size.trained for size in samples),
-        as_samples=sum(size.tokens for size in samples),
-        as_tree=sum(trajectory.tree_size() for trajectory in episodes),
-        breaks=_by_reason(episodes),
+        episodes=total.episodes,
+        failed=total.failed,
+        contexts=total.contexts,
+        steps=total.steps,
+        sampled=total.sampled_tokens,
+        observed=total.observed_tokens,
+        kept=total.kept_tokens,
+        samples=samples,
+        trained=trained,
+        as_samples=as_samples,
+        as_tree=as_tree,
+        breaks=breaks,
         cache=cache_hits(steps),
-        images=len(images),
-        image_tokens=sum(placed.stop - placed.start for placed in images),
+        images=total.images,
+        image_tokens=total.image_tokens,
     )
 
 
-def _as_list(trajectories: Any) -> list[Trajectory]:
-    is_several = isinstance(trajectories, Iterable)  # pyright: ignore[reportUnknownVariableType]
-    items: list[Any] = list(cast("Any", trajectories)) if is_several else [trajectories]
-    for index, trajectory in enumerate(items):
-        if not isinstance(trajectory, Trajectory):
-            raise ConfigError(f"trajectory {index} is a {type(trajectory).__name__}; expected a Trajectory")
-    return items
+def cache_hits(steps: Iterable[Step]) -> CacheHits | None:
+    """Add up what servers reported of their caches in the calls of some steps; None if they reported nothing."""
 
+    def count(extra: Mapping[str, Any], name: str, missing: int) -> int:
+        value: Any = extra.get(name)  # a policy may write anything in `Action.extra`
+        return value if type(value) is int and value >= 0 else missing
 
-def _own_steps(trajectory: Trajectory) -> list[Step]:
-    """Return the steps of a trajectory without those that a fork copied from another episode."""
-    return [step for step in trajectory.steps if not trajectory.is_copied(step)]
-
-
-def _by_reason(trajectories: Sequence[Trajectory]) -> dict[str, BreakCost]:
-    costs: dict[str, BreakCost] = {}
-    for trajectory in trajectories:
-        for step in _own_steps(trajectory):
-            if step.break_ is not None:
-                added = BreakCost(1, step.break_.dropped, step.keep, step.action_start - step.start)
-                _add(costs, step.break_.reason, added)
-        if trajectory.final_break is not None:  # the policy never read the observation after it
-            _add(costs, trajectory.final_break.reason, BreakCost(1, trajectory.final_break.dropped))
-    return costs
-
-
-def _add(costs: dict[str, BreakCost], reason: str, added: BreakCost) -> None:
-    costs[reason] = costs.get(reason, BreakCost()) + added
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else "none"
+    total: CacheHits | None = None
+    for step in steps:
+        start = step.action_start
+        for index, part in enumerate(step.parts):  # each is one call; a later part kept all before it
+            prompt = step.keep + start - step.start
+            cached = count(part.extra, "cached_tokens", -1)
+            if cached >= 0:
+                kept = prompt if index else step.keep
+                call = CacheHits(1, count(part.extra, "prompt_tokens", prompt), cached, prompt, kept)
+                total = call if total is None else total + call
+            start = part.stop
+    return total

@@ -22,7 +22,7 @@ _MAX_ARRAYS, _MAX_PARTS = 18, 8  # lines of the text
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class ValueStatistics:
     """What the values of trained tokens are.
 
     Attributes:
@@ -40,7 +40,7 @@ class Statistics:
     zero_share: float
 
     @classmethod
-    def of(cls, values: "NDArray[Any]") -> "Statistics":
+    def of(cls, values: "NDArray[Any]") -> "ValueStatistics":
         """Compute the statistics of values, shape (m,)."""
         known = values[np.isfinite(values)].astype(np.float64)
         missing = len(values) - len(known)
@@ -55,7 +55,7 @@ class Statistics:
         return f"{numbers}; {self.zero_share:.1%} are exactly 0{missing}"
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """A run of tokens that were observed, or sampled in one step."""
 
     sequence: int
@@ -106,11 +106,11 @@ class BatchDescription:
     padding: int
     trained: int
     arrays: Shapes
-    logprobs: Statistics | None
+    logprobs: ValueStatistics | None
     forced_token_ratio: float | None
-    advantage: Statistics | None
+    advantage: ValueStatistics | None
     rewards: tuple[float, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[BatchPart, ...]
 
     @property
     def trained_share(self) -> float:
@@ -134,7 +134,7 @@ class BatchDescription:
         if self.advantage is not None:
             lines.append(f"advantages: {self.advantage}")
         if self.rewards:
-            lines.append(f"rewards: {Statistics.of(np.asarray(self.rewards))}")
+            lines.append(f"rewards: {ValueStatistics.of(np.asarray(self.rewards))}")
         for sequence in dict.fromkeys(part.sequence for part in self.parts) if self.layout != "tree" else ():
             own = [str(part) for part in self.parts if part.sequence == sequence]
             lines += [f"sequence {sequence}, reward {self.rewards[sequence]:g}", *_shortened(own, _MAX_PARTS)]
@@ -170,39 +170,36 @@ def describe(
         padding=flat.padding,
         trained=int(trained.sum()),
         arrays=flat.arrays,
-        logprobs=None if logprobs is None else Statistics.of(logprobs),
+        logprobs=None if logprobs is None else ValueStatistics.of(logprobs),
         forced_token_ratio=forced,
-        advantage=None if flat.advantage is None else Statistics.of(flat.advantage[trained]),
+        advantage=None if flat.advantage is None else ValueStatistics.of(flat.advantage[trained]),
         rewards=tuple(flat.rewards.tolist()),
         parts=tuple(_parts(flat, tokenizer, show)),
     )
 
 
-def _parts(flat: FlatBatch, tokenizer: Tokenizer | None, show: int) -> list[Part]:
+def _parts(flat: FlatBatch, tokenizer: Tokenizer | None, show: int) -> list[BatchPart]:
     starts = np.flatnonzero(flat.begins)
     stops = np.append(starts[1:], len(flat.tokens))
     is_tree = flat.layout == "tree"
     shown = np.arange(len(starts)) < show * _MAX_PARTS if is_tree else flat.sequence[starts] < show
-    return [_part(flat, slice(start, stop), tokenizer) for start, stop in zip(starts[shown], stops[shown], strict=True)]
-
-
-def _part(flat: FlatBatch, where: slice, tokenizer: Tokenizer | None) -> Part:
-    tokens = flat.tokens[where]
-    ends = [tokens[:_ENDS], tokens[max(_ENDS, len(tokens) - _ENDS) :]]
-    first, last = (_text(end, tokenizer) for end in ends)
-    return Part(
-        sequence=int(flat.sequence[where.start]),
-        start=int(flat.position[where.start]),
-        length=len(tokens),
-        is_reply=bool(flat.step[where.start] >= 0),
-        trained=int(np.count_nonzero(flat.mask[where])),
-        first=first,
-        last=last,
-    )
-
-
-def _text(tokens: "NDArray[Any]", tokenizer: Tokenizer | None) -> str:
-    return " ".join(map(str, tokens.tolist())) if tokenizer is None else tokenizer.decode(tokens)
+    parts: list[BatchPart] = []
+    for start, stop in zip(starts[shown], stops[shown], strict=True):
+        tokens = flat.tokens[start:stop]
+        ends = [tokens[:_ENDS], tokens[max(_ENDS, len(tokens) - _ENDS) :]]
+        first, last = (" ".join(map(str, end.tolist())) if tokenizer is None else tokenizer.decode(end) for end in ends)
+        parts.append(
+            BatchPart(
+                sequence=int(flat.sequence[start]),
+                start=int(flat.position[start]),
+                length=len(tokens),
+                is_reply=bool(flat.step[start] >= 0),
+                trained=int(np.count_nonzero(flat.mask[start:stop])),
+                first=first,
+                last=last,
+            )
+        )
+    return parts
 
 
 def _quoted(text: str, *, from_end: bool = False) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from .._arrays import LARGEST
 from ..errors import ConfigError, InvalidSample, unknown_name
 from ..trajectories._samples import Sample
-from ._logprobs import LogprobPair, pair_logprobs
+from ._inputs import LogprobPair, pair_logprobs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,14 +120,22 @@ def importance_weights(
         ratios = np.exp(logs)
     is_outside = (ratios > upper) | ((ratios < lower) & (mode != "truncate"))
     kept = np.where(is_outside, 0.0, ratios) if mode == "mask" else np.clip(ratios, lower, upper)
+    squares = float(np.sum(kept * kept))
+    weights: list[NDArray[np.float32]] = []
+    start = 0
+    for pair in pairs:  # 0.0 where nothing was trained
+        row = np.zeros(len(pair.sample), dtype=np.float32)
+        row[pair.positions] = kept[unit][start : start + len(pair.positions)]
+        weights.append(row)
+        start += len(pair.positions)
     return ImportanceWeights(
-        weights=_spread(pairs, kept[unit]),
+        weights=tuple(weights),
         level=level,
         mode=mode,
         ratio=ratio,
         bounds=(lower, upper),
         units=units,
-        effective_sample_size=_effective(kept),
+        effective_sample_size=float(np.sum(kept)) ** 2 / squares if squares else 0.0,
         tokens=len(unit),
         touched=int(np.count_nonzero(is_outside[unit])),
     )
@@ -180,20 +188,3 @@ def _sequences(pairs: Sequence[LogprobPair]) -> "tuple[NDArray[np.int64], int]":
         seen.add((*key, sample.segment_index))
         ids.append(np.full(len(positions), numbers.setdefault(key, len(numbers)), dtype=np.int64))
     return np.concatenate([np.empty(0, dtype=np.int64), *ids]), len(numbers)
-
-
-def _effective(weights: "NDArray[np.float64]") -> float:
-    squares = float(np.sum(weights * weights))
-    return float(np.sum(weights)) ** 2 / squares if squares else 0.0
-
-
-def _spread(pairs: Sequence[LogprobPair], values: "NDArray[np.float64]") -> "tuple[NDArray[np.float32], ...]":
-    """Return the values of the trained tokens at their positions in each sample, 0.0 elsewhere."""
-    weights: list[NDArray[np.float32]] = []
-    start = 0
-    for pair in pairs:
-        row = np.zeros(len(pair.sample), dtype=np.float32)
-        row[pair.positions] = values[start : start + len(pair.positions)]
-        weights.append(row)
-        start += len(pair.positions)
-    return tuple(weights)

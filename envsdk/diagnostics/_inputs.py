@@ -1,8 +1,8 @@
 """The check of the arguments of diagnostics: samples, token ids and log-probabilities."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -114,3 +114,52 @@ def token_ids(name: str, tokens: Any) -> "NDArray[np.int64]":
         at = int(np.argmax(wrong))
         raise InvalidSample(f"{name} has {ids[at]} at position {at}; expected token ids from 0 to 2**31 - 1")
     return ids.astype(np.int64)
+
+
+class LogprobPair(NamedTuple):
+    """The log-probabilities of the m trained tokens of one sample, in nats, by the sampler and by the trainer."""
+
+    sample: Sample
+    positions: "NDArray[np.intp]"
+    """The positions of the trained tokens in the sample: shape (m,)."""
+    sampler: "NDArray[np.float64]"
+    """Shape (m,)."""
+    trainer: "NDArray[np.float64]"
+    """Shape (m,)."""
+
+
+def pair_logprobs(samples: Iterable[Sample], trainer_logprobs: Sequence[Any]) -> list[LogprobPair]:
+    """Align the log-probabilities of sampler and trainer on the tokens with mask True.
+
+    Args:
+        samples: Samples with the sampler's log-probabilities.
+        trainer_logprobs: For each sample, the trainer's log-probabilities in nats, shape (L,). The value at i is that
+            of token i, given the tokens before it.
+
+    Raises:
+        InvalidSample: If lengths or shapes differ, a sample is invalid or has no log-probabilities, or a value of the
+            trainer is positive, NaN or infinite where mask is True. The error names the sample and the position.
+    """
+    checked = valid_samples(samples)
+    try:
+        arrays = list(trainer_logprobs)
+    except TypeError as error:
+        raise InvalidSample(
+            f"trainer_logprobs is a {type(trainer_logprobs).__name__}; expected a list with one array for each sample"
+        ) from error
+    if len(checked) != len(arrays):
+        raise InvalidSample(
+            f"there are {len(checked)} samples, but trainer_logprobs has {len(arrays)} arrays; expected one for each "
+            "sample"
+        )
+    pairs: list[LogprobPair] = []
+    for index, (sample, given) in enumerate(zip(checked, arrays, strict=True)):
+        if sample.logprobs is None:
+            raise InvalidSample(
+                f"sample {index} has no logprobs, so there is nothing to compare: the policy must return "
+                "Action(..., logprobs=...)"
+            )
+        positions = np.flatnonzero(sample.mask)
+        trainer = logprobs_of(given, sample, f"trainer_logprobs[{index}]")[positions]
+        pairs.append(LogprobPair(sample, positions, sample.logprobs[positions].astype(np.float64), trainer))
+    return pairs

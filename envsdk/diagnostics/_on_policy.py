@@ -1,6 +1,6 @@
 """The on-policy check: the divergence between sampler and trainer on the tokens that were sampled."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -11,8 +11,7 @@ from ..errors import ConfigError, unknown_name
 from ..rendering.renderer import Renderer
 from ..trajectories._samples import Sample
 from ._divergence import VERDICTS, Estimate, NumericFormat, Verdict, thresholds_of
-from ._inputs import check_clip
-from ._logprobs import LogprobPair, pair_logprobs
+from ._inputs import LogprobPair, check_clip, pair_logprobs
 from ._token_kinds import KINDS, Kind, token_kinds
 
 if TYPE_CHECKING:
@@ -96,20 +95,22 @@ class KL:
 
         A token in such a part is an outlier at least four times as often as one outside.
         """
-        found = [cluster for view in _VIEWS for cluster in self._clusters_of(view)]
+        found: list[Cluster] = []
+        for view in _VIEWS:
+            parts: Mapping[int | str, Estimate] = getattr(self, f"by_{view}")
+            for key, part in parts.items():
+                others = self.all.tokens - part.tokens
+                is_denser = part.outliers * others >= 4 * (self.all.outliers - part.outliers) * part.tokens
+                if others and is_denser and 2 * part.outliers >= max(self.all.outliers, 1):
+                    shares = part.outliers / self.all.outliers, part.tokens / self.all.tokens
+                    found.append(Cluster(view, key, *shares))
         return sorted(found, key=lambda cluster: cluster.tokens_share - cluster.outliers_share)
-
-    def _clusters_of(self, view: str) -> Iterator[Cluster]:
-        parts: Mapping[int | str, Estimate] = getattr(self, f"by_{view}")
-        for key, part in parts.items():
-            others = self.all.tokens - part.tokens
-            is_denser = part.outliers * others >= 4 * (self.all.outliers - part.outliers) * part.tokens
-            if others and is_denser and 2 * part.outliers >= max(self.all.outliers, 1):
-                yield Cluster(view, key, part.outliers / self.all.outliers, part.tokens / self.all.tokens)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict, the clusters and the fields as plain values for JSON. The keys of bins are strings."""
-        record = {name: _with_string_keys(value) for name, value in asdict(self).items()}
+        record: dict[str, Any] = asdict(self)
+        for view in _VIEWS:
+            record[f"by_{view}"] = {str(key): part for key, part in record[f"by_{view}"].items()}
         return {"verdict": self.verdict, "clusters": [each._asdict() for each in self.clusters], **record}
 
     def __str__(self) -> str:
@@ -197,7 +198,9 @@ def kl(
         by_position=by(lambda pair: pair.positions // bin_size * bin_size),
         by_depth=by(lambda pair: np.asarray(DEPTHS)[np.searchsorted(DEPTHS, pair.positions, side="right") - 1]),
         by_offset=by(lambda pair: _doubling(_offsets(pair.sample.step_ids[pair.positions], pair.positions))),
-        by_offset_from_end=by(_offsets_from_end),
+        by_offset_from_end=by(
+            lambda pair: _doubling(_offsets(pair.sample.step_ids[pair.positions][::-1], pair.positions[::-1]))[::-1]
+        ),
         by_kind={KINDS[code]: part for code, part in by_kind.items()},
         bin_size=bin_size,
         clipped_token_ratio=float(is_clipped.mean()) if len(is_clipped) else 0.0,
@@ -231,11 +234,6 @@ def _offsets(ids: "NDArray[np.int32]", positions: "NDArray[np.intp]") -> "NDArra
     return np.abs(positions - first)
 
 
-def _offsets_from_end(pair: LogprobPair) -> "NDArray[np.float64]":
-    ids = pair.sample.step_ids[pair.positions]
-    return _doubling(_offsets(ids[::-1], pair.positions[::-1]))[::-1]
-
-
 def _doubling(offset: "NDArray[np.intp]") -> "NDArray[np.float64]":
     """Return distances rounded down to a power of two."""
     return np.where(offset > 0, 2.0 ** np.floor(np.log2(np.maximum(offset, 1))), 0.0)
@@ -246,22 +244,15 @@ def _shift(pairs: Sequence[LogprobPair]) -> int:
 
     A shift has to explain all but a quarter of the squared differences of the tokens that it compares.
     """
-    unexplained = {shift: _unexplained(pairs, shift) for shift in (1, -1)}
+    unexplained = {1: 1.0, -1: 1.0}  # the share that is left after a shift within the replies
+    for shift in unexplained:
+        before = after = 0.0
+        for pair in pairs:
+            ids = pair.sample.step_ids[pair.positions]
+            is_next = (np.diff(pair.positions) == 1) & (np.diff(ids) == 0)
+            here, there = (np.flatnonzero(is_next), np.flatnonzero(is_next) + 1)[::shift]
+            before += float(np.sum((pair.trainer[here] - pair.sampler[here]) ** 2))
+            after += float(np.sum((pair.trainer[there] - pair.sampler[here]) ** 2))
+        unexplained[shift] = after / before if before else 1.0
     best = min(unexplained, key=lambda shift: unexplained[shift])
     return best if unexplained[best] < 0.25 else 0
-
-
-def _unexplained(pairs: Sequence[LogprobPair], shift: int) -> float:
-    """Return the share of the squared differences that is left after a shift within the replies; 1.0 without any."""
-    before = after = 0.0
-    for pair in pairs:
-        ids = pair.sample.step_ids[pair.positions]
-        is_next = (np.diff(pair.positions) == 1) & (np.diff(ids) == 0)
-        here, there = (np.flatnonzero(is_next), np.flatnonzero(is_next) + 1)[::shift]
-        before += float(np.sum((pair.trainer[here] - pair.sampler[here]) ** 2))
-        after += float(np.sum((pair.trainer[there] - pair.sampler[here]) ** 2))
-    return after / before if before else 1.0
-
-
-def _with_string_keys(value: Any) -> Any:
-    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]

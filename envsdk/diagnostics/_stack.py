@@ -103,7 +103,7 @@ def check_stack(
     check_is_comparable(policy)
     if getattr(model, "training", False):
         raise ConfigError("the model is in training mode, where dropout changes its output: call model.eval()")
-    recorder = _Recorder()
+    recorder = _SamplingLog()
     # An episode that begins again would be in the log twice.
     options: dict[str, Any] = {"env_options": dict(env_options or {}), "max_retries": 0, "group_size": 1}
     rollouts = Rollouts(
@@ -158,7 +158,7 @@ def _renderer_of(env: str | type[Env], options: Mapping[str, Any]) -> Renderer:
         return made.renderer
 
 
-class _Recorder:
+class _SamplingLog:
     """Writes down, for each context, every prompt with the reply to it: what really was sampled."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ _ALWAYS: frozenset[Effect] = frozenset({"expert_capacity", "auxiliary_loss"})
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class TrainingDifference:
     """A module that may compute something else in training than in sampling.
 
     Attributes:
@@ -62,7 +62,7 @@ class TrainMode:
     training: int
     dtypes: tuple[str, ...]
     attention: str | None
-    differences: tuple[Difference, ...]
+    differences: tuple[TrainingDifference, ...]
 
     @property
     def differs(self) -> bool:
@@ -106,40 +106,33 @@ def train_mode(model: Any) -> TrainMode:
     modules: list[tuple[str, Any]] = list(given.named_modules())
     config: Any = getattr(given, "config", None)
     found = [difference for name, module in modules for difference in _differences(name, module)]
+    weight: Any = getattr(config, "router_aux_loss_coef", None)
+    if weight and getattr(config, "output_router_logits", False):
+        found.append(TrainingDifference("", "auxiliary_loss", f"router_aux_loss_coef={weight:g}", True))
     return TrainMode(
         modules=len(modules),
         training=sum(bool(module.training) for _, module in modules),
         dtypes=tuple(sorted({str(each.dtype).removeprefix("torch.") for each in given.parameters()})),
         attention=getattr(config, "_attn_implementation", None),
-        differences=(*found, *_auxiliary_loss(config)),
+        differences=tuple(found),
     )
 
 
-def _differences(name: str, module: Any) -> Iterator[Difference]:
+def _differences(name: str, module: Any) -> Iterator[TrainingDifference]:
     bases = {base.__name__ for base in type(module).__mro__}
     if bases & _BATCH_NORMS and module.track_running_stats:
-        yield Difference(name, "batch_statistics", type(module).__name__, bool(module.training))
+        yield TrainingDifference(name, "batch_statistics", type(module).__name__, bool(module.training))
     if "_DropoutNd" in bases and module.p > 0:
-        yield Difference(name, "dropout", f"p={module.p:g}", bool(module.training))
+        yield TrainingDifference(name, "dropout", f"p={module.p:g}", bool(module.training))
     if "RReLU" in bases and module.lower != module.upper:
         slopes = f"a slope from {module.lower:g} to {module.upper:g}"
-        yield Difference(name, "random_activation", slopes, bool(module.training))
+        yield TrainingDifference(name, "random_activation", slopes, bool(module.training))
     attributes: dict[str, Any] = module.__dict__
     for attribute, value in attributes.items():
-        effect = _effect_of(attribute)
-        if effect is not None and type(value) in (int, float) and value > 0:
-            yield Difference(name, effect, f"{attribute}={value:g}", effect in _ALWAYS or bool(module.training))
+        found: Effect | None = next((effect for part, effect in _EFFECTS.items() if part in attribute.lower()), None)
+        if found is not None and type(value) in (int, float) and value > 0:
+            yield TrainingDifference(name, found, f"{attribute}={value:g}", found in _ALWAYS or bool(module.training))
 
 
-def _effect_of(attribute: str) -> Effect | None:
-    return next((effect for part, effect in _EFFECTS.items() if part in attribute.lower()), None)
-
-
-def _auxiliary_loss(config: Any) -> Iterator[Difference]:
-    weight: Any = getattr(config, "router_aux_loss_coef", None)
-    if weight and getattr(config, "output_router_logits", False):
-        yield Difference("", "auxiliary_loss", f"router_aux_loss_coef={weight:g}", True)
-
-
-def _sort_of(difference: Difference) -> tuple[bool, str, str]:
+def _sort_of(difference: TrainingDifference) -> tuple[bool, str, str]:
     return not difference.is_active, difference.effect, difference.setting

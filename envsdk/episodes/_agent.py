@@ -15,7 +15,7 @@ from ..messages import Message, check_calls
 from ..rendering.renderer import NOT_ENDED
 from ..trajectories._steps import Origin, Part, Step
 from ._actions import PromptSize, check_action
-from ._handoff import Environment, Handoff, HandoffResult, PendingHandoffs
+from ._handoff import AgentEnvironment, Handoff, HandoffResult, PendingHandoffs
 from ._turn import Mask, Turn
 
 MAIN = "main"
@@ -76,7 +76,7 @@ class Agent:
 
     def __init__(
         self,
-        env: Environment,
+        env: AgentEnvironment,
         name: str,
         role: str,
         limits: Limits,
@@ -179,12 +179,6 @@ class Agent:
         if self.parent is None or name == self.name or name.startswith(f"{self.name}/"):
             return name
         return self.name if name == MAIN else f"{self.name}/{name}"
-
-    def own_name(self, name: str) -> str:
-        """Return what its environment calls one of its contexts."""
-        if self.parent is None:
-            return name
-        return MAIN if name == self.name else name.removeprefix(f"{self.name}/")
 
     # Actions.
 

@@ -22,7 +22,7 @@ from ..messages import Message
 from ..rendering.renderer import Renderer
 from ..trajectories._steps import Origin, Step
 from ._agent import MAIN, SUMMARY, Agent, EpisodeHeader, Phase, StepResult, for_policy
-from ._handoff import Environment, Handoff, HandoffResult, PendingHandoffs, is_handoff
+from ._handoff import AgentEnvironment, Handoff, HandoffResult, PendingHandoffs, is_handoff
 from ._turn import Turn
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ RESERVED_INFO = frozenset(
     }
 )
 """The keys of a step's `info` that an author's `Turn(info=)` may not have."""
-SummarizerFactory: TypeAlias = Callable[[SummaryRequest, Sequence[Message], Renderer], Environment]
+SummarizerFactory: TypeAlias = Callable[[SummaryRequest, Sequence[Message], Renderer], AgentEnvironment]
 _Take: TypeAlias = Callable[[Agent, Turn], StepResult | HandoffResult | None]
 """Takes a turn; returns None if the turn has to wait for a summary."""
 
@@ -47,7 +47,7 @@ _Take: TypeAlias = Callable[[Agent, Turn], StepResult | HandoffResult | None]
 # What an episode requests from its driver.
 
 
-class Call(NamedTuple):
+class CallMethod(NamedTuple):
     """Call a method of an agent's environment, such as `start`, or a function, and send what it returns."""
 
     agent: Agent
@@ -68,7 +68,7 @@ class RunChildren(NamedTuple):
     agents: list[Agent]
 
 
-Request: TypeAlias = Call | Join | RunChildren
+Request: TypeAlias = CallMethod | Join | RunChildren
 EpisodeGenerator: TypeAlias = Generator[Request, Any, StepResult | HandoffResult]
 """Yields requests, and returns the next observation, or the result of a sub-agent that has ended."""
 
@@ -76,7 +76,7 @@ EpisodeGenerator: TypeAlias = Generator[Request, Any, StepResult | HandoffResult
 class PendingReply(NamedTuple):
     """The part of an episode that a policy may read while it samples a reply."""
 
-    env: Environment
+    env: AgentEnvironment
     """The environment of the agent that acts."""
     context: Context
     """The context of the prompt, as it is with the turn."""
@@ -93,7 +93,7 @@ class Episode:
         summarizer: Makes the environment in which the model writes a summary.
     """
 
-    def __init__(self, header: EpisodeHeader, env: Environment, summarizer: SummarizerFactory) -> None:
+    def __init__(self, header: EpisodeHeader, env: AgentEnvironment, summarizer: SummarizerFactory) -> None:
         self.header = header
         self.trajectory: Trajectory | None = None
         self.contexts: dict[str, Context] = {}
@@ -266,7 +266,7 @@ class Episode:
     def _call(self, agent: Agent, method: str | Callable[[Any], Any], argument: Any) -> Generator[Request, Any, Any]:
         """Return what an author's method returns; the exception, if it is a sub-agent's, which has failed then."""
         try:
-            return (yield Call(agent, method, argument))
+            return (yield CallMethod(agent, method, argument))
         except UndeclaredBreak:
             raise
         except Exception as error:

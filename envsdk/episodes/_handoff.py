@@ -14,7 +14,7 @@ from ._functions import copied_function
 from ._turn import Turn
 
 
-class Environment(Protocol):
+class AgentEnvironment(Protocol):
     """What an agent needs of its environment, besides the methods that the driver calls. `Env` implements it."""
 
     @property
@@ -117,7 +117,7 @@ class Handoff:
 
     def __init__(
         self,
-        env: Environment,
+        env: AgentEnvironment,
         task: Any = None,
         *,
         role: str | None = None,

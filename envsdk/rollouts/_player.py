@@ -19,7 +19,7 @@ from ..authoring._making import make
 from ..contexts._protocol import Action
 from ..episodes._agent import StepResult
 from ..episodes._concurrent import take_error, until_ended
-from ..episodes._episode import Call
+from ..episodes._episode import CallMethod
 from ..episodes._event_loops import MethodCall, MethodThread
 from ..episodes._loop_tasks import not_cancelled
 from ..episodes._turn import Turn
@@ -578,7 +578,7 @@ class _Attempt:
         """Call code of an author where that environment's methods run; see `Player.call`."""
         return await self._player.call(self.seat, self.seat.thread_of(env), what, function)
 
-    async def _call_method(self, driver: Driver, request: Call) -> Any:
+    async def _call_method(self, driver: Driver, request: CallMethod) -> Any:
         """Call a method of an environment of the episode."""
         env, method = driver.env, request.method
         what = driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"

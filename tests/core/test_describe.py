@@ -82,8 +82,8 @@ def test_the_padding_is_counted():
 def test_the_text_names_what_is_in_a_batch():
     text = str(describe(collate(credited(kept())), TOKENIZER))
     lines = text.splitlines()
-    assert lines[0].startswith("padded: 1 sequences, 190 tokens; ")
-    assert any(line.split() == ["tokens", "int64", "(1,", "190)"] for line in lines)
+    assert lines[0].startswith("padded: 1 sequences, 191 tokens; ")
+    assert any(line.split() == ["tokens", "int64", "(1,", "191)"] for line in lines)
     assert "log-probabilities: min -" in text and "0.0% are exactly 0" in text and "are forced" in text
     assert "'<|im_start|>system\\n" in text
     assert "  ... " in text and "more ..." in text

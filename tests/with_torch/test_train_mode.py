@@ -13,7 +13,7 @@ import transformers
 from torch_models import logprobs_separate, tiny_gpt_oss, tiny_qwen3
 
 import envsdk
-from envsdk.diagnostics import Difference, kl, train_mode
+from envsdk.diagnostics import TrainingDifference, kl, train_mode
 from envsdk.errors import ConfigError
 from envsdk.policies import TransformersPolicy
 
@@ -42,7 +42,9 @@ def test_dropout_that_was_left_on_is_critical_everywhere_and_named():
     assert found.all.k2 > 1e-4
     assert not [each for each in found.clusters if each.view in ("kind", "depth")]  # it is everywhere
     names = [f"model.layers.{layer}.self_attn" for layer in range(3)]
-    assert report.differences == tuple(Difference(name, "dropout", "attention_dropout=0.3", True) for name in names)
+    assert report.differences == tuple(
+        TrainingDifference(name, "dropout", "attention_dropout=0.3", True) for name in names
+    )
     assert report.differs
     assert "active: dropout, attention_dropout=0.3 in 3 modules, such as model.layers.0.self_attn" in str(report)
 
@@ -79,7 +81,7 @@ def test_a_model_without_dropout_may_be_in_training_mode(make: Any):
 )
 def test_layers_of_torch_with_another_behavior_in_training_are_found(module: Any, effect: str, setting: str):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ModuleDict({"part": module}))
-    assert Difference("1.part", effect, setting, True) in train_mode(model).differences  # type: ignore[arg-type]
+    assert TrainingDifference("1.part", effect, setting, True) in train_mode(model).differences  # type: ignore[arg-type]
     assert not train_mode(model.eval()).differs
 
 
@@ -112,7 +114,7 @@ def test_a_router_with_noise_and_capacity_is_found():
 def test_a_loss_of_the_router_is_found():
     model = tiny_gpt_oss(output_router_logits=True, router_aux_loss_coef=0.9)
     assert not train_mode(model).differs  # log-probabilities stay the same
-    assert Difference("", "auxiliary_loss", "router_aux_loss_coef=0.9", True) in train_mode(model).differences
+    assert TrainingDifference("", "auxiliary_loss", "router_aux_loss_coef=0.9", True) in train_mode(model).differences
 
 
 def test_a_report_is_json_and_other_objects_are_refused():

@@ -48,7 +48,7 @@ class _Connection(NamedTuple):
     """The id of the process that opened it. A forked process does not have the thread."""
 
 
-class _Shared:
+class _SharedConnection:
     """The state that copies of an `MCPServer` share."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class MCPServer:
         self._arguments = (server, timeout_s, env, cwd)
         self._timeout_s = timeout_s
         self._mcp = _package()
-        self._shared = _Shared()
+        self._shared = _SharedConnection()
         self._is_user = False
 
     def tools(self) -> list[Tool]:

@@ -112,7 +112,9 @@ class ReasoningGym(Env):
 
     def respond(self, reply: Message) -> Turn:
         """Score the answer."""
-        answer = _answer_in(reply.content)
+        end = reply.content.rfind(_END)
+        begin = reply.content.rfind(_BEGIN, 0, max(end, 0))
+        answer = None if begin < 0 else reply.content[begin + len(_BEGIN) : end].strip()
         is_right = answer is not None and self._is_right(answer)
         metrics = {"answered": float(answer is not None)}
         return Turn(reward={"correct": float(is_right)}, metrics=metrics, terminated=True)
@@ -157,13 +159,6 @@ class ReasoningGym(Env):
         config: ReasoningGymConfig = self.config
         with _isolated(0):
             return _make_cached(config.dataset, json.dumps(config.options, sort_keys=True))
-
-
-def _answer_in(reply: str) -> str | None:
-    """Return the text in the last pair of tags."""
-    end = reply.rfind(_END)
-    begin = reply.rfind(_BEGIN, 0, max(end, 0))
-    return None if begin < 0 else reply[begin + len(_BEGIN) : end].strip()
 
 
 @lru_cache(maxsize=128)
