@@ -58,7 +58,7 @@ def tags(name: str) -> list["NDArray[np.int32]"]:
     renderer = reader(name)
     names = {*renderer.stop_tokens, *renderer.blocks, *renderer.blocks.values(), *renderer.structure}
     if isinstance(renderer, FixedBase):
-        grammar = renderer._measured.grammar
+        grammar = renderer._facts.grammar
         names |= {*grammar.controls, *(edge.constant for edge in grammar.edges)}
     if name in MAKERS:
         names |= {piece.replace("{number}", "1") for group in PIECES.values() for piece in group}

@@ -3,9 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from envsdk_renderers._grammars._grammar import Edge, Field, Grammar, Values
+from envsdk_renderers._grammars._grammar import Calls, Edge, Field, Grammar, Values, tagged, values_of
 from envsdk_renderers._grammars._styles import JSON, PYTHON, VERBATIM, Style
-from envsdk_renderers._grammars._tagged import Calls, tagged, values_of
 from hypothesis import strategies as st
 
 from envsdk.rendering.reading import SplitReply

@@ -128,7 +128,7 @@ def row_of(
     if verdict.status not in ("no calls", "refused"):
         fuzzed, wrong = fuzz(renderer, Random(name), replies)
         reading, detail = ("WRONG", wrong) if wrong else (reading, detail)
-    openers = [edge.constant for edge in renderer._measured.grammar.edges if edge.target == "reasoning"]
+    openers = [edge.constant for edge in renderer._facts.grammar.edges if edge.target == "reasoning"]
     strip = _strip(renderer) if proves_history else ""
     detail = detail if reading in ("WRONG", "refused", "partly", "no calls") else ""
     opener = min((opener.strip() for opener in openers), key=len, default="")
@@ -140,7 +140,7 @@ def _strip(renderer: FixedBase) -> str:
     rule = renderer.history_rule
     if rule is None:
         return renderer.history_problem
-    return "new" if rule.has_calls or not renderer._measured.grammar.call else "new without calls"
+    return "new" if rule.has_calls or not renderer._facts.grammar.call else "new without calls"
 
 
 def _reading(renderer: FixedBase) -> ReadingVerdict:

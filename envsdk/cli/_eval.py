@@ -7,7 +7,7 @@ import typer
 
 from ..errors import ConfigError
 from ..rollouts import Rollouts
-from ..rollouts.evaluation import Environment, Evaluation, Model, Suite, compared, evaluate, runs_of, scored
+from ..rollouts.evaluation import Evaluation, Model, Suite, SuiteEnvironment, compared, evaluate, runs_of, scored
 from ._options import (
     ALLOW_CHANGED,
     ENVIRONMENT,
@@ -75,7 +75,9 @@ def eval_(
             suite = suite.model_copy(update={"not_scored": not_scored})
     else:
         options = policy_options(model, policy_option or ())
-        environment = Environment(id=what, options=options_of(option or (), ("renderer", "tokenizer")), success=success)
+        environment = SuiteEnvironment(
+            id=what, options=options_of(option or (), ("renderer", "tokenizer")), success=success
+        )
         family = renderer and specification(renderer)
         one = Model(policy=policy, options=options, renderer=family, tokenizer=tokenizer)
         name = model or policy

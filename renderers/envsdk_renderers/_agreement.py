@@ -19,8 +19,8 @@ from envsdk.rendering.renderer import Renderer, TokenIds
 from ._grammars._measuring import words_of
 from ._grammars._probes import TOOLS
 from ._grammars._proof import other_replies, usual_replies
+from ._templates._bound_template import Dialect
 from ._templates._chat_template import FIXED_DATE, ChatTemplate, TemplateFailed
-from ._templates._dialect import Dialect
 from ._templates._sentinels import user
 
 _DIALECT = Dialect()

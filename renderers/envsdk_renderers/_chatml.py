@@ -17,10 +17,9 @@ from envsdk.rendering.reading import Reading, ReplyReader, StreamedReader
 from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
-from ._grammars._grammar import Grammar
+from ._grammars._grammar import Calls, Grammar, tagged
 from ._grammars._reading import GrammarReader
 from ._grammars._styles import Piece
-from ._grammars._tagged import Calls, tagged
 from ._grammars._writing import write_after
 from ._replies._json_calls import json_text
 

@@ -14,8 +14,7 @@ from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._chatml import ChatML
-from ._grammars._grammar import Grammar
-from ._grammars._tagged import tagged
+from ._grammars._grammar import Grammar, tagged
 from ._thinking import THINK, ThinkingChatML
 
 

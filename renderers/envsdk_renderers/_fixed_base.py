@@ -31,22 +31,15 @@ from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_toke
 
 from ._grammars._proof import ReadingVerdict
 from ._replies._formats import PLAIN
-from ._templates._base import Tail
+from ._templates._base import Stop, Tail
 from ._templates._chat_template import FIXED_DATE, TemplateFailed
 from ._templates._conversation import ConversationWriter
-from ._templates._history_probe import HistoryProbe
-from ._templates._history_proof import refutation
-from ._templates._history_rule import HistoryRule
-from ._templates._measured_grammar import MeasuredGrammar
-from ._templates._reply import ReplyProbe
-from ._templates._reply_reader import ReplyReader
-from ._templates._reply_writer import ReplyWriter
-from ._templates._report import TemplateReport
-from ._templates._sentinels import FOLLOWING, PREVIOUS, PROBE_TOOL, REASONING, Following, Previous, exchange
-from ._templates._shared import turns_of
-from ._templates._stop import Stop
+from ._templates._facts import TemplateFacts
+from ._templates._history import HistoryProbe, HistoryRule, refutation
+from ._templates._sentinels import FOLLOWING, PREVIOUS, REASONING, Following, Previous, exchange
+from ._templates._turns import turns_of
 from ._templates._validation import DeltaText, Validation
-from ._templates._verdicts import Verdict, sentinel_past
+from ._templates._verdicts import TemplateReport, Verdict, sentinel_past
 from ._templates._writer import TemplateEmission, Writer, any_slot
 
 if TYPE_CHECKING:
@@ -58,7 +51,6 @@ _HISTORY = TypeAdapter(tuple[HistoryRule | None, str])
 _QUESTIONS = ("x", "x?", "x.", "x!", "x}", "x)", "x\n", "")
 """Questions after which replies are read. The end of each may share a token with a generation prompt."""
 _TEXT = TypeAdapter(str)
-_TAGS = TypeAdapter(tuple[str, str] | None)
 
 
 class FixedBase(WholeRenderer):
@@ -139,40 +131,18 @@ class FixedBase(WholeRenderer):
             hides_names=not unsafe_content,
         )
         self._template = self._turns.template
-        self._mask = self._template.mask
-        self._writer = Writer(self._mask)
-        self._measure()
+        self._facts = TemplateFacts(
+            self._turns,
+            self._ends,
+            reply_format=reply_format,
+            response_template=response_template,
+            own_template=source.response_template,
+        )
+        self._writer, self._probe = self._facts.writer, self._facts.probe
+        for name in ("stop_tokens", "opening", "blocks"):  # which other families specify for the class
+            setattr(self, name, getattr(self._facts, name))
+        setattr(self, "structure", self._facts.reader.structure)  # noqa: B010 - a class attribute of other families
         super().__init__(loaded, unsafe_content=unsafe_content, processor=processor)
-
-    def _measure(self) -> None:
-        """Measure the class attributes that other families specify."""
-        plain, with_tools = self._turns.base((), ()), self._turns.base((), (PROBE_TOOL,))
-        text_stop = plain.stops.of_text
-        if text_stop is None:
-            raise TemplateUnsupported("no token ends a turn with text", pair=("text", "user"))
-        self._generation_prompt = plain.generation_prompt
-        self._probe = ReplyProbe(plain, with_tools, text_stop)
-        self._text_stop, self._call_stop = text_stop, self._probe.call_stop
-        stops = [*text_stop.sampled, *(self._call_stop.sampled if self._call_stop else ()), *self._ends]
-        stop_tokens, blocks = tuple(dict.fromkeys(stops)), self._probe.blocks
-        self._measured = MeasuredGrammar(self._template, self._turns, plain, text_stop, stop_tokens)
-        self._reply_reader = ReplyReader(
-            self._probe,
-            self._mask,
-            reply_format=self._options["reply_format"],
-            response_template=self._options["response_template"],
-            own_template=self._source.response_template,
-            known=[*stop_tokens, *blocks],
-            grammar=lambda: self._measured.grammar,
-        )
-        grammar = self._measured.grammar if self._reply_reader.is_measured else None
-        self._reply_writer = ReplyWriter(self._probe, self._writer, plain.generation_prompt, grammar)
-        vars(self).update(
-            stop_tokens=stop_tokens,
-            opening=self._probe.opening,
-            blocks=blocks,
-            structure=self._reply_reader.structure,
-        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made of, since a compiled template cannot be. A subclass with other options has its own.
@@ -199,12 +169,12 @@ class FixedBase(WholeRenderer):
     @property
     def generation_prompt(self) -> str:
         """The scaffold after which a model samples a reply, as after a plain user message."""
-        return self._generation_prompt
+        return self._facts.generation_prompt
 
     @property
     def reasoning_in_content(self) -> tuple[str, str] | None:
         """See `Renderer.reasoning_in_content`; measured when it is needed."""
-        return self._turns.measured("reasoning in content", _TAGS, self._probe.tags_in_content)
+        return self._facts.reasoning_in_content
 
     @property
     def chat_template(self) -> ChatTemplateSource:
@@ -221,8 +191,7 @@ class FixedBase(WholeRenderer):
     @property
     def unconfirmed_stops(self) -> tuple[str, ...]:
         """The stop tokens that were only measured: no file of the tokenizer specifies them."""
-        found = [stop for stop in (self._text_stop, self._call_stop) if stop and not stop.is_confirmed]
-        return tuple(dict.fromkeys(name for stop in found for name in stop.sampled))
+        return self._facts.unconfirmed_stops
 
     def verdicts(self, tools: Sequence[ToolSchema] = (), system: str | None = None) -> list[Verdict]:
         """Return what can be relied on, for each pair of a previous reply and a next message.
@@ -244,7 +213,7 @@ class FixedBase(WholeRenderer):
         """
         return TemplateReport(
             turns=tuple(self.verdicts(tools, system)),
-            reading=self.reading if self._reply_reader.is_measured else None,
+            reading=self.reading if self._facts.reader.is_measured else None,
             history_rule=self.history_rule,
             history_problem=self.history_problem,
             unconfirmed_stops=self.unconfirmed_stops,
@@ -301,7 +270,7 @@ class FixedBase(WholeRenderer):
                 raise judgement.error.with_traceback(None)
         if self._options["reply_format"] == "auto" and self._unread is not None:
             raise self._unread.with_traceback(None)
-        if tools and self._reply_reader.is_measured:
+        if tools and self._facts.reader.is_measured:
             self._refuse_unread_calls()
 
     @property
@@ -322,12 +291,12 @@ class FixedBase(WholeRenderer):
     @property
     def reading(self) -> ReadingVerdict:
         """What can be relied on when replies are read by the measured grammar."""
-        return self._measured.verdict
+        return self._facts.reading
 
     @property
     def reading_note(self) -> str:
         """What reads replies, and what can be relied on then, for reports."""
-        if self._reply_reader.is_measured:
+        if self._facts.reader.is_measured:
             verdict = self.reading
             why = f" ({verdict.detail})" if verdict.detail else ""
             return f"'fixed_base' measured how to read its replies: {verdict.status}{why}"
@@ -336,7 +305,7 @@ class FixedBase(WholeRenderer):
     @property
     def proved_reading(self) -> str | None:
         """See `Renderer.proved_reading`; a reply format that was given by its name is not measured."""
-        if not self._reply_reader.is_measured:
+        if not self._facts.reader.is_measured:
             return None
         if self._unread is not None:
             raise self._unread.with_traceback(None)
@@ -379,7 +348,7 @@ class FixedBase(WholeRenderer):
     @cached_property
     def _unread(self) -> TemplateUnsupported | None:
         """The smallest reply that is not read back as it was written, as an error; None if there is none."""
-        thinks = self._probe.writes_reasoning and not self._reply_writer.prompt_closes_block
+        thinks = self._probe.writes_reasoning and not self._facts.reply_writer.prompt_closes_block
         plain = Message(role="assistant", content="x")
         for message in (plain, plain.with_reasoning("y")) if thinks else (plain,):
             tokens = self.reply(message)
@@ -474,7 +443,7 @@ class FixedBase(WholeRenderer):
 
     @cached_property
     def _conversation_writer(self) -> ConversationWriter:
-        stops = [stop for stop in (self._text_stop, self._call_stop) if stop and stop.written]
+        stops = [stop for stop in (self._facts.text_stop, self._facts.call_stop) if stop and stop.written]
         ends = {name for stop in stops for name in (stop.written, *stop.sampled)}
         placeholder = None if self.vision is None else self.vision.placeholder
         openings = (self.generation_prompt, self.opening)
@@ -488,10 +457,8 @@ class FixedBase(WholeRenderer):
         out.begin(index, "assistant")
         prompt = out.generation_prompt if isinstance(out, TemplateEmission) else self.generation_prompt
         has_block = isinstance(prefill, Message) and prefill.reasoning is not None
-        self._writer.write(
-            out,
-            prompt.split(self._reply_writer.tag)[0] if has_block and self._reply_writer.prompt_closes_block else prompt,
-        )
+        writer = self._facts.reply_writer
+        self._writer.write(out, prompt.split(writer.tag)[0] if has_block and writer.prompt_closes_block else prompt)
 
     def _emit_kept(
         self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
@@ -501,7 +468,7 @@ class FixedBase(WholeRenderer):
         self._emit_template(out, messages[: bounds[0]], tools)
         for reply, following in pairwise(bounds):
             written = messages[reply]
-            if written.reasoning == "" and self._reply_writer.prompt_closes_block:
+            if written.reasoning == "" and self._facts.reply_writer.prompt_closes_block:
                 written = written.with_reasoning(None)  # the prompt has the empty block
             self._emit_generation_prompt(out, reply, written)
             out.attribute(reply, "assistant", is_sampled=True)
@@ -540,7 +507,7 @@ class FixedBase(WholeRenderer):
         dropped = self.rewritten_end(reply, messages) if drops_end else 0
         reply = reply[: len(reply) - dropped]
         if not messages and not generation_prompt:
-            self._writer.write(out, self._end(reply, self._stop_of(message)))
+            self._writer.write(out, self._end(reply, self._facts.stop_of(message)))
             rendered = Rendered(out)
             rendered.closed_reply = closed_reply
             return rendered
@@ -562,7 +529,7 @@ class FixedBase(WholeRenderer):
         """Return the scaffold that closes a reply: an open block and the turn itself, as far as they are open."""
         message = self.parse(reply)
         opener = self._turns.opener(message, following) if following is not None else None
-        return self._end(reply, opener or self._stop_of(message))
+        return self._end(reply, opener or self._facts.stop_of(message))
 
     def is_closed(self, reply: TokenIds) -> bool:
         """Return whether the reply ended its turn itself."""
@@ -570,58 +537,27 @@ class FixedBase(WholeRenderer):
 
     def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
         """Return 1 if the model sampled the opener of another message than the next one (GLM), else 0."""
-        if not self._openers or not messages or not self.is_closed(reply):
+        if not self._facts.openers or not messages or not self.is_closed(reply):
             return 0
         sampled = self.tokenizer.decode(reply[-1:])
-        opener = self._turns.opener(self.parse(reply), messages[0]) if sampled in self._openers else None
+        opener = self._turns.opener(self.parse(reply), messages[0]) if sampled in self._facts.openers else None
         return int(opener is not None and opener != sampled)
-
-    @cached_property
-    def _openers(self) -> frozenset[str]:
-        """The tokens that end a turn because they open the next message."""
-        return frozenset(name for s in self._stops if not (s.written or s.is_unwritten) for name in s.sampled)
-
-    @cached_property
-    def _written_ends(self) -> frozenset[str]:
-        """The tokens that end a turn and that the template writes there."""
-        return frozenset(name for s in self._stops if s.written for name in s.sampled)
-
-    @cached_property
-    def _stop_names(self) -> Mapping[int, str]:
-        """The names of the tokens that end a reply."""
-        return dict(zip(self.stop_token_ids, self.stop_tokens, strict=True))
-
-    @property
-    def _stops(self) -> list[Stop]:
-        return [stop for stop in (self._text_stop, self._call_stop) if stop]
-
-    def _stop_of(self, reply: Message) -> str:
-        """Return what the template writes at the end of a turn; empty if that is the next message's opener."""
-        stop = self._call_stop if reply.tool_calls and self._call_stop else self._text_stop
-        return stop.written
 
     def _end(self, reply: TokenIds, stop: str) -> str:
         """Return what a reply lacks of its end, which the template writes as `stop`."""
-        name = self._stop_names.get(int(reply[-1])) if len(reply) else None
-        if name is not None and (name == stop or name in self._written_ends):
+        names = dict(zip(self.stop_token_ids, self.stop_tokens, strict=True))
+        name = names.get(int(reply[-1])) if len(reply) else None
+        if name is not None and (name == stop or name in self._facts.written_ends):
             return ""
         return self._close_open_block(reply) + stop
 
     def _close_open_block(self, reply: TokenIds) -> str:
         """See `Renderer`; a block that control tokens do not show is found by reading the reply."""
         known = super()._close_open_block(reply)
-        closers = {"reasoning": self._reasoning_closer, "tool_call": self._probe.call_closing}
+        closers = {"reasoning": self._facts.reasoning_closer, "tool_call": self._probe.call_closing}
         if known or not any(closers.values()):
             return known
         return closers.get(self.parse(reply, prompt_tail=self._prompt_tail).open_block or "", "")
-
-    @cached_property
-    def _reasoning_closer(self) -> str:
-        """What closes a block of reasoning that several tokens open; empty if the end of a turn does (Harmony)."""
-        if not self._reply_reader.is_measured or self._probe.thinking is None:
-            return ""
-        closer, stop = self._measured.grammar.written.get(("reasoning", "text"), ""), self._text_stop.written
-        return "" if stop and closer.lstrip().startswith(stop) else closer
 
     def _emit_tail(
         self, out: Emission, tail: Tail, contents: Mapping[str, str], messages: Sequence[Message], first: int
@@ -669,7 +605,7 @@ class FixedBase(WholeRenderer):
 
     @cached_property
     def _validation(self) -> Validation:
-        writer = Writer(self._mask, is_emitted=False)
+        writer = Writer(self._template.mask, is_emitted=False)
         encoder = Encoder(self.tokenizer, unsafe_content=self.unsafe_content)  # an image is the template's one token
         is_plain = self.tokenizer.normalize("a b") == "a b"  # SentencePiece's vocabularies encode another text (Gemma)
 
@@ -678,9 +614,9 @@ class FixedBase(WholeRenderer):
             writer.write(out, text, is_scaffold=False)
             return out.text() if is_plain else self.tokenizer.decode(out.tokens()[0])
 
-        stops = (self._text_stop, self._call_stop or self._text_stop)
+        stops = (self._facts.text_stop, self._facts.call_stop or self._facts.text_stop)
         return Validation(
-            self._template, reencode, stops, (self.generation_prompt, self.opening), self._reply_writer.tag
+            self._template, reencode, stops, (self.generation_prompt, self.opening), self._facts.reply_writer.tag
         )
 
     # One reply.
@@ -697,14 +633,14 @@ class FixedBase(WholeRenderer):
         """Write a reply without its end, and return how it ends."""
         (hidden,) = self._shown([message])
         (given,) = self._template.dialect.addressed([self._template.dialect.readable(message)])
-        return self._reply_writer.write(out, given, hidden)
+        return self._facts.reply_writer.write(out, given, hidden)
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":
         # Without control tokens for the tags of calls, a text may spell a call. A format that was given may read calls
         # as text.
-        has_block = self._reply_writer.prompt_closes_block  # the prompt contains an empty one
+        has_block = self._facts.reply_writer.prompt_closes_block  # the prompt contains an empty one
         tokens = super()._written_reply(message.with_reasoning(None) if has_block else message)
-        if not self._reply_reader.is_measured:
+        if not self._facts.reader.is_measured:
             return tokens
         read = self.parse(tokens)
         names, found = ([call.name for call in one.tool_calls] for one in (message, read))
@@ -719,7 +655,7 @@ class FixedBase(WholeRenderer):
         if isinstance(start, Message):
             if start.reasoning is not None and self._probe.thinking is None:
                 raise RenderError("a reply cannot begin with reasoning: this chat template has no think block")
-            if start.reasoning is None and self._reply_writer.prompt_opens_block:
+            if start.reasoning is None and self._facts.reply_writer.prompt_opens_block:
                 raise RenderError("a reply begins with reasoning: the generation prompt opens a think block")
         return super()._prefill(start)
 
@@ -727,7 +663,7 @@ class FixedBase(WholeRenderer):
         """Parse a reply by its format, or with the tokenizer's own response template; see `Renderer.parse`."""
         begun = self.after_opening(prompt_tail)
         sampled = self.marks.split(tokens)
-        return self._reply_reader.read(
+        return self._facts.reader.read(
             [*(self.marks.split(begun).segments if len(begun) else []), *sampled.segments],
             sampled,
             opening=self.opening,
@@ -738,7 +674,7 @@ class FixedBase(WholeRenderer):
 
     def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> Reader:
         """See `Renderer.reader`; a measured grammar reads a reply as it comes, other formats read it at its end."""
-        reading = self._reply_reader.begin(tools)
+        reading = self._facts.reader.begin(tools)
         if reading is None:
             return super().reader(tools=tools, prompt_tail=prompt_tail)
         return StreamedReader(reading, self.marks, self.after_opening(prompt_tail))

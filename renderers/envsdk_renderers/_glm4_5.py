@@ -11,8 +11,7 @@ from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.renderer import TokenIds
 
-from ._grammars._grammar import Edge, Grammar
-from ._grammars._tagged import Calls, tagged, values_of
+from ._grammars._grammar import Calls, Edge, Grammar, tagged, values_of
 from ._thinking import ThinkingChatML
 
 if TYPE_CHECKING:

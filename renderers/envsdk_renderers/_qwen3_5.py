@@ -13,9 +13,8 @@ from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import Tokenizer
 
-from ._grammars._grammar import Edge, Grammar
+from ._grammars._grammar import Calls, Edge, Grammar, tagged, values_of
 from ._grammars._styles import PYTHON
-from ._grammars._tagged import Calls, tagged, values_of
 from ._thinking import THINK, ThinkingChatML, check_flag
 
 _CALLS = Calls(

@@ -14,9 +14,8 @@ from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._chatml import HERMES, ToolChatML
-from ._grammars._grammar import Grammar
+from ._grammars._grammar import Grammar, tagged
 from ._grammars._styles import Piece
-from ._grammars._tagged import tagged
 
 if TYPE_CHECKING:
     import numpy as np

@@ -10,7 +10,7 @@ import pytest
 from envsdk_renderers import _choosing as choosing
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._qwen2_5 import Qwen25
-from envsdk_renderers._templates import _shared as shared
+from envsdk_renderers._templates import _turns as shared
 from envsdk_renderers._templates._chat_template import ChatTemplate, template_hash
 from envsdk_renderers._templates._store import VARIABLE
 from families import CHATML, with_template

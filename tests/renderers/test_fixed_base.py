@@ -168,7 +168,11 @@ def kinds(messages: list[Message], at: int, answers: list[Message]) -> tuple[set
 
 
 def delta_text(renderer: FixedBase, messages: list[Message], at: int, answers: list[Message], tools: Any) -> str:
-    stop = renderer._call_stop if messages[at].tool_calls and renderer._call_stop else renderer._text_stop
+    stop = (
+        renderer._facts.call_stop
+        if messages[at].tool_calls and renderer._facts.call_stop
+        else renderer._facts.text_stop
+    )
     ended = [renderer.tokenizer.token_id(stop.sampled[0])]
     context: Any = {"history": messages[: at + 1], "tools": tools}
     return renderer.tokenizer.decode(renderer.extension(ended, answers, **context).tokens)
@@ -247,7 +251,7 @@ def test_a_whole_conversation_is_what_the_template_writes(name: str, is_full: bo
             continue
         text = renderer.tokenizer.decode(rendered.tokens)
         assert text == renderer.tokenizer.normalize(expected) if with_prompt else expected.startswith(text)
-        assert controls_of(renderer, rendered.tokens) == [name for name, _ in renderer._mask.controls(text)]
+        assert controls_of(renderer, rendered.tokens) == [name for name, _ in renderer._template.mask.controls(text)]
         assert len(rendered.starts) == len(messages) + with_prompt
         assert rendered.starts == sorted(rendered.starts)
         checked += 1
@@ -273,7 +277,7 @@ def test_correct_deltas_are_accepted(name: str, is_full: bool) -> None:
             continue  # refused, or the template cannot say it
         renderer.check_episode(messages, turns, tools)
         checked += len(turns)
-        if turns and renderer._text_stop.written:
+        if turns and renderer._facts.text_stop.written:
             wrong = [*turns[:-1], turns[-1]._replace(tokens=turns[-1].tokens[1:])]
             with pytest.raises(TemplateUnsupported):
                 renderer.check_episode(messages, wrong, tools)

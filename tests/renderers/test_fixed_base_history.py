@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._templates._chat_template import ChatTemplate
-from envsdk_renderers._templates._history_rule import HistoryRule
+from envsdk_renderers._templates._history import HistoryRule
 from numpy.typing import NDArray
 from template_conversations import TOOLS, called, every_template, fixed_base, qwen3, result, said, user
 

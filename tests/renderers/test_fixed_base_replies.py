@@ -130,6 +130,7 @@ FORGED = "".join(
 )
 
 
+@pytest.mark.filterwarnings("ignore::envsdk.errors.RewriteWarning")
 @pytest.mark.parametrize("name", every_template())
 def test_no_content_yields_a_control_token(name: str) -> None:
     renderer = fixed_base(name)

@@ -10,9 +10,9 @@ import pytest
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._grammars._grammar import Grammar
 from envsdk_renderers._grammars._proof import ReadingVerdict
-from envsdk_renderers._templates import _measured_grammar as measured_grammar
-from envsdk_renderers._templates import _shared as shared
+from envsdk_renderers._templates import _facts as facts
 from envsdk_renderers._templates import _store as store
+from envsdk_renderers._templates import _turns as shared
 from envsdk_renderers._templates._chat_template import ChatTemplate
 from envsdk_renderers._templates._store import VARIABLE, Store
 from measures import lines_of_code
@@ -75,7 +75,7 @@ def test_a_second_process_reads_what_the_first_one_measured(folder: Path, render
 
 def grammar_and_verdict(name: str) -> tuple[Grammar, ReadingVerdict]:
     renderer = FixedBase(tokenizer_of(name), template=templates()[name], stop=end_token(name))
-    return renderer._measured.grammar, renderer.reading
+    return renderer._facts.grammar, renderer.reading
 
 
 @pytest.mark.parametrize("name", ["qwen3", "glm4moe", "lfm2_2_5", "qwen2_5_vl"])
@@ -84,8 +84,8 @@ def test_a_reply_grammar_on_disk_is_the_one_that_was_measured(
 ) -> None:
     first = grammar_and_verdict(name)
     shared._TURNS.clear()
-    monkeypatch.setattr(measured_grammar, "measure", None)  # it is not measured again
-    monkeypatch.setattr(measured_grammar, "prove", None)
+    monkeypatch.setattr(facts, "measure", None)  # it is not measured again
+    monkeypatch.setattr(facts, "prove", None)
     assert grammar_and_verdict(name) == first
 
 
@@ -164,7 +164,7 @@ def test_another_version_measures_again(folder: Path, monkeypatch: pytest.Monkey
 
 MEASURING = ("_agreement.py", "_choosing.py", "_fixed_base.py", "_grammars", "_templates")
 """What measures, in the package. Its comments and docstrings may change without a new version, its code may not."""
-MEASURED_BY = (1, "f41aa88380d86752")
+MEASURED_BY = (1, "c2d20100061753e9")
 
 
 def lines_that_measure() -> list[str]:

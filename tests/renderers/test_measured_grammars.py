@@ -10,7 +10,6 @@ from envsdk_environments._calculator import Calculator
 from envsdk_environments._corpus_search import CorpusSearch
 from envsdk_environments._retail_desk import RetailDesk
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers._grammars._grammar import Grammar
 from envsdk_renderers._grammars._probes import KEYS, TOOLS, call_of, reply
 from families import FAMILIES, template_of
 from template_conversations import every_template, fixed_base, random_reply, templates, user
@@ -97,9 +96,8 @@ FORMS = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_form_of_calls_is_measured(name: str) -> None:
-    grammar = fixed_base(name)._measured.grammar
+    grammar = fixed_base(name)._facts.grammar
     assert grammar.call == FORMS[name]
-    assert Grammar.from_json(json.loads(json.dumps(grammar.to_json()))) == grammar
 
 
 CHATML = (
@@ -180,10 +178,10 @@ def test_calls_read_back_with_types_or_with_the_types_of_schemas() -> None:
 
 def test_renderers_of_one_template_share_their_measurements() -> None:
     fixed_base.cache_clear()
-    assert fixed_base("qwen3")._measured.grammar is not fixed_base("qwen2_5")._measured.grammar
+    assert fixed_base("qwen3")._facts.grammar is not fixed_base("qwen2_5")._facts.grammar
     first = fixed_base("qwen3")
     fixed_base.cache_clear()
-    assert fixed_base("qwen3")._measured.grammar is first._measured.grammar
+    assert fixed_base("qwen3")._facts.grammar is first._facts.grammar
     assert fixed_base("qwen3", template_arguments=None).reading is first.reading
 
 
@@ -202,7 +200,7 @@ def test_a_template_without_calls_refuses_tools_with_the_reason() -> None:
 @pytest.mark.parametrize("name", ["qwen3", "gemma4_v5", "glm4moe", "lfm2_v2", "deepseekv3"])
 def test_any_tokens_are_read(name: str, is_full: bool) -> None:
     renderer, rng = fixed_base(name), np.random.default_rng(0)
-    grammar = renderer._measured.grammar
+    grammar = renderer._facts.grammar
     pieces = [renderer.reply(random_reply(Random(7))), *(_encoded(renderer, edge.constant) for edge in grammar.edges)]
     for _ in range(2000 if is_full else 100):
         parts = [pieces[index] for index in rng.integers(0, len(pieces), rng.integers(0, 12))]
@@ -222,7 +220,7 @@ def test_a_familys_own_grammar_is_what_is_measured_of_its_template(name: str) ->
     family = FAMILIES[name]
     renderer: Any = family.renderer()
     template: Any = FixedBase(renderer.tokenizer, template=template_of(family), stop=renderer.stop_tokens[0])
-    own, measured = renderer.grammar, template._measured.grammar
+    own, measured = renderer.grammar, template._facts.grammar
     assert (own.call, own.layout) == (measured.call, measured.layout)
     for (source, target), constant in own.written.items():
         if (source, target) == ("start", "end"):  # no template writes an empty reply

@@ -2,8 +2,7 @@
 
 import re
 
-from envsdk_renderers._templates._mask import STEM, Mask
-from envsdk_renderers._templates._names import pattern_of_names, rests_by_first
+from envsdk_renderers._templates._mask import STEM, Mask, pattern_of_names, rests_by_first
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import real_models
 from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers._grammars._patterns import Source
 from envsdk_renderers._grammars._probes import TOOLS as PROBE_TOOLS
 from envsdk_renderers._grammars._reading import GrammarReader
-from envsdk_renderers._grammars._source import Source
 from hypothesis import given
 from hypothesis import strategies as st
 from long_replies import MAKERS, PIECES, TOOL, as_tokens

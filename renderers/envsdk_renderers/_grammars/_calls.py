@@ -10,13 +10,10 @@ from envsdk.errors import RenderError
 from envsdk.messages import ToolCall, ToolSchema
 
 from .._replies._argument_types import ArgumentTypes
-from ._call_writing import CallWriter
 from ._grammar import Field, Grammar, Path
-from ._patterns import Constant, Patterns
-from ._python_calls import NotPython, read_python_call
-from ._source import Source
-from ._styles import CONTROL, CUT, JSON, UNTERMINATED, parse_value, read_value, skip_space
-from ._writing import write_form
+from ._patterns import Constant, Patterns, Source
+from ._styles import CONTROL, CUT, JSON, UNTERMINATED, NotPython, parse_value, read_python_call, read_value, skip_space
+from ._writing import CallWriter, write_form
 
 NOT_CLOSED = "the tool call was not closed"
 _PYTHON_NAME = re.compile(r"\s*([^\W\d][\w.\-]*+)\s*(?=\()")

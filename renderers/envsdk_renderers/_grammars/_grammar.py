@@ -5,13 +5,13 @@ templates and tokens.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
-from ._styles import CONTROL, JSON, Piece, Style
+from ._styles import CONTROL, JSON, VERBATIM, Piece, Style
 
 Field: TypeAlias = Literal[
     "start", "reasoning", "text", "id", "name", "echo", "arguments", "object", "python", "key", "value", "end"
@@ -141,22 +141,6 @@ class Grammar:
         before = [e for e in self.edges if e.target in self.call[:1] and e.source in ("start", "text")]
         return bool(before) and all(edge.constant.strip() for edge in before)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the grammar as a JSON value."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Grammar":
-        """Return the grammar that `to_json` returned as `data`, also after it was written as JSON text."""
-        given = {name: _tuples(value) for name, value in data.items()}
-        given["edges"] = tuple(Edge(**edge) for edge in data["edges"])
-        given["style"] = _style(data["style"])
-        given["quoted"] = _style(data["quoted"]) if data["quoted"] else None
-        given["values"] = tuple(
-            Values(tuple(values["types"]), values["before"], _style(values["style"])) for values in data["values"]
-        )
-        return cls(**given)
-
 
 def tags(constant: str) -> list[str]:
     """Return the tags and control tokens of a constant, in order; if it has none, the constant without space."""
@@ -166,9 +150,77 @@ def tags(constant: str) -> list[str]:
     return found or ([core] if core else [])
 
 
-def _style(data: Mapping[str, Any]) -> Style:
-    return Style(**{name: _tuples(value) for name, value in data.items()})
+@dataclass(frozen=True)
+class Calls:
+    """How a family writes calls.
+
+    Attributes:
+        fields: The fields of a call; see `Grammar.call`.
+        opener: The constant before the first field.
+        closers: The constant after a call, for each field that it may end with.
+        inner: The constants between the fields of a call.
+        after_text: What is written between a text and the first call.
+        between: What is written between two calls.
+        layout: See `Grammar.layout`; the keys of an `object` are `name` and `arguments`.
+        values: See `Grammar.values`.
+    """
+
+    fields: tuple[Field, ...]
+    opener: str
+    closers: Mapping[Field, str]
+    inner: tuple[Edge, ...] = ()
+    after_text: str = "\n"
+    between: str = "\n"
+    layout: tuple[str, ...] = ()
+    values: tuple[Values, ...] = ()
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
+def tagged(calls: Calls | None = None, think: tuple[str, str] | None = None, before_text: str = "") -> Grammar:
+    """Return the grammar of a family.
+
+    Args:
+        calls: How it writes calls, if it does.
+        think: The constants before and after reasoning, if it writes any.
+        before_text: What is written before a text or a call, at the start of a reply and after reasoning.
+    """
+    edges = [Edge("start", "text", before_text), Edge("text", "end", "")]
+    if think:
+        edges += [Edge("start", "reasoning", think[0]), Edge("reasoning", "text", think[1] + before_text)]
+    if before_text:  # which is not written before the end
+        edges += [Edge("start", "end", ""), *([Edge("reasoning", "end", think[1])] if think else [])]
+    if calls is None:
+        return Grammar(tuple(edges))
+    edges += [*_around(calls, think, before_text), *calls.inner]
+    return Grammar(
+        tuple(edges),
+        call=calls.fields,
+        layout=calls.layout,
+        name_path=("name",) if calls.layout else (),
+        arguments_path=("arguments",) if calls.layout else (),
+        values=calls.values,
+    )
+
+
+def _around(calls: Calls, think: tuple[str, str] | None, before_text: str) -> Iterator[Edge]:
+    first = calls.fields[0]
+    yield Edge("start", first, before_text + calls.opener)
+    yield Edge("text", first, calls.after_text + calls.opener)
+    if think:
+        yield Edge("reasoning", first, think[1] + before_text + calls.opener)
+    for last, closer in calls.closers.items():
+        yield Edge(last, first, closer + calls.between + calls.opener)
+        yield Edge(last, "end", closer)
+
+
+def values_of(before: str, words: Style = JSON) -> tuple[Values, ...]:
+    """Return how values are written as text: strings verbatim, and everything else as JSON.
+
+    Args:
+        before: The constant between a key and its value.
+        words: How booleans and null are spelled.
+    """
+    return (
+        Values(("string",), before, VERBATIM),
+        Values(("boolean", "null"), before, words),
+        Values(("number", "array", "object"), before, JSON),
+    )

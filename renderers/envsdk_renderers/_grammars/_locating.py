@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from envsdk.messages import ToolCall
 
 from ._grammar import Field, Path
-from ._styles import JSON, PYTHON, Style, end_of_brackets, python_expression, read_value, write_value
+from ._styles import JSON, PYTHON, Style, end_of_brackets, python_expression, read_value, written_text
 
 _DIGITS = re.compile("[0-9]+")
 _DECODER = json.JSONDecoder()
@@ -45,7 +45,10 @@ def find_form(text: str, call: ToolCall) -> CallForm | None:
     if call.name not in text:
         return None
     return (
-        _object_form(text, call) or _python_form(text, call) or _arguments_form(text, call) or _pairs_form(text, call)
+        _object_form(text, call)
+        or (CallForm(("python",)) if _python_span(text, 0, call) else None)
+        or _arguments_form(text, call)
+        or _pairs_form(text, call)
     )
 
 
@@ -53,7 +56,10 @@ def spans_of(text: str, start: int, call: ToolCall, form: CallForm) -> list[Span
     """Return the fields of a call that is written after `start`; None if it is not written there."""
     match form.call[0]:
         case "object":
-            return _object_span(text, start, call, form)
+            for at, end, value in _objects(text, start):
+                if _path(value, call.name) == form.name_path and _path(value, call.arguments) is not None:
+                    return [Span("object", at, end)]
+            return None
         case "python":
             return _python_span(text, start, call)
         case _:
@@ -130,7 +136,8 @@ def _object_form(text: str, call: ToolCall) -> CallForm | None:
             arguments_path = tuple("" if key == call.name else key for key in arguments_path)
         id_path = _path(value, call.id)
         fields: list[tuple[str, int, int]] = [_quoted(text, start, call.name, "name")]
-        at = _arguments_in(text, start, end, call)
+        found = ((a, b) for a, b, value in _objects(text, start) if value == call.arguments and b <= end)
+        at = next(found, None)
         if at is None:
             return None
         fields.append(("arguments", at[0], at[1]))
@@ -145,10 +152,6 @@ def _object_form(text: str, call: ToolCall) -> CallForm | None:
             return None
         return CallForm(("object",), (*layout, text[position:end]), name_path, arguments_path, id_path, style)
     return None
-
-
-def _arguments_in(text: str, start: int, end: int, call: ToolCall) -> tuple[int, int] | None:
-    return next(((a, b) for a, b, value in _objects(text, start) if value == call.arguments and b <= end), None)
 
 
 def _quoted(text: str, start: int, value: str, field: str) -> tuple[str, int, int]:
@@ -171,18 +174,7 @@ def _path(value: Any, wanted: Any) -> Path | None:
     return None
 
 
-def _object_span(text: str, start: int, call: ToolCall, form: CallForm) -> list[Span] | None:
-    for at, end, value in _objects(text, start):
-        if _path(value, call.name) == form.name_path and _path(value, call.arguments) is not None:
-            return [Span("object", at, end)]
-    return None
-
-
 # Calls in Python's syntax.
-
-
-def _python_form(text: str, call: ToolCall) -> CallForm | None:
-    return CallForm(("python",)) if _python_span(text, 0, call) else None
 
 
 def _python_span(text: str, start: int, call: ToolCall) -> list[Span] | None:
@@ -303,11 +295,7 @@ def _pair_spans(text: str, start: int, call: ToolCall) -> list[Span] | None:
 
 def fit_style(text: str, value: Any) -> Style | None:
     """Return a style in which a value is written as this text; None if there is none."""
-    return next((style for style in _styles() if _text_of(value, style) == text), None)
-
-
-def _text_of(value: Any, style: Style) -> str:
-    return "".join(piece.text for piece in write_value(value, style))
+    return next((style for style in _styles() if written_text(value, style) == text), None)
 
 
 def _styles() -> Iterator[Style]:

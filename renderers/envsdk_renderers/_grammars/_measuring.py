@@ -27,7 +27,7 @@ from ._probes import (
     typed,
     word,
 )
-from ._styles import JSON, PYTHON, VERBATIM, Style, write_value
+from ._styles import JSON, PYTHON, VERBATIM, Style, written_text
 
 _VALUE_STYLES = (JSON, replace(JSON, comma=",", colon=":"), replace(JSON, escapes="ascii"), PYTHON)
 
@@ -63,7 +63,11 @@ def measure(renderings: Renderings, thought: Thought | None = None, stops: Colle
         The grammar; it has no calls if they cannot be measured.
     """
     measured = _Measured(renderings)
-    edges = [edge for edge in measured.edges if _is_sampled(edge.constant, stops, renderings.mask)]
+    edges = [  # that a model may sample: without the end of the reply, and without a word of a probe
+        edge
+        for edge in measured.edges
+        if not has_stem(edge.constant) and not any(name in stops for name, _ in renderings.mask.controls(edge.constant))
+    ]
     if thought and any(_opens_unmarked(edge) for edge in edges):  # only the generation prompt opens it
         edges = [replace(e, constant=thought.opener) if _opens_unmarked(e) else e for e in edges]
     if thought and not any(edge.target == "reasoning" for edge in edges):
@@ -183,7 +187,7 @@ class _Measured:
 
     def _quoted(self, text: str, spans: list[Span]) -> list[Span]:
         """Return the spans, in which values include the quotes that their coding writes."""
-        quote = len(_text_of("", self._string_style)) // 2 if "key" in (self.form.call if self.form else ()) else 0
+        quote = len(written_text("", self._string_style)) // 2 if "key" in (self.form.call if self.form else ()) else 0
         return [
             s._replace(start=s.start - quote, end=s.end + quote) if s.field == "value" and quote else s for s in spans
         ]
@@ -196,7 +200,7 @@ class _Measured:
         message = reply(calls=(call_of(0, {KEYS["string"]: HARD_TEXT}),))
         _, text = self._text(message)
         for style in (JSON, replace(JSON, escapes="ascii"), PYTHON):
-            if text is not None and _text_of(HARD_TEXT, style) in text:
+            if text is not None and written_text(HARD_TEXT, style) in text:
                 return style
         if self.form and self.form.call == ("python",):
             _, simple = self._text(reply(calls=(call_of(0, two_arguments(0)),)))
@@ -224,7 +228,7 @@ class _Measured:
             return None
         for spelled in (JSON, PYTHON):
             texts = [self._text(typed(kind, TYPED[kind]))[1] for kind in ("number", "boolean")]
-            values = [_text_of(TYPED[kind], spelled).join(style.quotes) for kind in ("number", "boolean")]
+            values = [written_text(TYPED[kind], spelled).join(style.quotes) for kind in ("number", "boolean")]
             if all(text and value in text for text, value in zip(texts, values, strict=True)):
                 return spelled
         return None
@@ -260,7 +264,7 @@ class _Measured:
     def _python_style(self, kind: str) -> Style:
         _, text = self._text(typed(kind, TYPED[kind]))
         for style in (PYTHON, JSON):
-            if text is not None and f"{KEYS[kind]}={_text_of(TYPED[kind], style)}" in text:
+            if text is not None and f"{KEYS[kind]}={written_text(TYPED[kind], style)}" in text:
                 return style
         return PYTHON
 
@@ -295,11 +299,6 @@ class _Measured:
         return self._folded(replace(style, words=(words[0], words[1], words[2])))
 
 
-def _is_sampled(constant: str, stops: Collection[str], mask: Mask) -> bool:
-    """Return whether a model may sample a constant: it does not end the reply, and has no word of a probe."""
-    return not has_stem(constant) and not any(name in stops for name, _ in mask.controls(constant))
-
-
 def _opens_unmarked(edge: Edge) -> bool:
     return (edge.source, edge.target) == ("start", "reasoning") and not edge.constant.strip()
 
@@ -323,17 +322,13 @@ def _typed_values(text: str, kind: str, value: Any, after: str) -> Values | None
     """Return how a value is written that `after` follows; None if it is dropped, or written in no known way."""
     _, found, rest = text.partition(KEYS[kind])
     for style in _VALUE_STYLES if found else ():
-        written = _text_of(value, style)
+        written = written_text(value, style)
         at = rest.find(written)
         while at >= 0:
             if rest.startswith(after, at + len(written)):
                 return Values((kind,), rest[:at], style)
             at = rest.find(written, at + 1)
     return None
-
-
-def _text_of(value: Any, style: Style) -> str:
-    return "".join(piece.text for piece in write_value(value, style))
 
 
 def _derived(edges: Sequence[Edge], form: CallForm, mask: Mask) -> Iterator[Edge]:

@@ -97,7 +97,7 @@ def prove(grammar: Grammar, renderings: Renderings) -> ReadingVerdict:
     has_calls = bool(grammar.call)
     for message in usual_replies(has_calls=has_calls):
         failure = proof.failure(message) or proof.misread(message)
-        if failure and not (message.tool_calls and failure.is_unwritten and _is_odd(message)):
+        if failure and not (message.tool_calls and failure.is_unwritten and message.reasoning is not None):
             return ReadingVerdict("refused", failure.reason, message)
     found: _Failure | None = None
     where: Message | None = None
@@ -119,10 +119,6 @@ def prove(grammar: Grammar, renderings: Renderings) -> ReadingVerdict:
     status: Status = "reads without types" if untyped else "reads"
     detail = "the tools' schemas supply the types of values" if untyped else ""
     return ReadingVerdict(status, detail, untyped, tuple(differences))
-
-
-def _is_odd(message: Message) -> bool:
-    return message.reasoning is not None
 
 
 @dataclass(frozen=True)
@@ -174,15 +170,11 @@ class _Proof:
             return _Failure(f"the template writes {rendered!r:.200}, which reads back with an error: {read.errors[0]}")
         if stripped(read) == stripped(message):
             return None
-        is_wrong = bool(read.tool_calls) or not self._is_unwritten(message)
-        return _Failure(f"the template writes {rendered!r:.200}, which reads back as {_short(read)}", is_wrong=is_wrong)
-
-    def _is_unwritten(self, message: Message) -> bool:
         try:
-            write_reply(self._grammar, message)
-        except RenderError:
-            return True
-        return False
+            is_wrong = bool(read.tool_calls or write_reply(self._grammar, message))
+        except RenderError:  # nothing else is written for it
+            is_wrong = False
+        return _Failure(f"the template writes {rendered!r:.200}, which reads back as {_short(read)}", is_wrong=is_wrong)
 
     def difference(self, message: Message) -> str:
         """Return how the template writes a message differently; empty if it does not, or does not write it."""

@@ -18,8 +18,7 @@ from envsdk.rendering.renderer import errors_at_end
 
 from ._calls import CallReader
 from ._grammar import CALL_FIELDS, Field, Grammar
-from ._patterns import Constant, Patterns
-from ._source import Source, shared_start
+from ._patterns import Constant, Patterns, Source, shared_start
 from ._styles import CONTROL
 
 _AFTER_CALL = "there is text after a tool call"

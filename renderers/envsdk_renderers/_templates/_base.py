@@ -4,7 +4,7 @@ Everything is a difference of texts at a sentinel inside an assistant's message.
 token on that ends the turn, is what a next message adds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -13,9 +13,155 @@ from envsdk.messages import Message, ToolSchema
 
 from ._bound_template import BoundTemplate
 from ._chat_template import TemplateFailed
-from ._mask import PROBE_NAME, STEM, has_stem
-from ._sentinels import CALL_CONTENT, REPLY, reply_of, results, slot, user
-from ._stop import Stops
+from ._mask import PROBE_NAME, STEM, Mask, has_stem, shared_start
+from ._sentinels import CALL_CONTENT, FIRST_CALL, REPLY, Following, Previous, exchange, reply_of, results, slot, user
+
+
+class Stop(NamedTuple):
+    """How a turn ends."""
+
+    sampled: tuple[str, ...]
+    """The tokens that a model may sample to end it."""
+    written: str
+    """The token that the template writes; empty if it is the next message's opener, which the model samples."""
+    closing: str
+    """The text between the last sampled word and that token."""
+    is_confirmed: bool
+    """Whether the tokenizer or the generation configuration specifies that it ends a turn."""
+    call_id: str = ""
+    """The id of the sentinel's last call, which may be part of `closing`."""
+    is_unwritten: bool = False
+    """Whether the template writes no token there (`User: ... Assistant: ...`): a rendering lacks what was sampled."""
+
+    def closing_of(self, reply: Message) -> str:
+        """Return `closing` for a reply, whose calls have ids."""
+        given = reply.tool_calls[-1].id if reply.tool_calls else None
+        return self.closing.replace(self.call_id, given) if given and self.call_id else self.closing
+
+
+class Stops:
+    """The ends of turns, measured on sentinel messages.
+
+    Args:
+        text: Renders sentinel messages.
+        addressed: Adds ids to their calls.
+        mask: Finds the control tokens.
+        ends: The tokens that are known to end a turn.
+    """
+
+    def __init__(
+        self,
+        text: Callable[..., str],
+        addressed: Callable[[Sequence[Message]], list[Message]],
+        mask: Mask,
+        ends: Sequence[str],
+    ) -> None:
+        self._text = text
+        self._addressed = addressed
+        self._mask = mask
+        self._ends = ends
+
+    def of(self, has_calls: bool) -> Stop | None:
+        """Return how a turn with calls, or with text, ends; None if that is unknown."""
+        return self.of_call if has_calls else self.of_text
+
+    @cached_property
+    def of_text(self) -> Stop | None:
+        """How a turn with text ends; None if that is unknown."""
+        return self._find_stop("text", ("user", "system"), None)
+
+    @cached_property
+    def of_call(self) -> Stop | None:
+        """How a turn with calls ends; None if that is unknown."""
+        stop = self._find_stop("call", ("tool", "user"), self.of_text)
+        (sentinel,) = self._addressed([exchange("call", "user")[0]])
+        return stop._replace(call_id=sentinel.tool_calls[-1].id or "") if stop else None
+
+    def _find_stop(self, previous: Previous, followings: Sequence[Following], text_stop: Stop | None) -> Stop | None:
+        """Find the token that ends a turn with the first rule that applies; the surest rules come first."""
+        heads = [head for following in followings if (head := self._head(previous, following)) is not None]
+        if not heads:
+            return None
+        shared = heads[0][: shared_start(heads)]
+        known = next((item for item in self._mask.controls(shared) if item[0] in self._ends), None)
+        if known:  # after which the heads differ
+            return Stop((known[0],), known[0], shared[: known[1]], True)
+        if openers := self._openers(heads, self._ends):
+            return openers
+        if text_stop and text_stop.written and text_stop.written in shared:
+            return text_stop._replace(closing=shared[: shared.index(text_stop.written)])
+        end = self._end(previous)
+        if end is not None and (stop := self._common(heads, end) or self._replaced(heads, end)):
+            return stop
+        if not (text_stop and text_stop.written):  # an unknown opener, after what ends a conversation or the sentinel
+            after_end = [head[shared_start([head, end or ""]) :] for head in heads]
+            found = self._openers(after_end, None, heads[0][: shared_start([heads[0], end or ""])])
+            if found := found or (self._openers(heads, None) if previous == "text" else None):
+                return found
+        is_text = previous != "call" or text_stop is None or text_stop.is_unwritten
+        if self._ends and is_text and not any(map(self._mask.controls, heads)):
+            return Stop(tuple(self._ends), "", "", True, is_unwritten=True)
+        return None
+
+    def _common(self, heads: Sequence[str], end: str) -> Stop | None:
+        """Find the last control token after a turn that is there whatever follows, unless it ends each call."""
+        common = end[: shared_start([*heads, end])]
+        found = self._mask.controls(common)
+        if not found or found[-1][0] in self._between_calls:
+            return None
+        return Stop((found[-1][0],), found[-1][0], common[: found[-1][1]], False)
+
+    @cached_property
+    def _between_calls(self) -> str:
+        """The text between two calls of one message."""
+        try:
+            text = self._text([user(), exchange("two calls", "user")[0]], generation_prompt=False)
+        except TemplateFailed:
+            return ""
+        return text[text.find(FIRST_CALL) : text.rfind(REPLY)] if FIRST_CALL in text else ""
+
+    def _head(self, previous: Previous, following: Following) -> str | None:
+        """Return the text between the sentinel and the next message's content; None if there is none."""
+        reply, answers = exchange(previous, following)
+        try:
+            text = self._text([user(), reply, *answers], generation_prompt=True)
+        except TemplateFailed:
+            return None
+        tail = text[text.rfind(REPLY) + len(REPLY) :]
+        return tail[: tail.index(slot(0))] if REPLY in text and slot(0) in tail else None
+
+    def _end(self, previous: Previous) -> str | None:
+        """Return the text after the sentinel at the end of a conversation; None if there is none."""
+        try:
+            text = self._text([user(), exchange(previous, "user")[0]], generation_prompt=False)
+        except TemplateFailed:
+            return None
+        return text[text.rfind(REPLY) + len(REPLY) :] if REPLY in text else None
+
+    def _openers(self, heads: Sequence[str], among: Sequence[str] | None, closing: str = "") -> Stop | None:
+        """Find the tokens that open a next message, if they end a turn."""
+        found: list[tuple[str, int]] = []
+        for head in heads:
+            names = [(n, at) for n, at in self._mask.controls(head) if among is None or n in among]
+            if not names or (among is None and names[0][1] != 0):
+                return None
+            found.append(names[0])
+        if len({head[:at] for head, (_, at) in zip(heads, found, strict=True)}) > 1:
+            return None
+        closing += heads[0][: found[0][1]]
+        return Stop(tuple(dict.fromkeys(name for name, _ in found)), "", closing, among is not None)
+
+    def _replaced(self, heads: Sequence[str], end: str) -> Stop | None:
+        """Find a token that ends a conversation but is replaced by another one inside it (Harmony)."""
+        at_end = next((item for item in self._mask.controls(end) if item[0] in self._ends), None)
+        if at_end is None:
+            return None
+        closing = end[: at_end[1]]
+        if not all(head.startswith(closing) for head in heads):
+            return None
+        inside = {controls[0][0] for head in heads if (controls := self._mask.controls(head[len(closing) :]))}
+        return Stop((at_end[0],), inside.pop(), closing, True) if len(inside) == 1 else None
+
 
 Pair: TypeAlias = tuple[str, str]
 """The kinds of a reply and of what comes next, as in `Verdict`."""

@@ -1,19 +1,168 @@
 """A chat template bound to everything that is the same in all conversations of a renderer, and how it is found."""
 
+import hashlib
+import json
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any
+from typing import Any, Literal, cast
 
 from envsdk.errors import TemplateUnsupported
-from envsdk.messages import Message, ToolSchema
+from envsdk.messages import Message, TextPart, ToolCall, ToolSchema
 
+from .._replies._open_calls import OpenCalls
 from ._chat_template import ChatTemplate, TemplateFailed
-from ._dialect import Dialect
 from ._forgery import ForgeryCheck
-from ._mask import PROBE_NAME, Mask
+from ._mask import PROBE_NAME, STEM, Mask
 from ._sentinels import KEY, PROBE_TOOL, QUESTION, REASONING, REPLY, reply_of, results, user
+
+_LETTERS = string.ascii_lowercase + string.digits
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """The form in which a template reads a conversation, among the usual ones."""
+
+    content: Literal["text", "parts"] = "text"
+    """Whether content is a string or a list of typed parts."""
+    arguments: Literal["dict", "text"] = "dict"
+    """Whether a call's arguments are a dict or its JSON text."""
+    takes_text: bool = True
+    """Whether arguments given as a text may stay a text; if not, they are parsed if they are JSON."""
+    call_content: Literal["empty", "none", "absent"] = "empty"
+    """The content of a message that only calls tools."""
+    no_tools: Literal["none", "empty"] = "none"
+    """What the template receives as tools in an episode without tools."""
+    ids: Literal["word", "function"] = "word"
+    """The id given to a call without one: nine letters and digits, or `functions.name:0` (Kimi K2 names the function
+    nowhere else)."""
+
+    reasoning: Literal["field", "part"] = "field"
+    """Whether reasoning is a field of its own, or a part of the content (Ministral 3, Magistral)."""
+
+    def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return the messages as the template reads them."""
+        return [self._message(message) for message in messages]
+
+    def tools(self, tools: Sequence[ToolSchema]) -> list[Any] | None:
+        """Return the tools as the template reads them."""
+        return [dict(tool) for tool in tools] if tools or self.no_tools == "empty" else None
+
+    def readable(self, message: Message) -> Message:
+        """Return the message with JSON arguments, as in OpenAI's form, as the dict that the template reads."""
+        calls = message.tool_calls
+        if self.takes_text or not any(isinstance(call.arguments, str) for call in calls):
+            return message
+        read = [
+            call.model_copy(update={"arguments": _object_of(call.arguments)})
+            if isinstance(call.arguments, str)
+            else call
+            for call in calls
+        ]
+        return message.model_copy(update={"tool_calls": tuple(read)})
+
+    def addressed(self, messages: Sequence[Message], *, adds_ids: bool = True) -> list[Message]:
+        """Return the messages with an id for each call, and for each tool's result the id and name of its call.
+
+        A missing id is computed from the call alone, so it is the same wherever the call is written. `OpenCalls` finds
+        the call that a result answers; if none is left, it is the last one. Without `adds_ids`, a call has only the id
+        that it was given.
+
+        Raises:
+            RenderError: If no call has a result's id, or the call with that id is a call of another tool.
+        """
+        found: list[Message] = []
+        calls: tuple[ToolCall, ...] = ()
+        open_calls = OpenCalls()
+        for message in messages:
+            if message.role == "assistant":
+                open_calls = OpenCalls(message.tool_calls)
+                calls = message.tool_calls
+                if adds_ids and not all(call.id for call in calls):
+                    calls = tuple(self._with_id(index, call) for index, call in enumerate(calls))
+                    message = message.model_copy(update={"tool_calls": calls})
+            elif message.role == "tool" and calls:
+                answered = open_calls.answered_by(message)
+                call = calls[-1 if answered is None else answered]
+                given = {"tool_call_id": call.id, "name": message.name or call.name}
+                if given != {"tool_call_id": message.tool_call_id, "name": message.name}:
+                    message = message.model_copy(update=given)
+            found.append(message)
+        return found
+
+    def _with_id(self, index: int, call: ToolCall) -> ToolCall:
+        if call.id:
+            return call
+        content = json.dumps([index, call.name, call.arguments], sort_keys=True).encode()
+        number = int.from_bytes(hashlib.blake2b(content, digest_size=7).digest())
+        is_probe = call.name == PROBE_NAME
+        if self.ids == "function":
+            given = f"functions.{call.name}:{number % 1000 if is_probe else index}"
+        else:
+            letters = "".join(_LETTERS[number // 36**place % 36] for place in range(9))
+            given = STEM + letters[len(STEM) :] if is_probe else letters
+        return call.model_copy(update={"id": given})
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        content: Any = message.content
+        only_calls = bool(message.tool_calls) and not content
+        if only_calls and self.call_content == "none":
+            content = None
+        elif message.images:
+            content = _typed_parts(message)
+        elif self.content == "parts":
+            content = [{"type": "text", "text": content}]
+        if self.reasoning == "part" and message.reasoning is not None:
+            content = [{"type": "thinking", "thinking": message.reasoning}, *self._text_parts(message)]
+            only_calls = False
+        read: dict[str, Any] = {"role": message.role, "content": content}
+        if only_calls and self.call_content == "absent":
+            del read["content"]
+        if self.reasoning == "field" and message.reasoning is not None:  # under all names, as transformers does
+            read |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
+        if message.tool_calls:
+            read["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        names = {"tool_call_id": message.tool_call_id, "name": message.name}
+        return read | {name: value for name, value in names.items() if value is not None}
+
+    def in_openai_form(self, message: Message) -> dict[str, Any]:
+        """Return the message in OpenAI's form, with reasoning where the template reads it."""
+        read = message.to_openai()
+        if message.images:
+            read["content"] = _typed_parts(message)
+        elif self.content == "parts":
+            read["content"] = [{"type": "text", "text": message.content}]
+        if self.reasoning == "part" and message.reasoning is not None:
+            read.pop("reasoning_content", None)
+            read["content"] = self._message(message)["content"]
+        return read
+
+    def _text_parts(self, message: Message) -> list[dict[str, str]]:
+        return [{"type": "text", "text": message.content}] if message.content else []
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        arguments: Any = call.arguments
+        if self.arguments == "text" and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        read: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
+        return read if call.id is None else {"id": call.id, **read}
+
+
+def _typed_parts(message: Message) -> list[dict[str, Any]]:
+    """Return the content as templates of vision models read it: a part for an image does not have its bytes."""
+    parts = message.parts or ()
+    return [part.model_dump() if isinstance(part, TextPart) else {"type": "image"} for part in parts]
+
+
+def _object_of(text: str) -> dict[str, Any] | str:
+    """Return the arguments that a JSON text holds; the text itself if it is not a JSON object."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else text
 
 
 @dataclass(frozen=True)

@@ -70,38 +70,28 @@ class ContentRules:
     @cached_property
     def measured(self) -> MeasuredContent:
         """What the rules are, measured when they are needed."""
-        found = {role: self._transform(role) for role in ("user", "tool", "system")}
-        transforms = {role: index for role, index in found.items() if index is not None}
+        transforms: dict[str, int] = {}
+        for role in ("user", "tool", "system"):
+            for index, fit in enumerate(TRANSFORMS):
+                if role not in transforms and all(self._fits(role, fit, text) for text in _TEXTS[:2]):
+                    transforms[role] = index
         texts = [*self._literals, *_TEXTS]
         special = {
             role: tuple(text for text in texts if not self._fits(role, TRANSFORMS[index], text))
             for role, index in transforms.items()
         }
-        return MeasuredContent(transforms, special, self._triggers())
-
-    def _triggers(self) -> tuple[str, ...]:
         reply, answers = exchange("text", "user")
         normal = self._rendered([user(), reply, *answers])
-        return tuple(
+        triggers = tuple(
             text
             for text in self._literals
             if normal is not None and self._rendered([user(text), reply, *answers]) not in (normal, None)
         )
+        return MeasuredContent(transforms, special, triggers)
 
     def _transform_of(self, role: str) -> Transform | None:
         index = self.measured.transforms.get(role)
         return None if index is None else TRANSFORMS[index]
-
-    def _transform(self, role: str) -> int | None:
-        """Return the index of the first transform that fits."""
-        return next(
-            (
-                index
-                for index, transform in enumerate(TRANSFORMS)
-                if all(self._fits(role, transform, text) for text in _TEXTS[:2])
-            ),
-            None,
-        )
 
     def _fits(self, role: str, transform: Transform, text: str) -> bool:
         plain, given = self._plain[role], self._with(role, text)

@@ -15,8 +15,7 @@ from typing import Any, cast
 from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
 
-from ._mask import STEM, Mask, map_texts
-from ._names import pattern_of_names
+from ._mask import STEM, Mask, map_texts, pattern_of_names
 
 _NAMED = frozenset({"properties", "patternProperties", "dependentRequired", "dependentSchemas", "$defs", "definitions"})
 """The keywords of JSON Schema under which keys are names that an author chooses."""

@@ -7,13 +7,43 @@ import operator
 import re
 import string
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from envsdk.errors import TemplateUnsupported
 from envsdk.messages import ContentPart, Message, TextPart, ToolCall, text_of
 
-from ._names import pattern_of_names, rests_by_first
+
+def pattern_of_names(names: Iterable[str]) -> str:
+    """Return the regular expression of any of some names, of which the longest one is matched; it has no groups."""
+    branches: dict[str, list[str]] = defaultdict(list)
+    is_end = False
+    for name in dict.fromkeys(names):
+        if name:
+            branches[name[0]].append(name)
+        is_end = is_end or not name
+    found = [_branch(branch) for branch in branches.values()]
+    if not found:
+        return "" if is_end else "(?!)"
+    pattern = found[0] if len(found) == 1 and not is_end else f"(?:{'|'.join(found)})"
+    return pattern + ("?" if is_end else "")
+
+
+def rests_by_first(names: Iterable[str]) -> dict[str, str]:
+    """Return the regular expression of what follows each first character of the names."""
+    rests: dict[str, list[str]] = defaultdict(list)
+    for name in filter(None, names):
+        rests[name[0]].append(name[1:])
+    return {first: pattern_of_names(rest) for first, rest in rests.items()}
+
+
+def _branch(names: list[str]) -> str:
+    """Return the regular expression of names that begin with the same character."""
+    least, most = min(names), max(names)
+    length = next((i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), len(least))
+    return re.escape(least[:length]) + pattern_of_names(name[length:] for name in names)
+
 
 STEM = "Qzxj"
 """The beginning of every word that a probe writes or that hides something, in any case. Content never contains it."""
@@ -95,12 +125,10 @@ class Mask:
         """
         hidden = map_texts(message, self.hide)
         texts = {"content": hidden.content, "reasoning": hidden.reasoning}
-        begun = {name: _BEGUN.sub(self._hide_begun, text) for name, text in texts.items() if text}
+        hide_first: Callable[[re.Match[str]], str] = lambda found: self._words[found[0][0]] + found[0][1:]  # noqa: E731
+        begun = {name: _BEGUN.sub(hide_first, text) for name, text in texts.items() if text}
         changed = {name: text for name, text in begun.items() if text != texts[name]}
         return hidden.model_copy(update=changed) if changed else hidden
-
-    def _hide_begun(self, found: re.Match[str]) -> str:
-        return self._words[found[0][0]] + found[0][1:]
 
     def hide_all(self, value: Any) -> Any:
         """Hide in all strings of a JSON value."""

@@ -9,11 +9,10 @@ from typing import NamedTuple
 from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message
 
-from ._base import Base
+from ._base import Base, Stop
 from ._chat_template import TemplateFailed
 from ._mask import PROBE_NAME, STEM, has_stem, shared_start
 from ._sentinels import CALL_CONTENT, FIRST_CALL, QUESTION, REASONING, REPLY, reply_of, results, slot, user
-from ._stop import Stop
 
 _TAG = re.compile(r"<\|?/?([\w:.-]+)\|?>|\[/?([\w:.-]+)\]")
 _OPEN_TAG = re.compile(r"\s*(<\|?[\w:.-]+\|?>|\[[\w:.-]+\])\s*")

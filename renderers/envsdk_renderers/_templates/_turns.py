@@ -3,8 +3,11 @@
 Knows nothing about tokens.
 """
 
+import hashlib
+import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, TypeVar, cast
 
 import orjson
@@ -12,11 +15,13 @@ from pydantic import TypeAdapter
 
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
+from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 
 from ._base import Base, Pair, Tail, message_key, remember
-from ._bound_template import BoundTemplate
+from ._bound_template import BoundTemplate, Dialect, bind_template
+from ._chat_template import ChatTemplate
 from ._content import ContentRules, MeasuredContent
-from ._mask import PROBE_NAME
+from ._mask import PROBE_NAME, Mask
 from ._sentinels import CALL_CONTENT, PROBE_TOOL, REASONING, reply_of, slot, user
 from ._store import Store
 from ._verdicts import EXAMPLE_TOOL, Judge, rewritten_past, sentinel_past
@@ -45,6 +50,7 @@ class TemplateTurns:
         self._ends = ends
         self._judges: dict[tuple[object, ...], Judge] = {}
         self._shapes: dict[tuple[object, ...], Message] = {}
+        self._content: dict[bool, ContentRules] = {}
 
     def hide(self, message: Message) -> Message:
         """Return the message as the template may see it."""
@@ -99,28 +105,21 @@ class TemplateTurns:
 
         return self.measured(name, _EXAMPLE, measure)
 
-    @cached_property
-    def _rules_with_tools(self) -> ContentRules:
-        return self._rules((PROBE_TOOL,))
-
-    @cached_property
-    def _rules_without_tools(self) -> ContentRules:
-        return self._rules(())
-
-    def _rules(self, tools: Sequence[ToolSchema]) -> ContentRules:
-        rules = ContentRules(self.base((), tools), self._literals)
-        name = "content with tools" if tools else "content without tools"
-        vars(rules)["measured"] = self.measured(name, _CONTENT, lambda: rules.measured)
+    def _rules(self, has_tools: bool) -> ContentRules:
+        """Return the rules by which content is written after a reply."""
+        rules = self._content.get(has_tools)
+        if rules is None:
+            mask, name = self._mask, "content with tools" if has_tools else "content without tools"
+            literals = [mask.hide(text) for text in self.template.chat_template.literals]
+            measured = ContentRules(self.base((), (PROBE_TOOL,) * has_tools), literals)
+            vars(measured)["measured"] = self.measured(name, _CONTENT, lambda: measured.measured)
+            rules = self._content[has_tools] = measured
         return rules
-
-    @property
-    def _literals(self) -> list[str]:
-        return [self._mask.hide(text) for text in self.template.chat_template.literals]
 
     def refuse_triggers(self, hidden: Sequence[Message]) -> None:
         """Refuse messages that would change what the template writes after later replies."""
         for message in hidden:
-            found = None if message.role == "assistant" else self._rules_without_tools.trigger(message.content)
+            found = None if message.role == "assistant" else self._rules(False).trigger(message.content)
             if found:
                 raise TemplateUnsupported(
                     f"a {message.role} message contains {self._mask.restore(found)!r}, which changes how this template "
@@ -145,7 +144,7 @@ class TemplateTurns:
         previous = history[-1] if history else None
         hidden = [self.hide(answer) for answer in answers]
         self.refuse_triggers(hidden)
-        rules = self._rules_with_tools if tools else self._rules_without_tools
+        rules = self._rules(bool(tools))
         contents = [rules.write(message) for message in hidden]
         is_known = None not in contents
         writes_ids = bool(reply.tool_calls) and judge.base.writes_ids
@@ -156,11 +155,21 @@ class TemplateTurns:
             shape, *shown = self.template.dialect.addressed([self.hide(reply), *hidden])
         shape = _without_moved_text(judge.base, shape)
         if not is_known:
-            held = self._slots_next_to_images(hidden, contents)
+            # Where a slot is, is found without rendering the conversation up to it.
+            is_rendered = any(c is None and not a.images for a, c in zip(hidden, contents, strict=True))
+            held = {i: content for i, content in enumerate(contents) if content is not None and not is_rendered}
             shown = [m.model_copy(update={"content": slot(i)}) if i in held else m for i, m in enumerate(shown)]
             tail = self._measured_tail(judge, previous, shape, shown)
             return tail, {rules.slot(shown[index].role, index): content for index, content in held.items()}
-        tail = self._cached_tail(judge, previous, shape, shown)
+        thinks = None if shape.reasoning is None else bool(shape.reasoning)
+        calls = tuple((call.name, call.id) for call in shape.tool_calls)
+        key: tuple[object, ...] = (previous is not None and previous.role == "tool", thinks, bool(shape.content), calls)
+        key = (*key, *((answer.role, answer.tool_call_id, answer.name) for answer in shown))
+        tail = judge.base.tails.get(key)
+        if tail is None:
+            slotted = [message.model_copy(update={"content": slot(i)}) for i, message in enumerate(shown)]
+            tail = self._measured_tail(judge, previous, shape, slotted)
+            remember(judge.base.tails, key, tail)
         slots = [rules.slot(message.role, index) for index, message in enumerate(answers)]
         return tail, {name: content or "" for name, content in zip(slots, contents, strict=True)}
 
@@ -173,30 +182,6 @@ class TemplateTurns:
             shape = self.hide(_shape(reply))
             remember(self._shapes, key, shape)
         return shape
-
-    @staticmethod
-    def _slots_next_to_images(answers: Sequence[Message], contents: Sequence[str | None]) -> dict[int, str]:
-        """Return the contents that are written into slots if only the answers with images have to be rendered.
-
-        Where a slot is, is found without rendering the conversation up to it.
-        """
-        if any(content is None and not answer.images for answer, content in zip(answers, contents, strict=True)):
-            return {}
-        return {index: content for index, content in enumerate(contents) if content is not None}
-
-    def _cached_tail(self, judge: Judge, previous: Message | None, reply: Message, answers: Sequence[Message]) -> Tail:
-        """Return the tail of a turn of this shape, with a slot for each answer; measure it the first time."""
-        calls = tuple((call.name, call.id) for call in reply.tool_calls)
-        thinks = None if reply.reasoning is None else bool(reply.reasoning)
-        key = (previous is not None and previous.role == "tool", thinks, bool(reply.content), calls)
-        key = (*key, *((answer.role, answer.tool_call_id, answer.name) for answer in answers))
-        tails = judge.base.tails
-        tail = tails.get(key)
-        if tail is None:
-            slotted = [message.model_copy(update={"content": slot(i)}) for i, message in enumerate(answers)]
-            tail = self._measured_tail(judge, previous, reply, slotted)
-            remember(tails, key, tail)
-        return tail
 
     def _measured_tail(
         self, judge: Judge, previous: Message | None, reply: Message, answers: Sequence[Message]
@@ -284,3 +269,64 @@ def _pair(previous: Message | None, reply: Message, answers: Sequence[Message]) 
     if previous is not None and previous.role == "tool":
         name = "tool" if name == "text" else f"{name} after a tool"
     return name, " then ".join(answer.role for answer in answers) or "nothing"
+
+
+_MANY = 64
+_DIALECT = TypeAdapter(Dialect)
+_LOCK = threading.Lock()
+_TURNS: OrderedDict[str, TemplateTurns] = OrderedDict()
+
+
+def turns_of(
+    source: ChatTemplateSource,
+    tokenizer: Tokenizer,
+    ends: Sequence[str],
+    *,
+    date: str,
+    arguments: Mapping[str, Any],
+    hides_names: bool,
+) -> TemplateTurns:
+    """Return the turns of a template, which all renderers with the same template, vocabulary and options share.
+
+    Args:
+        source: The template, with its special tokens.
+        tokenizer: The tokenizer.
+        ends: The tokens that are known to end a turn.
+        date: The date that the template's `strftime_now` returns.
+        arguments: Further arguments of the template.
+        hides_names: Whether names of control tokens are hidden in content.
+
+    Raises:
+        TemplateUnsupported: If the template renders no user message.
+    """
+    options = [source.text, source.special_tokens, ends, date, arguments, hides_names, tokenizer.fingerprint]
+    try:
+        key = hashlib.sha256(json.dumps(options).encode(errors="surrogatepass")).hexdigest()
+    except TypeError:  # an argument that is not JSON, which may change
+        return TemplateTurns(_bound(source, tokenizer, date, arguments, hides_names), ends)
+    with _LOCK:
+        turns = _TURNS.get(key)
+        if turns is None:
+            store = Store(key)
+            template = _bound(source, tokenizer, date, arguments, hides_names, store)
+            turns = _TURNS[key] = TemplateTurns(template, ends, store)
+        _TURNS.move_to_end(key)
+        if len(_TURNS) > _MANY:
+            _TURNS.popitem(last=False)
+    return turns
+
+
+def _bound(
+    source: ChatTemplateSource,
+    tokenizer: Tokenizer,
+    date: str,
+    arguments: Mapping[str, Any],
+    hides_names: bool,
+    store: Store | None = None,
+) -> BoundTemplate:
+    compiled = ChatTemplate(source.text, date=date, special_tokens=source.special_tokens)
+    mask, given = Mask(list(tokenizer.control_tokens), hides_names=hides_names), dict(arguments)
+    if store is None:
+        return bind_template(compiled, mask, given)
+    dialect = store.measured("dialect", _DIALECT, lambda: bind_template(compiled, mask, given).dialect)
+    return BoundTemplate(compiled, mask, dialect, given)

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
 
-from ._base import Pair
+from ._base import Pair, Stop
 from ._bound_template import BoundTemplate
 from ._chat_template import TemplateFailed
 from ._sentinels import KEY, REPLY, reply_of
-from ._stop import Stop
 from ._verdicts import difference_of
 
 
