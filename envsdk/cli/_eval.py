@@ -7,7 +7,7 @@ import typer
 
 from ..errors import ConfigError
 from ..rollouts import Rollouts
-from ..rollouts.evaluation import Environment, Evaluation, Model, Suite, compared, evaluate, runs_of, scored
+from ..rollouts.evaluation import Evaluation, Model, Suite, SuiteEnvironment, compared, evaluate, runs_of, scored
 from ._options import (
     ALLOW_CHANGED,
     ENVIRONMENT,
@@ -75,7 +75,9 @@ def eval_(
             suite = suite.model_copy(update={"not_scored": not_scored})
     else:
         options = policy_options(model, policy_option or ())
-        environment = Environment(id=what, options=options_of(option or (), ("renderer", "tokenizer")), success=success)
+        environment = SuiteEnvironment(
+            id=what, options=options_of(option or (), ("renderer", "tokenizer")), success=success
+        )
         family = renderer and specification(renderer)
         one = Model(policy=policy, options=options, renderer=family, tokenizer=tokenizer)
         name = model or policy
@@ -91,9 +93,13 @@ def eval_(
         )
     if allow_changed:
         suite = suite.model_copy(update={"rollouts": {**suite.rollouts, "allow_changed": True}})
+
+    def announce(env: str, model: str, rollouts: Rollouts) -> None:
+        print_error(f"{env}, {model}: {rollouts.statistics.total - rollouts.statistics.resumed} episodes")
+
     folder = Path("runs") / (stored.stem if stored.suffix else "evaluation") if out is None else out
     try:
-        evaluation = evaluate(suite, folder, resume=resume, against=compare, on_begin=None if as_json else _announce)
+        evaluation = evaluate(suite, folder, resume=resume, against=compare, on_begin=None if as_json else announce)
     except KeyboardInterrupt:
         print_error(f"interrupted; what ended is stored in {folder}: the same command with --resume continues")
         raise typer.Exit(130) from None
@@ -102,10 +108,6 @@ def eval_(
         print_text(f"wrote {folder}/evaluation.json and {folder}/evaluation.md")
     if all(sum(result.score.failed.values()) == result.score.episodes for result in evaluation.results):
         raise typer.Exit(1)
-
-
-def _announce(env: str, model: str, rollouts: Rollouts) -> None:
-    print_error(f"{env}, {model}: {rollouts.statistics.total - rollouts.statistics.resumed} episodes")
 
 
 def _print(evaluation: Evaluation, as_json: bool) -> None:

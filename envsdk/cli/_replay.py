@@ -9,7 +9,7 @@ import typer
 from .._visible import on_one_line
 from ..authoring._trust import Trust
 from ..errors import ConfigError
-from ..rollouts._replaying import Replayed, replay_run
+from ..rollouts._replaying import ReplayResult, replay_run
 from ..rollouts._stored_run import StoredRun
 from ._options import import_from_here
 from ._output import print_error, print_json, print_text
@@ -60,7 +60,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def _print(result: Replayed, as_json: bool) -> None:
+def _print(result: ReplayResult, as_json: bool) -> None:
     name, found = result.trajectory.id, result.differences
     if as_json:
         print_json({"id": name, "refused": result.refused, "differences": [asdict(one) for one in found]})

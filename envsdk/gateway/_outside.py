@@ -20,7 +20,7 @@ from ..limits import Limits, StopReason
 from ..messages import Message
 from ..policies._policy import PolicyLike
 from ..rendering.renderer import check_image
-from ..rollouts._jobs import Job
+from ..rollouts._jobs import EpisodeJob
 from ..rollouts._player import Player, PlaySettings
 from ..rollouts._run_folder import RunFolder
 from ..trajectories._trajectory import Trajectory
@@ -179,7 +179,7 @@ class PlayedSessions:
         self._ids[session.id] = episode_id
         task = {"task": options["task"]} if options.get("task") is not None else {}
         group = options.get("group_id") or episode_id
-        job = Job(self._count, NAME, episode_id, group, options.get("seed"), task)
+        job = EpisodeJob(self._count, NAME, episode_id, group, options.get("seed"), task)
         opened.playing = asyncio.create_task(self._play(job))
         return session
 
@@ -240,7 +240,7 @@ class PlayedSessions:
         if self.folder is not None:
             await asyncio.to_thread(self.folder.close, is_complete=True)
 
-    async def _play(self, job: Job) -> Trajectory:
+    async def _play(self, job: EpisodeJob) -> Trajectory:
         assert self._player is not None
         opened = self._opened[job.id]
         try:

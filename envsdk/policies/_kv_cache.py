@@ -60,7 +60,8 @@ class Computed:
         Returns:
             False, without a change, if a layer has already dropped some of these tokens.
         """
-        if any(_has_dropped(layer) for layer in _layers(self)) and length < len(self.tokens):
+        known = [layer for layer in _layers(self) if layer.keys is not None]
+        if length < len(self.tokens) and any(one.get_seq_length() > one.keys.shape[-2] for one in known):
             return False
         for layer in _layers(self):
             if layer.keys is not None:
@@ -73,10 +74,6 @@ class Computed:
 
 def _layers(computed: Computed) -> list[Any]:
     return [] if computed.layers is None else computed.layers.layers
-
-
-def _has_dropped(layer: Any) -> bool:
-    return layer.keys is not None and layer.get_seq_length() > layer.keys.shape[-2]
 
 
 class KVCache:
@@ -92,7 +89,9 @@ class KVCache:
         self._config = model.config.get_text_config(decoder=True)
         self._kind = kind
         self._max_bytes = max_bytes
-        self._outlives_reply = kind != "off" and _has_only_attention(model, self._config)
+        layers: list[str] = getattr(self._config, "layer_types", None) or []
+        has_state = getattr(model, "_is_stateful", False) or not set(layers) <= _ATTENTION
+        self._outlives_reply = kind != "off" and not has_state
         self._entries: OrderedDict[Key, Computed] = OrderedDict()
         self._sizes: dict[Key, int] = {}
 
@@ -166,8 +165,3 @@ class KVCache:
         dynamic_cache: Any = importlib.import_module("transformers").DynamicCache
         is_full = self._kind == "full" and self._outlives_reply
         return Computed(dynamic_cache() if is_full else dynamic_cache(config=self._config), weights)
-
-
-def _has_only_attention(model: Any, config: Any) -> bool:
-    layers: list[str] | None = getattr(config, "layer_types", None)
-    return not getattr(model, "_is_stateful", False) and set(layers or ()) <= _ATTENTION

@@ -61,12 +61,10 @@ class ModelSequence:
             raise ConfigError(f"token {start} is inside {new[0].image!r}; expected its first token, or one after it")
         inputs |= self._images.arrays(within(new, start, len(self._tokens)))
         if self._positions is not None:
-            inputs["position_ids"] = self._positions_from(start).to(device)[:, None]
+            known = self._positions.shape[1]
+            first, last = max(start - known, 0), len(self._tokens) - known
+            # Those of sampled tokens follow the largest one of the prompt.
+            sampled = self._torch.arange(self._next + first, self._next + last).expand(3, -1)
+            positions = self._torch.cat([self._positions[:, start:], sampled], 1)
+            inputs["position_ids"] = positions.to(device)[:, None]
         return inputs
-
-    def _positions_from(self, start: int) -> Any:
-        """Return the positions from `start` on: those of sampled tokens follow the largest one of the prompt."""
-        known = self._positions.shape[1]
-        first, last = max(start - known, 0), len(self._tokens) - known
-        sampled = self._torch.arange(self._next + first, self._next + last).expand(3, -1)
-        return self._torch.cat([self._positions[:, start:], sampled], 1)

@@ -3,13 +3,13 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
 from ..authoring._env import Env
 from ..contexts._protocol import Action
-from ..episodes._turn import Turn
 from ..errors import (
     ConfigError,
     PolicyError,
@@ -19,7 +19,6 @@ from ..errors import (
     what_is_invalid,
 )
 from ..messages import Message, ToolSchema
-from ..rendering.renderer import Renderer
 from ._client import MAX_REPLY_BYTES, ModelServer, ServerClient, Servers, Usage, checked_url
 from ._sampling import is_neutral, why_refused
 from ._server_replies import ServerUsage, read_response
@@ -204,7 +203,7 @@ class OpenAIChat:
     def _read(self, response: Any) -> "ChatReply":
         where = f"the answer of {self._base_url}"
         try:
-            completion = read_response(_Completion, response)
+            completion = read_response(_ChatCompletion, response)
         except ServerReplyError as error:
             raise ServerReplyError(f"{where} is not a chat completion: {error}") from error
         choice = completion.choices[0]
@@ -212,12 +211,22 @@ class OpenAIChat:
             raise ServerReplyError(
                 f"{where} has the finish reason {choice.finish_reason!r}; expected one of {(*_COMPLETE, 'length')}"
             )
+        given = choice.message
+        reasoning = given.reasoning_content or given.reasoning
+        calls = [call.model_dump() for call in given.tool_calls or ()]
+        data: dict[str, Any] = {"role": "assistant", "content": given.content or "", "tool_calls": calls}
         try:
-            message = _message_of(choice.message)
+            message = Message.from_openai({**data, "reasoning": reasoning} if isinstance(reasoning, str) else data)
         except (ValidationError, RecursionError) as error:
             why = what_is_invalid(error) if isinstance(error, ValidationError) else "it is nested too deeply"
             raise ServerReplyError(f"{where} is not a message: {why}") from error
-        counts = _counts_of(completion.usage)
+        usage = completion.usage or _Usage()
+        reported = {
+            "prompt_tokens": usage.prompt_tokens,
+            "sampled_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens,
+        }
+        counts = {name: count for name, count in reported.items() if count is not None}  # what is missing is not 0
         prompt, sampled = counts.get("prompt_tokens", 0), counts.get("sampled_tokens", 0)
         price = None if self._price is None else (prompt * self._price[0] + sampled * self._price[1]) / 1e6
         self.usage.answered(prompt, sampled, price or 0.0, counts.get("cached_tokens"))
@@ -227,6 +236,7 @@ class OpenAIChat:
         )
 
 
+@dataclass(frozen=True, slots=True)
 class ChatReply:
     """A reply of a chat model.
 
@@ -237,10 +247,9 @@ class ChatReply:
             `sampled_tokens`, `cached_tokens`), and their price if prices were given.
     """
 
-    def __init__(self, message: Message, is_cut: bool, extra: Mapping[str, Any]) -> None:
-        self.message = message
-        self.is_cut = is_cut
-        self.extra = extra
+    message: Message
+    is_cut: bool
+    extra: Mapping[str, Any]
 
 
 class ChatEpisode:
@@ -273,12 +282,24 @@ class ChatEpisode:
             Exception: See `OpenAIChat.reply`.
         """
         pending = self._env.episode.pending_reply(context)
-        _check_whole(pending.turn)
-        shown, stop = pending.context, tuple(pending.turn.stop)
+        turn, shown = pending.turn, pending.context
+        if turn.prefill is not None or turn.continuation is not None:
+            raise PolicyError(
+                "the environment began the reply (Turn(prefill=) or Turn(continues=True)), and a chat API cannot "
+                "continue it: use a policy that exchanges tokens, such as VLLM"
+            )
         answer = await self._policy.reply(
-            list(shown.view), shown.tools, stop=stop, max_tokens=max_tokens, sampling=sampling
+            list(shown.view), shown.tools, stop=tuple(turn.stop), max_tokens=max_tokens, sampling=sampling
         )
-        tokens = _tokens_of(shown.renderer, answer)
+        renderer = shown.renderer
+        try:
+            tokens = renderer.reply(answer.message)
+        except RenderError as error:
+            raise ServerReplyError(
+                f"the renderer {renderer.name!r} cannot express the model's reply: {error}"
+            ) from error
+        if answer.is_cut and len(tokens) and int(tokens[-1]) in renderer.stop_token_ids:
+            tokens = tokens[:-1]
         is_cut = answer.is_cut or (max_tokens is not None and len(tokens) > max_tokens)
         return Action(tokens[:max_tokens], None, "length" if is_cut else "stop", extra=answer.extra)
 
@@ -298,7 +319,11 @@ def chat_messages(messages: Sequence[Message], *, with_reasoning: bool = False) 
             data.pop("reasoning_content", None)
         if message.tool_calls:
             calls = [call.id or f"call_{index}_{number}" for number, call in enumerate(message.tool_calls)]
-            data["tool_calls"] = [_call(call, name) for call, name in zip(data["tool_calls"], calls, strict=True)]
+            for call, name in zip(cast("list[dict[str, Any]]", data["tool_calls"]), calls, strict=True):
+                arguments: Any = call["function"]["arguments"]
+                if not isinstance(arguments, str):
+                    call["function"]["arguments"] = json.dumps(arguments, ensure_ascii=False)
+                call["id"] = name
             unanswered = list(calls)
         elif message.role == "tool":
             answered = message.tool_call_id or (unanswered[0] if unanswered else f"call_{index}")
@@ -321,19 +346,12 @@ def _honored(sampling: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sampling.items() if name in _PARAMETERS}
 
 
-def _call(call: Mapping[str, Any], name: str) -> dict[str, Any]:
-    function = cast("Mapping[str, Any]", call["function"])
-    arguments: Any = function["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": name, "type": "function", "function": {"name": function["name"], "arguments": text}}
-
-
 class _Function(BaseModel):
     name: str
     arguments: str
 
 
-class _Call(BaseModel):
+class _ChatCall(BaseModel):
     id: str | None = None
     type: str = "function"
     function: _Function
@@ -341,7 +359,7 @@ class _Call(BaseModel):
 
 class _Message(BaseModel):
     content: str | None = None
-    tool_calls: list[_Call] | None = None
+    tool_calls: list[_ChatCall] | None = None
     reasoning_content: Any = None
     reasoning: Any = None
 
@@ -355,42 +373,7 @@ class _Usage(ServerUsage):
     completion_tokens: int | None = None
 
 
-class _Completion(BaseModel):
+class _ChatCompletion(BaseModel):
     id: str | None = None
     choices: list[_Choice] = Field(min_length=1)
     usage: _Usage | None = None
-
-
-def _counts_of(usage: _Usage | None) -> dict[str, int]:
-    """Return what the server counted. What it did not report is missing, and not 0."""
-    found = usage or _Usage()
-    counts = {
-        "prompt_tokens": found.prompt_tokens,
-        "sampled_tokens": found.completion_tokens,
-        "cached_tokens": found.cached_tokens,
-    }
-    return {name: count for name, count in counts.items() if count is not None}
-
-
-def _message_of(given: _Message) -> Message:
-    reasoning = given.reasoning_content or given.reasoning
-    calls = [call.model_dump() for call in given.tool_calls or ()]
-    data = {"role": "assistant", "content": given.content or "", "tool_calls": calls}
-    return Message.from_openai({**data, "reasoning": reasoning} if isinstance(reasoning, str) else data)
-
-
-def _tokens_of(renderer: Renderer, answer: ChatReply) -> "NDArray[Any]":
-    try:
-        tokens = renderer.reply(answer.message)
-    except RenderError as error:
-        raise ServerReplyError(f"the renderer {renderer.name!r} cannot express the model's reply: {error}") from error
-    is_ended = len(tokens) > 0 and int(tokens[-1]) in renderer.stop_token_ids
-    return tokens[:-1] if answer.is_cut and is_ended else tokens
-
-
-def _check_whole(turn: Turn) -> None:
-    if turn.prefill is not None or turn.continuation is not None:
-        raise PolicyError(
-            "the environment began the reply (Turn(prefill=) or Turn(continues=True)), and a chat API cannot continue "
-            "it: use a policy that exchanges tokens, such as VLLM"
-        )

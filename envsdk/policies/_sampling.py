@@ -98,14 +98,7 @@ def draw(logits: Any, sampling: Sampling, uniform: float) -> tuple[int, float]:
     """
     if sampling.temperature == 0:
         return int(logits.argmax()), 0.0
-    logprobs = _restricted(logits / sampling.temperature, sampling).log_softmax(-1)
-    cumulated = logprobs.exp().double().cumsum(-1)
-    # 1 - uniform is above 0, so this never chooses a token of probability 0.
-    token = int((cumulated < (1.0 - uniform) * cumulated[-1]).sum())
-    return token, float(logprobs[token])
-
-
-def _restricted(scores: Any, sampling: Sampling) -> Any:
+    scores = logits / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < len(scores):
         scores = scores.masked_fill(scores < scores.topk(sampling.top_k).values[-1], -float("inf"))
     if sampling.top_p < 1:
@@ -113,4 +106,8 @@ def _restricted(scores: Any, sampling: Sampling) -> Any:
         probabilities = ordered.softmax(-1)
         before = probabilities.cumsum(-1) - probabilities
         scores = scores.index_fill(0, order[before >= sampling.top_p], -float("inf"))
-    return scores
+    logprobs = scores.log_softmax(-1)
+    cumulated = logprobs.exp().double().cumsum(-1)
+    # 1 - uniform is above 0, so this never chooses a token of probability 0.
+    token = int((cumulated < (1.0 - uniform) * cumulated[-1]).sum())
+    return token, float(logprobs[token])

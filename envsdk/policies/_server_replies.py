@@ -147,13 +147,14 @@ def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | Non
     weights = _checked_weights(reply.weights, len(tokens))
     _check_stops(reply, request, tokens)
     _check_extra(reply.extra, len(tokens))
+    reason = next(one for one in _FINISH_REASONS if one == reply.finish_reason)
     if request.sampling.temperature == 0:
         logprobs = np.zeros_like(logprobs)  # greedy: the most likely token has probability 1
     return [
         Action(
             tokens[part.start : part.stop],
             logprobs[part.start : part.stop],
-            _finish_reason(reply) if part is weights[-1] else "abort",
+            reason if part is weights[-1] else "abort",
             request.sampling.temperature,
             _version_of(part),
             {**_extra_of(reply.extra, part, len(tokens)), **(reply.counts if part is weights[0] else {})},
@@ -176,10 +177,6 @@ def cut_reply(reply: ServerReply, length: int) -> ServerReply:
         extra={name: part_of(value, 0, length, size) for name, value in reply.extra.items()},
         top_logprobs=reply.top_logprobs[:length],
     )
-
-
-def _finish_reason(reply: ServerReply) -> FinishReason:
-    return next(reason for reason in _FINISH_REASONS if reason == reply.finish_reason)
 
 
 def _check_end(reply: ServerReply, request: ServerRequest) -> None:

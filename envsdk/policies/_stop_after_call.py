@@ -97,10 +97,9 @@ class _Watch:
         wants_end = bool(self._listener(tokens)) if self._listener is not None else False
         self._sampled += map(int, tokens)
         self._left -= (ended := _ended(self._reader.feed(tokens)))
-        return wants_end or (bool(ended) and self._left <= 0 and self._can_end())
-
-    def _can_end(self) -> bool:
-        """Return whether the reply, closed as the next observation closes it, reads without errors."""
+        if wants_end or not ended or self._left > 0:
+            return wants_end
+        # The reply, closed as the next observation closes it, has to read without errors.
         closing = self._renderer.extend(self._sampled, [], generation_prompt=False)
         closed = [*self._sampled, *closing.tolist()]
         stops = [index for index, token in enumerate(closed) if token in self._renderer.stop_token_ids]

@@ -31,7 +31,7 @@ _ADVICE = "pip install 'envsdk[torch]'"
 
 
 @dataclass(slots=True)
-class Statistics:
+class CacheStatistics:
     """Token counts of a policy since it was created."""
 
     replies: int = 0
@@ -116,7 +116,7 @@ class TransformersPolicy:
         if cache not in get_args(CacheKind):
             raise ConfigError(f"cache is {cache!r}; expected one of {get_args(CacheKind)}")
         self.model = model
-        self.statistics = Statistics()
+        self.statistics = CacheStatistics()
         self._tokenizer = known
         self._is_found = known is not None
         self._seed = seed
@@ -202,12 +202,18 @@ class TransformersPolicy:
         chosen = self._sampling.updated(sampling, "TransformersPolicy")
         self._check(prompt, stop)
         room = self._room(len(prompt), max_tokens)
-        reply = _Reply(stop_token_ids, tuple(map(str.encode, stop)), room, on_tokens)
-        rng, version = self._rng(episode_id, context, prompt), self._policy_version
+        reply = _SampledReply(stop_token_ids, tuple(map(str.encode, stop)), room, on_tokens)
+        version = self._policy_version
+        name = repr((self._seed, version, episode_id, context)).encode()
+        digest = hashlib.blake2b(name + np.ascontiguousarray(prompt, dtype="<i4").tobytes(), digest_size=16)
+        rng = np.random.default_rng(int.from_bytes(digest.digest(), "little"))
         key = (episode_id, context)
         sequence = ModelSequence(self._torch, self._images, prompt, media)
         computed = self._cache.take(key, base, keep, sequence.prompt_keys, self._weights())
-        self._count(len(computed.tokens), min(keep, len(prompt) - 1))
+        reused = len(computed.tokens)
+        self.statistics.replies += 1
+        self.statistics.reused += reused
+        self.statistics.recomputed += max(0, min(keep, len(prompt) - 1) - reused - 1)
         try:
             await self._sample(reply, sequence, computed, chosen, rng)
         finally:
@@ -224,7 +230,7 @@ class TransformersPolicy:
 
     async def _sample(
         self,
-        reply: "_Reply",
+        reply: "_SampledReply",
         sequence: ModelSequence,
         computed: Computed,
         sampling: Sampling,
@@ -261,16 +267,6 @@ class TransformersPolicy:
         changes = (p._version for p in self.model.parameters() if not p.is_inference())
         return self._refreshed, sum(changes)
 
-    def _rng(self, episode_id: str, context: str, prompt: "NDArray[np.int32]") -> np.random.Generator:
-        name = repr((self._seed, self._policy_version, episode_id, context)).encode()
-        digest = hashlib.blake2b(name + np.ascontiguousarray(prompt, dtype="<i4").tobytes(), digest_size=16)
-        return np.random.default_rng(int.from_bytes(digest.digest(), "little"))
-
-    def _count(self, reused: int, kept: int) -> None:
-        self.statistics.replies += 1
-        self.statistics.reused += reused
-        self.statistics.recomputed += max(0, kept - reused - 1)
-
     def _check(self, prompt: "NDArray[np.int32]", stop: tuple[str, ...]) -> None:
         rows: int = self._config.vocab_size
         if not len(prompt):
@@ -301,7 +297,7 @@ class TransformersPolicy:
         return room
 
 
-class _Reply:
+class _SampledReply:
     """A reply that is being sampled."""
 
     def __init__(

@@ -144,7 +144,7 @@ class VLLM(ServedPolicy):
                 if request.media:
                     raise _no_images(server) from error
             else:
-                return _of_generation(read_response(_Generation, response), request)
+                return _of_generation(read_response(_GenerateResponse, response), request)
         if request.media:
             raise _no_images(server)
         response = await ask(_COMPLETIONS, self._completions_body(request))  # which knows whether the model is missing
@@ -237,7 +237,7 @@ class _GenerationChoice(BaseModel):
     weight_versions: list[WeightSpan] | None = None
 
 
-class _Generation(BaseModel):
+class _GenerateResponse(BaseModel):
     choices: list[_GenerationChoice] = Field(min_length=1, max_length=1)
     usage: ServerUsage | None = None
     prompt_token_ids: list[TokenId] | None = None
@@ -261,7 +261,7 @@ class _Completion(BaseModel):
     usage: ServerUsage | None = None
 
 
-def _of_generation(response: _Generation, request: ServerRequest) -> ServerReply:
+def _of_generation(response: _GenerateResponse, request: ServerRequest) -> ServerReply:
     if request.media:
         check_prompt(response.prompt_token_ids, request)
     choice = response.choices[0]

@@ -75,7 +75,13 @@ def check_tokenizer(policy: object, renderer: Renderer) -> None:
         return
     name = str(getattr(policy, "__name__", type(policy).__name__))
     if declared is None:
-        _refuse_default(name, renderer)
+        if getattr(renderer.tokenizer, "is_default", False):
+            raise TokenizerMismatch(
+                f"the policy {name} would get token ids of the embedded tokenizer. It is the default only for the "
+                "policies 'random', 'reference' and 'null', because no model was trained with it. Set the tokenizer of "
+                "the policy's model in the environment or its renderer: tokenizer='<folder or Hugging Face id>'. If "
+                "the policy was made for the embedded tokenizer, set tokenizer='embedded'"
+            )
         return
     known = _load(declared, name)
     if known.fingerprint != renderer.tokenizer.fingerprint:
@@ -87,20 +93,11 @@ def check_tokenizer(policy: object, renderer: Renderer) -> None:
         )
 
 
-def _refuse_default(name: str, renderer: Renderer) -> None:
-    if getattr(renderer.tokenizer, "is_default", False):
-        raise TokenizerMismatch(
-            f"the policy {name} would get token ids of the embedded tokenizer. It is the default only for the policies "
-            "'random', 'reference' and 'null', because no model was trained with it. Set the tokenizer of the policy's "
-            "model in the environment or its renderer: tokenizer='<folder or Hugging Face id>'. If the policy was made "
-            "for the embedded tokenizer, set tokenizer='embedded'"
-        )
-
-
 def _load(declared: Any, name: str) -> Tokenizer:
     """Load a declared tokenizer. Loading takes a second, so it is cached until tokens are added to the object."""
     can_be_cached = type(declared).__weakrefoffset__ > 0 and type(declared).__hash__ is not None
-    added = _added_to(declared)
+    added_of: Any = getattr(declared, "get_added_vocab", None)  # a tokenizer of transformers may get tokens
+    added = None if added_of is None else added_of()
     known, tokenizer = _loaded.get(declared, (None, None)) if can_be_cached else (None, None)
     if tokenizer is not None and known == added:
         return tokenizer
@@ -111,9 +108,3 @@ def _load(declared: Any, name: str) -> Tokenizer:
     if can_be_cached:
         _loaded[declared] = added, tokenizer
     return tokenizer
-
-
-def _added_to(declared: Any) -> object:
-    """Return the tokens that were added to a tokenizer of transformers; None for any other object."""
-    read: Any = getattr(declared, "get_added_vocab", None)
-    return None if read is None else read()

@@ -1,6 +1,6 @@
 """Rollouts: run one episode, or many at the same time, with a policy; store them, and repeat what was stored."""
 
-from ._comparing import Difference
+from ._comparing import ReplayDifference
 from ._curriculum import TaskSampler
 from ._engine import Rollouts, arollout_many, rollout_many
 from ._jobs import Group
@@ -11,10 +11,10 @@ from ._statistics import Lag, PlayStatistics, Statistics
 from ._stored_run import StoredRun
 
 __all__ = [
-    "Difference",
     "Group",
     "Lag",
     "PlayStatistics",
+    "ReplayDifference",
     "Rollouts",
     "RunFolder",
     "Statistics",

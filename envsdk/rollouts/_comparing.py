@@ -25,7 +25,7 @@ class EndOfRecord(EnvsdkError):
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReplayDifference:
     """What differs between a stored episode and its repetition.
 
     Attributes:
@@ -50,7 +50,7 @@ class Difference:
 
 def differences(
     stored: Trajectory, replayed: Trajectory, tokenizer: Tokenizer, *, is_beyond: bool = False
-) -> list[Difference]:
+) -> list[ReplayDifference]:
     """Return what differs: of the episode as a whole, then step by step, then of its end.
 
     Args:
@@ -61,7 +61,10 @@ def differences(
             at that point, this is how the repetition has to end.
     """
     one, other = _decided(stored), _decided(replayed)
-    if is_beyond and _failed_at_a_request(stored):
+    # A method that raised raises again when it is repeated. One that took too long may end this time.
+    took_too_long = (stored.error or "").startswith(("DeadlineExceeded", "TimeoutError"))
+    failed_at_a_request = stored.status == "error" and (stored.error_kind != "environment" or took_too_long)
+    if is_beyond and failed_at_a_request:
         other.update({name: one[name] for name in _END})
     if json.dumps(one) == json.dumps(other):
         return []
@@ -70,13 +73,13 @@ def differences(
     ends = [{name: record[name] for name in _END} for record in (one, other)]
     found = [_of(None, None, item) for item in unequal(whole[0], whole[1], is_same=is_identical)]
     names = dict.fromkeys([*one["contexts"], *other["contexts"]])
-    contexts = [_Context(stored, replayed, one, other, name, tokenizer) for name in names]
+    contexts = [_ContextPair(stored, replayed, one, other, name, tokenizer) for name in names]
     in_contexts = [item for context in contexts for item in context.differences()]
     found += sorted(in_contexts, key=lambda item: (item.step is None, item.step or 0))
     found += [_of(None, None, item) for item in unequal(ends[0], ends[1], is_same=is_identical)]
     orders = [list(record["contexts"]) for record in (one, other)]
     if not found or (orders[0] != orders[1] and set(orders[0]) == set(orders[1])):
-        found.append(Difference(None, None, "order of the contexts", *map(str, orders)))
+        found.append(ReplayDifference(None, None, "order of the contexts", *map(str, orders)))
     return found
 
 
@@ -90,20 +93,11 @@ def _decided(trajectory: Trajectory) -> dict[str, Any]:
     return record
 
 
-def _failed_at_a_request(stored: Trajectory) -> bool:
-    """Return whether an episode failed while its next reply was requested, and not in a method of the environment.
-
-    A method that raised raises again when it is repeated. One that took too long may end this time.
-    """
-    took_too_long = (stored.error or "").startswith(("DeadlineExceeded", "TimeoutError"))
-    return stored.status == "error" and (stored.error_kind != "environment" or took_too_long)
+def _of(step: int | None, context: str | None, item: Unequal) -> ReplayDifference:
+    return ReplayDifference(step, context, item.path, item.stored, item.given)
 
 
-def _of(step: int | None, context: str | None, item: Unequal) -> Difference:
-    return Difference(step, context, item.path, item.stored, item.given)
-
-
-class _Context:
+class _ContextPair:
     """One context of a stored episode and of its repetition."""
 
     def __init__(
@@ -122,12 +116,14 @@ class _Context:
             for record in (one, other)
         ]
 
-    def differences(self) -> Iterator[Difference]:
+    def differences(self) -> Iterator[ReplayDifference]:
         """Yield the differences of its steps, of its messages, and of the rest."""
         one, other = self._logs
         if one is None or other is None:
             first = self._steps[0][0][0] if self._steps[0] else None
-            yield Difference(first, self._name, "context", *(MISSING if log is None else "there" for log in self._logs))
+            yield ReplayDifference(
+                first, self._name, "context", *(MISSING if log is None else "there" for log in self._logs)
+            )
             return
         yield from self._of_steps()
         yield from self._of_messages(one["messages"], other["messages"])
@@ -137,30 +133,27 @@ class _Context:
         for item in unequal(others[0], others[1], is_same=is_identical):
             yield _of(None, self._name, item)
 
-    def _of_steps(self) -> Iterator[Difference]:
+    def _of_steps(self) -> Iterator[ReplayDifference]:
         for (index, one), (_, other) in zip(*self._steps, strict=False):
             observed = (
                 self._stored.contexts[self._name].tokens[one["start"] : one["action_start"]],
                 self._replayed.contexts[self._name].tokens[other["start"] : other["action_start"]],
             )
             if not np.array_equal(observed[0], observed[1]):
-                yield Difference(index, self._name, "observation", *self._from_first_difference(observed))
+                yield ReplayDifference(index, self._name, "observation", *self._from_first_difference(observed))
             for item in unequal(_relative(one), _relative(other), is_same=is_identical):
                 yield _of(index, self._name, item)
         count, other_count = map(len, self._steps)
+        error = f"{EndOfRecord.__name__}: {beyond(self._name)}"
+        is_continued = self._stored.status != "error" and (self._replayed.error or "").startswith(error)
         if count > other_count:
             index = self._steps[0][other_count][0]
-            yield Difference(index, self._name, "step", "there", "the episode ended before it")
-        elif other_count > count or self._is_continued():
+            yield ReplayDifference(index, self._name, "step", "there", "the episode ended before it")
+        elif other_count > count or is_continued:
             last = self._steps[0][-1][0] if count else None
-            yield Difference(last, self._name, "end", "the last reply", "another reply is requested after it")
+            yield ReplayDifference(last, self._name, "end", "the last reply", "another reply is requested after it")
 
-    def _is_continued(self) -> bool:
-        """Return whether the repetition requested a reply in this context after the end of the record."""
-        error = f"{EndOfRecord.__name__}: {beyond(self._name)}"
-        return self._stored.status != "error" and (self._replayed.error or "").startswith(error)
-
-    def _of_messages(self, one: list[Any], other: list[Any]) -> Iterator[Difference]:
+    def _of_messages(self, one: list[Any], other: list[Any]) -> Iterator[ReplayDifference]:
         """Yield the differences of messages, each at the step that it answers."""
         replies = [(step["reply"], index) for index, step in self._steps[0] if step["reply"] is not None]
         for at in range(max(len(one), len(other))):

@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,7 +16,7 @@ from ..errors import ConfigError, RunFailed, ServerUnreachable
 from ..policies._find import find_policy
 from ..policies._policy import PolicyLike
 from ..trajectories._trajectory import Trajectory
-from ._jobs import Group, Job, jobs_of_seeds, jobs_of_tasks
+from ._jobs import EpisodeJob, Group, jobs_of_seeds, jobs_of_tasks
 from ._player import EpisodeResult, Player, PlaySettings, check_count, check_seconds
 from ._progress import Progress, find_progress
 from ._reporting import Reporting
@@ -24,7 +24,7 @@ from ._run_description import configuration_of
 from ._run_folder import RunFolder
 from ._statistics import Statistics
 from ._trackers import LogTo, find_tracker
-from ._worker import Weights
+from ._worker import WeightState
 from ._workers import Executor, WorkerPool, check_sendable
 
 _END = object()
@@ -140,7 +140,13 @@ class Rollouts:
             raise ConfigError(f"on_stale is {on_stale!r:.80}; expected 'drop' or 'keep'")
         if (seeds is None) == (tasks is None):
             raise ConfigError("give either seeds, such as seeds=range(100), or tasks")
-        _check_maker(env)
+        is_env = isinstance(env, Env)
+        if is_env or not (isinstance(env, str) or callable(env)):
+            what = f"the environment {env!r}" if is_env else f"{env!r:.80}"
+            raise ConfigError(
+                f"the rollouts got {what}; expected a way to make an environment for each concurrent episode: an id, "
+                "a class, or a function without arguments, such as functools.partial(MyEnv, history='strip')"
+            )
         self.statistics = Statistics()
         """What the run has done so far."""
         reporters = [find_progress(progress), None if log_to is None else find_tracker(log_to)]
@@ -174,7 +180,7 @@ class Rollouts:
             self._jobs = jobs_of_seeds(name, seeds, group_size)
         else:
             self._jobs = jobs_of_tasks(name, tasks, group_size, self._first)
-        self._stored_jobs: list[Job] = []
+        self._stored_jobs: list[EpisodeJob] = []
         self._sizes = Counter(job.group_id for job in self._jobs)
         self.statistics.total = len(self._jobs)
         self.folder: RunFolder | None = None
@@ -195,7 +201,7 @@ class Rollouts:
         self._policy_version: int | None = None
         self._is_paused = False
         self._player: Player | WorkerPool | None = None
-        self._running: AsyncGenerator[tuple[Job, Trajectory | None]] | None = None
+        self._running: AsyncGenerator[tuple[EpisodeJob, Trajectory | None]] | None = None
         self._failed_in_a_row = 0
         self._first_failure: EpisodeResult | None = None
         self._stored = 0
@@ -237,10 +243,7 @@ class Rollouts:
                 found.append((job.index, trajectory))
         return [trajectory for _, trajectory in sorted(found, key=lambda item: item[0])]
 
-    def __aiter__(self) -> AsyncIterator[Trajectory]:
-        return self._trajectories()
-
-    async def _trajectories(self) -> AsyncGenerator[Trajectory]:
+    async def __aiter__(self) -> AsyncGenerator[Trajectory]:
         async for _, trajectory in self._results():
             if trajectory is not None:
                 yield trajectory
@@ -252,9 +255,13 @@ class Rollouts:
         """
         ended = Counter[str]()
         found: dict[str, list[tuple[int, Trajectory]]] = defaultdict(list)
-        for job, trajectory in self._stored_of_open_groups():
-            ended[job.group_id] += 1
-            found[job.group_id].append((job.index, trajectory))
+        missing = {job.group_id for job in self._jobs}
+        stored = {job.id: job for job in self._stored_jobs if job.group_id in missing}
+        if stored and self.folder is not None:
+            for trajectory in RunFolder.open(self.folder.path).trajectories():
+                if (job := stored.get(trajectory.id)) is not None:
+                    ended[job.group_id] += 1
+                    found[job.group_id].append((job.index, trajectory))
         async for job, trajectory in self._results():
             name = job.group_id
             ended[name] += 1
@@ -277,7 +284,7 @@ class Rollouts:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    # Weights.
+    # WeightState.
 
     async def pause(self, *, abort: bool = True) -> None:
         """Before an update of the weights: let no call of the policy begin, and wait until none is running.
@@ -312,22 +319,13 @@ class Rollouts:
 
     # The run.
 
-    def _stored_of_open_groups(self) -> Iterator[tuple[Job, Trajectory]]:
-        """Read the stored episodes of the groups that have episodes to play."""
-        missing = {job.group_id for job in self._jobs}
-        wanted = {job.id: job for job in self._stored_jobs if job.group_id in missing}
-        if wanted and self.folder is not None:
-            for trajectory in RunFolder.open(self.folder.path).trajectories():
-                if trajectory.id in wanted:
-                    yield wanted[trajectory.id], trajectory
-
-    def _results(self) -> AsyncGenerator[tuple[Job, Trajectory | None]]:
+    def _results(self) -> AsyncGenerator[tuple[EpisodeJob, Trajectory | None]]:
         if self._running is not None:
             raise ConfigError("this run has begun already: make another Rollouts object")
         self._running = self._run()
         return self._running
 
-    async def _run(self) -> AsyncGenerator[tuple[Job, Trajectory | None]]:
+    async def _run(self) -> AsyncGenerator[tuple[EpisodeJob, Trajectory | None]]:
         """Yield each job as it ends, with what is reported of it."""
         ended: asyncio.Queue[Any] = asyncio.Queue()
         room = asyncio.Semaphore(self._max_concurrency)  # a slow reader holds the run up
@@ -351,86 +349,72 @@ class Rollouts:
 
     async def _play_all(self, ended: "asyncio.Queue[Any]", room: asyncio.Semaphore) -> None:
         self.statistics.began_at = time.monotonic()
-        player = self._player = self._new_player()
-        self.statistics.player = player
+        at_once = max(1, min(self._max_concurrency, len(self._jobs)))
+        if self._executor is None:
+            player: Player | WorkerPool = Player(self._settings, self._first, self._thread)
+            player.resume(self._policy_version)
+        else:
+            self._first.close()
+            self._thread.stop()
+            weights = WeightState(self._policy_version)
+            player = WorkerPool(self._executor, self._settings, self._n_workers, at_once, weights)
+        self._player = self.statistics.player = player
         jobs = iter(self._jobs)
+
+        async def work() -> None:
+            """Play jobs, one after another, until none is left."""
+            for job in jobs:
+                began = time.monotonic()
+                result = await player.play(job)
+                reported = await self._report(result, time.monotonic() - began)
+                await room.acquire()
+                ended.put_nowait((job, reported))
+
         try:
             await self._reporting.begin()
             if self._is_paused:
                 await player.pause()
-            workers = range(min(self._max_concurrency, len(self._jobs)))
-            await run_all(self._work(player, jobs, ended, room) for _ in workers)
+            await run_all(work() for _ in range(at_once))
         finally:
             await player.aclose()
 
-    def _new_player(self) -> Player | WorkerPool:
-        if self._executor is None:
-            player = Player(self._settings, self._first, self._thread)
-            player.resume(self._policy_version)
-            return player
-        self._first.close()
-        self._thread.stop()
-        weights = Weights(self._policy_version)
-        at_once = max(1, min(self._max_concurrency, len(self._jobs)))  # so that few episodes, too, go to all workers
-        return WorkerPool(self._executor, self._settings, self._n_workers, at_once, weights)
-
-    async def _work(
-        self, player: Player | WorkerPool, jobs: Iterable[Job], ended: "asyncio.Queue[Any]", room: asyncio.Semaphore
-    ) -> None:
-        """Play jobs, one after another, until none is left."""
-        for job in jobs:
-            began = time.monotonic()
-            played = await player.play(job)
-            reported = await self._report(played, time.monotonic() - began)
-            await room.acquire()
-            ended.put_nowait((job, reported))
-
-    async def _report(self, played: EpisodeResult, duration_s: float) -> Trajectory | None:
+    async def _report(self, result: EpisodeResult, duration_s: float) -> Trajectory | None:
         """Count a trajectory that took some seconds, and return it if it is to be reported.
 
         Raises:
             RunFailed: See `fail_fast`.
         """
-        trajectory = played.trajectory
+        trajectory = result.trajectory
         if self.folder is not None and trajectory.error_kind != "infrastructure":
             await self.folder.append(trajectory, duration_s)
             self._stored += 1
         self.statistics.add(trajectory)
-        self._check_failures(played)
+        self._check_failures(result)
         if self.is_stale(trajectory):
             self.statistics.stale += 1
             if self._on_stale == "drop":
                 return None
         if self._on_trajectory is not None:
-            result = self._on_trajectory(trajectory)
-            if inspect.isawaitable(result):
-                await result
+            returned = self._on_trajectory(trajectory)
+            if inspect.isawaitable(returned):
+                await returned
         return trajectory
 
-    def _check_failures(self, played: EpisodeResult) -> None:
+    def _check_failures(self, result: EpisodeResult) -> None:
         """End the run if what failed in an episode fails in all of them."""
-        error = played.trajectory.error or ""
+        error = result.trajectory.error or ""
         if error.startswith(ServerUnreachable.__name__) and not self.statistics.play.steps:
             raise RunFailed(f"no reply was sampled. {error}")
-        if played.trajectory.error_kind != "environment":
+        if result.trajectory.error_kind != "environment":
             self._failed_in_a_row, self._first_failure = 0, None
             return
         self._failed_in_a_row += 1
-        first = self._first_failure = self._first_failure or played
+        first = self._first_failure = self._first_failure or result
         if self._fail_fast is not None and self._failed_in_a_row >= self._fail_fast:
             raise RunFailed(
                 f"{self._failed_in_a_row} episodes in a row failed in the environment's code (fail_fast="
                 f"{self._fail_fast}). The first was {first.trajectory.id}:\n{first.traceback}"
             )
-
-
-def _check_maker(env: object) -> None:
-    if isinstance(env, Env) or not (isinstance(env, str) or callable(env)):
-        given = f"the environment {env!r}" if isinstance(env, Env) else f"{env!r:.80}"
-        raise ConfigError(
-            f"the rollouts got {given}; expected a way to make an environment for each concurrent episode: an id, a "
-            "class, or a function without arguments, such as functools.partial(MyEnv, history='strip')"
-        )
 
 
 async def arollout_many(

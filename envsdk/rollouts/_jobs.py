@@ -15,7 +15,7 @@ _Task: TypeAlias = tuple[str, int | None, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class EpisodeJob:
     """An episode to play.
 
     Attributes:
@@ -60,7 +60,7 @@ class Group:
         return len(self.trajectories) == self.size and all(one.status != "error" for one in self.trajectories)
 
 
-def jobs_of_seeds(name: str, seeds: object, group_size: int) -> list[Job]:
+def jobs_of_seeds(name: str, seeds: object, group_size: int) -> list[EpisodeJob]:
     """Return the jobs of a run: `group_size` episodes for each seed.
 
     A seed that occurs several times makes a larger group.
@@ -76,7 +76,7 @@ def jobs_of_seeds(name: str, seeds: object, group_size: int) -> list[Job]:
     return list(_numbered(name, found, group_size))
 
 
-def jobs_of_tasks(name: str, tasks: object, group_size: int, env: Env) -> list[Job]:
+def jobs_of_tasks(name: str, tasks: object, group_size: int, env: Env) -> list[EpisodeJob]:
     """Return the jobs of a run: `group_size` episodes for each task.
 
     Args:
@@ -105,12 +105,12 @@ def jobs_of_tasks(name: str, tasks: object, group_size: int, env: Env) -> list[J
     return list(_numbered(name, found, group_size))
 
 
-def _numbered(name: str, found: Sequence[_Task], group_size: int) -> Iterator[Job]:
+def _numbered(name: str, found: Sequence[_Task], group_size: int) -> Iterator[EpisodeJob]:
     """Yield the jobs; the first of a group has the group's id, and the others are numbered."""
     index, seen = 0, Counter[str]()
     for group_id, seed, task in found:
         for _ in range(group_size):
             number = seen[group_id]
-            yield Job(index, name, f"{group_id}#{number}" if number else group_id, group_id, seed, task)
+            yield EpisodeJob(index, name, f"{group_id}#{number}" if number else group_id, group_id, seed, task)
             seen[group_id] += 1
             index += 1

@@ -45,7 +45,7 @@ from ..policies._built_in import ReplyPolicy
 from ..policies._find import find_policy, of_role, why_not_sampled
 from ..policies._policy import PolicyLike
 from ..trajectories._trajectory import ErrorKind, Trajectory
-from ._jobs import Job
+from ._jobs import EpisodeJob
 from ._runner import EpisodeRunner, check_is_env
 from ._statistics import PlayStatistics
 
@@ -234,7 +234,7 @@ class Player:
         self._in_flight = 0
         self._housekeeping = asyncio.create_task(self._keep_house())
 
-    async def play(self, job: Job, policy: PolicyLike | None = None) -> EpisodeResult:
+    async def play(self, job: EpisodeJob, policy: PolicyLike | None = None) -> EpisodeResult:
         """Play an episode. Whatever fails in it is recorded; after an infrastructure error it begins again.
 
         It does not if the engine of the policy's server has died (`EngineDead`).
@@ -308,7 +308,7 @@ class Player:
 
     # One attempt.
 
-    async def _attempt(self, job: Job, policy: PolicyLike) -> EpisodeResult:
+    async def _attempt(self, job: EpisodeJob, policy: PolicyLike) -> EpisodeResult:
         attempt: _Attempt | None = None
         try:
             attempt = _Attempt(self, await self._take_seat(), job, policy)
@@ -327,7 +327,7 @@ class Player:
             attempt.seat.forget()
         return result
 
-    def _log_failure(self, job: Job, error: Exception, kind: ErrorKind) -> None:
+    def _log_failure(self, job: EpisodeJob, error: Exception, kind: ErrorKind) -> None:
         """Log a line for each failure, and the traceback of the first of its kind."""
         frames = traceback.extract_tb(error.__traceback__)
         place = (type(error), *((frames[-1].filename, frames[-1].lineno) if frames else ()))
@@ -532,7 +532,7 @@ class Player:
 class _Attempt:
     """One attempt to play a job."""
 
-    def __init__(self, player: Player, seat: _Seat, job: Job, policy: PolicyLike) -> None:
+    def __init__(self, player: Player, seat: _Seat, job: EpisodeJob, policy: PolicyLike) -> None:
         self.seat = seat
         self.policy_error: Exception | None = None
         """What the policy raised."""
@@ -631,7 +631,7 @@ def _too_late(what: str, seconds: float | None, cause: str | None) -> DeadlineEx
     return DeadlineExceeded(f"{what} took longer than {seconds or 0:g} s{advice}")
 
 
-def _failed(env: Env | None, job: Job, error: Exception, kind: ErrorKind) -> Trajectory:
+def _failed(env: Env | None, job: EpisodeJob, error: Exception, kind: ErrorKind) -> Trajectory:
     """Return the trajectory of an episode that failed."""
     episode = None if env is None else driver_of(env).episode
     if env is None or episode is None or episode.id != job.id or episode.is_over:
@@ -641,7 +641,7 @@ def _failed(env: Env | None, job: Job, error: Exception, kind: ErrorKind) -> Tra
     return trajectory
 
 
-def failed_before_it_began(job: Job, error: Exception, kind: ErrorKind) -> Trajectory:
+def failed_before_it_began(job: EpisodeJob, error: Exception, kind: ErrorKind) -> Trajectory:
     """Return the trajectory of an episode that has no step."""
     return Trajectory(
         id=job.id,
@@ -671,7 +671,7 @@ class _SharedPlayer:
 _open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[_SharedPlayer]] = weakref.WeakKeyDictionary()
 
 
-async def play_one(settings: PlaySettings, job: Job, policy: PolicyLike) -> Trajectory:
+async def play_one(settings: PlaySettings, job: EpisodeJob, policy: PolicyLike) -> Trajectory:
     """Play an episode. Episodes that run at the same time with equal settings share a player and its environments.
 
     Args:

@@ -33,7 +33,7 @@ def find_progress(progress: Progress) -> Reporter | None:
             raise ConfigError(f"progress is {progress!r:.80}; expected True, False, 'auto', or a rich console")
         if progress is False or (progress == "auto" and not _has_terminal()):
             return None
-        return Display() if _has_terminal() else Lines()
+        return Display() if _has_terminal() else ProgressLines()
     from rich.console import Console
 
     if not isinstance(progress, Console):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -49,7 +49,7 @@ def _has_terminal() -> bool:
         return False
 
 
-class Lines:
+class ProgressLines(Reporter):
     """Prints a line on standard error every `LINES_EVERY_S` seconds, and one at the end."""
 
     name = "the progress lines"
@@ -58,20 +58,14 @@ class Lines:
     def __init__(self) -> None:
         self.every_s = LINES_EVERY_S
 
-    def begin(self) -> None:
-        """See `Reporter`."""
-
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Print a line."""
         if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] (a program without a console)
             facts = "; ".join(f"{label} {text}" for label, text in facts_of(values).items())
             print(f"rollouts: {counts(values)}; {facts}", file=sys.stderr, flush=True)
 
-    def end(self) -> None:
-        """See `Reporter`."""
 
-
-class Display:
+class Display(Reporter):
     """A live display.
 
     Args:
@@ -85,9 +79,6 @@ class Display:
     def __init__(self, console: "Console | None" = None) -> None:
         self._console = console
         self._live: Any = None
-
-    def begin(self) -> None:
-        """See `Reporter`."""
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Draw the display."""
@@ -151,8 +142,8 @@ def facts_of(values: Mapping[str, float]) -> dict[str, str]:
         "waiting": _listed(values, "rollouts/waiting/", "{} {:.0%}"),
         "failures": _listed(values, "rollouts/failures/", "{} {:,.0f}"),
         "retries": _listed(values, "rollouts/retries/", "{} {:,.0f}"),
-        "stale": _counted(values, "rollouts/stale"),
-        "abandoned": _counted(values, "rollouts/abandoned"),
+        "stale": f"{values['rollouts/stale']:,.0f}" if values["rollouts/stale"] else "",
+        "abandoned": f"{values['rollouts/abandoned']:,.0f}" if values["rollouts/abandoned"] else "",
         "event loop": f"{1000 * values['rollouts/lag_p99_s']:.3g} ms late (p99)",
     }
     return {label: text for label, text in facts.items() if text}
@@ -167,10 +158,6 @@ def _listed(values: Mapping[str, float], prefix: str, form: str) -> str:
     """Return the values below a prefix, the largest first."""
     found = sorted(((value, name) for name, value in values.items() if name.startswith(prefix) and value), reverse=True)
     return ", ".join(form.format(name.removeprefix(prefix), value) for value, name in found[:6])
-
-
-def _counted(values: Mapping[str, float], name: str) -> str:
-    return f"{values[name]:,.0f}" if values[name] else ""
 
 
 def _time(seconds: float) -> str:

@@ -10,10 +10,10 @@ from typing import Any
 
 from .._packages import load
 from ..errors import ConfigError, WorkerLost
-from ._jobs import Job
+from ._jobs import EpisodeJob
 from ._player import PlaySettings
 from ._statistics import PlayStatistics
-from ._worker import Report, Weights, Worker
+from ._worker import Report, WeightState, Worker
 
 _log = logging.getLogger(__name__)
 _FIRST_LINE_S = 10.0
@@ -42,13 +42,13 @@ class RayWorker:
     Ray runs a class that has coroutines, such as `Worker`, in an event loop, which `exchange` would block.
     """
 
-    def __init__(self, settings: PlaySettings, weights: Weights) -> None:
+    def __init__(self, settings: PlaySettings, weights: WeightState) -> None:
         self._worker = Worker(settings, weights)
 
     def begin(self) -> None:
         """Return once the worker has begun."""
 
-    def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
+    def exchange(self, jobs: Sequence[EpisodeJob], weights: WeightState) -> Report:
         """See `Worker.exchange`."""
         return self._worker.exchange(jobs, weights)
 
@@ -77,7 +77,7 @@ class RayHosts:
         resources = await asyncio.to_thread(self._connect)
         return max(1, int(resources.get("CPU", 1)))
 
-    def new(self, settings: PlaySettings, weights: Weights) -> "RayHost":
+    def new(self, settings: PlaySettings, weights: WeightState) -> "RayHost":
         """Make an actor, which begins when a CPU is free."""
         return RayHost(self._ray, self._make_actor.remote(settings, weights), self)
 
@@ -85,11 +85,13 @@ class RayHosts:
         """Shut Ray down if `connect` started it, and no other run needs it."""
         await asyncio.to_thread(self._disconnect)
 
-    async def check_node(self) -> None:
-        """Check that Ray runs on the node of this process: otherwise, no actor would ever begin.
+    async def still_waiting(self, seconds: float) -> None:
+        """Check that Ray runs on the node of this process, and log that an actor has waited for a CPU.
+
+        One line a minute is logged for all of them.
 
         Raises:
-            WorkerLost: If it has ended there.
+            WorkerLost: If Ray has ended there: no actor would ever begin.
         """
         nodes: list[dict[str, Any]] = await asyncio.to_thread(self._ray.nodes)
         own = self._ray.get_runtime_context().get_node_id()
@@ -98,9 +100,6 @@ class RayHosts:
                 f"Ray has ended on the node of this program (its raylet, node {own}), so no worker can begin: start "
                 "Ray there again, and then the program; with a run folder, it continues where it ended"
             )
-
-    async def log_waiting(self, seconds: float) -> None:
-        """Log that an actor has waited for a CPU: one line a minute for all of them."""
         if time.monotonic() - self._logged_at < _LINE_S:
             return
         self._logged_at = time.monotonic()
@@ -150,13 +149,12 @@ class RayHost:
             while not begun.done():
                 await asyncio.wait({begun}, timeout=_FIRST_LINE_S)
                 if not begun.done():
-                    await self._hosts.check_node()
-                    await self._hosts.log_waiting(time.monotonic() - since)
+                    await self._hosts.still_waiting(time.monotonic() - since)
             begun.result()
         finally:
             begun.cancel()
 
-    async def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
+    async def exchange(self, jobs: Sequence[EpisodeJob], weights: WeightState) -> Report:
         """Call the worker.
 
         Raises:

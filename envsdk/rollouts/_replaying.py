@@ -18,7 +18,7 @@ from ..limits import MAX_EMPTY_ABORTS, Limits
 from ..policies._vocabularies import ANY_TOKENIZER
 from ..trajectories._steps import Step
 from ..trajectories._trajectory import Trajectory
-from ._comparing import Difference, EndOfRecord, beyond, differences
+from ._comparing import EndOfRecord, ReplayDifference, beyond, differences
 from ._runner import arollout
 from ._stored_run import StoredRun
 
@@ -29,7 +29,7 @@ _IDLE_S = 0.5
 """How long a policy waits for other contexts of an episode that failed, while nothing happens."""
 
 
-class Replayed(NamedTuple):
+class ReplayResult(NamedTuple):
     """The result of repeating one stored episode.
 
     Attributes:
@@ -39,7 +39,7 @@ class Replayed(NamedTuple):
     """
 
     trajectory: Trajectory
-    differences: list[Difference]
+    differences: list[ReplayDifference]
     refused: str | None = None
 
 
@@ -49,7 +49,7 @@ def replay_run(
     *,
     trust: Collection[Trust] = (),
     is_chosen: Callable[[int, Trajectory], bool] = lambda number, trajectory: True,
-) -> Iterator[Replayed]:
+) -> Iterator[ReplayResult]:
     """Repeat the episodes of a stored run, each in a fresh environment.
 
     Args:
@@ -75,14 +75,14 @@ def replay_run(
         try:
             env = _env_of(run, trajectory, trust) if make_env is None else make_env(trajectory)
             try:
-                yield Replayed(trajectory, replay_trajectory(trajectory, env))
+                yield ReplayResult(trajectory, replay_trajectory(trajectory, env))
             finally:
                 env.close()
         except CannotReplay as error:
-            yield Replayed(trajectory, [], str(error))
+            yield ReplayResult(trajectory, [], str(error))
 
 
-def replay_trajectory(trajectory: Trajectory, env: Env) -> list[Difference]:
+def replay_trajectory(trajectory: Trajectory, env: Env) -> list[ReplayDifference]:
     """Repeat the recorded actions of an episode, and compare everything that the environment returns with the record.
 
     Whatever a step of the record holds is compared: the observation's tokens, how many tokens it kept, breaks, rewards,
@@ -107,7 +107,7 @@ def replay_trajectory(trajectory: Trajectory, env: Env) -> list[Difference]:
         raise CannotReplay(f"{trajectory.id!r} has no seed, so its random numbers are not known; roll out with a seed")
     tokenizer = env.renderer.tokenizer
     if tokenizer.fingerprint != trajectory.tokenizer:
-        return [Difference(None, None, "tokenizer", trajectory.tokenizer, tokenizer.fingerprint)]
+        return [ReplayDifference(None, None, "tokenizer", trajectory.tokenizer, tokenizer.fingerprint)]
     policy = _RecordedPolicy(trajectory)
     replayed = run_in_loop(_repeat(trajectory, env, policy))
     return differences(trajectory, replayed, tokenizer, is_beyond=policy.is_beyond)

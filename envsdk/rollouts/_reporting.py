@@ -1,11 +1,10 @@
-"""Reports on a run while it goes on. Each reporter works in a thread of its own: none can slow the run or end it."""
+"""Reports the statistics of a run while it runs. What a reporter does, or fails to do, never ends or slows the run."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 from ..episodes._event_loops import MethodThread
 from ..errors import ConfigError
@@ -18,27 +17,21 @@ _BEGIN_S = 120.0
 """How long a reporter may take to begin, in seconds."""
 
 
-class Reporter(Protocol):
-    """Shows or stores the statistics of a run. All of its methods are called in one thread."""
+class Reporter:
+    """Shows or stores the statistics of a run. All of its methods are called in one thread.
 
-    @property
-    def name(self) -> str:
-        """What to call it in an error."""
-        ...
+    Attributes:
+        name: What to call it in an error.
+        every_s: The time between two updates, in seconds.
+        end_s: How long the last `update` may take, in seconds, and `end` after it.
+    """
 
-    @property
-    def every_s(self) -> float:
-        """The time between two updates, in seconds."""
-        ...
-
-    @property
-    def end_s(self) -> float:
-        """How long the last `update` may take, in seconds, and `end` after it."""
-        ...
+    name: str
+    every_s: float
+    end_s: float
 
     def begin(self) -> None:
         """Prepare. The run begins after it; what it raises ends the run."""
-        ...
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Report. What it raises is logged the first time.
@@ -47,11 +40,10 @@ class Reporter(Protocol):
             step: How many episodes have ended, including those that were in the run folder already.
             values: The statistics by name; see docs/how-to/scale.md.
         """
-        ...
+        raise NotImplementedError
 
     def end(self) -> None:
         """Finish, after the last update."""
-        ...
 
 
 class Reporting:
@@ -100,11 +92,11 @@ class Reporting:
         while True:
             await asyncio.sleep(_TICK_S)
             self._rates.count()
-            ready = [channel for channel, at in due.items() if now() >= at and not channel.is_busy]
+            ready = [channel for channel, at in due.items() if now() >= at and not channel.thread.is_busy]
             values = self._values() if ready else {}
             for channel in ready:
                 due[channel] = now() + channel.reporter.every_s
-                channel.update(values)
+                channel.updating = asyncio.create_task(channel.update(values, None))
 
     def _values(self) -> dict[str, float]:
         self._rates.count()
@@ -116,15 +108,9 @@ class _Channel:
 
     def __init__(self, reporter: Reporter) -> None:
         self.reporter = reporter
-        self._thread = MethodThread()
-        self._has_begun = False
-        self._has_failed = False
-        self._updating: asyncio.Task[None] | None = None
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the reporter is still at work on the last update."""
-        return self._thread.is_busy
+        self.thread = MethodThread()
+        self.updating: asyncio.Task[None] | None = None
+        self._has_begun = self._has_failed = False
 
     async def begin(self) -> None:
         """Let the reporter begin.
@@ -138,21 +124,19 @@ class _Channel:
             raise ConfigError(f"{self.reporter.name} could not begin: {type(error).__name__}: {error}") from error
         self._has_begun = True
 
-    def update(self, values: Mapping[str, float]) -> None:
-        """Send an update. It does not wait for it."""
-        self._updating = asyncio.create_task(self._attempt(self._update_of(values), "update()", None))
+    async def update(self, values: Mapping[str, float], seconds: float | None) -> None:
+        """Send an update."""
+        step = int(values["rollouts/episodes"])
+        await self._attempt(partial(self.reporter.update, step, values), "update()", seconds)
 
     async def end(self, values: Mapping[str, float]) -> None:
         """Send the last update, then let the reporter and its thread end."""
         try:
             if self._has_begun:
-                await self._attempt(self._update_of(values), "update()", self.reporter.end_s)
+                await self.update(values, self.reporter.end_s)
                 await self._attempt(self.reporter.end, "end()", self.reporter.end_s)
         finally:
-            self._thread.stop()
-
-    def _update_of(self, values: Mapping[str, float]) -> Callable[[], None]:
-        return partial(self.reporter.update, int(values["rollouts/episodes"]), values)
+            self.thread.stop()
 
     async def _attempt(self, function: Callable[[], None], what: str, seconds: float | None) -> None:
         """Call a function of the reporter, and log its first error."""
@@ -165,16 +149,10 @@ class _Channel:
                     _log.warning("%s failed; the run continues: %s", self.reporter.name, error, exc_info=error)
 
     async def _call(self, function: Callable[[], None], what: str, seconds: float | None) -> None:
-        await self._thread.call_within(seconds, f"{what} of {self.reporter.name}", partial(_contained, function))
+        def contained() -> None:
+            try:
+                function()
+            except (SystemExit, KeyboardInterrupt) as error:  # which would end the event loop
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-
-def _contained(function: Callable[[], None]) -> None:
-    """Call a function. If it ends the program, raise an ordinary error instead.
-
-    Raises:
-        RuntimeError: Instead of `SystemExit` and `KeyboardInterrupt`, which would end the event loop.
-    """
-    try:
-        function()
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        await self.thread.call_within(seconds, f"{what} of {self.reporter.name}", contained)

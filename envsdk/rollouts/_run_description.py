@@ -29,7 +29,7 @@ from ..errors import InvalidRecord, RunFolderError, what_is_invalid
 from ..policies._policy import PolicyLike
 from ..rendering.renderer import Renderer
 from ..trajectories._fragments import fragment
-from ._jobs import Job
+from ._jobs import EpisodeJob
 from ._player import PlaySettings
 from ._unequal import MISSING, Unequal, unequal
 
@@ -235,7 +235,7 @@ def _stored_renderers(renderers: Mapping[str, Renderer]) -> dict[str, StoredRend
 # The configuration of a run.
 
 
-def configuration_of(settings: PlaySettings, env: Env, jobs: Sequence[Job], group_size: int) -> dict[str, Any]:
+def configuration_of(settings: PlaySettings, env: Env, jobs: Sequence[EpisodeJob], group_size: int) -> dict[str, Any]:
     """Return all that determines the episodes of a run, as JSON.
 
     How fast it runs (concurrency, deadlines, the executor) and where its servers are may differ when it is resumed.
@@ -326,7 +326,7 @@ def _imported_by(name: str, source: bytes, *, is_package: bool) -> Iterator[str]
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
-def _rows(rows: Rows, jobs: Sequence[Job]) -> dict[str, str]:
+def _rows(rows: Rows, jobs: Sequence[EpisodeJob]) -> dict[str, str]:
     """Return the task data of each group; a seed of None draws any row."""
     found: dict[str, str] = {}
     for job in jobs:

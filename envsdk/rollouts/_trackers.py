@@ -40,20 +40,13 @@ def find_tracker(log_to: LogTo) -> Reporter:
     return _TRACKERS[name](where)
 
 
-class _Tracker:
+class _Tracker(Reporter):
     """What trackers have in common."""
 
-    name = "the tracker"
     end_s = _END_S
 
     def __init__(self) -> None:
         self.every_s = EVERY_S
-
-    def begin(self) -> None:
-        """See `Reporter`."""
-
-    def end(self) -> None:
-        """See `Reporter`."""
 
 
 class FunctionTracker(_Tracker):

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..episodes._event_loops import LoopThread
 from ..errors import EnvsdkError, describe_error
-from ._jobs import Job
+from ._jobs import EpisodeJob
 from ._player import EpisodeResult, Player, PlaySettings
 from ._statistics import PlayStatistics
 
@@ -29,7 +29,7 @@ _NO_JOB = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class WeightState:
     """What a worker has to know of the weights.
 
     Attributes:
@@ -59,7 +59,7 @@ class Report:
     error: BaseException | None = None
     statistics: PlayStatistics = field(default_factory=PlayStatistics)
     stalled_s: float = 0.0
-    weights: Weights = field(default_factory=Weights)
+    weights: WeightState = field(default_factory=WeightState)
 
 
 class Worker:
@@ -72,9 +72,9 @@ class Worker:
         weights: What is known of the weights.
     """
 
-    def __init__(self, settings: PlaySettings, weights: Weights) -> None:
+    def __init__(self, settings: PlaySettings, weights: WeightState) -> None:
         self._settings = settings
-        self._wanted = self._weights = Weights()
+        self._wanted = self._weights = WeightState()
         self._changing: Future[None] | None = None
         self._ended: queue.SimpleQueue[tuple[int, EpisodeResult | BaseException]] = queue.SimpleQueue()
         self._beat = time.monotonic()
@@ -82,7 +82,7 @@ class Worker:
         self._player: Player = self._thread.submit(self._begin()).result()
         self._change(weights)
 
-    def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
+    def exchange(self, jobs: Sequence[EpisodeJob], weights: WeightState) -> Report:
         """Take jobs, and return those that ended since the last call; wait a moment if there are none."""
         if weights != self._wanted:
             self._change(weights)
@@ -107,29 +107,29 @@ class Worker:
         return self._player.statistics
 
     async def _begin(self) -> Player:
-        self._pulse = asyncio.create_task(self._pulsing())
+        async def beat() -> None:
+            while True:
+                self._beat = time.monotonic()
+                await asyncio.sleep(0.1)
+
+        self._pulse = asyncio.create_task(beat())
         return Player(self._settings)
 
-    async def _pulsing(self) -> None:
-        while True:
-            self._beat = time.monotonic()
-            await asyncio.sleep(0.1)
-
-    async def _play(self, job: Job) -> None:
+    async def _play(self, job: EpisodeJob) -> None:
         try:
             played = await self._player.play(job)
             self._ended.put((job.index, replace(played, error=None)))  # not every error can be sent
         except BaseException as error:  # it ends the run, or the worker is closed
             self._ended.put((job.index, error))
 
-    def _change(self, weights: Weights) -> None:
+    def _change(self, weights: WeightState) -> None:
         """Begin to change the weights. A pause may take as long as a call of the policy, and `exchange` answers."""
         self._wanted = weights
         if self._changing is not None:
             self._changing.cancel()  # a pause that is not over is not needed any more
         self._changing = self._thread.submit(self._changed(weights))
 
-    async def _changed(self, weights: Weights) -> None:
+    async def _changed(self, weights: WeightState) -> None:
         try:
             if weights.is_paused:
                 await self._player.pause(abort=weights.abort)
@@ -159,7 +159,7 @@ def _sendable(error: BaseException) -> BaseException:
 # In a process of this machine, which has one worker.
 
 
-def serve(connection: Connection, settings: PlaySettings, weights: Weights) -> None:
+def serve(connection: Connection, settings: PlaySettings, weights: WeightState) -> None:
     """Make this process's worker, and answer the calls that arrive, until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
     threading.Thread(target=_end_with_parent, name="envsdk-parent", daemon=True).start()

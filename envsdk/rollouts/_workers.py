@@ -21,11 +21,11 @@ from ..episodes._concurrent import run_all
 from ..episodes._event_loops import MethodThread
 from ..errors import ConfigError, WorkerLost
 from . import _worker as worker
-from ._jobs import Job
+from ._jobs import EpisodeJob
 from ._player import EpisodeResult, PlaySettings, failed_before_it_began
 from ._ray_workers import RayHosts, load_ray
 from ._statistics import PlayStatistics
-from ._worker import Report, Weights
+from ._worker import Report, WeightState
 
 _log = logging.getLogger(__name__)
 Executor: TypeAlias = Literal["processes", "ray"]
@@ -42,7 +42,7 @@ class _Host(Protocol):
         """Wait until there is a place for the process; raise `WorkerLost` if it has ended."""
         ...
 
-    async def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
+    async def exchange(self, jobs: Sequence[EpisodeJob], weights: WeightState) -> Report:
         """Call the worker; raise `WorkerLost` if the process has ended."""
         ...
 
@@ -55,26 +55,10 @@ class _Host(Protocol):
         ...
 
 
-class _Hosts(Protocol):
-    """What processes are made with."""
-
-    async def connect(self) -> int:
-        """Prepare to make processes; return for how many there are cores."""
-        ...
-
-    def new(self, settings: PlaySettings, weights: Weights) -> _Host:
-        """Make a process that has a worker."""
-        ...
-
-    async def disconnect(self) -> None:
-        """Undo what `connect` did."""
-        ...
-
-
 class _ProcessHost:
     """A process on this machine. It is called over a pipe, which ends with its processes, as a semaphore does not."""
 
-    def __init__(self, settings: PlaySettings, weights: Weights) -> None:
+    def __init__(self, settings: PlaySettings, weights: WeightState) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks in any state
         self._connection, self._theirs = context.Pipe()
         self._process = context.Process(target=worker.serve, args=(self._theirs, settings, weights))
@@ -84,7 +68,7 @@ class _ProcessHost:
     async def begin(self) -> None:
         pass  # it starts with the first exchange
 
-    async def exchange(self, jobs: Sequence[Job], weights: Weights) -> Report:
+    async def exchange(self, jobs: Sequence[EpisodeJob], weights: WeightState) -> Report:
         return await self._thread.call(partial(self._call, "exchange", jobs, weights))
 
     async def end(self) -> PlayStatistics:
@@ -115,27 +99,11 @@ class _ProcessHost:
         return answer
 
 
-class _ProcessHosts:
-    """Makes processes on this machine."""
-
-    async def connect(self) -> int:
-        return os.cpu_count() or 1
-
-    def new(self, settings: PlaySettings, weights: Weights) -> _ProcessHost:
-        return _ProcessHost(settings, weights)
-
-    async def disconnect(self) -> None:
-        pass
-
-
-_HOSTS: dict[Executor, Callable[[], _Hosts]] = {"processes": _ProcessHosts, "ray": RayHosts}
-
-
 @dataclass(eq=False)
 class _Assignment:
     """A job that waits for a worker, or is with one."""
 
-    job: Job
+    job: EpisodeJob
     played: "asyncio.Future[EpisodeResult]"
     losses: int = 0
     """How many workers ended while they had it."""
@@ -157,16 +125,21 @@ class WorkerPool:
     """
 
     def __init__(
-        self, executor: Executor, settings: PlaySettings, n_workers: int | None, max_concurrency: int, weights: Weights
+        self,
+        executor: Executor,
+        settings: PlaySettings,
+        n_workers: int | None,
+        max_concurrency: int,
+        weights: WeightState,
     ) -> None:
-        self._hosts = _HOSTS[executor]()
+        self._ray = RayHosts() if executor == "ray" else None
         self._settings = settings
         self._capacity = 0
         self._waiting: deque[_Assignment] = deque()
         self._changed = asyncio.Event()
         self._weights = weights
         self._known: list[PlayStatistics] = []
-        self._informed: list[Weights | None] = []  # None: it has not begun
+        self._informed: list[WeightState | None] = []  # None: it has not begun
         self._all_informed = asyncio.Event()
         self._lost = PlayStatistics()
         self._closing = asyncio.Event()
@@ -182,7 +155,7 @@ class WorkerPool:
             total.merge(known)
         return total
 
-    async def play(self, job: Job) -> EpisodeResult:
+    async def play(self, job: EpisodeJob) -> EpisodeResult:
         """Play an episode in one of the workers; see `Player.play`."""
         assignment = _Assignment(job, asyncio.get_running_loop().create_future())
         self._waiting.append(assignment)
@@ -203,12 +176,16 @@ class WorkerPool:
 
     async def pause(self, *, abort: bool = True) -> None:
         """See `Player.pause`."""
-        await self._inform(Weights(self._weights.policy_version, True, abort))
+        self._weights = weights = WeightState(self._weights.policy_version, True, abort)
+        self._changed.set()
+        while any(informed not in (None, weights) for informed in self._informed) and not self._serving.done():
+            self._all_informed.clear()
+            await self._all_informed.wait()
 
     def resume(self, policy_version: int | None = None) -> None:
         """See `Player.resume`."""
         version = self._weights.policy_version if policy_version is None else policy_version
-        self._weights = Weights(version)
+        self._weights = WeightState(version)
         self._changed.set()
 
     async def aclose(self) -> None:
@@ -221,27 +198,21 @@ class WorkerPool:
                 task.cancel()
         await asyncio.gather(self._serving, return_exceptions=True)
 
-    async def _inform(self, weights: Weights) -> None:
-        self._weights = weights
-        self._changed.set()
-        while any(informed not in (None, weights) for informed in self._informed) and not self._serving.done():
-            self._all_informed.clear()
-            await self._all_informed.wait()
-
-    def _set_informed(self, number: int, weights: Weights | None) -> None:
+    def _set_informed(self, number: int, weights: WeightState | None) -> None:
         self._informed[number] = weights
         self._all_informed.set()
 
     async def _serve_all(self, n_workers: int | None, max_concurrency: int) -> None:
         try:
-            n_cores = await self._hosts.connect()
+            n_cores = os.cpu_count() or 1 if self._ray is None else await self._ray.connect()
             count = min(n_workers or n_cores, max_concurrency)
             self._capacity = math.ceil(max_concurrency / count)
             self._known = [PlayStatistics() for _ in range(count)]
             self._informed = [None] * count
             await run_all(self._serve(number) for number in range(count))
         finally:
-            await self._hosts.disconnect()
+            if self._ray is not None:
+                await self._ray.disconnect()
 
     async def _serve(self, number: int) -> None:
         """Keep one worker busy, and replace it when it ends."""
@@ -249,7 +220,8 @@ class WorkerPool:
         failed_starts = 0
         while not self._closing.is_set():
             weights = self._weights
-            host = self._hosts.new(self._settings, weights)
+            new = _ProcessHost if self._ray is None else self._ray.new
+            host: _Host = new(self._settings, weights)
             try:
                 if not await self._begins(host):
                     host.kill()
@@ -264,7 +236,12 @@ class WorkerPool:
                     failed_starts += 1
                     if failed_starts > self._settings.max_retries:
                         raise
-                self._lose(number, running, error)
+                self._lost.merge(self._known[number])
+                self._known[number] = PlayStatistics()
+                self._lost.abandoned += 1
+                _log.warning("%s; its %d episodes begin again", error, len(running))
+                self._take_back(running, error)
+                self._set_informed(number, None)
             except BaseException:
                 host.kill()
                 raise
@@ -282,15 +259,6 @@ class WorkerPool:
             begun.cancel()
             closing.cancel()
             await asyncio.gather(begun, closing, return_exceptions=True)
-
-    def _lose(self, number: int, running: dict[int, _Assignment], error: WorkerLost) -> None:
-        """Count a worker that ended, and take its episodes back."""
-        self._lost.merge(self._known[number])
-        self._known[number] = PlayStatistics()
-        self._lost.abandoned += 1
-        _log.warning("%s; its %d episodes begin again", error, len(running))
-        self._take_back(running, error)
-        self._set_informed(number, None)
 
     async def _use(self, number: int, host: _Host, running: dict[int, _Assignment]) -> None:
         limit = math.inf if self._settings.method_timeout_s is None else self._settings.method_timeout_s + _ANSWER_S
@@ -321,9 +289,9 @@ class WorkerPool:
             if self._closing.is_set():
                 return
 
-    def _take(self, running: dict[int, _Assignment]) -> list[Job]:
+    def _take(self, running: dict[int, _Assignment]) -> list[EpisodeJob]:
         """Return the jobs to begin now."""
-        jobs: list[Job] = []
+        jobs: list[EpisodeJob] = []
         is_alone = len(running) == 1 and any(self._must_be_alone(one) for one in running.values())
         while self._waiting and len(running) < self._capacity and not is_alone:
             if self._must_be_alone(self._waiting[0]):

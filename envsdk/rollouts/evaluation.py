@@ -20,7 +20,7 @@ from ._engine import Rollouts
 from ._stored_run import StoredRun
 from .scores import Comparison, Score, compare, rescored
 
-__all__ = ["Environment", "Evaluation", "Model", "Result", "Suite", "compared", "evaluate", "scored"]
+__all__ = ["Evaluation", "EvaluationResult", "Model", "Suite", "SuiteEnvironment", "compared", "evaluate", "scored"]
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,7 +50,7 @@ class Model(_Part):
     tokenizer: str | None = None
 
 
-class Environment(_Part):
+class SuiteEnvironment(_Part):
     """An environment of a suite.
 
     Attributes:
@@ -85,7 +85,7 @@ class Suite(_Part):
     """
 
     name: str = "evaluation"
-    environments: list[Environment] = Field(min_length=1)
+    environments: list[SuiteEnvironment] = Field(min_length=1)
     models: dict[str, Model] = Field(min_length=1)
     seeds: int = Field(default=32, ge=1)
     samples: int = Field(default=1, ge=1)
@@ -105,7 +105,10 @@ class Suite(_Part):
                 content = tomllib.loads(text)
             elif file.suffix in (".yaml", ".yml"):
                 yaml = load("yaml", "a suite in YAML needs", "pip install pyyaml")
-                content = _parsed_yaml(yaml, text)
+                try:
+                    content = yaml.safe_load(text)
+                except yaml.YAMLError as error:
+                    raise ConfigError(f"the suite is not YAML: {error}") from error
             else:
                 raise ConfigError(f"{file} is not a suite: expected a file that ends in .toml, .yaml or .yml")
             return cls.model_validate(content)
@@ -118,7 +121,7 @@ class Suite(_Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class EvaluationResult:
     """The score of a model in an environment.
 
     Attributes:
@@ -154,7 +157,7 @@ class Evaluation:
     """
 
     name: str
-    results: tuple[Result, ...]
+    results: tuple[EvaluationResult, ...]
 
     def to_json(self) -> str:
         """Return all figures as JSON."""
@@ -206,11 +209,16 @@ class Evaluation:
             row = [one.env, one.model, str(score.episodes), str(sum(score.not_scored.values()))]
             row += [f"{score.reward:.3f} ± {score.reward_error:.3f}", f"{score.success:.3f}"]
             if most > 1:
-                row += [_number(score.pass_at.get(most)), _number(score.pass_all.get(most))]
+                both = score.pass_at.get(most), score.pass_all.get(most)
+                row += ["" if value is None else f"{value:.3f}" for value in both]
             row += [f"{score.steps:.1f}", f"{score.sampled_tokens:.0f}"]
             row.append("" if one.seconds is None else f"{one.seconds:.0f} s")
             row += ["" if one.price is None else f"{one.price:.4f}"] * has_price
-            row += [_compared(one.comparison)] * has_comparison
+            if (found := one.comparison) is not None:
+                interval = f"[{found.low:+.3f}, {found.high:+.3f}]"
+                row.append(f"{found.difference:+.3f} {interval}, p {found.p_value:.3f}")
+            elif has_comparison:
+                row.append("")
             rows.append(row)
         return heads, rows
 
@@ -237,7 +245,7 @@ def evaluate(
         RunFolderError: If a folder holds another run.
         StorageError: If a folder cannot be written.
     """
-    results: list[Result] = []
+    results: list[EvaluationResult] = []
     runs: dict[tuple[str, str], StoredRun] = {}
     for environment in suite.environments:
         for name, model in suite.models.items():
@@ -253,13 +261,13 @@ def evaluate(
 
 def _evaluated(
     suite: Suite,
-    environment: Environment,
+    environment: SuiteEnvironment,
     name: str,
     model: Model,
     out: Path,
     resume: bool,
     on_begin: Callable[[str, str, Rollouts], None] | None,
-) -> tuple[Result, StoredRun]:
+) -> tuple[EvaluationResult, StoredRun]:
     options: dict[str, Any] = {} if model.renderer is None else {"renderer": model.renderer}
     options |= environment.options
     if model.tokenizer is not None:
@@ -288,7 +296,7 @@ def _evaluated(
     score = Score.of(run.trajectories(), success_reward=success, not_scored=suite.not_scored)
     usage: Any = getattr(policy, "usage", None)
     price = getattr(usage, "price", 0.0)
-    return Result(label, name, score, rollouts.statistics.elapsed_s, price or None), run
+    return EvaluationResult(label, name, score, rollouts.statistics.elapsed_s, price or None), run
 
 
 def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:
@@ -340,7 +348,7 @@ def scored(
     """
     success = 1.0 if success is None else success
     results = [
-        Result(env, model, Score.of(_episodes(run, reward), success_reward=success, not_scored=not_scored))
+        EvaluationResult(env, model, Score.of(_episodes(run, reward), success_reward=success, not_scored=not_scored))
         for (env, model), run in runs_of(folder)
     ]
     return Evaluation(folder.name, tuple(results))
@@ -370,7 +378,7 @@ def compared(
         RunFolderError: If a run is damaged.
     """
     others = dict(runs_of(against))
-    results: list[Result] = []
+    results: list[EvaluationResult] = []
     for one in evaluation.results:
         same_env = [key for key in others if _folder_name(key[0]) == _folder_name(one.env)]
         key = (one.env, one.model) if (one.env, one.model) in others else same_env[0] if len(same_env) == 1 else None
@@ -393,32 +401,19 @@ def _episodes(run: StoredRun, reward: Callable[[Trajectory], Any] | None) -> Ite
         yield trajectory if reward is None else rescored(trajectory, reward)
 
 
-def _parsed_yaml(yaml: Any, text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the suite is not YAML: {error}") from error
-
-
 def _folder_name(name: str) -> str:
     """Return a name as that of a folder."""
     return "".join(char if char.isalnum() or char in "-_." else "-" for char in name).strip(".") or "-"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _compared(comparison: Comparison | None) -> str:
-    if comparison is None:
-        return ""
-    return f"{comparison.difference:+.3f} [{comparison.low:+.3f}, {comparison.high:+.3f}], p {comparison.p_value:.3f}"
-
-
-def _details(result: Result) -> str:
+def _details(result: EvaluationResult) -> str:
     score, comparison = result.score, result.comparison
+    scored = f"scored {score.scored} of {score.episodes}"
+    if score.not_scored:
+        counted = "" if score.not_scored_reward is None else f", counted as {score.not_scored_reward:g}"
+        scored += f", not scored {_counts(score.not_scored)}{counted}"
     parts = [
-        _scored(score),
+        scored,
         f"ended {_counts(score.stop_reasons)}",
         f"breaks {_counts(score.breaks) or 'none'}",
         f"{score.observed_tokens:.0f} observed and {score.sampled_tokens:.0f} sampled tokens an episode",
@@ -431,14 +426,6 @@ def _details(result: Result) -> str:
         left_out = f", {comparison.left_out} left out" if comparison.left_out else ""
         parts.append(f"compared over {comparison.tasks} tasks that both runs scored{left_out}")
     return "; ".join(parts)
-
-
-def _scored(score: Score) -> str:
-    """Return how many episodes were scored, and why the others were not: `scored 47 of 50, not scored 3 deadline`."""
-    if not score.not_scored:
-        return f"scored {score.scored} of {score.episodes}"
-    counted = "" if score.not_scored_reward is None else f", counted as {score.not_scored_reward:g}"
-    return f"scored {score.scored} of {score.episodes}, not scored {_counts(score.not_scored)}{counted}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

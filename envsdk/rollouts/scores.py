@@ -233,7 +233,18 @@ def rescored(trajectory: Trajectory, reward: Callable[[Trajectory], float | Mapp
     """
     if trajectory.status == "error" or not trajectory.steps:
         return trajectory
-    named = _checked(reward(trajectory))
+    returned: Any = reward(trajectory)
+    named: dict[str, float] | None = None
+    if returned is not None:
+        given = cast("Mapping[Any, Any]", returned) if isinstance(returned, Mapping) else {"reward": returned}
+        try:
+            named = {str(name): float(value) for name, value in given.items()}
+        except (TypeError, ValueError):
+            named = {"": math.nan}
+        if not all(map(math.isfinite, named.values())):
+            raise ConfigError(
+                f"the reward function returned {returned!r:.80}; expected a number, numbers by name, or None"
+            )
     steps = [replace(step, reward=None, rewards={}) for step in trajectory.steps]
     if named is not None:
         steps[-1] = replace(steps[-1], reward=math.fsum(named.values()), rewards=named)
@@ -244,19 +255,6 @@ def rescored(trajectory: Trajectory, reward: Callable[[Trajectory], float | Mapp
 def task_of(trajectory: Trajectory) -> str:
     """Return what identifies the task of an episode."""
     return trajectory.id if trajectory.group_id is None else trajectory.group_id
-
-
-def _checked(returned: Any) -> dict[str, float] | None:
-    if returned is None:
-        return None
-    named = cast("Mapping[Any, Any]", returned) if isinstance(returned, Mapping) else {"reward": returned}
-    try:
-        values = {str(name): float(value) for name, value in named.items()}
-    except (TypeError, ValueError):
-        values = {"": math.nan}
-    if not all(map(math.isfinite, values.values())):
-        raise ConfigError(f"the reward function returned {returned!r:.80}; expected a number, numbers by name, or None")
-    return values
 
 
 def _check_not_scored(not_scored: Any) -> None:

@@ -30,7 +30,7 @@ from ..errors import ConfigError, EpisodeError, PolicyError
 from ..images import PlacedImage, rgb_image
 from ..limits import Limits
 from ..messages import Message, TextPart, ToolSchema
-from ..rollouts._jobs import Job
+from ..rollouts._jobs import EpisodeJob
 from ..rollouts._player import Deadlines, PlaySettings, check_deadlines, play_one
 from ..trajectories._samples import Sample
 from ..trajectories._steps import Step
@@ -182,7 +182,7 @@ class _Rollout:
         self._row: dict[str, Any] = request.data_dict or {}
         self._chosen: dict[str, Any] = {}  # the option of `reset` that chooses the task
 
-    def job(self, name: str) -> Job:
+    def job(self, name: str) -> EpisodeJob:
         """Return the episode of the row. Its seed and its task are the same for all rollouts of the row."""
         seed = self._row.get("seed")
         if seed is None:
@@ -192,7 +192,7 @@ class _Rollout:
             number = operator.index(seed)
         except TypeError as error:
             raise ConfigError(f"the column 'seed' has {seed!r:.80}; expected an integer") from error
-        return Job(0, name, uuid4().hex, f"{name}/{number}", number, self._chosen)
+        return EpisodeJob(0, name, uuid4().hex, f"{name}/{number}", number, self._chosen)
 
     def for_episode(self, env: Env, seed: int | None) -> Self:
         """Choose the task, and begin the episode, or begin it again."""

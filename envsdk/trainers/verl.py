@@ -16,7 +16,7 @@ from ..errors import ConfigError, EpisodeError, InvalidSample, PolicyUnavailable
 from ..images import PlacedImage
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ..rollouts._jobs import Job
+from ..rollouts._jobs import EpisodeJob
 from ..rollouts._player import Deadlines, PlaySettings, check_deadlines, play_one
 from ..trajectories._samples import Sample
 from ..trajectories._trajectory import Trajectory
@@ -296,7 +296,7 @@ class _ServerPolicy:
             await asyncio.sleep(_ABORT_WAIT_S)
 
 
-def _job_of(row: Mapping[str, Any], env: str) -> Job:
+def _job_of(row: Mapping[str, Any], env: str) -> EpisodeJob:
     """Return the episode of a row."""
     extra_info: Mapping[str, Any] = row.get("extra_info") or {}
     found = {name: extra_info[name] for name in ("task", "seed", "index") if extra_info.get(name) is not None}
@@ -312,7 +312,7 @@ def _job_of(row: Mapping[str, Any], env: str) -> Job:
     except TypeError as error:
         raise ConfigError(f"the seed in a row's extra_info is {seed!r:.80}; expected an integer") from error
     task = {"task": found["task"]} if "task" in found else {}
-    return Job(0, env, name, row.get("uid") or name, number, task)
+    return EpisodeJob(0, env, name, row.get("uid") or name, number, task)
 
 
 @lru_cache(maxsize=8)

@@ -20,7 +20,7 @@ from envsdk.diagnostics import cost, kl
 from envsdk.errors import ConfigError
 from envsdk.rollouts import rollout_many
 from envsdk.rollouts._stored_run import StoredRun
-from envsdk.rollouts.evaluation import Evaluation, Result
+from envsdk.rollouts.evaluation import Evaluation, EvaluationResult
 from envsdk.rollouts.scores import Score
 from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer._sources import Source
@@ -91,7 +91,9 @@ def test_images_and_their_tokens_are_shown_where_costs_are(tmp_path: Path):
     assert line.endswith("| images | image tokens |")
     score = Score.of(made)
     assert (2 * score.images, 2 * score.image_tokens) == (len(sizes), sum(sizes))
-    assert f"{score.image_tokens:.0f} of them of" in next(Evaluation("x", (Result("e", "m", score),)).details())
+    assert f"{score.image_tokens:.0f} of them of" in next(
+        Evaluation("x", (EvaluationResult("e", "m", score),)).details()
+    )
     rows = [row for row, _ in Source(path).episodes()]
     assert (sum(row.images for row in rows), sum(row.image_tokens for row in rows)) == (own.images, own.image_tokens)
 
@@ -99,7 +101,7 @@ def test_images_and_their_tokens_are_shown_where_costs_are(tmp_path: Path):
 def test_a_run_without_images_has_no_columns_of_images(tmp_path: Path):
     made = rollout_many("envsdk/MathChat-v0", "reference", seeds=range(2))
     assert "image tokens" not in as_markdown(report(store(tmp_path / "run", made)))
-    assert "image" not in next(Evaluation("x", (Result("e", "m", Score.of(made)),)).details())
+    assert "image" not in next(Evaluation("x", (EvaluationResult("e", "m", Score.of(made)),)).details())
 
 
 def test_the_cost_of_two_sets_is_the_sum_of_their_costs():

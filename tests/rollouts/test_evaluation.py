@@ -315,9 +315,9 @@ def test_an_evaluation_is_compared_with_a_run(tmp_path: Path) -> None:
 
 def test_hostile_names_stay_in_their_cell(tmp_path: Path) -> None:
     score = Score.of(episodes([[1.0]]))
-    from envsdk.rollouts.evaluation import Result
+    from envsdk.rollouts.evaluation import EvaluationResult
 
-    evaluation = Evaluation("x\x1b[31m|y", (Result("a|b\n# c", "m\x1b]0;t\x07", score),))
+    evaluation = Evaluation("x\x1b[31m|y", (EvaluationResult("a|b\n# c", "m\x1b]0;t\x07", score),))
     lines = evaluation.to_markdown().splitlines()
     assert "\x1b" not in evaluation.to_markdown()
     assert sum(line.startswith("#") for line in lines) == 1

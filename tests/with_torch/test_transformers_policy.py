@@ -19,7 +19,7 @@ from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Traject
 from envsdk.errors import ConfigError, UnknownName
 from envsdk.policies import TransformersPolicy
 from envsdk.policies._sampling import Sampling, draw
-from envsdk.policies._transformers import Statistics
+from envsdk.policies._transformers import CacheStatistics
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -459,7 +459,7 @@ def test_a_rollout_takes_a_policy_of_the_model_alone():
     )
     assert trajectory.sampled_tokens == policy.statistics.sampled > 0
     assert [sample.validate().policy_version[0] for sample in trajectory.samples()] == [0]
-    assert Statistics(**policy.statistics.to_dict()) == policy.statistics
+    assert CacheStatistics(**policy.statistics.to_dict()) == policy.statistics
 
 
 def test_a_time_limit_holds_in_the_middle_of_a_reply():
@@ -535,7 +535,7 @@ def test_a_model_in_training_mode_is_refused():
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt_oss"])
 def test_a_fork_goes_on_from_what_was_computed_for_its_original(kind: str):
-    def forked(cache: str) -> tuple[list[Trajectory], Statistics]:
+    def forked(cache: str) -> tuple[list[Trajectory], CacheStatistics]:
         policy = TransformersPolicy(model_of(kind), TOKENIZER, cache=cache)  # type: ignore[arg-type]
         env = Quiz(tokenizer="embedded")
         env.reset(seed=0)

@@ -28,14 +28,14 @@ from ._figures import (
     Distribution,
     Divergence,
     EpisodeLink,
-    Failure,
+    FailureClass,
     RunFigures,
     RunReport,
     histogram_edges,
 )
 
 VIEWER = "http://127.0.0.1:8123/"
-"""Where `envsdk view RUN --port 8123` shows runs."""
+"""The address at which `envsdk view RUN --port 8123` shows runs."""
 _SCHEMES = ("http", "https", "file", "")
 _SAMPLES, _MARK = "samples.jsonl", b'"reference_logprobs"'
 _LENGTHS = ("steps", "observed_tokens", "sampled_tokens", "duration_s")
@@ -196,7 +196,7 @@ class Collector:
             },
             costs=self._costs,
             failures=tuple(
-                Failure(kind, error, len(rows), rows[0].error or "", self._link(rows[0], None))
+                FailureClass(kind, error, len(rows), rows[0].error or "", self._link(rows[0], None))
                 for (kind, error), rows in failures
             ),
             divergence=divergence,

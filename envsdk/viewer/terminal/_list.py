@@ -64,7 +64,7 @@ class Column:
 
 
 def _cell(text: str, width: int, *, is_right: bool = False) -> str:
-    """Return a text in the width of a column, and a space."""
+    """Return a string in the width of a column, and a space."""
     fitted = Text(on_one_line(text))
     fitted.truncate(width, overflow="ellipsis")
     fitted.align("right" if is_right else "left", width)
@@ -114,7 +114,7 @@ class EpisodeLines(LineSource):
 
     Attributes:
         listed: The rows, in the order in which they are shown.
-        items: What the lines show: rows, and the headings of groups.
+        items: The lines: rows, and the headings of tasks.
     """
 
     def __init__(self, listed: Sequence[ListedEpisode], names: Sequence[str], *, is_grouped: bool = False) -> None:
@@ -291,9 +291,9 @@ class ListScreen(ViewerScreen):
 
     def on_resize(self) -> None:
         """Draw the heading for the new width."""
-        self.on_lines_moved()
+        self.on_line_view_moved()
 
-    def on_lines_moved(self) -> None:
+    def on_line_view_moved(self) -> None:
         """Describe the row with the cursor, and what is shown."""
         self.write("heading", self.source.heading(self.size.width, COLUMNS[self._column], self._is_reversed))
         match = None if self.current is None else self._runs[self.current.run].matches.get(self.current.row.line)
@@ -308,7 +308,7 @@ class ListScreen(ViewerScreen):
         ]
         self.write("status", " · ".join(filter(None, facts)))
 
-    def on_lines_chosen(self) -> None:
+    def on_line_view_chosen(self) -> None:
         """Open the episode with the cursor."""
         one = self.current
         if one is None:
