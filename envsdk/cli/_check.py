@@ -2,8 +2,10 @@
 
 import shlex
 from collections import Counter
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -53,13 +55,13 @@ def check(
     if ":" not in env:
         subject = subject() if options else env
     command_line = shlex.join(["envsdk", "check", env, *(word for one in option or () for word in ("--option", one))])
-    with _Printer(as_json=as_json) as printer:
+    with printed_checks(as_json=as_json) as on_progress:
         report = check_env(
             subject,
             seeds=seeds,
             first_seed=seed,
             only=only,
-            on_progress=printer.on_progress,
+            on_progress=on_progress,
             command_line=command_line,
         )
     if isinstance(subject, Env):
@@ -67,30 +69,24 @@ def check(
     print_end("environment", report, as_json=as_json)
 
 
-class _Printer:
-    """Prints each check when it ends, one failure for each cause. On a terminal, it shows the running check."""
+@contextmanager
+def printed_checks(*, as_json: bool) -> Generator[Callable[[str, EnvCheck | None], None]]:
+    """Print each check when it ends, one failure for each cause. On a terminal, show the running check.
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._progress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=errors, transient=True
-        )
-        self._task = self._progress.add_task("")
+    Yields:
+        What `check_env` calls with the name of a check, and with the check when it has ended.
+    """
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("")
 
-    def __enter__(self) -> Self:
-        if errors.is_terminal:
-            self._progress.start()
-        return self
+        def on_progress(name: str, check: EnvCheck | None) -> None:
+            if check is None:
+                progress.update(task, description=name)
+            elif not as_json and not check.same_as:
+                print_check(check)
 
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def on_progress(self, name: str, check: EnvCheck | None) -> None:
-        """See `check_env`."""
-        if check is None:
-            self._progress.update(self._task, description=name)
-        elif not self._as_json and not check.same_as:
-            print_check(check)
+        yield on_progress
 
 
 def print_check(check: Check) -> None:

@@ -14,7 +14,7 @@ from ._output import print_text
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class ErrorExplanation:
     """What is known about an error class.
 
     Attributes:
@@ -46,14 +46,14 @@ class Explanation:
         return " ".join((inspect.getdoc(self.error) or "").split("\n\n")[0].split())
 
 
-def explanations() -> dict[str, Explanation]:
+def explanations() -> dict[str, ErrorExplanation]:
     """Return the explanation of each public error by the name of its class."""
     text = (files("envsdk.cli") / "explanations.toml").read_text(encoding="utf-8")
     read: dict[str, dict[str, Any]] = tomllib.loads(text)
-    return {name: Explanation(name, **entry) for name, entry in read.items()}
+    return {name: ErrorExplanation(name, **entry) for name, entry in read.items()}
 
 
-def find_explanation(name: str) -> Explanation:
+def find_explanation(name: str) -> ErrorExplanation:
     """Return the explanation of an error.
 
     Args:

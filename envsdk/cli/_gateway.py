@@ -7,6 +7,7 @@ import typer
 
 from .._packages import load
 from ..errors import ConfigError
+from ..policies import policy_of
 from ._options import (
     POLICY,
     POLICY_OPTION,
@@ -15,7 +16,7 @@ from ._options import (
     function_from,
     import_from_here,
     options_of,
-    policy_from,
+    policy_options,
     specification,
 )
 from ._output import print_text
@@ -70,7 +71,7 @@ def gateway(
     from ..gateway._standalone import SessionLimits
 
     import_from_here()
-    found: Any = policy_from(policy, model, policy_option or ())
+    found: Any = policy_of(policy, **policy_options(model, policy_option or ()))
     sessions = PlayedSessions(
         found,
         {

@@ -12,12 +12,10 @@ from .._specifications import value_of
 from ..authoring._env import Env
 from ..authoring._making import find_class, imported, make
 from ..errors import ConfigError, PluginError
-from ..policies._find import policy_of
-from ..policies._policy import PolicyLike
 from ..rendering.renderer import Renderer
 
 SPECIFICATION = "A name, optionally with options: name:key=value,key=value, or JSON."
-RENDERER = SPECIFICATION + " Without it, the environment's own: mostly qwen3."
+RENDERER = SPECIFICATION + " Without it, the environment's own: usually qwen3."
 TOKENIZER = "'embedded', a folder, a file, or a Hugging Face id."
 ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v1, or a class as module:Class."
 ALLOW_CHANGED = "Continue although the environment's code, options or tasks have changed; the folder records it."
@@ -91,16 +89,6 @@ def renderer_from(text: str, tokenizer: str) -> Renderer:
     given = specification(text)
     options = {"name": given} if isinstance(given, str) else dict(given)
     return get_renderer(options.pop("name", ""), tokenizer, **options)
-
-
-def policy_from(text: str, model: str | None, pairs: Sequence[str]) -> PolicyLike:
-    """Return the policy that the command line specifies.
-
-    Raises:
-        UnknownName: If there is no such policy.
-        ConfigError: If an option is not valid.
-    """
-    return policy_of(text, **policy_options(model, pairs))
 
 
 def policy_options(model: str | None, pairs: Sequence[str]) -> dict[str, Any]:

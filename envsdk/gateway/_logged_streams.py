@@ -38,15 +38,11 @@ def assembled(name: str, events: LoggedValue) -> LoggedValue | None:
         InvalidRecord: If an event is damaged; the message names it and the field.
     """
     found = events.items()
-    failed = next((event for event in found if _is_error(event)), None)
-    if failed is not None:
-        return LoggedValue({"error": failed.get("error").value or failed.value}, failed.where)
+    for event in found:
+        if event.get("error").value is not None or event.get("type").value == "error":
+            return LoggedValue({"error": event.get("error").value or event.value}, event.where)
     whole = {"chat": _chat, "responses": _responses, "anthropic": _anthropic}[name](found)
     return None if whole is None else LoggedValue(whole, events.where)
-
-
-def _is_error(event: LoggedValue) -> bool:
-    return event.get("error").value is not None or event.get("type").value == "error"
 
 
 # Chat Completions.

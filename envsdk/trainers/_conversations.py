@@ -7,9 +7,7 @@ from typing import Any
 import orjson
 
 from ..messages import Message
-from ..trajectories._context_log import ContextLog
 from ..trajectories._fragments import fragment
-from ..trajectories._steps import Step
 from ..trajectories._trajectory import Trajectory
 
 Conversation = list[dict[str, Any]]
@@ -33,12 +31,29 @@ def to_conversations(trajectory: Trajectory) -> dict[str, Any]:
         InvalidRecord: If a task cannot be written as JSON.
     """
     fields = ("id", "env", "seed", "group_id", "status", "stop_reason", "error", "reward")
-    return {
-        **{name: getattr(trajectory, name) for name in fields},
-        "task": _as_json(trajectory.task),
-        "contexts": {name: _context(log, trajectory.reward_of(name)) for name, log in trajectory.contexts.items()},
-        "steps": [_step(step) for step in trajectory.steps],
+    of_context = ("role", "parent", "stop_reason", "error")
+    contexts = {
+        name: {
+            **{field: getattr(log, field) for field in of_context},
+            "task": _as_json(log.task),
+            "tools": _as_json(log.tools),
+            "messages": [message.to_openai() for message in log.messages],
+            "reward": trajectory.reward_of(name),
+        }
+        for name, log in trajectory.contexts.items()
     }
+    of_step = ("context", "reply", "reward", "finish_reason")
+    steps = [
+        {
+            **{field: getattr(step, field) for field in of_step},
+            "rewards": dict(step.rewards),
+            "metrics": dict(step.metrics),
+            "break": None if step.break_ is None else step.break_.reason,
+        }
+        for step in trajectory.steps
+    ]
+    known = {name: getattr(trajectory, name) for name in fields}
+    return {**known, "task": _as_json(trajectory.task), "contexts": contexts, "steps": steps}
 
 
 def split_conversation(messages: Sequence[Message]) -> tuple[Conversation, Conversation]:
@@ -46,31 +61,6 @@ def split_conversation(messages: Sequence[Message]) -> tuple[Conversation, Conve
     first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
     converted = [message.to_openai() for message in messages]
     return converted[:first], converted[first:]
-
-
-def _context(log: ContextLog, reward: float) -> dict[str, Any]:
-    return {
-        "role": log.role,
-        "parent": log.parent,
-        "task": _as_json(log.task),
-        "tools": _as_json(log.tools),
-        "messages": [message.to_openai() for message in log.messages],
-        "reward": reward,
-        "stop_reason": log.stop_reason,
-        "error": log.error,
-    }
-
-
-def _step(step: Step) -> dict[str, Any]:
-    return {
-        "context": step.context,
-        "reply": step.reply,
-        "reward": step.reward,
-        "rewards": dict(step.rewards),
-        "metrics": dict(step.metrics),
-        "finish_reason": step.finish_reason,
-        "break": None if step.break_ is None else step.break_.reason,
-    }
 
 
 def _as_json(value: Any) -> Any:

@@ -119,7 +119,15 @@ def to_generator_output(
         name = TrajectoryID(instance, repetitions.get(instance, 0))
         repetitions[instance] = name.repetition_id + 1
         for sample in rollout:
-            _add_row(output, sample, name, is_last=sample is rollout[-1])
+            start, is_last = response_start(sample), sample is rollout[-1]
+            output["prompt_token_ids"].append(sample.tokens[:start].tolist())
+            output["response_ids"].append(sample.tokens[start:].tolist())
+            output["rewards"].append(float(sample.reward) if is_last else 0.0)
+            output["loss_masks"].append(sample.mask[start:].astype(int).tolist())
+            output["stop_reasons"].append("length" if sample.truncated else "stop")
+            output["rollout_logprobs"].append(logprobs(sample)[start:].tolist())
+            output["trajectory_ids"].append(name)
+            output["is_last_step"].append(is_last)
             if routed_experts:
                 output.setdefault("rollout_expert_indices", []).append(experts_of(sample))
             if vision is not None and any(other.media for other in valid):
@@ -141,15 +149,3 @@ def _add_images(output: GeneratorOutput, sample: Sample, vision: Vision) -> None
         )
     for name in _IMAGES:
         output.setdefault(name, []).append(torch.from_numpy(arrays[name]))
-
-
-def _add_row(output: GeneratorOutput, sample: Sample, name: TrajectoryID, *, is_last: bool) -> None:
-    start = response_start(sample)
-    output["prompt_token_ids"].append(sample.tokens[:start].tolist())
-    output["response_ids"].append(sample.tokens[start:].tolist())
-    output["rewards"].append(float(sample.reward) if is_last else 0.0)
-    output["loss_masks"].append([int(trained) for trained in sample.mask[start:]])
-    output["stop_reasons"].append("length" if sample.truncated else "stop")
-    output["rollout_logprobs"].append(logprobs(sample)[start:].tolist())
-    output["trajectory_ids"].append(name)
-    output["is_last_step"].append(is_last)

@@ -254,7 +254,7 @@ class RolloutWorker:
             EpisodeError: If they do not end within 600 seconds.
         """
         self._is_paused = True
-        self._call(lambda: run_all(rollouts.pause() for rollouts in self._running))
+        self._call(lambda: run_all([rollouts.pause() for rollouts in list(self._running)]))
 
     def resume(self, policy_version: int | None = None) -> None:
         """After an update of the weights: let replies begin again.
@@ -267,7 +267,7 @@ class RolloutWorker:
 
         async def resume_all() -> None:
             self._alive_at = time.monotonic()
-            for rollouts in self._running:
+            for rollouts in list(self._running):
                 rollouts.resume(policy_version)
 
         self._call(resume_all)

@@ -64,7 +64,7 @@ def dense_mask(
     """See `TreeBatch.dense_mask`."""
     _check_window(sliding_window)
     full = _full_mask(tree, max_tokens)
-    return full if sliding_window is None else {FULL: full, SLIDING: full & _is_near(tree, sliding_window)}
+    return full if sliding_window is None else {FULL: full, SLIDING: full & (_distances(tree) < sliding_window)}
 
 
 def _full_mask(tree: MaskedTree, max_tokens: int) -> "NDArray[np.bool_]":
@@ -87,8 +87,8 @@ def _check_window(window: int | None) -> None:
         )
 
 
-def _is_near(tree: MaskedTree, window: int) -> "NDArray[np.bool_]":
-    return tree.position_ids[:, None] - tree.position_ids < window
+def _distances(tree: MaskedTree) -> "NDArray[np.int32]":
+    return tree.position_ids[:, None] - tree.position_ids
 
 
 def block_mask(tree: MaskedTree, sliding_window: int | None, *, device: Any) -> Any:
@@ -185,7 +185,7 @@ def model_inputs(
     full = _full_mask(tree, max_dense_tokens)
 
     def additive(window: int | None) -> Any:
-        sees = torch.as_tensor(full if window is None else full & _is_near(tree, window), device=device)
+        sees = torch.as_tensor(full if window is None else full & (_distances(tree) < window), device=device)
         zero = torch.zeros((), dtype=dtype, device=device)
         return torch.where(sees, zero, torch.finfo(dtype).min)[None, None]
 

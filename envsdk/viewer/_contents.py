@@ -82,10 +82,6 @@ class Contents:
         self._line = line
 
     @cached_property
-    def _lowered(self) -> bytes:
-        return self._line.lower()
-
-    @cached_property
     def _fields(self) -> Mapping[str, Any]:
         try:
             check_values(self._line)
@@ -113,7 +109,7 @@ class Contents:
         if b"\\u" not in line and (line.isascii() or not any(character in line for character in FOLDED_TO_ASCII)):
             if line.isascii() and not folded.isascii():
                 return False
-            if max(_PLAIN.findall(folded), key=len, default="").encode() not in self._lowered:
+            if max(_PLAIN.findall(folded), key=len, default="").encode() not in line.lower():
                 return False
         return any(folded in text for text in self._texts)
 

@@ -10,11 +10,12 @@
 All texts are safe to print (see `visible`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from .._visible import on_one_line
+from ._json import EpisodeJSON, LinkJSON, StepJSON
 from ._transcript import break_text
 
 Kind: TypeAlias = Literal["steps", "handoff", "return", "switch", "rewrite", "end"]
@@ -39,48 +40,54 @@ class DrawnRow:
     steps: tuple[int, ...] = ()
 
 
-def drawing(shown: Mapping[str, Any]) -> list[DrawnRow]:
+def drawing(shown: EpisodeJSON) -> list[DrawnRow]:
     """Return a drawing of the contexts of an episode.
 
     Steps that follow each other in a context, with nothing between them, are one row.
 
     Args:
-        shown: What `episodes.episode` returns.
+        shown: What `episode` returns.
     """
-    rows = [*_Drawing(shown).rows()]
+    rows = [*_Lanes(shown).rows()]
     width = max(len(row.lanes) for row in rows)
     return [replace(row, lanes=f"{row.lanes:{width}}") for row in rows]
 
 
-class _Drawing:
+class _Lanes:
     """The lanes while steps are drawn. A lane belongs to a context from its first event to its last one."""
 
-    def __init__(self, shown: Mapping[str, Any]) -> None:
+    def __init__(self, shown: EpisodeJSON) -> None:
         self._shown = shown
         self._lanes: list[str | None] = []
-        self._last = _last_uses(shown)
+        self._last: dict[str, int] = {}
+        """The index of the step at which each context is needed last: its own, a return of it, or a handoff."""
+        for step in shown["steps"]:
+            self._last[step["context"]] = step["index"]
+        for link in shown["links"]:
+            for name in (link["from"], link["to"]):
+                self._last[name] = max(self._last.get(name, -1), link["step"])
+        if shown["final_break"] is not None:
+            self._last[shown["final_break"]["context"]] = len(shown["steps"])
 
     def rows(self) -> Iterator[DrawnRow]:
-        steps: Sequence[Mapping[str, Any]] = self._shown["steps"]
-        links: dict[int, list[Mapping[str, Any]]] = {}
-        for link in self._shown["links"]:
-            links.setdefault(link["step"], []).append(link)
-        waiting: list[Mapping[str, Any]] = []
-        for step in steps:
-            own = links.get(step["index"], [])
-            if waiting and (own or step["break"] or step["context"] != waiting[-1]["context"]):
+        shown = self._shown
+        waiting: list[StepJSON] = []
+        for step in shown["steps"]:
+            links = [link for link in shown["links"] if link["step"] == step["index"]]
+            if waiting and (links or step["break"] or step["context"] != waiting[-1]["context"]):
                 yield self._steps(waiting)
                 waiting = []
-            yield from self._before(step, own)
+            yield from self._before(step, links)
             waiting.append(step)
         if waiting:
             yield self._steps(waiting)
-        if (final := self._shown["final_break"]) is not None:
-            lane = self._lane(final["context"])
-            yield DrawnRow("rewrite", self._with(lane, _CUT), f"at the end {on_one_line(break_text(final))}")
-        yield DrawnRow("end", "", on_one_line(_end(self._shown)))
+        if (final := shown["final_break"]) is not None:
+            lanes = self._with(self._lane(final["context"]), _CUT)
+            yield DrawnRow("rewrite", lanes, on_one_line(f"at the end {break_text(final)}"))
+        reward = f"not scored ({shown['not_scored']})" if shown["reward"] is None else f"reward {shown['reward']:g}"
+        yield DrawnRow("end", "", on_one_line(f"{shown['status']} ({shown['stop_reason']}), {reward}"))
 
-    def _before(self, step: Mapping[str, Any], links: Sequence[Mapping[str, Any]]) -> Iterator[DrawnRow]:
+    def _before(self, step: StepJSON, links: Sequence[LinkJSON]) -> Iterator[DrawnRow]:
         """Yield what happens before a step: returns, then a handoff or another switch, or a rewrite."""
         index, own = step["index"], (step["index"],)
         for link in links:
@@ -88,32 +95,28 @@ class _Drawing:
                 lanes = self._joined(self._lane(link["to"]), self._lane(link["from"]), "╯")
                 yield DrawnRow("return", lanes, on_one_line(f"{link['from']} returns"), own)
                 self._free(link["from"], index)
-        is_new = step["context"] not in self._lanes
         break_ = step["break"]
-        if is_new and break_ is not None:
+        if break_ is not None and step["context"] not in self._lanes:
             parent = next((link["from"] for link in links if link["kind"] == "handoff"), step["base"])
             kept = f", with {break_['kept']:,} tokens as they were" if break_["kept"] else ""
-            text = on_one_line(f"{break_['reason']} to {step['context']}{kept}")
             kind: Kind = "handoff" if break_["reason"] == "handoff" else "switch"
             has_parent, lane = parent in self._lanes, self._lane(step["context"])
-            yield DrawnRow(
-                kind, self._joined(self._lane(parent), lane, "╮") if has_parent else self._with(lane, "╷"), text, own
-            )
+            lanes = self._joined(self._lane(parent), lane, "╮") if has_parent else self._with(lane, "╷")
+            yield DrawnRow(kind, lanes, on_one_line(f"{break_['reason']} to {step['context']}{kept}"), own)
         elif break_ is not None and break_["kind"] == "rewrite":
             lanes = self._with(self._lane(step["context"]), _CUT)
             yield DrawnRow("rewrite", lanes, on_one_line(break_text(break_)), own)
 
-    def _steps(self, steps: Sequence[Mapping[str, Any]]) -> DrawnRow:
-        first, last = steps[0]["index"] + 1, steps[-1]["index"] + 1
+    def _steps(self, steps: Sequence[StepJSON]) -> DrawnRow:
+        first, last, context = steps[0]["index"] + 1, steps[-1]["index"] + 1, steps[0]["context"]
         name = f"step {first}" if first == last else f"steps {first} to {last}"
-        observed, sampled = (sum(step[key] for step in steps) for key in ("observed", "sampled"))
+        observed, sampled = sum(step["observed"] for step in steps), sum(step["sampled"] for step in steps)
         scored = [step["reward"] for step in steps if step["reward"] is not None]
         reward = f" · reward {sum(scored):g}" if any(scored) else ""
-        context = steps[0]["context"]
         text = f"{name} · {context} · observed {observed:,}, sampled {sampled:,}{reward}"
         lanes = self._with(self._lane(context), _STEP)
-        for name in [lane for lane in self._lanes if lane is not None]:
-            self._free(name, last - 1)
+        for lane in [lane for lane in self._lanes if lane is not None]:
+            self._free(lane, last - 1)
         return DrawnRow("steps", lanes, on_one_line(text), tuple(step["index"] for step in steps))
 
     def _lane(self, context: str) -> int:
@@ -139,21 +142,3 @@ class _Drawing:
             cells[at] = "┼" if cells[at] == _LANE else "─"
         cells[2 * other] = corner if lane < other else {"╮": "╭", "╯": "╰"}[corner]
         return "".join(cells)
-
-
-def _last_uses(shown: Mapping[str, Any]) -> dict[str, int]:
-    """Return the index of the step at which each context is needed last: its own, a return of it, or a handoff."""
-    found: dict[str, int] = {}
-    for step in shown["steps"]:
-        found[step["context"]] = step["index"]
-    for link in shown["links"]:
-        for name in (link["from"], link["to"]):
-            found[name] = max(found.get(name, -1), link["step"])
-    if shown["final_break"] is not None:
-        found[shown["final_break"]["context"]] = len(shown["steps"])
-    return found
-
-
-def _end(shown: Mapping[str, Any]) -> str:
-    reward = f"not scored ({shown['not_scored']})" if shown["reward"] is None else f"reward {shown['reward']:g}"
-    return f"{shown['status']} ({shown['stop_reason']}), {reward}"

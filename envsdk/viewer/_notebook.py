@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ImageError
-from ..rendering.tokenizers import Tokenizer, load_tokenizer
+from ..rendering.tokenizers import load_tokenizer
 from ..rollouts._stored_run import PLAIN
 from ..trajectories._media import MEDIA, write_images
 from ..trajectories._trajectory import Trajectory
@@ -54,19 +54,6 @@ class TrajectoryPage:
         return f'<iframe title="Trajectory" sandbox="allow-scripts" style="{style}" src="{source}"></iframe>'
 
 
-class _OneEpisode(Source):
-    """A file with one episode, and its tokenizer."""
-
-    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
-        super().__init__(path)
-        self._own = tokenizer
-
-    def tokenizer_of(self, trajectory: Trajectory, context: str) -> Tokenizer | None:
-        """Return the tokenizer if it is the one of the context."""
-        fingerprint = trajectory.contexts[context].tokenizer or trajectory.tokenizer
-        return self._own if fingerprint == self._own.fingerprint else None
-
-
 def view(trajectory: Trajectory, tokenizer: Any = None) -> TrajectoryPage:
     """Write the page of an episode into a temporary folder, and open it in the browser unless a notebook displays it.
 
@@ -88,14 +75,10 @@ def view(trajectory: Trajectory, tokenizer: Any = None) -> TrajectoryPage:
             write_images([image], folder / MEDIA)
     with storing(folder / PLAIN):
         (folder / PLAIN).write_bytes(trajectory.to_json(embed_images=False) + b"\n")
+    source = Source(folder / PLAIN, {loaded.fingerprint: loaded})
     page = TrajectoryPage(folder / "trajectory.html")
-    write_page(page.path, Resources([_OneEpisode(folder / PLAIN, loaded)]), parse_filter(""))
-    if not _is_notebook():
+    write_page(page.path, Resources([source]), parse_filter(""))
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None:  # there is no kernel that displays HTML
         webbrowser.open(page.url)
     return page
-
-
-def _is_notebook() -> bool:
-    """Return whether this program runs in a kernel that displays HTML."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return shell is not None and getattr(shell, "kernel", None) is not None

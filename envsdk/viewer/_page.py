@@ -19,11 +19,6 @@ PAGE = Path(__file__).with_name("page.html")
 _MARK = b"<!--data-->"
 
 
-def page() -> bytes:
-    """Return the page that asks a server for its data."""
-    return PAGE.read_bytes()
-
-
 def write_page(path: Path, resources: Resources, chosen: Filter) -> int:
     """Write a page that holds the episodes that a filter chooses, with all their tokens and prompts.
 
@@ -38,23 +33,20 @@ def write_page(path: Path, resources: Resources, chosen: Filter) -> int:
     Raises:
         StorageError: If it cannot be written.
     """
-    before, _, after = page().partition(_MARK)
+    before, _, after = PAGE.read_bytes().partition(_MARK)
     count = 0
     with whole_file(path) as unfinished, storing(path), unfinished.open("wb") as file:
         file.write(before)
-        for name, value in _contents(resources, chosen):
+        for name, value in _answers(resources, chosen):
             count += name.startswith("episode/")
-            file.write(b'<script type="text/plain" class="data" data-name="%s">' % _base64(name.encode()))
-            file.write(_base64(gzip.compress(as_json(value), 6, mtime=0)) + b"</script>\n")
+            key, data = base64.b64encode(name.encode()), gzip.compress(as_json(value), 6, mtime=0)
+            file.write(b'<script type="text/plain" class="data" data-name="%s">' % key)
+            file.write(base64.b64encode(data) + b"</script>\n")
         file.write(after)
     return count
 
 
-def _base64(data: bytes) -> bytes:
-    return base64.b64encode(data)
-
-
-def _contents(resources: Resources, chosen: Filter) -> Iterator[tuple[str, Any]]:
+def _answers(resources: Resources, chosen: Filter) -> Iterator[tuple[str, Any]]:
     """Yield what the page holds: the name that it asks for, and the answer. Each image is in it once."""
     written: set[str] = set()
     yield "runs", {**resources.runs(), "follow": False}
@@ -63,30 +55,22 @@ def _contents(resources: Resources, chosen: Filter) -> Iterator[tuple[str, Any]]
         rows = [row for row, match in source.search(chosen) if match is not None]
         answer = {"generation": 0, "start": 0, "rows": rows, "more": False, "unread_bytes": source.unread_bytes}
         yield f"rows/{run}", {**answer, "is_complete": source.info.is_complete}
-        for row in rows:
-            if not row.is_damaged:
-                yield from _episode(resources, run, row.line, written)
-
-
-def _image(resources: Resources, run: int, line: int, sha256: str) -> dict[str, Any]:
-    """Return an image as a data: URL, or why it cannot be shown."""
-    try:
-        media_type, data = resources.image(run, line, sha256)
-    except (ImageError, OSError) as error:
-        return error_of(error)
-    return {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"}
-
-
-def _episode(resources: Resources, run: int, line: int, written: set[str]) -> Iterator[tuple[str, Any]]:
-    try:
-        shown = resources.episode(run, line)
-        yield f"episode/{run}/{line}", shown
-        for context in shown["contexts"]:
-            yield f"tokens/{run}/{line}/{context['name']}", resources.tokens(run, line, context["name"])
-        for step in shown["steps"]:
-            yield f"prompt/{run}/{line}/{step['index']}", resources.prompt(run, line, step["index"])
-        for sha256 in shown["images"].keys() - written:
-            written.add(sha256)
-            yield f"image/{sha256}", _image(resources, run, line, sha256)
-    except InvalidRecord as error:  # the row was readable, but not all of the record is
-        yield f"episode/{run}/{line}", error_of(error)
+        for line in [row.line for row in rows if not row.is_damaged]:
+            try:
+                shown = resources.episode(run, line)
+                yield f"episode/{run}/{line}", shown
+                for context in shown["contexts"]:
+                    yield f"tokens/{run}/{line}/{context['name']}", resources.tokens(run, line, context["name"])
+                for step in shown["steps"]:
+                    yield f"prompt/{run}/{line}/{step['index']}", resources.prompt(run, line, step["index"])
+            except InvalidRecord as error:  # the row was readable, but not all of the record is
+                yield f"episode/{run}/{line}", error_of(error)
+                continue
+            for sha256 in shown["images"].keys() - written:
+                written.add(sha256)
+                try:
+                    media_type, data = resources.image(run, line, sha256)
+                    image = {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"}
+                except (ImageError, OSError) as error:
+                    image = error_of(error)
+                yield f"image/{sha256}", image

@@ -7,8 +7,8 @@ second. `Source.trajectory` checks an episode when it is opened.
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ import orjson
 from .._untrusted import check_values
 from ..errors import InvalidRecord
 from ..trajectories._scoring import why_not_scored
+from ..trajectories._tally import sum_by_name
 from ..trajectories._trajectory import Trajectory
 from ..trajectories.records import check_version
 
@@ -103,10 +104,6 @@ class EpisodeRow:
         """What episodes of the same task share: the group, else the environment and the seed, else the task."""
         return self.group_id or (f"{self.env}/{self.seed}" if self.seed is not None else self.task or self.id)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values for JSON."""
-        return asdict(self)
-
     @classmethod
     def damaged(cls, line: int, why: str) -> "EpisodeRow":
         """Return the row of a line that cannot be read."""
@@ -126,19 +123,16 @@ def read_row(number: int, line: bytes) -> EpisodeRow:
         check_version(fields["schema"])
         return _row(number, fields)
     except (ValueError, InvalidRecord, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        return EpisodeRow.damaged(number, _damage(line, error))
-
-
-def _damage(line: bytes, error: Exception) -> str:
-    """Return what is damaged, as the full check of the record words it where it finds the same."""
-    try:
+        damage = f"{type(error).__name__}: {error}"
+    try:  # the full check of the record has better words where it finds the same
         Trajectory.from_json(line)
     except InvalidRecord as invalid:
-        return str(invalid)
-    return f"{type(error).__name__}: {error}"
+        damage = str(invalid)
+    return EpisodeRow.damaged(number, damage)
 
 
 def _row(number: int, fields: Mapping[str, Any]) -> EpisodeRow:
+    """Return what `Tally` counts, from the JSON of a record."""
     steps, contexts = cast("list[Any]", fields["steps"]), cast("dict[str, Any]", fields["contexts"])
     breaks = [step["break_"] for step in steps if step["break_"] is not None]
     breaks += [] if fields["final_break"] is None else [fields["final_break"]]
@@ -151,7 +145,12 @@ def _row(number: int, fields: Mapping[str, Any]) -> EpisodeRow:
         has_reward=any(step["reward"] is not None for step in steps)
         or next((log["reward"] is not None for log in contexts.values()), False),
     )
-    images = [size for step in steps for size in _image_sizes(step, contexts[step["context"]].get("media", ()))]
+    images: list[int] = []  # the number of tokens of each that was observed
+    for step in steps:
+        media = contexts[step["context"]].get("media", ())
+        first, stop = (bisect_left(media, step[at], key=itemgetter("start")) for at in ("start", "action_start"))
+        images += [placed["stop"] - placed["start"] for placed in media[first:stop]]
+    replies = {(step["context"], step["reply"]) for step in steps if step["reply"] is not None}
     return EpisodeRow(
         line=number,
         status=fields["status"],
@@ -164,7 +163,7 @@ def _row(number: int, fields: Mapping[str, Any]) -> EpisodeRow:
         error=fields["error"],
         error_kind=fields["error_kind"],
         reward=math.fsum(step["reward"] or 0.0 for step in steps),
-        rewards=_sums([step["rewards"] for step in steps]),
+        rewards=sum_by_name(step["rewards"] for step in steps),
         is_scored=not not_scored,
         not_scored=not_scored,
         steps=len(steps),
@@ -176,20 +175,9 @@ def _row(number: int, fields: Mapping[str, Any]) -> EpisodeRow:
         images=len(images),
         image_tokens=sum(images),
         policy_versions=tuple(sorted(versions)),
-        reply_errors=_reply_errors(steps, contexts),
-        metrics=_sums([step["metrics"] for step in steps]),
+        reply_errors=sum(len(contexts[context]["messages"][reply]["errors"]) for context, reply in replies),
+        metrics=sum_by_name(step["metrics"] for step in steps),
     )
-
-
-def _image_sizes(step: Mapping[str, Any], media: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the number of tokens of each image that was observed before a step."""
-    first, stop = (bisect_left(media, step[at], key=itemgetter("start")) for at in ("start", "action_start"))
-    return [placed["stop"] - placed["start"] for placed in media[first:stop]]
-
-
-def _sums(named: list[dict[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for values in named for name in values)
-    return {name: math.fsum(values.get(name, 0.0) for values in named) for name in names}
 
 
 def _task(task: Any, contexts: Mapping[str, Any]) -> str:
@@ -200,8 +188,3 @@ def _task(task: Any, contexts: Mapping[str, Any]) -> str:
         text = next((str(message["content"]) for message in messages if message["role"] == "user"), "")
     text = " ".join(text[: 2 * _MAX_TASK_CHARS].split())
     return text if len(text) <= _MAX_TASK_CHARS else text[: _MAX_TASK_CHARS - 1] + "…"
-
-
-def _reply_errors(steps: list[Any], contexts: Mapping[str, Any]) -> int:
-    replies = {(step["context"], step["reply"]) for step in steps if step["reply"] is not None}
-    return sum(len(contexts[context]["messages"][reply]["errors"]) for context, reply in replies)

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from ..errors import ConfigError, EnvsdkError, ImageError, InvalidFilter, InvalidRecord, UnknownName
 from ._episodes import ImageFile
-from ._page import page
+from ._page import PAGE
 from ._resources import Resources, as_json, error_of
 
 _HOST = "127.0.0.1"
@@ -49,8 +49,8 @@ class ViewerServer(ThreadingHTTPServer):
 
     def __init__(self, resources: Resources, port: int = 0) -> None:
         self.resources = resources
-        self._open: OrderedDict[Any, None] = OrderedDict()  # the one that was used the longest time ago first
-        self._lock = threading.Lock()
+        self.connections: OrderedDict[Any, None] = OrderedDict()  # the one that was used the longest time ago first
+        self.lock = threading.Lock()
         try:
             super().__init__((_HOST, port), _Handler)
         except OSError as error:
@@ -60,24 +60,18 @@ class ViewerServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer a connection in a thread of its own."""
-        with self._lock:
-            self._open[request] = None
-            if len(self._open) > self.max_connections:
+        with self.lock:
+            self.connections[request] = None
+            if len(self.connections) > self.max_connections:
                 with contextlib.suppress(OSError):  # its thread ends then
-                    self._open.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
+                    self.connections.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         """Close a connection."""
-        with self._lock:
-            self._open.pop(request, None)
+        with self.lock:
+            self.connections.pop(request, None)
         super().shutdown_request(request)
-
-    def note_use(self, request: Any) -> None:
-        """Note that a connection is used."""
-        with self._lock:
-            if request in self._open:
-                self._open.move_to_end(request)
 
     @property
     def url(self) -> str:
@@ -101,7 +95,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a request."""
         server = cast("ViewerServer", self.server)
-        server.note_use(self.connection)
+        with server.lock:
+            if self.connection in server.connections:
+                server.connections.move_to_end(self.connection)
         if self.headers.get("Host", "") not in server.hosts:
             self._refuse(
                 HTTPStatus.FORBIDDEN, "HostRefused", f"the Host is not one of {', '.join(sorted(server.hosts))}"
@@ -109,21 +105,21 @@ class _Handler(BaseHTTPRequestHandler):
             return
         url = urlsplit(self.path)
         if url.path == "/":
-            self._send(HTTPStatus.OK, "text/html; charset=utf-8", page())
+            self._send(HTTPStatus.OK, PAGE.read_bytes(), "text/html; charset=utf-8")
             return
         try:
             answer = _answer(server.resources, url.path, parse_qs(url.query))
         except (ImageError, InvalidRecord, UnknownName) as error:
-            self._send_json(HTTPStatus.NOT_FOUND, error_of(error))
+            self._send(HTTPStatus.NOT_FOUND, error_of(error))
         except InvalidFilter as error:
-            self._send_json(HTTPStatus.BAD_REQUEST, error_of(error))
+            self._send(HTTPStatus.BAD_REQUEST, error_of(error))
         except (EnvsdkError, OSError) as error:
-            self._send_json(HTTPStatus.INTERNAL_SERVER_ERROR, error_of(error))
+            self._send(HTTPStatus.INTERNAL_SERVER_ERROR, error_of(error))
         else:
             if isinstance(answer, ImageFile):
-                self._send(HTTPStatus.OK, answer.media_type, answer.data, _OF_IMAGES)
+                self._send(HTTPStatus.OK, answer.data, answer.media_type, _OF_IMAGES)
             else:
-                self._send_json(HTTPStatus.OK, answer)
+                self._send(HTTPStatus.OK, answer)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer a request that cannot be read, or another method than GET."""
@@ -134,16 +130,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: HTTPStatus, kind: str, why: str) -> None:
         self.close_connection = True
-        self._send_json(status, {"error": {"type": kind, "message": why}})
+        self._send(status, {"error": {"type": kind, "message": why}})
 
-    def _send_json(self, status: HTTPStatus, value: Any) -> None:
-        self._send(status, "application/json", as_json(value))
-
-    def _send(self, status: HTTPStatus, content_type: str, body: bytes, more: Mapping[str, str] | None = None) -> None:
+    def _send(
+        self, status: HTTPStatus, value: Any, content_type: str = "application/json", more: Mapping[str, str] = {}
+    ) -> None:
+        """Send bytes as they are, and other values as JSON."""
+        body = value if isinstance(value, bytes) else as_json(value)
         own = {"Content-Type": content_type, "Content-Length": str(len(body))}
         try:
             self.send_response(status)
-            for name, value in {**_HEADERS, **own, **(more or {})}.items():
+            for name, value in {**_HEADERS, **own, **more}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -74,10 +74,6 @@ class RunInfo:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values for JSON."""
-        return asdict(self)
-
 
 class Source:
     """A run folder, or a file of trajectories, which may still grow.
@@ -85,6 +81,7 @@ class Source:
     Args:
         path: A run folder, a folder with `trajectories.jsonl`, or a file such as `trajectories.jsonl` or
             `trajectories.jsonl.zst`.
+        tokenizers: The tokenizers by their fingerprints; None for those that the run folder has.
 
     Raises:
         ConfigError: If there is no such file or folder, or the folder has no trajectories.
@@ -97,8 +94,8 @@ class Source:
         generation: How often the file was replaced by another one, so that `rows` began again.
     """
 
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path | str, tokenizers: Mapping[str, Tokenizer] | None = None) -> None:
+        self.path, self._given_tokenizers = Path(path), tokenizers
         self.file, self._stored = _found(self.path)
         self._folder = self.path if self.path.is_dir() else None
         self.rows: list[EpisodeRow] = []
@@ -284,6 +281,8 @@ class Source:
 
     @cached_property
     def _tokenizers(self) -> Mapping[str, Tokenizer]:
+        if self._given_tokenizers is not None:
+            return self._given_tokenizers
         try:
             return {} if self._stored is None else self._stored.tokenizers
         except (EnvsdkError, OSError):  # its files are damaged or gone: tokens are then shown by their ids

@@ -6,12 +6,13 @@ All texts of an entry are safe to print (see `visible`). Long texts can be folde
 import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from .._visible import on_one_line, visible
 from ..trajectories._trajectory import Trajectory
 from ._contents import Hit
 from ._episodes import episode, image_name
+from ._json import BreakJSON, ContextJSON, EpisodeJSON, ImageFactsJSON, MessageJSON
 
 Kind: TypeAlias = Literal["reasoning", "text", "reply", "result", "image", "call", "error", "note"]
 """What a part of an entry is. `reply` is what the model wrote; `text` is what others than a tool wrote."""
@@ -19,7 +20,7 @@ _FOLDED: Mapping[Kind, tuple[int, int]] = {"reasoning": (3, 300), "result": (8, 
 """How many lines and characters of a part are shown when it is folded. The other kinds are shown in full."""
 
 
-class Part(NamedTuple):
+class TranscriptPart(NamedTuple):
     """A piece of the text of an entry. An image is a text that names it, and its hash."""
 
     kind: Kind
@@ -39,7 +40,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TranscriptEntry:
     """Something to read as one: the head of the episode or of a context, a message, or messages of another context.
 
     Attributes:
@@ -57,13 +58,13 @@ class Entry:
     context: str
     headings: tuple[str, ...]
     breaks: tuple[str, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TranscriptPart, ...] = ()
     steps: tuple[int, ...] = ()
     message: int | None = None
-    inherited: "tuple[Entry, ...]" = ()
+    inherited: "tuple[TranscriptEntry, ...]" = ()
 
 
-def transcript(trajectory: Trajectory, shown: Mapping[str, Any] | None = None) -> Iterator[Entry]:
+def transcript(trajectory: Trajectory, shown: EpisodeJSON | None = None) -> Iterator[TranscriptEntry]:
     """Yield the entries of an episode: its head, and for each context a head and its messages.
 
     Args:
@@ -74,28 +75,26 @@ def transcript(trajectory: Trajectory, shown: Mapping[str, Any] | None = None) -
         InvalidRecord: If the steps do not fit the logs.
     """
     shown = episode(trajectory) if shown is None else shown
-    yield _head(trajectory)
+    end = trajectory.error or trajectory.stop_reason
+    heading = on_one_line(f"{trajectory.id}: {trajectory.status} ({end}), {trajectory.reward_text}")
+    renderer = _renderer_of(trajectory)
+    yield TranscriptEntry("episode", "", (heading,), parts=(TranscriptPart("note", renderer),) if renderer else ())
     for context in shown["contexts"]:
         name = context["name"]
-        if context["parent"] is not None or trajectory.contexts[name].reward is not None:
-            yield Entry("context", name, (on_one_line(f"{name}: {_end_of(trajectory, name)}"),))
+        if context["parent"] is not None or context["reward"] is not None:
+            reward = None if context["reward"] is None else f"own reward {context['reward']:g}"
+            facts = filter(None, [context["role"], context["stop_reason"], context["error"], reward])
+            yield TranscriptEntry("context", name, (on_one_line(f"{name}: {', '.join(facts)}"),))
         entries = [_message(shown, context, index) for index in range(len(context["messages"]))]
         count = sum(message["is_inherited"] for message in context["messages"])
         if count:
             what = "1 message" if count == 1 else f"{count} messages"
             heading = on_one_line(f"{name} · {what} of {context['base']}")
-            yield Entry("inherited", name, (heading,), inherited=tuple(entries[:count]))
+            yield TranscriptEntry("inherited", name, (heading,), inherited=tuple(entries[:count]))
         yield from entries[count:]
     if shown["final_break"] is not None:
-        context = shown["final_break"]["context"] or ""
-        yield Entry("break", context, (on_one_line(f"at the end {break_text(shown['final_break'])}"),))
-
-
-def _head(trajectory: Trajectory) -> Entry:
-    end = trajectory.error or trajectory.stop_reason
-    heading = on_one_line(f"{trajectory.id}: {trajectory.status} ({end}), {trajectory.reward_text}")
-    renderer = _renderer_of(trajectory)
-    return Entry("episode", "", (heading,), parts=(Part("note", renderer),) if renderer else ())
+        text = on_one_line(f"at the end {break_text(shown['final_break'])}")
+        yield TranscriptEntry("break", shown["final_break"]["context"] or "", (text,))
 
 
 def _renderer_of(trajectory: Trajectory) -> str:
@@ -105,49 +104,36 @@ def _renderer_of(trajectory: Trajectory) -> str:
     name, *options = (
         value if key == "name" else f"{key}={reprlib.repr(value)}" for key, value in trajectory.renderer.items()
     )
-    because = trajectory.renderer_chosen_because
-    reason = [f"chosen because {because}"] if because else []
-    rewrites = trajectory.renderer_rewrites
-    reason += [f"the template rewrites earlier text: {rewrites}"] if rewrites else []
-    return on_one_line("; ".join([" ".join(["renderer", str(name), *options]), *reason]))
+    facts = [" ".join(["renderer", str(name), *options])]
+    if trajectory.renderer_chosen_because:
+        facts.append(f"chosen because {trajectory.renderer_chosen_because}")
+    if trajectory.renderer_rewrites:
+        facts.append(f"the template rewrites earlier text: {trajectory.renderer_rewrites}")
+    return on_one_line("; ".join(facts))
 
 
-def _end_of(trajectory: Trajectory, name: str) -> str:
-    """Return how the context of a sub-agent or a player ended."""
-    log = trajectory.contexts[name]
-    own = None if log.reward is None else f"own reward {log.reward:g}"
-    return ", ".join(filter(None, [log.role, log.stop_reason, log.error, own]))
-
-
-def _message(shown: Mapping[str, Any], context: Mapping[str, Any], index: int) -> Entry:
-    message, steps = context["messages"][index], shown["steps"]
-    who = f"{context['name']} · {message['role']}{_answered(context, message)}"
-    numbers: list[int] = [] if message["is_inherited"] else message["steps"]
-    own = [steps[number] for number in numbers]
-    return Entry(
+def _message(shown: EpisodeJSON, context: ContextJSON, index: int) -> TranscriptEntry:
+    message = context["messages"][index]
+    who = f"{context['name']} · {message['role']}"
+    if message["answers"] is not None:
+        reply, number = message["answers"]
+        who += f" · result of {context['messages'][reply]['calls'][number]['name']}"
+    steps = [] if message["is_inherited"] else [shown["steps"][number] for number in message["steps"]]
+    headings: list[str] = []
+    for step in steps:
+        reward = "not scored" if step["reward"] is None else f"reward {step['reward']:g}"
+        named = ", ".join(f"{name} {value:g}" for name, value in step["rewards"].items() if name != "reward")
+        facts = f"step {step['index'] + 1} · {step['sampled']} tokens · {reward}" + (f" ({named})" if named else "")
+        headings.append(on_one_line(f"{who} · {facts}"))
+    return TranscriptEntry(
         kind=message["role"],
         context=context["name"],
-        headings=tuple(on_one_line(f"{who}{_step_head(step)}") for step in own) or (on_one_line(who),),
-        breaks=tuple(on_one_line(break_text(step["break"])) for step in own if step["break"] is not None),
+        headings=tuple(headings) or (on_one_line(who),),
+        breaks=tuple(on_one_line(break_text(step["break"])) for step in steps if step["break"] is not None),
         parts=tuple(_parts(message, shown["images"])),
-        steps=tuple(numbers),
+        steps=tuple(step["index"] for step in steps),
         message=index,
     )
-
-
-def _answered(context: Mapping[str, Any], message: Mapping[str, Any]) -> str:
-    """Return the call that a message is the result of, for its heading."""
-    if message["answers"] is None:
-        return ""
-    asked, number = message["answers"]
-    return f" · result of {context['messages'][asked]['calls'][number]['name']}"
-
-
-def _step_head(step: Mapping[str, Any]) -> str:
-    reward = "not scored" if step["reward"] is None else f"reward {step['reward']:g}"
-    named = ", ".join(f"{name} {value:g}" for name, value in step["rewards"].items() if name != "reward")
-    tokens = step["stop"] - step["action_start"]
-    return f" · step {step['index'] + 1} · {tokens} tokens · {reward}" + (f" ({named})" if named else "")
 
 
 def hit_text(hit: Hit) -> str:
@@ -157,24 +143,26 @@ def hit_text(hit: Hit) -> str:
     return on_one_line(f"found in {where}: {hit.before}{hit.found}{hit.after}")
 
 
-def break_text(break_: Mapping[str, Any]) -> str:
+def break_text(break_: BreakJSON) -> str:
     """Return the reason of a break, and what it cost."""
     again = f", {break_['observed_again']:,} of them observed again" if break_["observed_again"] else ""
     detail = f" ({break_['detail']})" if break_["detail"] else ""
     return f"{break_['reason']}: {break_['kept']:,} kept, {break_['dropped']:,} dropped{again}{detail}"
 
 
-def _parts(message: Mapping[str, Any], images: Mapping[str, Mapping[str, Any]]) -> Iterator[Part]:
+def _parts(message: MessageJSON, images: Mapping[str, ImageFactsJSON]) -> Iterator[TranscriptPart]:
     if message["reasoning"] is not None:
-        yield Part("reasoning", visible(message["reasoning"]))
+        yield TranscriptPart("reasoning", visible(message["reasoning"]))
     kinds: Mapping[str, Kind] = {"assistant": "reply", "tool": "result"}
     for part in message["parts"] or [{"text": message["content"]}]:
         if "image" in part:
-            yield Part("image", visible(f"[{image_name(part['image'], images[part['image']])}]"), part["image"])
+            yield TranscriptPart(
+                "image", visible(f"[{image_name(part['image'], images[part['image']])}]"), part["image"]
+            )
         elif part["text"]:
-            yield Part(kinds.get(message["role"], "text"), visible(part["text"]))
+            yield TranscriptPart(kinds.get(message["role"], "text"), visible(part["text"]))
     for call in message["calls"]:
         failed = f" ! {call['error']}" if call["error"] else ""
-        yield Part("call", visible(f"-> {call['name']}({call['arguments']}){failed}"))
+        yield TranscriptPart("call", visible(f"-> {call['name']}({call['arguments']}){failed}"))
     for error in message["errors"]:
-        yield Part("error", visible(f"! {error}"))
+        yield TranscriptPart("error", visible(f"! {error}"))

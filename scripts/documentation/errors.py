@@ -3,7 +3,7 @@
 import re
 import textwrap
 
-from envsdk.cli._explain import Explanation, explanations
+from envsdk.cli._explain import ErrorExplanation, explanations
 
 from .names import CHECKOUT
 
@@ -23,7 +23,7 @@ def errors_page() -> str:
     return "\n".join([INTRODUCTION, *(section(entry) for entry in explanations().values())])
 
 
-def section(entry: Explanation) -> str:
+def section(entry: ErrorExplanation) -> str:
     """Return what the page has about one error."""
     parts = [f"## {entry.name}\n", f"{entry.meaning}\n", f"**Why it happens.** {entry.why}\n"]
     parts.append(f"**What to do.** {entry.do}\n")

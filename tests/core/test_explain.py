@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import errors
 from envsdk.cli import app
-from envsdk.cli._explain import Explanation, explanations, find_explanation
+from envsdk.cli._explain import ErrorExplanation, explanations, find_explanation
 
 ENTRIES = explanations()
 WITH_EXAMPLE = [entry for entry in ENTRIES.values() if entry.example]
@@ -23,7 +23,7 @@ WITHOUT_EXAMPLE = [entry for entry in ENTRIES.values() if entry.message and not 
 NO_MESSAGE = {"EnvsdkError"}  # nothing raises it itself
 
 
-def by_name(entry: Explanation) -> str:
+def by_name(entry: ErrorExplanation) -> str:
     return entry.name
 
 
@@ -52,7 +52,7 @@ def test_every_explanation_has_a_message():
 
 @pytest.mark.parametrize("entry", WITH_EXAMPLE, ids=by_name)
 def test_an_example_raises_the_error_with_the_message(
-    entry: Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    entry: ErrorExplanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(entry.error) as raised:
@@ -62,7 +62,7 @@ def test_an_example_raises_the_error_with_the_message(
 
 
 @pytest.mark.parametrize("entry", WITHOUT_EXAMPLE, ids=by_name)
-def test_a_message_without_an_example_has_the_form_of_one_in_the_source(entry: Explanation):
+def test_a_message_without_an_example_has_the_form_of_one_in_the_source(entry: ErrorExplanation):
     assert any(form.fullmatch(entry.message) for form in forms_of_messages(entry.name))
 
 

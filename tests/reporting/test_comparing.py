@@ -7,10 +7,10 @@ import pytest
 from made_runs import episodes, store
 
 from envsdk.rollouts.scores import compare
-from envsdk.viewer.reporting import Difference, report
+from envsdk.viewer.reporting import QuantityDifference, report
 
 
-def difference(path: Path, first: list, second: list, quantity: str = "reward") -> Difference:
+def difference(path: Path, first: list, second: list, quantity: str = "reward") -> QuantityDifference:
     one, other = store(path / "one", first), store(path / "other", second)
     (comparison,) = report(one, other).comparisons
     return next(own for own in comparison.differences if own.quantity == quantity)

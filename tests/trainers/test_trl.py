@@ -306,7 +306,7 @@ def test_a_reward_function_may_read_lists_of_messages_as_prompts_and_completions
     assert hasattr(conversational(scored(calls)), "is_scored")  # as `RolloutFunc` looks for it
 
 
-PROMPTS = [prompt_of(f"envsdk/{name}-v0", seed) for seed in (5, 6) for name in ("GuessNumber", "Calculator") * 2]
+PROMPTS = [prompt_of(f"envsdk/{name}-v1", seed) for seed in (5, 6) for name in ("GuessNumber", "Calculator") * 2]
 
 
 def test_rows_come_in_the_order_of_the_prompts_and_repeated_ones_form_a_group() -> None:

@@ -192,9 +192,13 @@ def test_a_transcript_names_each_image_between_the_texts(run):
         "is what?",
     ]
     assert [part.sha256 for part in entry.parts] == ["", FIRST.data.sha256, ""]
+    lines = ConversationLines([entry], width=100)
+    assert any(lines.line(index, 100).plain.startswith("[image 200 x 160 PNG, ") for index in range(len(lines)))
 
 
-def test_show_names_the_file_and_writes_no_codes_to_a_pipe(run):
+def test_show_names_the_file_and_writes_no_codes_to_a_pipe(run, tmp_path):
+    write_jsonl(tmp_path / "trajectories.jsonl", [_first(run)])  # with its bytes
+    assert f", {FIRST.data.sha256[:12]}]" in CliRunner().invoke(app, ["show", str(tmp_path)]).output
     result = CliRunner().invoke(app, ["show", str(run)])
     assert result.exit_code == 0, result.output
     assert f"{FIRST.data.sha256[:12]}: {run / 'media' / FIRST.data.file_name}]" in result.output
@@ -229,12 +233,6 @@ def contents_of(page: Path) -> list[tuple[str, Any]]:
     return [
         (base64.b64decode(name).decode(), json.loads(gzip.decompress(base64.b64decode(data)))) for name, data in found
     ]
-
-
-def test_show_names_an_image_of_a_record_that_has_its_bytes(run, tmp_path):
-    write_jsonl(tmp_path / "trajectories.jsonl", [_first(run)])
-    result = CliRunner().invoke(app, ["show", str(tmp_path)])
-    assert f", {FIRST.data.sha256[:12]}]" in result.output
 
 
 def test_play_names_images(monkeypatch, capsys):
@@ -280,9 +278,3 @@ def test_the_lines_of_tokens_fold_the_placeholders_of_an_image(run):
     while (following := lines.next_step(steps[-1], 1)) != steps[-1]:
         steps.append(following)
     assert {columns.at("steps", lines.place(at)[1]) for at in steps} == set(range(len(_first(run).steps)))
-
-
-def test_the_terminal_viewer_names_images(run):
-    lines = ConversationLines([*transcript(_first(run))], width=100)
-    texts = [lines.line(index, 100).plain for index in range(len(lines))]
-    assert any(text.startswith("[image 200 x 160 PNG, ") for text in texts)

@@ -19,6 +19,7 @@ from envsdk.rollouts import Rollouts
 from envsdk.viewer import _notebook as notebook
 from envsdk.viewer._notebook import TrajectoryPage
 from envsdk.viewer._page import PAGE
+from envsdk.viewer._sources import Source
 
 EPISODE = envsdk.rollout("envsdk/Delegate-v1", "reference", seed=0)
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</details></div>"
@@ -123,7 +124,7 @@ def test_view_opens_the_page_of_the_episode_in_the_browser(monkeypatch):
 def test_view_names_the_tokens_of_the_tokenizer_that_the_episode_has():
     other = replace(EPISODE, tokenizer="another")
     embedded = envsdk.load_tokenizer("embedded")
-    source = notebook._OneEpisode(Path(__file__), embedded)
+    source = Source(Path(__file__), {embedded.fingerprint: embedded})
     assert source.tokenizer_of(EPISODE, "main") is embedded
     assert source.tokenizer_of(other, "main") is None
 

@@ -132,9 +132,10 @@ def test_the_committed_page_was_built_from_its_sources():
 def test_idle_connections_hold_a_bounded_number_of_threads(run):
     with ViewerServer(Resources([Source(run)])) as server, contextlib.ExitStack() as stack:
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.max_connections = 8
         before = set(threading.enumerate())
         address = ("127.0.0.1", server.server_port)
-        idle = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(100)]
+        idle = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(16)]
         for connection in idle[: len(idle) - server.max_connections]:
             assert connection.recv(1) == b""
         connection = http.client.HTTPConnection(*address, timeout=60)

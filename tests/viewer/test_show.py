@@ -15,7 +15,7 @@ from envsdk.cli import app
 from envsdk.errors import ConfigError, InvalidFilter, InvalidRecord
 from envsdk.rollouts import Rollouts
 from envsdk.trajectories.records import write_jsonl
-from envsdk.viewer._transcript import Part, transcript
+from envsdk.viewer._transcript import TranscriptPart, transcript
 
 NOTES = envsdk.rollout(
     envsdk.make("envsdk/LongNotes-v1", history={"name": "summarize", "threshold": 2500}), "reference", seed=0
@@ -100,7 +100,7 @@ def test_lines_after_the_chosen_one_are_not_read_and_a_damaged_one_is_named(tmp_
     ],
 )
 def test_long_reasoning_results_and_texts_are_folded_and_what_the_model_wrote_is_not(kind, text, shown, left_out):
-    assert Part(kind, text).folded() == (shown, left_out)
+    assert TranscriptPart(kind, text).folded() == (shown, left_out)
 
 
 def test_full_prints_what_is_folded_and_the_messages_that_a_context_began_with(tmp_path):

@@ -1,11 +1,11 @@
 """Runs are read line by line, also while they are written, and a damaged line leaves the rest usable."""
 
 import asyncio
-import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
 
 import envsdk
@@ -39,7 +39,7 @@ def test_a_row_has_the_figures_of_its_trajectory():
         assert row.breaks == Counter(break_.reason for break_ in trajectory.breaks)
         assert (row.observed_tokens, row.sampled_tokens) == (trajectory.observed_tokens, trajectory.sampled_tokens)
         assert (row.steps, row.contexts) == (len(trajectory.steps), len(trajectory.contexts))
-        assert json.loads(json.dumps(row.to_dict()))["roles"] == [*row.roles]
+        assert orjson.loads(orjson.dumps(row))["roles"] == [*row.roles]
 
 
 def test_a_row_counts_the_errors_of_replies():

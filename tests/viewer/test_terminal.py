@@ -28,7 +28,7 @@ from envsdk.viewer._resources import Resources
 from envsdk.viewer._sources import Source
 from envsdk.viewer.terminal._app import TerminalViewer
 from envsdk.viewer.terminal._episode import wrapped
-from envsdk.viewer.terminal._lines import Lines
+from envsdk.viewer.terminal._lines import LineView
 from envsdk.viewer.terminal._list import EpisodeLines
 from envsdk.viewer.terminal._tokens import shade
 
@@ -83,7 +83,7 @@ def screen(pilot: Pilot[None]) -> str:
 
 
 def lines(pilot: Pilot[None]) -> Any:
-    return pilot.app.screen.query_one(Lines)
+    return pilot.app.screen.query_one(LineView)
 
 
 @pytest.fixture
@@ -270,7 +270,7 @@ def test_tokens_have_ids_texts_masks_roles_and_shades(run_folder):
             assert (int(number), int(in_mask)) == (1, mask[index])
         assert "sampled" in screen(pilot)
         segments = [segment for y in range(HEIGHT) for segment in lines(pilot).render_line(y)]
-        expected = shade(float(trajectory.contexts["main"].logprobs[step.stop - 1])).bgcolor
+        expected = shade(float(trajectory.contexts["main"].logprobs[step.action_start + 1])).bgcolor
         assert any(segment.style and segment.style.bgcolor == expected for segment in segments)
         assert "1 of" in await answer(pilot, "slash", "1")
         assert "is not a number" in await answer(pilot, "slash", "x")

@@ -99,15 +99,16 @@ class _ScriptedEnv(Env):
 
     def start(self) -> Turn:
         """Return the messages before the first reply."""
-        return Turn(self._turn_messages())
+        return self._turn()
 
     def respond(self, reply: Message) -> Turn:
         """Return the messages after a reply."""
         self._step += 1
-        return Turn(self._turn_messages(), terminated=self._step == len(self._script.replies))
+        return self._turn(terminated=self._step == len(self._script.replies))
 
-    def _turn_messages(self) -> list[Any]:
-        return [self._script.messages[index] for index in self._script.turn_messages(self._step)]
+    def _turn(self, *, terminated: bool = False) -> Turn:
+        messages = [self._script.messages[index] for index in self._script.turn_messages(self._step)]
+        return Turn(messages, terminated=terminated)
 
 
 def _reply(renderer: Renderer, index: int, message: Message, drop_reasoning: bool) -> ScriptedReply:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ._figures import Difference, Distribution, RunComparison
+from ._figures import Distribution, QuantityDifference, RunComparison
 
 _MAX_OPTION, _MAX_HISTORY = 24, 48
 
@@ -75,7 +75,7 @@ class Intervals:
     """Differences with their intervals. Each quantity has a separate scale, the same in all comparisons."""
 
     title: str
-    differences: tuple[Difference, ...]
+    differences: tuple[QuantityDifference, ...]
     scales: Mapping[str, float]
 
 
@@ -95,7 +95,7 @@ class Section:
     blocks: tuple[Block, ...]
 
 
-def interval_of(one: Difference) -> tuple[float, float, float]:
+def interval_of(one: QuantityDifference) -> tuple[float, float, float]:
     """Return the lower end, the difference, and the upper end; without an interval, all are the difference."""
     low, high = (one.difference if end is None else end for end in (one.low, one.high))
     return low, one.difference, high

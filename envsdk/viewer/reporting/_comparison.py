@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ...rollouts.scores import bootstrap_means, interval_of, p_value_of
-from ._figures import Difference, MeanReward, RunComparison, RunFigures
+from ._figures import MeanReward, QuantityDifference, RunComparison, RunFigures
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,7 +56,9 @@ def compare_runs(first: RunFigures, one: TaskValues, second: RunFigures, other: 
     return RunComparison(first.name, second.name, differences, tuple(notes))
 
 
-def _difference(quantity: str, one: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]]) -> Difference:
+def _difference(
+    quantity: str, one: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]]
+) -> QuantityDifference:
     """Compare paired by task if the runs have the same tasks: at least half of the tasks of each, and at least two."""
     common = one.keys() & other.keys()
     is_paired = len(common) >= max(2, len(one) / 2, len(other) / 2)
@@ -69,7 +71,7 @@ def _difference(quantity: str, one: Mapping[str, Sequence[float]], other: Mappin
         else:
             drawn = bootstrap_means(means[1], RESAMPLES, rng) - bootstrap_means(means[0], RESAMPLES, rng)
         low, high = interval_of(drawn)
-    return Difference(
+    return QuantityDifference(
         quantity=quantity,
         method="paired" if is_paired else "unpaired",
         first=float(means[0].mean()),

@@ -142,7 +142,7 @@ class EpisodeLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailureClass:
     """The failures of one class.
 
     Attributes:
@@ -266,7 +266,7 @@ class RunFigures:
     reply_errors: int
     breaks: Mapping[str, Breaks]
     costs: Mapping[str, Cost]
-    failures: tuple[Failure, ...]
+    failures: tuple[FailureClass, ...]
     divergence: Divergence | None
     no_divergence_because: str
     best: tuple[EpisodeLink, ...]
@@ -276,7 +276,7 @@ class RunFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class QuantityDifference:
     """The difference of one quantity between two runs: the second minus the first.
 
     Attributes:
@@ -318,7 +318,7 @@ class RunComparison:
 
     first: str
     second: str
-    differences: tuple[Difference, ...]
+    differences: tuple[QuantityDifference, ...]
     notes: tuple[str, ...] = ()
 
 

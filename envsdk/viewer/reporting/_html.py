@@ -5,7 +5,7 @@ from html import escape
 
 from ..._visible import on_one_line, visible
 from ._blocks import Block, Cell, Command, Histogram, Intervals, Link, Table, clipped, interval_of, number, signed
-from ._figures import Difference, RunReport
+from ._figures import QuantityDifference, RunReport
 from ._sections import sections_of
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -161,7 +161,7 @@ def _histogram(chart: Histogram) -> str:
     )
 
 
-def _intervals(differences: tuple[Difference, ...], scales: Mapping[str, float]) -> str:
+def _intervals(differences: tuple[QuantityDifference, ...], scales: Mapping[str, float]) -> str:
     """Draw differences with their intervals around 0, each on the scale of its quantity."""
     width, height = _LABELS + _WIDTH + 60, _ROW * len(differences) + 10
     zero = _LABELS + _WIDTH / 2

@@ -110,23 +110,20 @@ def _endings(figure: Any, runs: Sequence[RunFigures]) -> None:
     axes = figure.subplots(1, 2)
     for axis, title, of_runs in zip(axes, titles, counts, strict=True):
         names = [*dict.fromkeys(name for one in of_runs for name in one)]
-        _bars(axis, names, [[one.get(name, 0.0) for name in names] for one in of_runs], runs)
+        height = 0.8 / max(1, len(runs))
+        for index, (run, one) in enumerate(zip(runs, of_runs, strict=True)):
+            places = [place + height * (index - (len(runs) - 1) / 2) for place in range(len(names))]
+            values, color = [one.get(name, 0.0) for name in names], _COLORS[index % len(_COLORS)]
+            axis.barh(places, values, height, color=color, label=_label(index, run))
+        axis.set_yticks(range(len(names)), [_plain(clipped(name, 40)) for name in names])
+        axis.invert_yaxis()
+        axis.grid(axis="x", alpha=0.3)
+        axis.set_axisbelow(True)
         axis.set_title(title, loc="left")
         if not names:
             axis.text(0.5, 0.5, "none", ha="center", va="center", transform=axis.transAxes, color="#59636e")
             axis.set(xticks=[], yticks=[])
     _legend(figure, axes[0])
-
-
-def _bars(axis: Any, names: Sequence[str], values: Sequence[Sequence[float]], runs: Sequence[RunFigures]) -> None:
-    height = 0.8 / max(1, len(values))
-    for index, (own, run) in enumerate(zip(values, runs, strict=True)):
-        places = [place + height * (index - (len(values) - 1) / 2) for place in range(len(names))]
-        axis.barh(places, own, height, color=_COLORS[index % len(_COLORS)], label=_label(index, run))
-    axis.set_yticks(range(len(names)), [_plain(clipped(name, 40)) for name in names])
-    axis.invert_yaxis()
-    axis.grid(axis="x", alpha=0.3)
-    axis.set_axisbelow(True)
 
 
 def _costs(figure: Any, runs: Sequence[RunFigures]) -> None:

@@ -28,7 +28,7 @@ from ._figures import (
     Distribution,
     Divergence,
     EpisodeLink,
-    Failure,
+    FailureClass,
     RunFigures,
     RunReport,
     histogram_edges,
@@ -196,7 +196,7 @@ class Collector:
             },
             costs=self._costs,
             failures=tuple(
-                Failure(kind, error, len(rows), rows[0].error or "", self._link(rows[0], None))
+                FailureClass(kind, error, len(rows), rows[0].error or "", self._link(rows[0], None))
                 for (kind, error), rows in failures
             ),
             divergence=divergence,

@@ -6,7 +6,7 @@ from textual.app import App
 from textual.binding import Binding, BindingType
 
 from .._resources import Resources
-from ._lines import KeyList, Lines
+from ._lines import KeyList, LineView
 from ._list import ListScreen
 
 
@@ -46,7 +46,7 @@ class TerminalViewer(App[None]):
 
     def action_keys(self) -> None:
         """List the keys."""
-        self.push_screen(KeyList([*self.screen.BINDINGS, *Lines.BINDINGS, *self.BINDINGS]))
+        self.push_screen(KeyList([*self.screen.BINDINGS, *LineView.BINDINGS, *self.BINDINGS]))
 
     def action_toggle_dark(self) -> None:
         """Change between the dark and the light theme."""

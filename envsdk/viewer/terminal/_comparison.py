@@ -1,7 +1,7 @@
 """The screen with two episodes side by side, message by message, from where they diverge."""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,9 +13,10 @@ from textual.binding import Binding, BindingType
 from ..._visible import on_one_line
 from ...errors import EnvsdkError
 from ...trajectories._trajectory import Trajectory
+from .._json import EpisodeJSON, MessageJSON
 from .._resources import Resources
-from .._transcript import Entry, transcript
-from ._episode import ListedEpisode, StyledLine, entry_lines, wrapped
+from .._transcript import TranscriptEntry, transcript
+from ._episode import NO_EPISODE, ListedEpisode, StyledLine, entry_lines, wrapped
 from ._lines import LineSource, ViewerScreen
 
 _NONE = StyledLine("", "")
@@ -47,7 +48,7 @@ class ContextPair(NamedTuple):
         return same if first else "the first message differs"
 
 
-def context_pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[ContextPair]:
+def context_pairs(one: EpisodeJSON, other: EpisodeJSON) -> list[ContextPair]:
     """Return the contexts of two episodes, each with the messages that differ.
 
     Args:
@@ -55,7 +56,7 @@ def context_pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[Cont
         other: What it returns for the second.
     """
 
-    def compared(message: Mapping[str, Any]) -> tuple[Any, ...]:
+    def compared(message: MessageJSON) -> tuple[Any, ...]:
         calls = [(call["name"], call["arguments"]) for call in message["calls"]]
         return message["role"], message["content"], message["parts"], message["reasoning"], calls
 
@@ -88,7 +89,7 @@ class ComparisonLines(LineSource):
         width: The width to wrap to.
     """
 
-    def __init__(self, shown: Sequence[Mapping[str, Any]], entries: Sequence[Sequence[Entry]], width: int) -> None:
+    def __init__(self, shown: Sequence[EpisodeJSON], entries: Sequence[Sequence[TranscriptEntry]], width: int) -> None:
         self._pairs = context_pairs(*shown)
         self._messages = [
             {(entry.context, entry.message): entry for outer in own for entry in (outer, *outer.inherited)}
@@ -138,7 +139,7 @@ class ComparisonLines(LineSource):
             begin = index + 1
         yield _Row(_NONE, None)
 
-    def _wrapped(self, entry: Entry | None) -> list[StyledLine]:
+    def _wrapped(self, entry: TranscriptEntry | None) -> list[StyledLine]:
         lines = [StyledLine("(no message)", "dim"), _NONE] if entry is None else entry_lines(entry, False)
         return [StyledLine(piece, line.style) for line in lines for piece in wrapped(line.text, self._cell)]
 
@@ -160,8 +161,7 @@ class ComparisonScreen(ViewerScreen):
     ]
 
     def __init__(self, resources: Resources, one: ListedEpisode, other: ListedEpisode) -> None:
-        nothing: Mapping[str, Any] = {"contexts": []}
-        self.source = ComparisonLines([nothing, nothing], [[], []], 80)
+        self.source = ComparisonLines([NO_EPISODE, NO_EPISODE], [[], []], 80)
         super().__init__(self.source)
         self._resources, self._pair = resources, (one, other)
 
@@ -182,7 +182,7 @@ class ComparisonScreen(ViewerScreen):
         self.lines.show(self.source)
         self.action_difference(1)
 
-    def on_lines_moved(self) -> None:
+    def on_line_view_moved(self) -> None:
         """Describe where the cursor is."""
         self.write("status", f"line {self.lines.cursor + 1:,} of {len(self.source):,}")
 

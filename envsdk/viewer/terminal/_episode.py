@@ -2,10 +2,10 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
@@ -16,16 +16,20 @@ from ..._visible import on_one_line
 from ...errors import EnvsdkError
 from .._contents import Hit, find
 from .._drawing import DrawnRow, drawing
+from .._json import EpisodeJSON
 from .._ranges import Range
 from .._resources import Resources
 from .._rows import EpisodeRow
-from .._transcript import Entry, transcript
+from .._transcript import TranscriptEntry, transcript
 from ._lines import LineSource, Question, ViewerScreen
 from ._tokens import TokensScreen
 
 _ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "inherited": "dim"}
 _PART_STYLES = {"reasoning": "dim italic", "call": "blue", "error": "bold red", "note": "dim", "image": "magenta"}
 _DRAWING_STYLES = {"rewrite": "red", "handoff": "cyan", "return": "cyan", "switch": "cyan", "end": "dim"}
+
+NO_EPISODE = cast("EpisodeJSON", {"contexts": [], "steps": []})
+"""What is shown until an episode is read."""
 
 
 class ListedEpisode(NamedTuple):
@@ -54,7 +58,7 @@ class ConversationLines(LineSource):
         searched: A text that is marked wherever it occurs, as `str.casefold` returns it.
     """
 
-    def __init__(self, entries: Sequence[Entry], width: int, searched: str = "") -> None:
+    def __init__(self, entries: Sequence[TranscriptEntry], width: int, searched: str = "") -> None:
         self.entries, self.searched = entries, searched
         self._open: set[int] = set()
         self._starts = [0]
@@ -94,13 +98,10 @@ class ConversationLines(LineSource):
         ]
         self._starts = [0, *accumulate(map(len, self._lines))]
 
-    def toggle(self, entry: int) -> None:
-        """Open or fold an entry."""
-        self.fold(self._open ^ {entry})
-
-    def toggle_all(self) -> None:
-        """Open all entries, or fold them if all are open."""
-        self.fold(set() if len(self._open) == len(self.entries) else set(range(len(self.entries))))
+    def toggle(self, entry: int | None) -> None:
+        """Open or fold an entry; or with None all of them: fold them if all are open."""
+        every = set(range(len(self.entries)))
+        self.fold(self._open ^ {entry} if entry is not None else every if self._open != every else set())
 
     def entry_at(self, index: int) -> int:
         """Return the index of the entry that a line belongs to."""
@@ -119,13 +120,13 @@ class ConversationLines(LineSource):
             self.fold(self._open | {entry})
         return self._starts[entry]
 
-    def next_entry(self, start: int, step: int, holds: Callable[[Entry], bool]) -> int | None:
+    def next_entry(self, start: int, step: int, holds: Callable[[TranscriptEntry], bool]) -> int | None:
         """Return the next entry for which something holds, from after `start` on, forwards (1) or backwards (-1)."""
         stop = len(self.entries) if step > 0 else -1
         return next((number for number in range(start + step, stop, step) if holds(self.entries[number])), None)
 
 
-def entry_lines(entry: Entry, is_open: bool) -> Iterator[StyledLine]:
+def entry_lines(entry: TranscriptEntry, is_open: bool) -> Iterator[StyledLine]:
     """Yield the lines of an entry, each as wide as it is."""
     for break_ in entry.breaks:
         yield StyledLine(f"──✂── {break_}", "red")
@@ -172,7 +173,7 @@ class EpisodeScreen(ViewerScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "app.pop_screen", "Back"),
-        Binding("f", "fold_all", "Fold"),
+        Binding("f", "fold(True)", "Fold"),
         Binding("n", "go('step', 1)", "Step"),
         Binding("N", "go('step', -1)", "Step before", show=False),
         Binding("b", "go('break', 1)", "Break"),
@@ -192,7 +193,7 @@ class EpisodeScreen(ViewerScreen):
         self.source = ConversationLines([], 80)
         super().__init__(self.source)
         self._resources, self._listed, self._index, self._hit = resources, listed, index, hit
-        self._shown: Mapping[str, Any] = {"steps": []}
+        self._shown = NO_EPISODE
         self._searched = "" if hit is None else hit.found.rstrip("…")
 
     def on_mount(self) -> None:
@@ -209,7 +210,7 @@ class EpisodeScreen(ViewerScreen):
             trajectory = await asyncio.to_thread(self._resources.trajectory, run, row.line)
             entries = [*transcript(trajectory, self._shown)]
         except (EnvsdkError, OSError) as error:
-            self._shown, entries = {"steps": []}, list[Entry]()
+            self._shown, entries = NO_EPISODE, list[TranscriptEntry]()
             self.write("title", str(error), "red")
         else:
             facts = (
@@ -239,11 +240,11 @@ class EpisodeScreen(ViewerScreen):
         self.lines.move_to(line, top=line)
 
     @property
-    def entry(self) -> Entry | None:
+    def entry(self) -> TranscriptEntry | None:
         """The entry with the cursor, or None."""
         return self.source.entries[self.source.entry_at(self.lines.cursor)] if len(self.source) else None
 
-    def on_lines_moved(self) -> None:
+    def on_line_view_moved(self) -> None:
         """Describe the entry with the cursor."""
         facts = [f"line {self.lines.cursor + 1:,} of {len(self.source):,}"]
         if self.entry is not None and self.entry.steps:
@@ -257,23 +258,21 @@ class EpisodeScreen(ViewerScreen):
             ]
         self.write("status", " · ".join(facts))
 
-    def on_lines_chosen(self) -> None:
+    def on_line_view_chosen(self) -> None:
         """Open or fold the entry with the cursor."""
-        entry = self.source.entry_at(self.lines.cursor)
-        self.source.toggle(entry)
-        self.lines.show(self.source, self.source.first_line(entry))
+        self.action_fold(every=False)
 
-    def action_fold_all(self) -> None:
-        """Open all entries, or fold them; the cursor stays in its entry."""
+    def action_fold(self, every: bool) -> None:
+        """Open or fold the entry with the cursor, or all of them; the cursor stays in its entry."""
         if len(self.source):
             entry = self.source.entry_at(self.lines.cursor)
-            self.source.toggle_all()
+            self.source.toggle(None if every else entry)
             self.lines.show(self.source, self.source.first_line(entry))
 
     def action_go(self, what: str, direction: int) -> None:
         """Go to the next step, break, or reply with errors."""
 
-        def holds(entry: Entry) -> bool:
+        def holds(entry: TranscriptEntry) -> bool:
             if what == "step":
                 return bool(entry.steps)
             if what == "break":
@@ -297,7 +296,7 @@ class EpisodeScreen(ViewerScreen):
     def action_search(self) -> None:
         """Ask for a text, and go to the next entry that has it."""
 
-        def has(entry: Entry, text: str) -> bool:
+        def has(entry: TranscriptEntry, text: str) -> bool:
             own = (*entry.headings, *entry.breaks, *(part.text for part in entry.parts))
             return any(text in one.casefold() for one in own) or any(has(one, text) for one in entry.inherited)
 
@@ -396,11 +395,11 @@ class DrawingScreen(ViewerScreen):
         rows = enumerate(self.source.rows)
         self.lines.move_to(next((n for n, row in rows if row.kind == "steps" and self._step in row.steps), 0))
 
-    def on_lines_moved(self) -> None:
+    def on_line_view_moved(self) -> None:
         """Show the text of the row with the cursor in full."""
         self.write("details", Text(self.source.rows[self.lines.cursor].text))
 
-    def on_lines_chosen(self) -> None:
+    def on_line_view_chosen(self) -> None:
         """Return the first step of the row with the cursor."""
         steps = self.source.rows[self.lines.cursor].steps
         self.dismiss(steps[0] if steps else None)

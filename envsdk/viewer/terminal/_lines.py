@@ -25,7 +25,7 @@ _KEYS = {"question_mark": "?", "slash": "/", "left_square_bracket": "[", "right_
 
 
 class LineSource(Protocol):
-    """Makes the lines that `Lines` shows."""
+    """Makes the lines that `LineView` shows."""
 
     def __len__(self) -> int:
         """Return the number of lines."""
@@ -40,7 +40,7 @@ class LineSource(Protocol):
         return cursor
 
 
-class Lines(Widget, can_focus=True):
+class LineView(Widget, can_focus=True):
     """Lines with a cursor. The cursor moves by keys, the wheel, and clicks.
 
     Args:
@@ -60,7 +60,7 @@ class Lines(Widget, can_focus=True):
         Binding("end,G", "go('last')", "Last line", show=False),
         Binding("enter", "choose", "Open"),
     ]
-    DEFAULT_CSS = "Lines { height: 1fr; }"
+    DEFAULT_CSS = "LineView { height: 1fr; }"
 
     class Moved(Message):
         """The cursor is on another line, or the lines changed."""
@@ -157,13 +157,13 @@ class ViewerScreen(Screen[Any]):
     def compose(self) -> ComposeResult:
         """Make the widgets."""
         for part in self.PARTS:
-            yield Lines(self._first) if part == "lines" else Static(id=part)
+            yield LineView(self._first) if part == "lines" else Static(id=part)
         yield Footer(show_command_palette=False)
 
     @property
-    def lines(self) -> Lines:
+    def lines(self) -> LineView:
         """The lines."""
-        return self.query_one(Lines)
+        return self.query_one(LineView)
 
     def write(self, part: str, text: Text | str, style: str = "") -> None:
         """Show a text above or below the lines; a string is shown on one line."""

@@ -291,9 +291,9 @@ class ListScreen(ViewerScreen):
 
     def on_resize(self) -> None:
         """Draw the heading for the new width."""
-        self.on_lines_moved()
+        self.on_line_view_moved()
 
-    def on_lines_moved(self) -> None:
+    def on_line_view_moved(self) -> None:
         """Describe the row with the cursor, and what is shown."""
         self.write("heading", self.source.heading(self.size.width, COLUMNS[self._column], self._is_reversed))
         match = None if self.current is None else self._runs[self.current.run].matches.get(self.current.row.line)
@@ -308,7 +308,7 @@ class ListScreen(ViewerScreen):
         ]
         self.write("status", " · ".join(filter(None, facts)))
 
-    def on_lines_chosen(self) -> None:
+    def on_line_view_chosen(self) -> None:
         """Open the episode with the cursor."""
         one = self.current
         if one is None:

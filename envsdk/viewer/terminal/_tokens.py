@@ -225,7 +225,7 @@ class TokensScreen(ViewerScreen):
         line = self.source.line_of(self._start)
         self.lines.move_to(line, top=line)
 
-    def on_lines_moved(self) -> None:
+    def on_line_view_moved(self) -> None:
         """Describe the token with the cursor."""
         cursor = self.lines.cursor
         if not len(self.source):
