@@ -460,22 +460,23 @@ def check_calls(message: Message, tools: Sequence[ToolSchema]) -> Message:
     if not message.tool_calls:
         return message
     schemas = {tool.get("function", tool)["name"]: tool.get("function", tool) for tool in tools}
-    errors = [call.error or _call_error(call, schemas) for call in message.tool_calls]
-    if errors == [call.error for call in message.tool_calls]:
+    calls, found = list(message.tool_calls), list[str]()
+    for index, call in enumerate(calls):
+        error = None
+        if call.error:
+            continue
+        if call.name not in schemas:
+            more = f" and {len(schemas) - _MAX_LISTED} more" if len(schemas) > _MAX_LISTED else ""
+            error = f"unknown tool {call.name!r:.80}; known: {', '.join([*schemas][:_MAX_LISTED]) or 'none'}{more}"
+        elif isinstance(call.arguments, dict):
+            parameters: Mapping[str, Any] = schemas[call.name].get("parameters") or {}
+            missing = [name for name in parameters.get("required") or () if name not in call.arguments]
+            error = f"{call.name}: missing argument {', '.join(missing)}" if missing else None
+        if error is not None:
+            calls[index] = call.model_copy(update={"error": error})
+            found.append(error)
+    if not found:
         return message
-    calls = tuple(
-        c if c.error == error else c.model_copy(update={"error": error})
-        for c, error in zip(message.tool_calls, errors, strict=True)
+    return message.model_copy(
+        update={"tool_calls": tuple(calls), "errors": tuple(dict.fromkeys([*message.errors, *found]))}
     )
-    found = tuple(error for c, error in zip(message.tool_calls, errors, strict=True) if error and not c.error)
-    return message.model_copy(update={"tool_calls": calls, "errors": tuple(dict.fromkeys((*message.errors, *found)))})
-
-
-def _call_error(call: ToolCall, schemas: Mapping[str, ToolSchema]) -> str | None:
-    if call.name not in schemas:
-        more = f" and {len(schemas) - _MAX_LISTED} more" if len(schemas) > _MAX_LISTED else ""
-        return f"unknown tool {call.name!r:.80}; known: {', '.join([*schemas][:_MAX_LISTED]) or 'none'}{more}"
-    parameters: Mapping[str, Any] = schemas[call.name].get("parameters") or {}
-    required = parameters.get("required") or ()
-    missing = [name for name in required if isinstance(call.arguments, dict) and name not in call.arguments]
-    return f"{call.name}: missing argument {', '.join(missing)}" if missing else None

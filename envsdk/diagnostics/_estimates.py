@@ -193,7 +193,7 @@ class CostEstimate:
                 "history": row.history,
                 "steps": row.steps[-1],
                 **row.cost.to_dict(),
-                "growth": {name: _or_none(row.growth(name)) for name in _GROWS},
+                "growth": {name: None if math.isnan(row.growth(name)) else row.growth(name) for name in _GROWS},
                 "price": None if self.prices is None else self.prices.of(row.cost),
                 "ended": row.ended,
             }
@@ -212,7 +212,8 @@ class CostEstimate:
             counts = (row.steps[-1], cost.sampled, cost.observed, cost.kept, cost.prompts, breaks, cost.samples)
             cells = [row.history, *(f"{count:,}" for count in counts)]
             for name in ("as_samples", "as_tree"):
-                cells += [f"{getattr(cost, name):,}", _power(row.growth(name))]
+                growth = row.growth(name)
+                cells += [f"{getattr(cost, name):,}", "" if math.isnan(growth) else f"T^{growth:.1f}"]
             rows.append(cells if self.prices is None else [*cells, f"{self.prices.of(cost):.4g}"])
         return rows
 
@@ -307,18 +308,14 @@ def estimate(
         sizes, found = Sizes.of(played, made.renderer), made.renderer
         number = number or max(len(trajectory.steps) for trajectory in played)
     if history is None:
-        histories = _all_histories(sizes, number)
+        half = max(1, (sizes.first + number * (sizes.reasoning + sizes.answer + sizes.observation)) // 2)
+        compact = f"compact:every={min(10, max(2, number // 4))}"
+        histories = ["keep", "strip", compact, f"budget:max_tokens={half}", f"summarize:threshold={half}"]
     else:
         several = isinstance(history, Sequence) and not isinstance(history, str)
         histories = list(cast("Any", history)) if several else [cast("Any", history)]
     points = sorted({max(1, math.ceil(number * (i + 1) / _POINTS)) for i in range(_POINTS)})
     return CostEstimate(sizes, tuple(_row(sizes, found, one, points) for one in histories), prices)
-
-
-def _all_histories(sizes: Sizes, steps: int) -> list[str]:
-    half = max(1, (sizes.first + steps * (sizes.reasoning + sizes.answer + sizes.observation)) // 2)
-    compact = f"compact:every={min(10, max(2, steps // 4))}"
-    return ["keep", "strip", compact, f"budget:max_tokens={half}", f"summarize:threshold={half}"]
 
 
 def _row(sizes: Sizes, renderer: Renderer, history: Any, points: Sequence[int]) -> HistoryCost:
@@ -332,15 +329,12 @@ def _row(sizes: Sizes, renderer: Renderer, history: Any, points: Sequence[int]) 
         if trajectory.status != "terminated":
             ended = trajectory.stop_reason
             break
-    return HistoryCost(_written(history, policy), tuple(lengths), tuple(costs), ended)
-
-
-def _written(history: Any, policy: HistoryPolicy) -> str:
-    if isinstance(history, str):
-        return history
-    given = policy.specification()
-    options = ",".join(f"{name}={value}" for name, value in given.items() if name != "name")
-    return f"{given['name']}:{options}" if options else str(given["name"])
+    name = history
+    if not isinstance(history, str):
+        given = policy.specification()
+        options = ",".join(f"{name}={value}" for name, value in given.items() if name != "name")
+        name = f"{given['name']}:{options}" if options else str(given["name"])
+    return HistoryCost(name, tuple(lengths), tuple(costs), ended)
 
 
 class _Sized(Env):
@@ -392,11 +386,3 @@ def _image_tokens(messages: Sequence[Message], renderer: Renderer) -> int:
 
 def _mean(values: Sequence[int]) -> int:
     return round(sum(values) / len(values)) if values else 0
-
-
-def _power(growth: float) -> str:
-    return "" if math.isnan(growth) else f"T^{growth:.1f}"
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -3,20 +3,22 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
+from ..contexts._roles import reply_spans
 from ..errors import ConfigError, unknown_name
 from ..rendering.renderer import Renderer
 from ..trajectories._samples import Sample
 from ._divergence import VERDICTS, Estimate, NumericFormat, Verdict, thresholds_of
 from ._inputs import LogprobPair, check_clip, pair_logprobs
-from ._token_kinds import KINDS, Kind, token_kinds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Kind: TypeAlias = Literal["content", "call", "border", "control"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 FORCED_ABOVE = -0.01
 """A token is forced if the sampler's log-probability of it, in nats, is larger than this."""
 DEPTHS = (0, 8_000, 64_000)
@@ -256,3 +258,29 @@ def _shift(pairs: Sequence[LogprobPair]) -> int:
         unexplained[shift] = after / before if before else 1.0
     best = min(unexplained, key=lambda shift: unexplained[shift])
     return best if unexplained[best] < 0.25 else 0
+
+
+def token_kinds(sample: Sample, renderer: Renderer) -> "NDArray[np.int8]":
+    """Return the kind of each token, as an index of `KINDS`: int8, shape (L,), -1 where nothing was sampled.
+
+    A token that is next to a control token of its reply, or the first of its reply, is a `border`: that is where
+    another encoding of the same text merges otherwise. Text of calls is a `call`, as in `Sample.roles`. All other text,
+    reasoning included, is `content`.
+
+    Args:
+        sample: A sample.
+        renderer: The renderer of its context. Each step is read by itself.
+    """
+    controls = list(renderer.tokenizer.control_tokens.values())
+    kinds = np.full(len(sample), -1, dtype=np.int8)
+    for step in np.unique(sample.step_ids[sample.step_ids >= 0]):
+        where = np.flatnonzero(sample.step_ids == step)
+        tokens = sample.tokens[where]
+        is_control = np.isin(tokens, controls)
+        own = np.full(len(tokens), KINDS.index("content"), dtype=np.int8)
+        for span in reply_spans(renderer, tokens, renderer.parse(tokens)):
+            own[span.start : span.stop] = KINDS.index("call" if span.label == "call" else "content")
+        own[np.append(True, is_control[:-1]) | np.append(is_control[1:], False)] = KINDS.index("border")
+        own[is_control] = KINDS.index("control")
+        kinds[where] = own
+    return kinds

@@ -5,10 +5,8 @@ user namespaces, or else Landlock and seccomp. Each isolation is tested once per
 """
 
 from ..errors import SandboxError, SandboxUnavailable
-from ._isolation import check_isolation
-from ._limits import Isolation, SandboxLimits
-from ._result import Limit, SandboxResult
-from ._run import arun_python, run_python
+from ._isolation import arun_python, check_isolation, run_python
+from ._result import Isolation, Limit, SandboxLimits, SandboxResult
 
 __all__ = [
     "Isolation",

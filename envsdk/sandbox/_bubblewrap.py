@@ -9,7 +9,6 @@ import functools
 import os
 import shutil
 import signal
-from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import SandboxUnavailable
@@ -52,21 +51,14 @@ def wrapped(root: Root, status: int) -> list[str]:
     ]
     options += [] if is_root else ["--unshare-user"]
     options += ["--cap-drop", "ALL", *(word for name in capabilities for word in ("--cap-add", name))]
-    for folder in _folders_above(target for _, target in root["mounts"]):
+    folders = {str(folder) for _, target in root["mounts"] for folder in Path(target).parents} - {"/"}
+    for folder in sorted(folders):  # each after its parent
         options += ["--perms", "0755", "--dir", folder]  # otherwise other users cannot read some of them
     for source, target in root["mounts"]:
         options += ["--dev-bind" if source.startswith("/dev/") else "--ro-bind", source, target]
     for folder in root["hidden"]:
         options += ["--tmpfs", folder]
-    return [*_with_default_signals(), executable(), *options, "--proc", "/proc", "--", *command()]
-
-
-def _with_default_signals() -> tuple[str, ...]:
-    """Return a command that resets an ignored SIGCHLD: bubblewrap inherits it, and would not see its child end."""
+    # bubblewrap inherits an ignored SIGCHLD, and would not see its child end.
     is_ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
-    return ("env", "--default-signal=CHLD") if is_ignored else ()
-
-
-def _folders_above(paths: Iterable[str]) -> list[str]:
-    """Return the folders that contain the paths, each after its parent."""
-    return sorted({str(folder) for path in paths for folder in Path(path).parents} - {"/"})
+    prefix = ["env", "--default-signal=CHLD"] if is_ignored else []
+    return [*prefix, executable(), *options, "--proc", "/proc", "--", *command()]

@@ -28,20 +28,14 @@ def start() -> None:
     """Print, as JSON, the folders of the standard library and the libraries that its modules need."""
     paths = [path for path in sys.path if Path(path).exists()]
     warnings.simplefilter("ignore")
-    for folder in paths:
-        load_extensions(Path(folder))
-    with contextlib.suppress(OSError):
-        ctypes.CDLL("libgcc_s.so.1")  # loaded when a thread ends
-    print(json.dumps({"paths": paths, "libraries": libraries()}))
-
-
-def load_extensions(folder: Path) -> None:
-    """Import the compiled modules of a folder."""
-    for file in folder.glob("*.so"):
+    for file in (file for folder in paths for file in Path(folder).glob("*.so")):  # the compiled modules
         name = file.name.partition(".")[0]
         if name not in NOT_FOR_PROGRAMS:
             with contextlib.suppress(ImportError):
                 __import__(name)
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libgcc_s.so.1")  # loaded when a thread ends
+    print(json.dumps({"paths": paths, "libraries": libraries()}))
 
 
 def libraries() -> list[str]:

@@ -49,7 +49,13 @@ def remove_leftovers(root: str) -> None:
         names = [entry.path for entry in entries if entry.name.startswith(_PREFIX)]
     for name in names:
         with contextlib.suppress(OSError):  # it belongs to another user, is in use, or was just removed
-            _remove_if_left(name)
+            lock = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(name)
+            finally:
+                os.close(lock)
 
 
 def _locked_folder() -> tuple[str, int]:
@@ -64,14 +70,3 @@ def _locked_folder() -> tuple[str, int]:
             if Path(folder).exists():
                 return folder, lock
             os.close(lock)
-
-
-def _remove_if_left(folder: str) -> None:
-    """Remove a folder if it belongs to this user and no process has locked it."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if os.fstat(lock).st_uid == os.geteuid():
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-    finally:
-        os.close(lock)

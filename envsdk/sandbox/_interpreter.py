@@ -1,4 +1,4 @@
-"""The interpreter that runs programs: this Python, bare (without packages and environment variables)."""
+"""The interpreter that runs programs, this Python without packages and environment variables, and its files."""
 
 import functools
 import importlib.abc
@@ -15,6 +15,14 @@ from ..errors import SandboxUnavailable
 
 FLAGS = ("-I", "-S")
 _TIMEOUT_S = 60
+_FILES = ("/etc/ld.so.cache",)
+_FOLDERS = ("/usr/share/zoneinfo",)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
+# Landlock rights, from linux/landlock.h.
+_EXECUTE, _WRITE, _READ, _LIST, _REMOVE, _CREATE, _TRUNCATE = 0x1, 0x2, 0x4, 0x8, 0x20, 0x100, 0x4000
+OWN_FOLDER = _READ | _LIST | _WRITE | _CREATE | _REMOVE | _TRUNCATE
+"""The Landlock rights to a program's own folder: to create files, but no folders, links or sockets."""
 _BOOT = """\
 import marshal, os
 def take(size):
@@ -98,3 +106,34 @@ def interpreter() -> Interpreter:
     return Interpreter(
         executable(), tuple(paths), tuple(found["libraries"]), tuple(str(path) for path in hidden if path.is_dir())
     )
+
+
+@functools.cache
+def shown_files() -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the (source, target) paths that are mounted in namespaces, and the folders that appear empty in them."""
+    found = interpreter()
+    paths = [found.executable, *found.libraries, *found.paths, *_existing((*_FILES, *_FOLDERS, *_DEVICES))]
+    outermost = [
+        path for path in paths if not any(other != path and Path(path).is_relative_to(other) for other in found.paths)
+    ]
+    return [(os.path.realpath(path), path) for path in dict.fromkeys(outermost)], list(found.hidden)
+
+
+@functools.cache
+def file_rules() -> list[tuple[str, int]]:
+    """Return the Landlock rules, as (path, rights), without the one for the program's own folder."""
+    found = interpreter()
+    rules = [(path, _EXECUTE | _READ) for path in (found.executable, *found.libraries)]
+    rules += [(path, _READ) for path in _existing(_FILES)]
+    rules += [(path, _READ | _LIST) for path in _existing(_FOLDERS)]
+    rules += [(path, _READ | _WRITE) for path in _existing(_DEVICES)]
+    for path in map(Path, found.paths):  # entry by entry, because a Landlock rule cannot exclude site-packages
+        rules.append((str(path), _LIST if path.is_dir() else _READ))
+        for child in path.iterdir() if path.is_dir() else ():
+            if str(child) not in found.hidden and not child.is_symlink():
+                rules.append((str(child), _READ | _LIST * child.is_dir()))
+    return rules
+
+
+def _existing(paths: tuple[str, ...]) -> list[str]:
+    return [path for path in paths if Path(path).exists()]

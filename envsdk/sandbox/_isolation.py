@@ -1,5 +1,6 @@
-"""The isolation of a program from the machine, and the trial run that proves it."""
+"""Running a program in the sandbox: its isolation from the machine, and the trial run that proves it."""
 
+import asyncio
 import functools
 import os
 import sys
@@ -10,13 +11,11 @@ from typing import get_args
 
 from ..errors import SandboxUnavailable, unknown_name
 from ._child import check_descriptors
-from ._files import OWN_FOLDER, file_rules, shown_files
 from ._folders import own_folder
-from ._interpreter import FLAGS, executable
-from ._job import Job, Root
-from ._limits import Isolation, SandboxLimits
+from ._interpreter import FLAGS, OWN_FOLDER, executable, file_rules, shown_files
+from ._job import SandboxJob
 from ._process import Run
-from ._result import SandboxResult
+from ._result import DEFAULT_LIMITS, Isolation, SandboxLimits, SandboxResult
 from ._seccomp import filter_for
 from ._system_calls import system_call
 
@@ -82,13 +81,16 @@ def run_isolated(
         SandboxError: If the program could not be run, or its exit status is unknown.
     """
     if isolation in _OWN_PROCESSES:
-        return Run(make_job(isolation, code, limits, _folder_inside()), stdin, limits, isolation, cancelled).wait()
+        # Not in /tmp if the interpreter is in that folder of the machine.
+        is_taken = any(Path(target).is_relative_to("/tmp") for _, target in shown_files()[0])
+        job = make_job(isolation, code, limits, "/work" if is_taken else "/tmp")
+        return Run(job, stdin, limits, isolation, cancelled).wait()
     with own_folder() as folder:
         Path(folder, "main.py").write_bytes(code)
         return Run(make_job(isolation, b"", limits, folder), stdin, limits, isolation, cancelled).wait()
 
 
-def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: str) -> Job:
+def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: str) -> SandboxJob:
     """Return the launcher's description of a run.
 
     Args:
@@ -99,7 +101,7 @@ def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: s
     """
     # Tracebacks show this name, so it must not contain the name of the folder, which differs in each run.
     file = "/proc/self/cwd/main.py" if isolation == "landlock" else "main.py"
-    job: Job = {
+    job: SandboxJob = {
         "control": -1,
         "parent": os.getpid(),
         "arguments": [executable(), *FLAGS, "-B", "-u", file],
@@ -113,9 +115,16 @@ def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: s
     }
     if isolation in _OWN_PROCESSES:
         size = limits.disk_mib * _MIB + len(code) + 2**16
-        job["root"] = _root(
-            folder, f"mode=1777,nr_inodes={_MAX_FILES},size={size}", is_wrapped=isolation == "bubblewrap"
-        )
+        mounts, hidden = shown_files()
+        job["root"] = {
+            "staging": os.path.realpath(tempfile.gettempdir()),
+            "mounts": mounts,
+            "hidden": hidden,
+            "folder": folder,
+            "disk": f"mode=1777,nr_inodes={_MAX_FILES},size={size}",
+            "pivot_root": system_call("pivot_root"),
+            "is_wrapped": isolation == "bubblewrap",
+        }
         processes = limits.processes + _OWN_PROCESSES[isolation]
         job["limits"].append(("RLIMIT_NPROC", processes, processes))
     if isolation == "landlock":
@@ -139,25 +148,6 @@ def _resources(limits: SandboxLimits) -> list[tuple[str, int, int]]:
         limits.cpu_s + 1,
     )  # SIGXCPU, then SIGKILL
     return [cpu, *((name, value, value) for name, value in values.items())]
-
-
-def _folder_inside() -> str:
-    """Return the folder of programs in namespaces: `/tmp`, unless the interpreter is in that folder of the machine."""
-    mounts, _ = shown_files()
-    return "/work" if any(Path(target).is_relative_to("/tmp") for _, target in mounts) else "/tmp"
-
-
-def _root(folder: str, disk: str, *, is_wrapped: bool) -> Root:
-    mounts, hidden = shown_files()
-    return {
-        "staging": os.path.realpath(tempfile.gettempdir()),
-        "mounts": mounts,
-        "hidden": hidden,
-        "folder": folder,
-        "disk": disk,
-        "pivot_root": system_call("pivot_root"),
-        "is_wrapped": is_wrapped,
-    }
 
 
 _PROBE = """\
@@ -219,3 +209,49 @@ def _prove(isolation: Isolation) -> None:
         raise SandboxUnavailable(
             f"{isolation}: the trial program did not run, or was not isolated: {result.report()}. {_ADVICE}"
         )
+
+
+def run_python(
+    code: str, *, stdin: str = "", limits: SandboxLimits = DEFAULT_LIMITS, isolation: Isolation = "auto"
+) -> SandboxResult:
+    """Run an untrusted program, and wait for its end. It may be called from several threads at the same time.
+
+    The program runs in a bare copy of this interpreter (`python -I -S`). It has the standard library, but no packages,
+    environment variables or network. It starts in an empty folder, which is removed afterwards.
+
+    Args:
+        code: The source code of the program.
+        stdin: The program's standard input.
+        limits: The resource limits.
+        isolation: How the program is isolated; see `Isolation`.
+
+    Returns:
+        The output and the exit status. A program that fails or exceeds a limit has a result, too.
+
+    Raises:
+        SandboxUnavailable: If this machine cannot isolate programs.
+        SandboxError: If the program could not be run, or its exit status is unknown. This does not depend on the
+            program.
+        UnknownName: If no isolation has that name.
+    """
+    return _run(code, stdin, limits, isolation, threading.Event())
+
+
+async def arun_python(
+    code: str, *, stdin: str = "", limits: SandboxLimits = DEFAULT_LIMITS, isolation: Isolation = "auto"
+) -> SandboxResult:
+    """Run an untrusted program without blocking the event loop; see `run_python`. Cancellation stops the program."""
+    cancelled = threading.Event()
+    try:
+        return await asyncio.to_thread(_run, code, stdin, limits, isolation, cancelled)
+    finally:
+        cancelled.set()
+
+
+def _run(
+    code: str, stdin: str, limits: SandboxLimits, isolation: Isolation, cancelled: threading.Event
+) -> SandboxResult:
+    found = check_isolation(isolation)
+    # A surrogate becomes invalid UTF-8, which the interpreter rejects.
+    source, data = (text.encode(errors="surrogatepass") for text in (code, stdin))
+    return run_isolated(source, data, limits, found, cancelled)

@@ -29,7 +29,7 @@ class Root(TypedDict):
     """Whether bubblewrap has already created the namespaces and mounted the files."""
 
 
-class Job(TypedDict):
+class SandboxJob(TypedDict):
     """The description of one run."""
 
     control: int

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import signal
     from collections.abc import Callable
 
-    from ._job import Instruction, Job, Root
+    from ._job import Instruction, Root, SandboxJob
 else:
     import _signal as signal  # `signal` creates enums from it, which takes a sixth of the time of a run
 
@@ -49,7 +49,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 
 
-def start(job: Job) -> None:
+def start(job: SandboxJob) -> None:
     """Run the program of a job, and end after it."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, wait() cannot return exit statuses
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is a child to pass it on to
@@ -58,7 +58,7 @@ def start(job: Job) -> None:
     guarded(inside_bubblewrap if is_wrapped else outside, job)
 
 
-def guarded(function: Callable[[Job], None], job: Job) -> None:
+def guarded(function: Callable[[SandboxJob], None], job: SandboxJob) -> None:
     """Call a function, report an exception, and end the process."""
     try:
         function(job)
@@ -68,12 +68,12 @@ def guarded(function: Callable[[Job], None], job: Job) -> None:
     os._exit(0)
 
 
-def report(job: Job, line: str) -> None:
+def report(job: SandboxJob, line: str) -> None:
     """Send a line to the process that started the launcher."""
     os.write(job["control"], f"{line}\n".encode(errors="replace"))
 
 
-def forked(function: Callable[[Job], None], job: Job) -> int:
+def forked(function: Callable[[SandboxJob], None], job: SandboxJob) -> int:
     """Call a function in a child process, which ends with this one. Return its id."""
     parent = os.getpid()
     child = os.fork()
@@ -88,7 +88,7 @@ def forked(function: Callable[[Job], None], job: Job) -> int:
 # The processes.
 
 
-def outside(job: Job) -> None:
+def outside(job: SandboxJob) -> None:
     """Run as the first process: create the namespaces, start the child, and end all processes after it."""
     os.umask(0o022)
     be_first_to_go()
@@ -98,8 +98,8 @@ def outside(job: Job) -> None:
     if os.getppid() != job["parent"]:
         return  # the parent has ended
     is_free = job["filter"] is None
-    if is_free:
-        adopt_orphans()
+    if is_free and hasattr(libc, "prctl"):
+        call("prctl", CHILD_SUBREAPER, 1, 0, 0, 0)  # each descendant whose own parent ends becomes a child
     child = forked(first_inside if job["root"] else program, job)
     report(job, f"child {child}")
     signal.signal(signal.SIGTERM, lambda _number, _frame: os.kill(child, signal.SIGKILL))
@@ -109,13 +109,15 @@ def outside(job: Job) -> None:
     if job["root"] is None:
         os.killpg(child, signal.SIGKILL)  # its child processes, if it could start any
     _, status = os.waitpid(child, 0)
-    if is_free:
-        end_orphans()
+    while is_free and (orphans := children()):  # without a filter, they may have left its process group
+        for number in orphans:
+            os.kill(number, signal.SIGKILL)
+            os.waitpid(number, 0)
     if job["root"] is None:
         report(job, f"exit {os.waitstatus_to_exitcode(status)}")
 
 
-def inside_bubblewrap(job: Job) -> None:
+def inside_bubblewrap(job: SandboxJob) -> None:
     """Run as process 1 of bubblewrap's namespace: finish the setup, then continue as `first_inside`.
 
     This process keeps bubblewrap's user, because bubblewrap may end it only then. The program gets a different user.
@@ -128,7 +130,7 @@ def inside_bubblewrap(job: Job) -> None:
     if job["root"] is not None:
         finish_root(job["root"], job["code"])
 
-    def as_nobody(job: Job) -> None:
+    def as_nobody(job: SandboxJob) -> None:
         process = os.open("self", os.O_PATH | os.O_DIRECTORY, dir_fd=processes)
         become_nobody(process, os.geteuid(), os.getegid())
         program(job)
@@ -136,7 +138,7 @@ def inside_bubblewrap(job: Job) -> None:
     first_inside(job, as_nobody)
 
 
-def first_inside(job: Job, become: Callable[[Job], None] | None = None) -> None:
+def first_inside(job: SandboxJob, become: Callable[[SandboxJob], None] | None = None) -> None:
     """Run as process 1 of the namespace: wait for the program. After it, the kernel ends all processes inside."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # so that process 1 ignores all signals from inside
     child = forked(become or program, job)
@@ -147,7 +149,7 @@ def first_inside(job: Job, become: Callable[[Job], None] | None = None) -> None:
     report(job, f"exit {os.waitstatus_to_exitcode(status)}")
 
 
-def program(job: Job) -> None:
+def program(job: SandboxJob) -> None:
     """Confine this process and execute the program."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -161,7 +163,9 @@ def program(job: Job) -> None:
     instructions = packed(job["filter"] or [], {OWN_PID: os.getpid(), OWN_FILE: once})
     report(job, "started")
     for name, soft, hard in job["limits"]:
-        limit(getattr(resource, name), soft, hard)
+        which = getattr(resource, name)
+        lowest = [value for value in resource.getrlimit(which) if value != resource.RLIM_INFINITY]
+        resource.setrlimit(which, (min([soft, *lowest]), min([hard, *lowest])))
     if instructions:
         restrict_system_calls(instructions)
     if job["execveat"] is None:
@@ -170,7 +174,7 @@ def program(job: Job) -> None:
     call("syscall", job["execveat"], once, b"", arguments, (ctypes.c_char_p * 1)(None), EMPTY_PATH)
 
 
-def opened_for_once(job: Job) -> int:
+def opened_for_once(job: SandboxJob) -> int:
     """Open the program's file under a number that the program can never open a file under, or return -1.
 
     The filter lets only this number be executed, and it is closed then. So the program executes nothing else: a thread
@@ -193,22 +197,6 @@ def end_with_parent(how: int) -> None:
     """Request a signal for the end of the parent process (Linux only)."""
     if hasattr(libc, "prctl"):
         call("prctl", PARENT_DEATH_SIGNAL, int(how), 0, 0, 0)
-
-
-def adopt_orphans() -> None:
-    """Become the parent of each descendant whose own parent ends (Linux only)."""
-    if hasattr(libc, "prctl"):
-        call("prctl", CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def end_orphans() -> None:
-    """End the processes that the program left running: without a filter, they may have left its process group."""
-    orphans = children()
-    while orphans:
-        for number in orphans:
-            os.kill(number, signal.SIGKILL)
-            os.waitpid(number, 0)
-        orphans = children()
 
 
 def children() -> list[int]:
@@ -300,7 +288,8 @@ def finish_root(root: Root, code: bytes) -> None:
     os.mkdir(root["folder"])
     if os.path.isdir("/dev"):
         os.symlink(root["folder"], "/dev/shm")
-    set_read_only("/", ALL_BENEATH, is_read_only=True)
+    attributes = struct.pack("=QQQQ", READ_ONLY | NO_SETUID, 0, 0, 0)
+    call("syscall", MOUNT_SETATTR, HERE, b"/", ALL_BENEATH, attributes, len(attributes))
     mount_memory(root["folder"], root["disk"])
     with open(f"{root['folder']}/main.py", "wb") as file:
         file.write(code)
@@ -321,12 +310,6 @@ def mount_memory(folder: str, options: str) -> None:
     call("mount", b"tmpfs", folder.encode(), b"tmpfs", NO_SETUID | NO_DEVICES, options.encode())
 
 
-def set_read_only(folder: str, which: int, *, is_read_only: bool) -> None:
-    """Set the mount attributes `nosuid` and, if requested, read-only."""
-    attributes = struct.pack("=QQQQ", (READ_ONLY * is_read_only) | NO_SETUID, 0, 0, 0)
-    call("syscall", MOUNT_SETATTR, HERE, folder.encode(), which, attributes, len(attributes))
-
-
 # What a process may do.
 
 
@@ -345,12 +328,6 @@ def restrict_files(rules: list[tuple[str, int]]) -> None:
         os.close(file)
     call("syscall", RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
-
-
-def limit(which: int, soft: int, hard: int) -> None:
-    """Set a resource limit, unless a lower one is set already."""
-    lowest = [value for value in resource.getrlimit(which) if value != resource.RLIM_INFINITY]
-    resource.setrlimit(which, (min([soft, *lowest]), min([hard, *lowest])))
 
 
 def drop_capabilities() -> None:

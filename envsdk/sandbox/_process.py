@@ -16,10 +16,8 @@ from ..errors import SandboxError, SandboxUnavailable
 from ._bubblewrap import wrapped
 from ._child import Child, child_of
 from ._interpreter import command, sent
-from ._job import Job
-from ._limits import Isolation, SandboxLimits
-from ._output import Output
-from ._result import Limit, SandboxResult, limit_in
+from ._job import SandboxJob
+from ._result import Isolation, Limit, SandboxLimits, SandboxResult, limit_in
 
 _Process: TypeAlias = "subprocess.Popen[bytes]"
 _START_S = 60.0
@@ -37,6 +35,42 @@ _CHILD = re.compile(rb'^(?:child |\{ *"child-pid": *)(\d+)\b.*\n', re.MULTILINE)
 """The report of the child's process id, by the launcher or by bubblewrap."""
 
 
+class Output:
+    """The beginning and the end of an output, and the number of bytes left out between them.
+
+    Args:
+        limit: The maximum number of bytes to keep.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.size = 0
+        """The number of bytes that were added."""
+        self.limit = limit
+        self._head, self._tail = bytearray(), bytearray()
+        self._head_size = limit // 2
+        self._tail_size = limit - self._head_size
+
+    def add(self, data: bytes) -> None:
+        """Append bytes."""
+        self.size += len(data)
+        room = self._head_size - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        del self._tail[: -self._tail_size]
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether bytes are left out."""
+        return self.size > self.limit
+
+    def text(self) -> str:
+        """Return the kept bytes as a string. Invalid UTF-8 is replaced by U+FFFD."""
+        if not self.is_cut:
+            return (self._head + self._tail).decode(errors="replace")
+        left_out = f"\n[... {self.size - self.limit:,} bytes are left out ...]\n"
+        return self._head.decode(errors="replace") + left_out + self._tail.decode(errors="replace")
+
+
 class Run:
     """One run of a program.
 
@@ -49,7 +83,7 @@ class Run:
     """
 
     def __init__(
-        self, job: Job, stdin: bytes, limits: SandboxLimits, isolation: Isolation, cancelled: threading.Event
+        self, job: SandboxJob, stdin: bytes, limits: SandboxLimits, isolation: Isolation, cancelled: threading.Event
     ) -> None:
         self._job, self._stdin, self._cancelled = job, stdin, cancelled
         self._limits = limits
@@ -110,7 +144,7 @@ class Run:
         stdin, stdout, stderr = (cast("IO[bytes]", file) for file in (process.stdin, process.stdout, process.stderr))
         data = memoryview(sent("_launcher", self._job) + self._stdin)
         with selectors.DefaultSelector() as selector:
-            selector.register(stdin, selectors.EVENT_WRITE, _Writer(stdin, data))
+            selector.register(stdin, selectors.EVENT_WRITE, _InputWriter(stdin, data))
             for file, take in (
                 (stdout, self._stdout.add),
                 (stderr, self._stderr.add),
@@ -123,8 +157,14 @@ class Run:
                         selector.unregister(key.fileobj)
                         cast("IO[bytes]", key.fileobj).close()
                 self._check_limits(process, time.monotonic())
+        # Without blocking: without isolation, another process may keep the other end of a pipe open.
         for file, take in ((stdout, self._stdout.add), (stderr, self._stderr.add)):
-            _read_the_rest(file, take)
+            if not file.closed:
+                os.set_blocking(file.fileno(), False)
+                with contextlib.suppress(BlockingIOError):
+                    chunks = 0
+                    while chunks < _MAX_CHUNKS_IN_PIPE and _read(file, take):
+                        chunks += 1
 
     def _add_report(self, launcher: int, data: bytes) -> None:
         self._reports += data
@@ -161,7 +201,11 @@ class Run:
 
     def _exceeded_without_namespaces(self) -> Limit | None:
         """Return the exceeded limit, of those that the kernel enforces only in namespaces; None if there is none."""
-        if _disk_usage(self._job["folder"]) > self._limits.disk_mib * 2**20:
+        size = 0
+        for entry in Path(self._job["folder"]).iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                size += max(entry.lstat().st_blocks * 512, 4096)  # an empty file counts as one page
+        if size > self._limits.disk_mib * 2**20:
             return "disk"
         is_confined = self._job["rules"] is not None
         if is_confined and self._child and self._child.thread_count() > self._limits.processes:
@@ -171,7 +215,12 @@ class Run:
     def _end(self, process: _Process) -> None:
         """End the launcher, which ends the program; then make sure that the program has ended."""
         try:
-            _end(process)
+            if process.poll() is None:
+                process.terminate()
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            raise SandboxError(f"the program could not be stopped within {_STOP_S:g} s") from error
         finally:
             if self._child:
                 with contextlib.closing(self._child) as child:
@@ -198,12 +247,16 @@ class Run:
                 f"the launcher ended with status {status} and did not report how the program ended. {stderr}"
             )
         exit_status = None if self._stopped_at else ends[0]
-        stderr = self._stderr.text()
+        stderr, limit = self._stderr.text(), self._limit
+        if limit is None and exit_status == 1:
+            limit = limit_in(stderr)
+        elif exit_status == _CPU_SIGNAL or (exit_status == _KILL_SIGNAL and seconds > self._limits.cpu_s):
+            limit = limit or "cpu"
         return SandboxResult(
             stdout=self._stdout.text(),
             stderr=stderr,
             exit_status=exit_status,
-            limit=self._limit or self._limit_of(exit_status, stderr, seconds),
+            limit=limit,
             stdout_cut=self._stdout.is_cut,
             stderr_cut=self._stderr.is_cut,
             seconds=seconds,
@@ -211,14 +264,8 @@ class Run:
             isolation=self._isolation,
         )
 
-    def _limit_of(self, exit_status: int | None, stderr: str, seconds: float) -> Limit | None:
-        """Return the limit that ended the program, from its exit status and its last error; None if there is none."""
-        if exit_status == _CPU_SIGNAL or (exit_status == _KILL_SIGNAL and seconds > self._limits.cpu_s):
-            return "cpu"
-        return limit_in(stderr) if exit_status == 1 else None
 
-
-class _Writer:
+class _InputWriter:
     """Writes data to a pipe without blocking. A call returns False when all data is written or the reader is gone."""
 
     def __init__(self, file: IO[bytes], data: memoryview) -> None:
@@ -238,34 +285,3 @@ def _read(file: IO[bytes], take: Callable[[bytes], None]) -> bool:
     data = os.read(file.fileno(), _CHUNK)
     take(data)
     return bool(data)
-
-
-def _read_the_rest(file: IO[bytes], take: Callable[[bytes], None]) -> None:
-    """Read what is left in a pipe, without blocking: without isolation, another process may keep its other end open."""
-    if file.closed:
-        return
-    os.set_blocking(file.fileno(), False)
-    with contextlib.suppress(BlockingIOError):
-        for _ in range(_MAX_CHUNKS_IN_PIPE):
-            if not _read(file, take):
-                return
-
-
-def _end(process: _Process) -> None:
-    """End the launcher."""
-    if process.poll() is None:
-        process.terminate()
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired as error:
-        process.kill()
-        raise SandboxError(f"the program could not be stopped within {_STOP_S:g} s") from error
-
-
-def _disk_usage(folder: str) -> int:
-    """Return the disk space of the files in a folder, in bytes. An empty file counts as one page."""
-    size = 0
-    for entry in Path(folder).iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            size += max(entry.lstat().st_blocks * 512, 4096)
-    return size

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from ._job import OWN_FILE, OWN_PID, Instruction
-from ._limits import Isolation
+from ._result import Isolation
 from ._system_calls import NUMBERS, machine
 
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06

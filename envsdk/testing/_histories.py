@@ -79,7 +79,7 @@ class _Step(NamedTuple):
     reason: str
 
 
-class _Recorder(HistoryPolicy):
+class _RewriteRecorder(HistoryPolicy):
     """A policy that also records what the model sees after each call of another one."""
 
     policy: HistoryPolicy
@@ -187,7 +187,7 @@ def _plays(script: _Script) -> str:
     return f"{len(replied)} replies, {breaks} breaks, prompts of up to {longest} tokens{end}"
 
 
-def _same_each_time(script: _Script) -> str:
+def _repeats(script: _Script) -> str:
     """Check that the same replies give the same prompts."""
     _expect_same(script.play(script.fresh()), script.play(script.fresh()), "two episodes with the same replies")
     return ""
@@ -220,7 +220,7 @@ def _forks(script: _Script) -> str:
 
 def _keeps_calls(script: _Script) -> str:
     """Check that no tool result is visible without the call that it answers."""
-    recorder = _Recorder(policy=script.fresh())
+    recorder = _RewriteRecorder(policy=script.fresh())
     script.play(recorder)
     for view in recorder.views:
         for index, message in enumerate(view):
@@ -248,7 +248,7 @@ def _expect_same(first: Sequence[_Step], second: Sequence[_Step], what: str) -> 
 
 CHECKS: dict[str, Callable[[_Script], str]] = {
     _PLAYS: _plays,
-    "same replies, same prompts": _same_each_time,
+    "same replies, same prompts": _repeats,
     "one object serves many contexts": _serves_many,
     "forks": _forks,
     "tool results keep their calls": _keeps_calls,

@@ -14,7 +14,7 @@ from trainers.episodes import copy_of, delegated
 from envsdk import Message, Renderer, Sample, get_renderer
 from envsdk.diagnostics import KL, Cluster, Estimate, kl
 from envsdk.diagnostics._divergence import THRESHOLDS
-from envsdk.diagnostics._token_kinds import KINDS, token_kinds
+from envsdk.diagnostics._on_policy import KINDS, token_kinds
 from envsdk.errors import UnknownName
 
 NAN = float("nan")

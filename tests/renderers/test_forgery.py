@@ -25,7 +25,7 @@ def test_no_field_forges_a_control_token(name: str, is_full: bool) -> None:
     found, counts = forged(reader(name), () if is_full else SHORT)
     assert found == []
     assert counts["written"] >= 40 * (6 if is_full else 2)
-    assert counts["refused"] <= counts["written"] / 40
+    assert counts["refused"] <= counts["written"] / 20  # names of arguments that would end them are refused
 
 
 def unsafe(name: str) -> Any:

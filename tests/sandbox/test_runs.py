@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from envsdk import errors, sandbox
 from envsdk.sandbox import Isolation, SandboxError, SandboxLimits, SandboxUnavailable, arun_python, run_python
 from envsdk.sandbox import _isolation as isolations
-from envsdk.sandbox._files import shown_files
-from envsdk.sandbox._output import Output
+from envsdk.sandbox._interpreter import shown_files
+from envsdk.sandbox._process import Output
 from envsdk.sandbox._result import limit_in
 
 
