@@ -5,13 +5,12 @@ Whatever goes wrong with a call, the model receives an answer. The texts of thes
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
@@ -160,7 +159,11 @@ class ToolRunner:
         try:
             async with clock:
                 if (limit_s is not None or self._config.concurrent_tools) and not tool.is_async:
-                    result = await _in_thread(functools.partial(tool.function, **arguments))
+                    thread = MethodThread()
+                    try:  # an awaitable belongs to this event loop, and is not awaited there
+                        (result,) = await thread.call(lambda: (tool.function(**arguments),))
+                    finally:
+                        thread.stop()
                 else:
                     result = tool.function(**arguments)
                 return await result if inspect.isawaitable(result) else result
@@ -226,16 +229,6 @@ class ToolRunner:
         if length > limit:
             parts.append(TextPart(text=f"\n[cut: {limit:,} of {length:,} characters are shown]"))
         return parts
-
-
-async def _in_thread(function: Callable[[], Any]) -> Any:
-    """Run a function in a new daemon thread, which does not keep the process from ending, and return its result."""
-    thread = MethodThread()
-    try:
-        (result,) = await thread.call(lambda: (function(),))  # an awaitable belongs to the caller's event loop
-        return result
-    finally:
-        thread.stop()
 
 
 def _is_image(value: Any) -> bool:

@@ -270,14 +270,14 @@ class ModelRoutes:
         Raises:
             RequestError: If it names none, or two.
         """
-        keyed = next(filter(None, map(self._sessions.of_key, keys_of(request))), None)
+        keyed = next(filter(None, map(self._sessions.by_key.get, keys_of(request))), None)
         session_id = request.path_params.get("session_id")
         if session_id is None:
             if keyed is None:
                 message = "no open session has the API key: send a session's key as a bearer token or as x-api-key"
                 raise Refusal(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
             return keyed
-        opened = self._sessions.of_id(session_id)
+        opened = self._sessions.by_id.get(session_id)
         if opened is None:
             raise Refusal(404, "session_not_found", "no open session has the id in the path")
         if keyed is not None and keyed is not opened:

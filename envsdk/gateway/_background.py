@@ -21,14 +21,17 @@ class BackgroundServer:
 
     Args:
         limits: The limits of the server.
+
+    Attributes:
+        sessions: The sessions that it serves. Requests that are being answered are not interrupted when one is removed.
     """
 
     def __init__(self, limits: ServerLimits | None = None) -> None:
-        self._sessions = Sessions()
+        self.sessions = Sessions()
         self._socket = listen("127.0.0.1", 0)
         self._address = "http://{}:{}".format(*self._socket.getsockname())
         limits = limits or ServerLimits()
-        self._server = Server(model_app(self._sessions, limits=limits), grace_s=_GRACE_S, limits=limits)
+        self._server = Server(model_app(self.sessions, limits=limits), grace_s=_GRACE_S, limits=limits)
         self._thread = LoopThread("envsdk-gateway")
         # No context variable of the first caller, such as its collector of tasks, belongs to the server.
         self._serving = contextvars.Context().run(self._thread.submit, self._server.serve([self._socket]))
@@ -37,18 +40,6 @@ class BackgroundServer:
     def is_running(self) -> bool:
         """Whether it answers requests."""
         return not self._serving.done() and not self._server.should_exit
-
-    def add(self, session: Session) -> None:
-        """Serve a session from now on.
-
-        Raises:
-            ConfigError: If its id or its key is that of an open session.
-        """
-        self._sessions.add(session)
-
-    def remove(self, session: Session) -> None:
-        """Stop serving a session. Requests that are being answered are not interrupted."""
-        self._sessions.remove(session.id)
 
     def openai_base_url(self, session: Session) -> str:
         """Return the base URL of a session for clients of OpenAI's protocols."""
@@ -88,6 +79,7 @@ def background_server() -> BackgroundServer:
     with process.lock:
         if process.server is None or not process.server.is_running:
             process.server = BackgroundServer()
+            atexit.register(process.server.stop)
         return process.server
 
 
@@ -96,14 +88,9 @@ def _forget_parent() -> None:
     global _process
     if _process.server is not None:
         _process.server.leave_to_parent()
+        atexit.unregister(_process.server.stop)
     _of_parents.append(_process)
     _process = _Process()
 
 
-def _stop_at_exit() -> None:
-    if _process.server is not None:
-        _process.server.stop()
-
-
 os.register_at_fork(after_in_child=_forget_parent)
-atexit.register(_stop_at_exit)

@@ -144,7 +144,7 @@ class ProgramDriver(Driver):
     def open_session(self, session: ProgramSession) -> None:
         """Serve the session, and start the program."""
         server = background_server()
-        server.add(session)
+        server.sessions.add(session)
         endpoint = Endpoint(
             base_url=server.openai_base_url(session),
             anthropic_base_url=server.anthropic_base_url(session),
@@ -177,7 +177,7 @@ class ProgramDriver(Driver):
 
     def close_session(self, session: ProgramSession) -> None:
         """Serve the session no more."""
-        background_server().remove(session)
+        background_server().sessions.remove(session.id)
 
     @override
     def end_tasks(self, error: BaseException | None = None) -> None:

@@ -5,6 +5,7 @@ time. An unexpected exception is logged without its text, which may quote a mess
 """
 
 import asyncio
+import ipaddress
 import logging
 import re
 import secrets
@@ -202,3 +203,11 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
 def _values(body: bytes | bytearray) -> int:
     """Return at least how many values a JSON text has; text in strings may count, too."""
     return sum(map(body.count, (b",", b"[", b"{")))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, and cannot be reached from others."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

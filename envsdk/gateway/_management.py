@@ -15,8 +15,7 @@ from starlette.types import Send
 from ..errors import ConfigError, EpisodeError, RequestError, TaskError, UnknownName, message_of, what_is_invalid
 from ._app import RouteHandler, ServerLimits, keys_of, model_app
 from ._description import description
-from ._exchange import Refusal, json_response, read_json
-from ._serving import is_loopback
+from ._exchange import Refusal, is_loopback, json_response, read_json
 from ._sessions import OpenSession
 from ._standalone import ClosedSession, ManagedSessions, SessionFactory, SessionLimits
 

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
 import math
 import signal
@@ -11,9 +10,9 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from typing_extensions import override
@@ -21,30 +20,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import ConfigError
 from ._app import ServerLimits
+from ._exchange import is_loopback
+
+if TYPE_CHECKING:
+    from ._management import Gateway
 
 _BACKLOG = 2048
 _ACCEPTED = 64  # connections that are accepted in one iteration of the event loop; those that are too many end after it
 _CLOSING_S = 5  # for connections whose clients do not read
 _LINE_EACH_S = 60.0
-
-
-class Servable(Protocol):
-    """What `serve` needs of a gateway."""
-
-    @property
-    def app(self) -> Any:
-        """The application."""
-        ...
-
-    @property
-    def limits(self) -> ServerLimits:
-        """The limits of the server."""
-        ...
-
-    @property
-    def has_token(self) -> bool:
-        """Whether managing its sessions requires a token."""
-        ...
 
 
 class _SeldomRepeated(logging.Filter):
@@ -166,7 +150,16 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, with more connections that wait to be accepted than are accepted at once."""
-        asyncio.get_running_loop().set_exception_handler(_handle_exception)
+
+        def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            error = context.get("exception")
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # for each that waits
+                text = "no file descriptor is left, so connections wait; raise the limit (ulimit -n)"
+                _log_of_connections.error(text)
+            else:
+                loop.default_exception_handler(context)
+
+        asyncio.get_running_loop().set_exception_handler(handle)
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(_BACKLOG)
@@ -196,17 +189,8 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def _handle_exception(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Log what failed in an event loop. Without descriptors, asyncio would report each connection that waits."""
-    error = context.get("exception")
-    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-        _log_of_connections.error("no file descriptor is left, so connections wait; raise the limit (ulimit -n)")
-    else:
-        loop.default_exception_handler(dict(context))
-
-
 def serve(
-    gateway: Servable,
+    gateway: "Gateway",
     host: str = "127.0.0.1",
     port: int = 0,
     *,
@@ -231,14 +215,6 @@ def serve(
         named = f"[{host}]" if ":" in host else host
         on_start(f"http://{named}:{listening.getsockname()[1]}")
         Server(gateway.app, grace_s=grace_s, lifespan="on", limits=gateway.limits).run([listening])
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, and cannot be reached from others."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -135,6 +135,10 @@ class Sessions:
         requests_per_s: How many requests per second a session may send; None for any number.
         burst: How many requests a session may send at once; None for those of a second.
 
+    Attributes:
+        by_id: The sessions by their ids.
+        by_key: The sessions by their API keys.
+
     Raises:
         ConfigError: If `requests_per_s` is not above 0, or `burst` is less than 1.
     """
@@ -146,14 +150,11 @@ class Sessions:
             raise ConfigError(f"burst is {burst}; expected at least 1, or None for the requests of one second")
         self._requests_per_s = requests_per_s
         self._burst = burst or math.ceil(requests_per_s or 1)
-        self._by_id: dict[str, OpenSession] = {}
-        self._by_key: dict[str, OpenSession] = {}
+        self.by_id: dict[str, OpenSession] = {}
+        self.by_key: dict[str, OpenSession] = {}
 
     def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __iter__(self) -> Iterator[OpenSession]:
-        return iter(list(self._by_id.values()))
+        return len(self.by_id)
 
     def add(self, session: Session) -> OpenSession:
         """Serve a session from now on.
@@ -161,29 +162,17 @@ class Sessions:
         Raises:
             ConfigError: If its id or its key is that of an open session.
         """
-        if session.id in self._by_id or session.key in self._by_key:
+        if session.id in self.by_id or session.key in self.by_key:
             raise ConfigError("the id or the key of the session is in use; draw both with secrets.token_urlsafe")
         per_s = self._requests_per_s
         bucket = None if per_s is None else TokenBucket(per_s, self._burst, time.monotonic())
         opened = OpenSession(session, bucket)
-        self._by_id[session.id] = self._by_key[session.key] = opened
+        self.by_id[session.id] = self.by_key[session.key] = opened
         return opened
 
     def remove(self, session_id: str) -> OpenSession | None:
         """Stop serving a session and return what was counted; None if it is not open."""
-        opened = self._by_id.pop(session_id, None)
+        opened = self.by_id.pop(session_id, None)
         if opened is not None:
-            self._by_key.pop(opened.session.key, None)
+            self.by_key.pop(opened.session.key, None)
         return opened
-
-    def of_id(self, session_id: str) -> OpenSession | None:
-        """Return the open session of an id, or None."""
-        return self._by_id.get(session_id)
-
-    def of_key(self, key: str) -> OpenSession | None:
-        """Return the open session of an API key, or None."""
-        return self._by_key.get(key)
-
-    def idle(self, timeout_s: float) -> list[str]:
-        """Return the ids of the sessions that have been idle for `timeout_s` seconds."""
-        return [opened.session.id for opened in self if opened.idle_s() >= timeout_s]

@@ -133,7 +133,7 @@ class ManagedSessions:
         Raises:
             RequestError: If it is not open.
         """
-        opened = self.open_sessions.of_id(session_id)
+        opened = self.open_sessions.by_id.get(session_id)
         if opened is None:
             if session_id in self._closed or session_id in self._closing:
                 raise RequestError("the session is closed", 409, "session_closed")
@@ -163,8 +163,9 @@ class ManagedSessions:
     async def _close(self, session_id: str, reason: str, is_large: bool) -> ClosedSession:
         try:
             closed = ClosedSession(reason, await self._factory.close(session_id, reason))
-            if is_large:
-                await asyncio.to_thread(_give_back_memory)
+            if is_large:  # the C library (glibc) would keep much of the memory that is free now
+                with contextlib.suppress(OSError, AttributeError):  # another C library
+                    await asyncio.to_thread(ctypes.CDLL(None).malloc_trim, 0)
         finally:
             del self._closing[session_id]
         self._closed[session_id] = closed
@@ -181,7 +182,7 @@ class ManagedSessions:
         """
         if session_id in self._closing:
             return await asyncio.shield(self._closing[session_id])
-        found = self.open_sessions.of_id(session_id) or self._closed.get(session_id)
+        found = self.open_sessions.by_id.get(session_id) or self._closed.get(session_id)
         if found is None:
             raise not_found()
         return found
@@ -189,19 +190,21 @@ class ManagedSessions:
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object) -> AsyncGenerator[None]:
         """Close idle sessions while the server runs, and all sessions when it ends."""
-        sweeping = asyncio.create_task(self._sweep())
+        timeout_s = self._limits.idle_timeout_s
+
+        async def sweep() -> None:
+            while timeout_s is not None:
+                await asyncio.sleep(min(1.0, timeout_s / 4))
+                sessions = list(self.open_sessions.by_id.items())
+                await self._close_all([name for name, opened in sessions if opened.idle_s() >= timeout_s], "idle")
+
+        sweeping = asyncio.create_task(sweep())
         try:
             yield
         finally:
             sweeping.cancel()
-            await self._close_all([opened.session.id for opened in self.open_sessions], "shutdown")
+            await self._close_all(list(self.open_sessions.by_id), "shutdown")
             await self._factory.aclose()
-
-    async def _sweep(self) -> None:
-        timeout_s = self._limits.idle_timeout_s
-        while timeout_s is not None:
-            await asyncio.sleep(min(1.0, timeout_s / 4))
-            await self._close_all(self.open_sessions.idle(timeout_s), "idle")
 
     async def _close_all(self, session_ids: list[str], reason: str) -> None:
         """Close sessions concurrently. What fails is logged without its text, which may quote a message."""
@@ -209,12 +212,6 @@ class ManagedSessions:
         for result in results:
             if isinstance(result, Exception):
                 _log.error("closing a session (%s) failed with %s", reason, type(result).__qualname__)
-
-
-def _give_back_memory() -> None:
-    """Give the memory that is free back to the system. The C library (glibc) would keep much of it."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def not_found() -> RequestError:

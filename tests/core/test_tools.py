@@ -416,7 +416,7 @@ def test_a_tool_that_takes_too_long_is_answered_for():
     ]
     assert answers(env, ("fail_in_a_thread", {}), ("block", {"seconds": 0})) == [
         "Error: fail_in_a_thread: LookupError: not here",
-        "envsdk-tool",
+        "envsdk-method",
     ]
     env.close()
 

@@ -40,7 +40,7 @@ def test_the_server_is_on_loopback() -> None:
 
 def test_a_stopped_server_answers_those_who_wait_and_is_replaced() -> None:
     server, session = BackgroundServer(), ScriptedSession()
-    server.add(session)
+    server.sessions.add(session)
     answers: list[httpx.Response] = []
     waiting = threading.Thread(target=lambda: answers.append(asked(server, session, "wait")))
     waiting.start()
@@ -58,7 +58,7 @@ def test_a_stopped_server_answers_those_who_wait_and_is_replaced() -> None:
 
 def _child(parent_url: str, results: Any) -> None:
     server, session = background_server(), ScriptedSession("child")
-    server.add(session)
+    server.sessions.add(session)
     reply = asked(server, session).json()["choices"][0]["message"]["content"]
     results.put((reply, server.anthropic_base_url(session).startswith(parent_url)))
 
@@ -66,7 +66,7 @@ def _child(parent_url: str, results: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_starts_a_server_of_its_own() -> None:
     server, session = background_server(), ScriptedSession("parent")
-    server.add(session)
+    server.sessions.add(session)
     assert asked(server, session).status_code == 200
     context = multiprocessing.get_context("fork")
     results = context.Queue()
@@ -78,7 +78,7 @@ def test_a_forked_child_starts_a_server_of_its_own() -> None:
         child.join(600)
         assert child.exitcode == 0
     assert asked(server, session).json()["choices"][0]["message"]["content"] == "parent: hi"
-    server.remove(session)
+    server.sessions.remove(session.id)
     results.close()
 
 
@@ -89,7 +89,7 @@ from scripted_sessions import ScriptedSession
 from envsdk.gateway._background import background_server
 
 server, session = background_server(), ScriptedSession()
-server.add(session)
+server.sessions.add(session)
 url = server.openai_base_url(session) + "/chat/completions"
 
 def ask(text):

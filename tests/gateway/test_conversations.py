@@ -178,6 +178,7 @@ def test_a_reply_that_says_something_else_is_a_change_in_spite_of_its_ids(sessio
     assert (placed.context, placed.keep) == ("main", None)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("arguments", ["{", '{"days": 1, "days": 2}', "12", ""])
 @pytest.mark.parametrize("lost", ["{}", "", '{"INVALID_JSON": "TEXT"}', '{"days": 2}'])
 def test_arguments_that_are_no_object_may_be_lost(session, arguments, lost):

@@ -140,12 +140,12 @@ def _tasks(client: httpx.Client, session_id: str) -> int:
 def test_the_server_in_the_background_refuses_malformed_requests_and_other_sessions_go_on(many: int) -> None:
     server = BackgroundServer()
     witness = ScriptedSession("witness")
-    server.add(witness)
+    server.sessions.add(witness)
     with httpx.Client(base_url=server.anthropic_base_url(witness).partition("/s/")[0], timeout=600) as client:
 
         def open_session() -> tuple[str, str]:
             session = ScriptedSession("attacked")
-            server.add(session)
+            server.sessions.add(session)
             return session.id, session.key
 
         def ask() -> None:
@@ -177,7 +177,7 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
 def test_a_body_that_costs_too_much_is_refused_with_its_limit(attack: str) -> None:
     content, headers, status, why = BODIES[attack]
     server, session = BackgroundServer(), ScriptedSession()
-    server.add(session)
+    server.sessions.add(session)
     headers = {"content-type": "application/json", **headers}
     answer = httpx.post(
         f"{server.openai_base_url(session)}/chat/completions", content=content, headers=headers, timeout=60
@@ -189,7 +189,7 @@ def test_a_body_that_costs_too_much_is_refused_with_its_limit(attack: str) -> No
 
 def test_text_with_many_commas_and_braces_counts_as_one_value() -> None:
     server, session = BackgroundServer(), ScriptedSession()
-    server.add(session)
+    server.sessions.add(session)
     body = {"model": "m", "messages": [{"role": "user", "content": '{"a": [1, 2]}, \\' * 100_000}]}
     assert httpx.post(f"{server.openai_base_url(session)}/chat/completions", json=body, timeout=60).status_code == 200
     server.stop()

@@ -83,6 +83,7 @@ async def _played(env: Conversations, policy: Any) -> Trajectory:
             await policy.aclose()
 
 
+@pytest.mark.matrix
 @POLICIES
 @WIDTHS
 def test_the_conversations_of_an_environment_are_sampled_together(kind: str, width: int):
@@ -92,6 +93,7 @@ def test_the_conversations_of_an_environment_are_sampled_together(kind: str, wid
     check_heard(kind, env.heard)
 
 
+@pytest.mark.matrix
 @POLICIES
 @WIDTHS
 def test_the_conversations_of_a_session_are_sampled_together(kind: str, width: int):

@@ -901,6 +901,7 @@ FAILURES: dict[str, tuple[Any, dict[str, Any], int, str, str]] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("package", [openai, anthropic])
 @pytest.mark.parametrize(("policy", "options", "status", "kind", "text"), FAILURES.values(), ids=list(FAILURES))
 def test_what_fails_while_a_program_waits_is_a_server_error_that_its_client_does_not_retry(

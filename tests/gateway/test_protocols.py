@@ -199,6 +199,7 @@ def read_or_error(wire: WireFormat, body: Any, memory: SessionMemory | None) -> 
     return repr(([m.message for m in request.messages], [m.link for m in request.messages], request.tools))
 
 
+@pytest.mark.matrix
 @each_protocol
 @pytest.mark.parametrize("where", [(), ("unknown",), ("tools", 0), ("messages", 0, "x"), ("input", 0, "x")], ids=str)
 def test_deep_nesting_is_refused(name: str, where: tuple[Any, ...]) -> None:

@@ -58,6 +58,7 @@ def check_received(response: Any, reply: ModelReply) -> None:
     assert (response.id, response.model, response.created_at) == ("resp_r1", "policy", CREATED)
 
 
+@pytest.mark.matrix
 @each_reply
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
 def test_the_openai_client_receives_a_reply_and_sends_it_back(reply: ModelReply, stream: bool) -> None:
@@ -80,6 +81,7 @@ def test_the_openai_client_receives_a_reply_and_sends_it_back(reply: ModelReply,
     assert wire.last.messages[1].link == "r1"
 
 
+@pytest.mark.matrix
 @each_reply
 def test_a_response_is_continued_by_its_id(reply: ModelReply) -> None:
     wire = Wire("responses")

@@ -77,9 +77,9 @@ def server() -> Iterator[BackgroundServer]:
 @pytest.fixture
 def session(server: BackgroundServer) -> Iterator[ScriptedSession]:
     session = ScriptedSession()
-    server.add(session)
+    server.sessions.add(session)
     yield session
-    server.remove(session)
+    server.sessions.remove(session.id)
 
 
 @pytest.fixture
@@ -101,6 +101,7 @@ def http() -> Iterator[httpx.Client]:
 # Who asks.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("way", ["bearer", "x-api-key", "path", "path and key", "lower-case bearer"])
 @pytest.mark.parametrize("base", ["/v1", "", "/v1/v1"])
@@ -137,17 +138,17 @@ def test_the_key_of_another_session_than_the_one_in_the_path_is_refused(
     http: httpx.Client, server: BackgroundServer, url: str, session: ScriptedSession
 ) -> None:
     other = ScriptedSession("other")
-    server.add(other)
+    server.sessions.add(other)
     headers = {"authorization": f"Bearer {other.key}"}
     response = http.post(f"{url}/chat/completions", json=body_of("chat", "hi"), headers=headers)
     assert "another session" in assert_error("chat", response, 401)
-    server.remove(other)
+    server.sessions.remove(other.id)
 
 
 def test_a_removed_session_is_unknown(
     http: httpx.Client, server: BackgroundServer, url: str, session: ScriptedSession
 ) -> None:
-    server.remove(session)
+    server.sessions.remove(session.id)
     assert_error("chat", http.post(f"{url}/chat/completions", json=body_of("chat", "hi")), 404)
 
 
@@ -155,12 +156,13 @@ def test_two_sessions_may_not_have_one_id_or_key(server: BackgroundServer, sessi
     twin = ScriptedSession()
     twin.key = session.key
     with pytest.raises(ConfigError, match="token_urlsafe"):
-        server.add(twin)
+        server.sessions.add(twin)
 
 
 # What is refused.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize(
     ("status", "content", "content_type"),
@@ -285,6 +287,7 @@ def test_a_session_may_not_have_any_number_of_requests_waiting(
 # What fails.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_error_of_the_session_has_its_status_in_the_form_of_the_protocol(
@@ -294,6 +297,7 @@ def test_an_error_of_the_session_has_its_status_in_the_form_of_the_protocol(
     assert assert_error(protocol, response, 502) == "the policy failed"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_unexpected_error_is_logged_and_answered_with_its_id_only(
@@ -429,7 +433,7 @@ def test_a_response_that_is_not_stored_or_of_another_session_is_not_found(
     server: BackgroundServer, url: str, session: ScriptedSession
 ) -> None:
     other = ScriptedSession("other")
-    server.add(other)
+    server.sessions.add(other)
     with openai.OpenAI(base_url=url, api_key=session.key, max_retries=0) as client:
         kept = client.responses.create(model="m", input="a")
         not_kept = client.responses.create(model="m", input="a", store=False)
@@ -439,9 +443,10 @@ def test_a_response_that_is_not_stored_or_of_another_session_is_not_found(
                 with pytest.raises(openai.NotFoundError):
                     act(name)
         assert client.responses.retrieve(kept.id).id == kept.id
-    server.remove(other)
+    server.sessions.remove(other.id)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("text", ["hi", "sleep", "long"])
 def test_openai_and_its_streams_work(url: str, session: ScriptedSession, stream: bool, text: str) -> None:
@@ -510,7 +515,7 @@ def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
     count = 500 if is_full else 150
     sessions = [ScriptedSession(f"s{i}") for i in range(count)]
     for session in sessions:
-        server.add(session)
+        server.sessions.add(session)
 
     async def play(session: ScriptedSession) -> None:
         url = httpx.URL(f"{server.openai_base_url(session)}/chat/completions")
@@ -534,7 +539,7 @@ def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
     assert sum(len(session.asked) for session in sessions) == 3 * count
     assert max(session.most_asking for session in sessions) > 0.6 * count
     for session in sessions:
-        server.remove(session)
+        server.sessions.remove(session.id)
 
 
 def test_the_log_has_routes_and_times_but_no_content_and_no_key(
@@ -573,8 +578,8 @@ def test_whatever_comes_is_refused_and_another_session_still_answers(
     server: BackgroundServer, http: httpx.Client, path: str, method: str, content: bytes
 ) -> None:
     attacked, other = ScriptedSession(), ScriptedSession("other")
-    server.add(attacked)
-    server.add(other)
+    server.sessions.add(attacked)
+    server.sessions.add(other)
     url = f"{server.openai_base_url(attacked)}/{path}"
     response = http.request(method, url, content=content, headers={"content-type": "application/json"})
     is_answer = method in ("GET", "HEAD") and path in ("", "..", "models")
@@ -582,8 +587,8 @@ def test_whatever_comes_is_refused_and_another_session_still_answers(
     assert "Traceback" not in response.text
     answered = http.post(f"{server.openai_base_url(other)}/chat/completions", json=body_of("chat", "hi"))
     assert text_of("chat", answered.json()) == "other: hi"
-    server.remove(attacked)
-    server.remove(other)
+    server.sessions.remove(attacked.id)
+    server.sessions.remove(other.id)
 
 
 @given(
@@ -595,17 +600,17 @@ def test_a_request_with_any_value_in_a_field_is_answered_or_refused(
     server: BackgroundServer, http: httpx.Client, field: str, value: Any, protocol: str
 ) -> None:
     session = ScriptedSession()
-    server.add(session)
+    server.sessions.add(session)
     body = {**body_of(protocol, "hi"), field: value}
     response = http.post(f"{server.openai_base_url(session)}/{ROUTES[protocol]}", json=body)
     assert response.status_code == 200 or 400 <= response.status_code < 500, (body, response.text)
-    server.remove(session)
+    server.sessions.remove(session.id)
 
 
 @given(content=st.binary(max_size=300))
 def test_bytes_that_are_not_http_are_refused(server: BackgroundServer, http: httpx.Client, content: bytes) -> None:
     session = ScriptedSession()
-    server.add(session)
+    server.sessions.add(session)
     parsed = httpx.URL(server.openai_base_url(session))
     with socket.create_connection((parsed.host, parsed.port)) as connection:
         connection.sendall(content + b"\r\n\r\n")
@@ -614,7 +619,7 @@ def test_bytes_that_are_not_http_are_refused(server: BackgroundServer, http: htt
     assert not answered or answered.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
     url = f"{server.openai_base_url(session)}/chat/completions"
     assert http.post(url, json=body_of("chat", "hi")).status_code == 200
-    server.remove(session)
+    server.sessions.remove(session.id)
 
 
 # Connections.
@@ -625,7 +630,7 @@ class Bounded:
 
     def __init__(self, **limits: Any) -> None:
         self.server, self.session = BackgroundServer(ServerLimits(**limits)), ScriptedSession()
-        self.server.add(self.session)
+        self.server.sessions.add(self.session)
         self.url = httpx.URL(self.server.openai_base_url(self.session))
 
     def __enter__(self) -> "Bounded":
