@@ -1250,7 +1250,8 @@ EPISODES = """
 import itertools, sys
 import envsdk
 
-for name, history, policy in itertools.product(("GuessNumber-v1", "MathChat-v0"), ("keep", "strip"), ("random", "reference")):
+names = ("GuessNumber-v1", "MathChat-v0")
+for name, history, policy in itertools.product(names, ("keep", "strip"), ("random", "reference")):
     env = envsdk.make(f"envsdk/{name}", history=history, limits={"max_steps": 4, "end_on_cut": False})
     for seed in range(3):
         sys.stdout.buffer.write(envsdk.rollout(env, policy, seed=seed).to_json() + b"\\n")
