@@ -63,7 +63,7 @@ def cost(
 
 
 def _numbers(name: str, text: str, kind: type[Prices] | type[Sizes]) -> dict[str, Any]:
-    """Return the numbers of a text such as `input=0.5,output=2`, which are fields of a class."""
+    """Return the numbers of an option such as `input=0.5,output=2`, which are fields of a class."""
     known = [field.name for field in fields(kind)]
     given = options_of([pair for pair in text.split(",") if pair])
     if not given or not given.keys() <= set(known):

@@ -93,9 +93,13 @@ def eval_(
         )
     if allow_changed:
         suite = suite.model_copy(update={"rollouts": {**suite.rollouts, "allow_changed": True}})
+
+    def announce(env: str, model: str, rollouts: Rollouts) -> None:
+        print_error(f"{env}, {model}: {rollouts.statistics.total - rollouts.statistics.resumed} episodes")
+
     folder = Path("runs") / (stored.stem if stored.suffix else "evaluation") if out is None else out
     try:
-        evaluation = evaluate(suite, folder, resume=resume, against=compare, on_begin=None if as_json else _announce)
+        evaluation = evaluate(suite, folder, resume=resume, against=compare, on_begin=None if as_json else announce)
     except KeyboardInterrupt:
         print_error(f"interrupted; what ended is stored in {folder}: the same command with --resume continues")
         raise typer.Exit(130) from None
@@ -104,10 +108,6 @@ def eval_(
         print_text(f"wrote {folder}/evaluation.json and {folder}/evaluation.md")
     if all(sum(result.score.failed.values()) == result.score.episodes for result in evaluation.results):
         raise typer.Exit(1)
-
-
-def _announce(env: str, model: str, rollouts: Rollouts) -> None:
-    print_error(f"{env}, {model}: {rollouts.statistics.total - rollouts.statistics.resumed} episodes")
 
 
 def _print(evaluation: Evaluation, as_json: bool) -> None:

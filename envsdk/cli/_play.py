@@ -137,7 +137,7 @@ class Game:
             print_text(f"-- your reply {', and '.join(limits)}", style="dim")
 
     def _show_messages(self) -> None:
-        """Show the new messages of each context, with the names of images between their texts."""
+        """Show the new messages of each context, with the names of their images."""
         contexts = self._env.episode.contexts
         for name, context in contexts.items():
             start = min(self._shown.setdefault(name, context.inherited), len(context.messages))

@@ -202,12 +202,22 @@ def demo(
     trajectories: list[Trajectory] = []
     samples: list[Sample] = []
     for env in (name for name in list_envs() if name.startswith("envsdk/")):
-        reason = _reason_to_skip(env)
+        entry = describe(env)
+        reason = "it is nondeterministic" if entry.nondeterministic else entry.problem
         if reason is not None:
             print_error(f"skipped: {env}: {reason}")
             continue
         for history in ("keep", *_DEMO_HISTORIES.get(_short(env), ())):
-            row = _roll_out(env, "reference", range(seed, seed + episodes), 16, {"history": specification(history)})
+            rollouts = Rollouts(
+                env,
+                "reference",
+                seeds=range(seed, seed + episodes),
+                group_size=1,
+                env_options={"history": specification(history)},
+                max_concurrency=16,
+                progress="auto",
+            )
+            row = played(rollouts)
             label = history.partition(":")[0]
             for trajectory in row:
                 trajectory.id += f"/{label}"
@@ -222,25 +232,6 @@ def demo(
         raise typer.Exit(1)
 
 
-def _reason_to_skip(env: str) -> str | None:
-    """Return why the demo skips an environment, on one line; None if it does not."""
-    entry = describe(env)
-    return "it is nondeterministic" if entry.nondeterministic else entry.problem
-
-
 def _short(env: str) -> str:
     """Return the name of an environment without namespace, version and module."""
     return re.sub(r"-v\d+$", "", re.split("[/:]", env)[-1])
-
-
-def _roll_out(env: str, policy: str, seeds: range, concurrency: int, options: Mapping[str, Any]) -> list[Trajectory]:
-    rollouts = Rollouts(
-        environment(env),
-        policy,
-        seeds=seeds,
-        group_size=1,
-        env_options=options,
-        max_concurrency=concurrency,
-        progress="auto",
-    )
-    return played(rollouts)

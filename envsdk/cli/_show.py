@@ -24,7 +24,7 @@ WHICH = "A number, from 1; an id; or a filter: 'reward<0.5 text:\"refund policy\
 
 
 class PrintedText(NamedTuple):
-    """A text to print, which may have several lines, whether it is a heading, and the hash of the image it names."""
+    """Text to print, which may have several lines; whether it is a heading; and the hash of the image that it names."""
 
     text: str
     is_heading: bool
@@ -88,7 +88,7 @@ def print_lines(lines: Iterator[PrintedText]) -> None:
 
 
 def _chosen(source: Source, which: str) -> list[Match]:
-    """Return the episodes that a text chooses: by number, by id, or by a filter.
+    """Return the episodes that an argument chooses: by number, by id, or by a filter.
 
     Raises:
         ConfigError: If it chooses none.

@@ -1,7 +1,7 @@
 """Search in the contents of episodes: their messages, reasoning, calls and results.
 
-A line is searched as it is stored. Most lines that do not have a text are left without being read as JSON, so that
-thousands of episodes are searched in a second. Case does not matter, in any script: texts are compared by `casefold`.
+A line is searched as it is stored. Most lines without a match are skipped without being read as JSON, so that
+thousands of episodes are searched in a second. Case does not matter, in any script: strings are compared by `casefold`.
 """
 
 import re
@@ -17,9 +17,9 @@ import orjson
 from .._untrusted import check_values
 
 _BEFORE, _AFTER, _MOST_FOUND = 40, 90, 90
-"""How many characters of a text are shown before and after what was found, and of what was found."""
+"""The number of characters that are shown before a match, after it, and of it."""
 _MOST_HITS = 3
-"""How many places of an episode are shown."""
+"""The number of matches of an episode that are shown."""
 _PLAIN = re.compile(r"[ !#-.0-\[\]-~]+")
 """Characters that JSON never has to escape."""
 FOLDED_TO_ASCII: tuple[bytes, ...] = (
@@ -31,17 +31,17 @@ FOLDED_TO_ASCII: tuple[bytes, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message in which a text was found. Its texts are as recorded: escape them before you print them.
+    """A message that contains a searched string. Its strings are as recorded: escape them before you print them.
 
     Attributes:
         context: The name of the context.
         message: The index of the message in the context.
         step: The index of the step that wrote the message, or else was the first to observe it; None if there is none.
         role: The role of the message.
-        part: What of the message has the text: `text`, `reasoning`, `call`, `result` or `error`.
-        before: What is before the text, shortened.
-        found: The text as it is in the message.
-        after: What is after it, shortened.
+        part: The part of the message with the match: `text`, `reasoning`, `call`, `result` or `error`.
+        before: The text before the match, shortened.
+        found: The match as it is in the message.
+        after: The text after the match, shortened.
     """
 
     context: str
@@ -60,9 +60,9 @@ class Match:
 
     Attributes:
         line: The number of its line, from 1.
-        count: In how many messages the texts of the filter were found.
+        count: The number of messages with a match.
         hits: The first of them.
-        searched: The texts, as `str.casefold` returns them.
+        searched: The searched strings, as `str.casefold` returns them.
     """
 
     line: int
@@ -101,9 +101,9 @@ class Contents:
         return [text.casefold() for message in messages for _, text in texts_of(message)]
 
     def has(self, folded: str) -> bool:
-        """Return whether a text occurs in a message. It is given as `str.casefold` returns it.
+        """Return whether a message contains a string, which is given as `str.casefold` returns it.
 
-        The line is read as JSON only if its bytes do not show that the text is missing.
+        The line is read as JSON only if its bytes do not rule out a match.
         """
         line = self._line
         if b"\\u" not in line and (line.isascii() or not any(character in line for character in FOLDED_TO_ASCII)):
@@ -114,11 +114,11 @@ class Contents:
         return any(folded in text for text in self._texts)
 
     def match(self, number: int, folded: Collection[str]) -> Match:
-        """Return where any of several texts occur.
+        """Return the messages that contain any of several strings.
 
         Args:
             number: The number of the line.
-            folded: The texts, as `str.casefold` returns them; without one, nothing is found.
+            folded: The strings, as `str.casefold` returns them; if there are none, nothing is found.
         """
         found = [*self._hits(folded)] if folded else []
         return Match(number, len(found), tuple(found[:_MOST_HITS]), tuple(folded))
@@ -151,7 +151,7 @@ class Contents:
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a message that are searched, each with the part that it is: see `Hit.part`."""
+    """Yield the strings of a message that are searched, each with its part: see `Hit.part`."""
     found: list[tuple[str, Any]] = [
         ("reasoning", message.get("reasoning")),
         ("result" if message.get("role") == "tool" else "text", message.get("content")),
@@ -171,11 +171,11 @@ def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def find(text: str, folded: str) -> tuple[int, int] | None:
-    """Return where a text occurs in another one first, without regard to case: the start and the stop; or None.
+    """Return the start and the stop of the first match in a string, ignoring case; None if there is none.
 
     Args:
-        text: Where to look.
-        folded: What to look for, as `str.casefold` returns it.
+        text: The string to search in.
+        folded: The string to search for, as `str.casefold` returns it.
     """
     whole = text.casefold()
     at = whole.find(folded)
@@ -188,7 +188,7 @@ def find(text: str, folded: str) -> tuple[int, int] | None:
 
 
 def _first_place(message: Mapping[str, Any], folded: Collection[str]) -> tuple[str, str, int, int] | None:
-    """Return the part and the text of a message that have any of the texts, and where."""
+    """Return the part and the string of a message with the first match, and its start and stop."""
     for part, text in texts_of(message):
         for one in folded:
             if (place := find(text, one)) is not None:

@@ -24,7 +24,7 @@ class Range(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many tokens it has."""
+        """The number of its tokens."""
         return self.stop - self.start
 
 
@@ -45,7 +45,7 @@ def merged(pieces: Sequence[LogPiece] | Sequence[Range]) -> list[Range]:
 
 
 class StepRanges(NamedTuple):
-    """Where the tokens of a step's prompt are, and those that it dropped."""
+    """The ranges of a step's prompt, and of the tokens that it dropped."""
 
     step: ReplayedStep
     prompt: list[Range]

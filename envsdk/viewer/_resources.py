@@ -1,4 +1,4 @@
-"""What a page asks for, as JSON: runs, rows, an episode, its tokens, and the prompt of a step."""
+"""The answers to a page as JSON: runs, rows, an episode, its tokens, and the prompt of a step."""
 
 import threading
 import time
@@ -23,9 +23,9 @@ from ._tokens import context_tokens
 
 _BATCHES_AT_ONCE = 500
 _MATCHES_AT_ONCE, _SEARCH_S = 500, 0.2
-"""How many matches an answer has, and about how long it takes, so that a search shows what it has and can be left."""
+"""The most matches of an answer, and about how long it takes: a search shows partial results and can be stopped."""
 _KEPT = 4
-"""How many episodes stay in memory, since a page asks for several things about one."""
+"""The number of episodes that stay in memory, since a page asks for several things about one."""
 
 
 class Resources:
@@ -177,7 +177,7 @@ class Resources:
 
 
 def as_json(value: Any) -> bytes:
-    """Return values as JSON; integers that orjson cannot write, which a record may hold, become texts."""
+    """Return values as JSON; integers that orjson cannot write, which a record may hold, become strings."""
 
     def writable(value: Any) -> Any:
         match value:

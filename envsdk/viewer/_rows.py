@@ -27,7 +27,7 @@ _DAMAGED = "damaged"
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """One line of a file of trajectories, in short. Its texts are as recorded: escape them before you print them.
+    """One line of a file of trajectories, in short. Its strings are as recorded: escape them before you print them.
 
     Attributes:
         line: The number of the line, from 1.

@@ -1,6 +1,6 @@
 """One episode as entries to read from top to bottom: each message with its steps, calls, errors and breaks.
 
-All texts of an entry are safe to print (see `visible`). Long texts can be folded.
+All strings of an entry are safe to print (see `visible`). Long ones can be folded.
 """
 
 import reprlib
@@ -15,13 +15,13 @@ from ._episodes import episode, image_name
 from ._json import BreakJSON, ContextJSON, EpisodeJSON, ImageFactsJSON, MessageJSON
 
 Kind: TypeAlias = Literal["reasoning", "text", "reply", "result", "image", "call", "error", "note"]
-"""What a part of an entry is. `reply` is what the model wrote; `text` is what others than a tool wrote."""
+"""The kind of a part. `reply` is text by the model; `text` is text by the environment that is not a tool's."""
 _FOLDED: Mapping[Kind, tuple[int, int]] = {"reasoning": (3, 300), "result": (8, 800), "text": (20, 2000)}
-"""How many lines and characters of a part are shown when it is folded. The other kinds are shown in full."""
+"""The lines and characters of a part that are shown when it is folded. The other kinds are shown in full."""
 
 
 class TranscriptPart(NamedTuple):
-    """A piece of the text of an entry. An image is a text that names it, and its hash."""
+    """A piece of the text of an entry. An image is shown as its name, and has its hash."""
 
     kind: Kind
     text: str

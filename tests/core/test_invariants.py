@@ -1250,8 +1250,9 @@ EPISODES = """
 import itertools, sys
 import envsdk
 
-for name, history, policy in itertools.product(("GuessNumber", "MathChat"), ("keep", "strip"), ("random", "reference")):
-    env = envsdk.make(f"envsdk/{name}-v0", history=history, limits={"max_steps": 4, "end_on_cut": False})
+names = ("GuessNumber-v1", "MathChat-v0")
+for name, history, policy in itertools.product(names, ("keep", "strip"), ("random", "reference")):
+    env = envsdk.make(f"envsdk/{name}", history=history, limits={"max_steps": 4, "end_on_cut": False})
     for seed in range(3):
         sys.stdout.buffer.write(envsdk.rollout(env, policy, seed=seed).to_json() + b"\\n")
 """

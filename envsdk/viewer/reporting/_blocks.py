@@ -1,6 +1,6 @@
-"""What a report consists of, for any page: sections with paragraphs, tables, charts and commands; short numbers.
+"""The parts of a report for any page: sections with paragraphs, tables, charts and commands; short numbers.
 
-All texts are as recorded, so whoever writes them escapes them.
+Strings are as recorded: a page escapes them.
 """
 
 import math
@@ -15,11 +15,11 @@ _MAX_OPTION, _MAX_HISTORY = 24, 48
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A text that leads somewhere.
+    """A link.
 
     Attributes:
-        text: The text.
-        url: Where it leads.
+        text: The text that is shown.
+        url: The target.
     """
 
     text: str
@@ -43,7 +43,7 @@ class Table:
     Attributes:
         heads: The heading of each column.
         rows: The cells.
-        texts: How many columns, from the left, have texts; the others have numbers.
+        texts: The number of columns, from the left, that hold text; the others hold numbers.
     """
 
     heads: tuple[str, ...]
@@ -53,7 +53,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How a quantity is distributed in one run, on the scale of all runs.
+    """The distribution of a quantity in one run, on the scale of all runs.
 
     Attributes:
         title: What it shows.
@@ -124,12 +124,12 @@ def signed(value: float) -> str:
 
 
 def clipped(text: str, most: int) -> str:
-    """Return a text, or its beginning and an ellipsis."""
+    """Return a string, or its beginning and an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def short_history(history: str) -> str:
-    """Return a history policy with its long texts clipped, such as the instruction of `summarize`."""
+    """Return a history policy with its long options left out, such as the instruction of `summarize`."""
     name, _, options = history.partition(":")
     parts = [part.partition("=") for part in options.split(",") if len(part) <= _MAX_OPTION]
     shown = ["".join(part) for part in parts if part[2] and part[2][0] not in "[{"]

@@ -1,4 +1,4 @@
-"""The figures of runs, and of comparisons: frozen data that becomes JSON. They know nothing of files or of pages."""
+"""The figures of runs, and of comparisons: frozen data that becomes JSON. They know nothing about files or pages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _MAX_BINS = 20
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How the values of a quantity are distributed.
+    """The distribution of the values of a quantity.
 
     Attributes:
         count: How many values there are, at least one.
@@ -200,7 +200,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """The figures of one run. Its texts are as recorded: escape them before you print them.
+    """The figures of one run. Its strings are as recorded: escape them before you print them.
 
     Attributes:
         name: A short name, which no other run of the report has.
@@ -307,7 +307,7 @@ class QuantityDifference:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """How one run differs from another.
+    """The differences between one run and another.
 
     Attributes:
         first: The name of the run that it is compared with.

@@ -10,7 +10,7 @@ from ._sections import sections_of
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _LONG = 40
-"""Texts with more characters than this may have several lines."""
+"""Cells with more characters than this may have several lines."""
 _WIDTH, _HEIGHT = 320, 120
 _LABELS, _ROW = 130, 26
 _MAX_LABELED = 10
@@ -44,7 +44,7 @@ svg { display: block; max-width: 100%; height: auto; } svg text { fill: var(--so
 
 
 def as_html(report: RunReport) -> str:
-    """Return a report as one HTML page. What a record holds is shown as text.
+    """Return a report as one HTML page. Strings of a record are shown as text.
 
     The page loads nothing: its content security policy forbids it. Its links lead to the viewer.
     """
@@ -105,7 +105,7 @@ def _blocks(blocks: tuple[Block, ...]) -> str:
 
 def _table(table: Table) -> str:
     def cell_of(index: int, cell: Cell, tag: str) -> str:
-        """Return a cell: numbers are on the right, and only long texts have several lines."""
+        """Return a cell: numbers are on the right, and only long cells have several lines."""
         text = cell if isinstance(cell, str) else cell.text
         kind = ' class="number"' if index >= table.texts else ' class="long"' if len(text) > _LONG else ""
         match cell:
@@ -129,7 +129,7 @@ def _text(text: str) -> str:
 
 
 def _data(text: str) -> str:
-    """Return a text that cannot reorder the text around it, whatever script it is in."""
+    """Return text that cannot reorder the text around it, in any script."""
     return _text(text) if text.isascii() else f"<bdi>{_text(text)}</bdi>"
 
 

@@ -11,7 +11,7 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~#$&@!^=]|:(?=\S)|(?<=www)\.", re.IGNOREC
 
 
 def as_markdown(report: RunReport) -> str:
-    """Return a report as Markdown. What a record holds is text: it has no markup, no HTML and no links.
+    """Return a report as Markdown. Strings of a record are shown as text: they add no markup, HTML or links.
 
     Links to the viewer are left out: they would lead to a server on the reader's machine. Charts are, too: the tables
     have the same figures.
@@ -30,7 +30,7 @@ def as_markdown(report: RunReport) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text on one line, with all that means something in Markdown or HTML as character references."""
+    """Return a string on one line, with the special characters of Markdown and HTML as character references."""
     return _SPECIAL.sub(lambda found: f"&#{ord(found[0])};", on_one_line(text))
 
 

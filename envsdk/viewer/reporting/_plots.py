@@ -37,7 +37,7 @@ def write_plots(report: RunReport, folder: Path | str) -> list[Path]:
         folder: The folder for the files. It is created with its parents.
 
     Returns:
-        The files. What the runs do not have, such as rewards if all episodes failed, has no file.
+        The files. There is no file for figures that the runs do not have, such as rewards if all episodes failed.
 
     Raises:
         MissingPackage: If matplotlib is not installed.
@@ -101,7 +101,7 @@ def _histograms(figure: Any, runs: Sequence[RunFigures], fields: Mapping[str, st
 
 
 def _endings(figure: Any, runs: Sequence[RunFigures]) -> None:
-    """Draw how many episodes ended for each reason, and how many breaks there are by reason."""
+    """Draw the stop reasons as shares of the episodes, and the number of breaks by reason."""
     counts: list[list[Mapping[str, float]]] = [
         [{name: n / max(1, run.episodes) for name, n in run.stop_reasons.items()} for run in runs],
         [{name: one.breaks / max(1, run.episodes) for name, one in run.breaks.items()} for run in runs],
@@ -176,6 +176,6 @@ def _label(index: int, run: RunFigures) -> str:
 
 
 def _plain(text: str, *, lines: bool = False) -> str:
-    """Return a text in which nothing is a formula."""
+    """Return a string that matplotlib does not read as a formula."""
     parts = [on_one_line(line) for line in text.split("\n")] if lines else [on_one_line(text)]
     return "\n".join(parts).replace("$", r"\$")

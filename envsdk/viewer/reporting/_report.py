@@ -35,7 +35,7 @@ from ._figures import (
 )
 
 VIEWER = "http://127.0.0.1:8123/"
-"""Where `envsdk view RUN --port 8123` shows runs."""
+"""The address at which `envsdk view RUN --port 8123` shows runs."""
 _SCHEMES = ("http", "https", "file", "")
 _SAMPLES, _MARK = "samples.jsonl", b'"reference_logprobs"'
 _LENGTHS = ("steps", "observed_tokens", "sampled_tokens", "duration_s")

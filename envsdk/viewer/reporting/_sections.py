@@ -177,7 +177,7 @@ def _histograms(
 
 
 def _endings(runs: Sequence[RunFigures]) -> Iterator[Block]:
-    """Yield how many episodes ended for each reason, with a column for each run."""
+    """Yield the number of episodes by stop reason, with a column for each run."""
     reasons = dict.fromkeys(reason for run in runs for reason in run.stop_reasons)
     if reasons:
         cells = [
@@ -209,7 +209,7 @@ def _costs(runs: Sequence[RunFigures]) -> Iterator[Block]:
     heads = ["run", "history", "episodes", "samples", "sampled", "prompts", "kept", "as samples", "as trees", "saved"]
     note = (
         "In tokens. Kept: the share of the prompts that a KV cache holds already. As samples, as trees: what a "
-        "trainer processes, each sample as a sequence of its own, or the samples of an episode as one prefix tree; "
+        "trainer processes, each sample as a separate sequence, or the samples of an episode as one prefix tree; "
         "saved is the difference. Failed episodes are not trained."
     )
     has_images = any(cost.images for _, _, cost in found)
@@ -300,7 +300,7 @@ def _one_column_each(runs: Sequence[RunFigures], head: str, single: str, cells: 
 
 
 def _of(runs: Sequence[RunFigures], run: RunFigures, text: str) -> str:
-    """Return a text about a run, which is named if there are several."""
+    """Return a sentence about a run, which is named if there are several."""
     return f"{run.name}: {text}" if len(runs) > 1 else text[0].upper() + text[1:]
 
 

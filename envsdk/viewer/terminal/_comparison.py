@@ -38,7 +38,7 @@ class ContextPair(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """Where the messages begin to differ."""
+        """The place where the messages begin to differ, in words."""
         if not all(self.counts):
             return f"only in the {'second' if not self.counts[0] else 'first'}"
         if not self.different:

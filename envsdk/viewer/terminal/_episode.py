@@ -29,7 +29,7 @@ _PART_STYLES = {"reasoning": "dim italic", "call": "blue", "error": "bold red", 
 _DRAWING_STYLES = {"rewrite": "red", "handoff": "cyan", "return": "cyan", "switch": "cyan", "end": "dim"}
 
 NO_EPISODE = cast("EpisodeJSON", {"contexts": [], "steps": []})
-"""What is shown until an episode is read."""
+"""The episode that is shown until one is read."""
 
 
 class ListedEpisode(NamedTuple):
@@ -55,7 +55,7 @@ class ConversationLines(LineSource):
 
     Attributes:
         entries: The entries.
-        searched: A text that is marked wherever it occurs, as `str.casefold` returns it.
+        searched: A string that is marked wherever it occurs, as `str.casefold` returns it.
     """
 
     def __init__(self, entries: Sequence[TranscriptEntry], width: int, searched: str = "") -> None:
@@ -168,7 +168,7 @@ class EpisodeScreen(ViewerScreen):
         resources: The runs.
         listed: The episodes of the list.
         index: Which of them.
-        hit: Where a text was found that the cursor is to be at first.
+        hit: The match to show first.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -294,7 +294,7 @@ class EpisodeScreen(ViewerScreen):
             self.read_episode()
 
     def action_search(self) -> None:
-        """Ask for a text, and go to the next entry that has it."""
+        """Ask for a string, and go to the next entry that contains it."""
 
         def has(entry: TranscriptEntry, text: str) -> bool:
             own = (*entry.headings, *entry.breaks, *(part.text for part in entry.parts))

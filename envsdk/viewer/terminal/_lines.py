@@ -1,4 +1,4 @@
-"""What the screens are made of: a widget that makes only the lines in sight, a screen around it, and dialogs."""
+"""The parts of the screens: a widget that makes only the visible lines, a screen around it, and dialogs."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Protocol, cast
@@ -139,13 +139,13 @@ class LineView(Widget, can_focus=True):
 
 
 class ViewerScreen(Screen[Any]):
-    """A screen with lines, and texts above and below them.
+    """A screen with lines, and text above and below them.
 
     Args:
         source: What makes the lines at first.
 
     Attributes:
-        PARTS: What is on it from top to bottom: the ids of texts, and `lines`.
+        PARTS: Its parts from top to bottom: ids of text widgets, and `lines`.
     """
 
     PARTS: ClassVar[tuple[str, ...]] = ("title", "lines", "status")
@@ -166,7 +166,7 @@ class ViewerScreen(Screen[Any]):
         return self.query_one(LineView)
 
     def write(self, part: str, text: Text | str, style: str = "") -> None:
-        """Show a text above or below the lines; a string is shown on one line."""
+        """Show text above or below the lines; a string is shown on one line."""
         shown = Text(on_one_line(text), style) if isinstance(text, str) else text
         self.query_one(f"#{part}", Static).update(shown)
 
@@ -179,9 +179,9 @@ class Question(ModalScreen[str | None]):
     """Asks for a line of text; None if it was left with Escape.
 
     Args:
-        question: What is asked.
-        value: What is in the line at first.
-        check: Raises an `EnvsdkError` if a text is not valid; its message is shown.
+        question: The question.
+        value: The initial answer.
+        check: Raises an `EnvsdkError` if an answer is not valid; its message is shown.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Leave it as it was")]

@@ -64,7 +64,7 @@ class Column:
 
 
 def _cell(text: str, width: int, *, is_right: bool = False) -> str:
-    """Return a text in the width of a column, and a space."""
+    """Return a string in the width of a column, and a space."""
     fitted = Text(on_one_line(text))
     fitted.truncate(width, overflow="ellipsis")
     fitted.align("right" if is_right else "left", width)
@@ -114,7 +114,7 @@ class EpisodeLines(LineSource):
 
     Attributes:
         listed: The rows, in the order in which they are shown.
-        items: What the lines show: rows, and the headings of groups.
+        items: The lines: rows, and the headings of tasks.
     """
 
     def __init__(self, listed: Sequence[ListedEpisode], names: Sequence[str], *, is_grouped: bool = False) -> None:

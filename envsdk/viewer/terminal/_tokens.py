@@ -26,7 +26,7 @@ _HEADING = f"{'position':>8} {'id':>6} {'step':>5} {'mask':4} {'role':18} {'logp
 
 
 class TokenColumns:
-    """What is known about the tokens of one context, by position.
+    """The columns of the tokens of one context, by position.
 
     Args:
         columns: What `Resources.tokens` returns.
@@ -39,7 +39,7 @@ class TokenColumns:
         self.images: Sequence[tuple[int, int, str]] = columns["images"]
         names = ("steps", "sampled", "trained", "dropped", "roles")
         self.starts = {name: [start for start, _ in columns[name]] for name in names}
-        """Where the runs of equal values of a column begin."""
+        """The positions at which the runs of equal values of a column begin."""
 
     def at(self, name: str, position: int) -> Any:
         """Return the value of a column at a position; None if the column knows nothing there."""
@@ -92,7 +92,7 @@ class TokenLines(LineSource):
     Args:
         ranges: Which tokens.
         columns: The columns of each context.
-        images: What is known of each image, by its hash; see `image_facts`.
+        images: The facts of each image, by its hash; see `image_facts`.
     """
 
     def __init__(
@@ -182,11 +182,11 @@ class TokensScreen(ViewerScreen):
     """The tokens of ranges.
 
     Args:
-        title: What they are.
+        title: The heading.
         ranges: Which tokens.
         read: Reads the columns of a context.
         start: The position in all ranges that has the cursor at first.
-        images: What is known of each image, by its hash.
+        images: The facts of each image, by its hash.
     """
 
     PARTS = ("title", "heading", "lines", "details", "status")
