@@ -16,7 +16,7 @@ from ..errors import ContextFull, UndeclaredBreak, encodable
 from ..images import PlacedImage
 from ..limits import StopReason
 from ..messages import Message, ToolSchema, check_calls
-from ..rendering.renderer import Prompt, Renderer, as_given, as_prefill
+from ..rendering.renderer import Renderer, WrittenPrompt, as_given, as_prefill
 from ._edits import Edit, among, edited
 from ._history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
 from ._protocol import Break, RewriteReason
@@ -85,7 +85,7 @@ class Context:
         """The images in the log, with their positions in it."""
         self.roles: RoleLog | None = None
         """The labels of the tokens of the log, if they are recorded."""
-        self._prompt = Prompt()
+        self._prompt = WrittenPrompt()
         self._seen = 0  # how many messages of the view the policy has seen
         self._seen_before = 0  # the same before its last call
         self._opening = 0

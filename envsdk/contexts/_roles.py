@@ -9,7 +9,7 @@ from .._arrays import GrowableArray
 from ..messages import Message
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
-from ..rendering.renderer import Prompt, Renderer
+from ..rendering.renderer import Renderer, WrittenPrompt
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +38,7 @@ class RoleLog:
         self.codes = GrowableArray(np.int16)
         self._unread = 0  # how many sampled tokens at the end have no label yet
 
-    def observe(self, renderer: Renderer, prompt: Prompt, keep: int) -> None:
+    def observe(self, renderer: Renderer, prompt: WrittenPrompt, keep: int) -> None:
         """Add the labels of the tokens of a prompt from `keep` on."""
         codes = np.full(len(prompt.tokens) - keep, self._code(SCAFFOLD), dtype=np.int16)
         for span in _spans_from(renderer, prompt, keep):
@@ -51,7 +51,7 @@ class RoleLog:
         self.codes.extend(count, UNKNOWN)
         self._unread += count
 
-    def read(self, renderer: Renderer, prompt: Prompt) -> None:
+    def read(self, renderer: Renderer, prompt: WrittenPrompt) -> None:
         """Label the sampled tokens of the last message, a reply that was read."""
         tokens = prompt.tokens.view[prompt.starts[-1] :]
         codes = np.full(len(tokens), self._code(SCAFFOLD), dtype=np.int16)
@@ -66,7 +66,7 @@ class RoleLog:
         return self.legend.index(label)
 
 
-def _spans_from(renderer: Renderer, prompt: Prompt, keep: int) -> Iterator[LabeledSpan]:
+def _spans_from(renderer: Renderer, prompt: WrittenPrompt, keep: int) -> Iterator[LabeledSpan]:
     """Yield the spans of the messages of which a prompt has tokens from `keep` on. All other tokens are scaffold."""
     bounds = [*prompt.starts, prompt.end]
     for index in range(len(prompt.messages) - 1, -1, -1):
@@ -79,7 +79,9 @@ def _spans_from(renderer: Renderer, prompt: Prompt, keep: int) -> Iterator[Label
         yield from (LabeledSpan(start + span.start, start + span.stop, span.label) for span in found)
 
 
-def _text_spans(renderer: Renderer, prompt: Prompt, index: int, tokens: "NDArray[np.int32]") -> list[LabeledSpan]:
+def _text_spans(
+    renderer: Renderer, prompt: WrittenPrompt, index: int, tokens: "NDArray[np.int32]"
+) -> list[LabeledSpan]:
     """Return the spans of the text of a message that the model did not write, as the renderer attributes them."""
     message = prompt.messages[index]
     label = f"tool:{message.name}" if message.role == "tool" and message.name else message.role

@@ -57,7 +57,7 @@ class Rendered:
         return self._emission.spans()
 
 
-class Prompt:
+class WrittenPrompt:
     """The messages that a model sees, and their tokens."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Prompt:
         """The images of the first `_n_placed` messages, in order."""
         self._n_placed = 0
 
-    def copy(self) -> "Prompt":
+    def copy(self) -> "WrittenPrompt":
         """Return an independent copy."""
         other = copy.copy(self)
         other.tokens = GrowableArray(np.int32)

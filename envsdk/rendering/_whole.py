@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import RenderError
 from ..messages import Message, ToolSchema
-from ._prompt import Prompt, Rendered, is_same_answer
+from ._prompt import Rendered, WrittenPrompt, is_same_answer
 from .renderer import Renderer, writable
 
 __all__ = ["WholeRenderer"]
@@ -57,7 +57,7 @@ class WholeRenderer(Renderer):
 
     def rewrite(
         self,
-        prompt: Prompt,
+        prompt: WrittenPrompt,
         start: int,
         messages: Sequence[Message],
         *,
@@ -103,7 +103,7 @@ class WholeRenderer(Renderer):
         assert keep is not None  # only `_render_end` renders nothing
         return keep
 
-    def measure(self, prompt: Prompt, index: int, message: Message) -> int:
+    def measure(self, prompt: WrittenPrompt, index: int, message: Message) -> int:
         """See `Renderer.measure`; an estimate."""
         return max(0, prompt.count(index) + self._size(message) - self._size(prompt.messages[index]))
 
@@ -115,13 +115,13 @@ class WholeRenderer(Renderer):
     def _is_control(self, tokens: "NDArray[np.int32]") -> "NDArray[np.bool_]":
         return np.isin(tokens, np.fromiter(self.tokenizer.control_tokens.values(), np.int32))
 
-    def _is_seam(self, prompt: Prompt, position: int) -> bool:
+    def _is_seam(self, prompt: WrittenPrompt, position: int) -> bool:
         """Return whether a token is a control token or follows one, so that no token crosses its beginning."""
         return bool(self._is_control(prompt.tokens.copy(max(position - 1, 0), position + 1)).any())
 
     def _replace(
         self,
-        prompt: Prompt,
+        prompt: WrittenPrompt,
         first: int,
         messages: Sequence[Message],
         write: Callable[[Callable[[Message], Message]], Rendered | None],
@@ -181,7 +181,7 @@ class WholeRenderer(Renderer):
 
     def _keep_common(
         self,
-        prompt: Prompt,
+        prompt: WrittenPrompt,
         first: int,
         messages: Sequence[Message],
         new: "NDArray[np.int32]",
@@ -220,7 +220,7 @@ class WholeRenderer(Renderer):
 
     def _first_other_image(
         self,
-        prompt: Prompt,
+        prompt: WrittenPrompt,
         offset: int,
         messages: Sequence[Message],
         tokens: "NDArray[np.int32]",
@@ -282,7 +282,7 @@ def _unchanged(message: Message) -> Message:
     return message
 
 
-def _own_reply(prompt: Prompt, first: int, message: Message) -> int | None:
+def _own_reply(prompt: WrittenPrompt, first: int, message: Message) -> int | None:
     """Return the index of a message from `first` on, or of the sampled reply that it is without its reasoning."""
     later = range(first, len(prompt.messages))
     same = [i for i in later if prompt.messages[i] is message]

@@ -17,7 +17,7 @@ from ..errors import RenderError
 from ..images import Image
 from .tokenizers import Tokenizer
 
-__all__ = ["Attribution", "Emission", "Encoder", "Piece", "Span"]
+__all__ = ["Attribution", "Emission", "EmittedPiece", "Encoder", "Span"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +31,7 @@ MAX_REMEMBERED = 1024
 """The number of strings of scaffold that an encoder caches. A family has a few dozen; some contain ids and names."""
 
 
-class Piece(NamedTuple):
+class EmittedPiece(NamedTuple):
     """A control token, or a text between two of them."""
 
     text: str
@@ -91,9 +91,9 @@ class Encoder:
         names = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control_token = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
         self._control_names = {token: name for name, token in tokenizer.control_tokens.items()}
-        self._scaffolds: dict[str, list[Piece]] = {}
+        self._scaffolds: dict[str, list[EmittedPiece]] = {}
 
-    def scaffold(self, text: str) -> list[Piece]:
+    def scaffold(self, text: str) -> list[EmittedPiece]:
         """Cut scaffold at its control tokens. Recent results are cached: a vocabulary may have a thousand of them."""
         pieces = self._scaffolds.get(text)
         if pieces is None:
@@ -103,19 +103,19 @@ class Encoder:
             self._scaffolds[text] = pieces
         return pieces
 
-    def content(self, text: str) -> list[Piece]:
+    def content(self, text: str) -> list[EmittedPiece]:
         """Return content as one piece of text; with `unsafe_content`, cut it like scaffold."""
-        return self._cut(text, is_content=True) if self.unsafe_content else [Piece(text, _TEXT, True)]
+        return self._cut(text, is_content=True) if self.unsafe_content else [EmittedPiece(text, _TEXT, True)]
 
     def controls_in(self, text: str) -> list[str]:
         """Return the names of control tokens in a text, each once."""
         return [*dict.fromkeys(match[0] for match in self._control_token.finditer(text))]
 
-    def image(self, image: Image) -> list[Piece]:
+    def image(self, image: Image) -> list[EmittedPiece]:
         """Return what is written for an image in place of the token that a chat template writes."""
         if self.vision is None:
             raise RenderError(f"{image!r} cannot be written: the renderer has no processor of images")
-        written: list[Piece] = []
+        written: list[EmittedPiece] = []
         for _, run in groupby(
             self._cut(self.vision.process(image).text, is_content=False), key=lambda piece: piece.control
         ):
@@ -128,16 +128,16 @@ class Encoder:
         """Return whether an id is that of a control token."""
         return token in self._control_names
 
-    def control(self, token: int) -> Piece:
+    def control(self, token: int) -> EmittedPiece:
         """Return a control token as a piece."""
-        return Piece(self._control_names[token], token, False, np.array([token], dtype=np.int32))
+        return EmittedPiece(self._control_names[token], token, False, np.array([token], dtype=np.int32))
 
-    def _cut(self, text: str, *, is_content: bool) -> list[Piece]:
+    def _cut(self, text: str, *, is_content: bool) -> list[EmittedPiece]:
         parts = enumerate(self._control_token.split(text))
         return [
             self.control(self.tokenizer.token_id(part))._replace(is_content=is_content)
             if index % 2
-            else Piece(part, _TEXT, is_content)
+            else EmittedPiece(part, _TEXT, is_content)
             for index, part in parts
             if part
         ]
@@ -150,7 +150,7 @@ class Emission:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._pieces: list[Piece] = []
+        self._pieces: list[EmittedPiece] = []
         self._starts: list[int] = []
         self._attributions: list[Attribution] = [Attribution(0, -1, "system", False)]
         self._message = -1
@@ -175,7 +175,7 @@ class Emission:
 
     def cut(self) -> None:
         """Encode the following text apart from the text before it."""
-        self._pieces.append(Piece("", _TEXT, False, np.empty(0, dtype=np.int32)))
+        self._pieces.append(EmittedPiece("", _TEXT, False, np.empty(0, dtype=np.int32)))
 
     def scaffold(self, text: str) -> None:
         """Write the family's own text; names of control tokens in it become control tokens."""
@@ -210,7 +210,7 @@ class Emission:
         for position in (*controls, len(tokens)):
             if position > start:
                 text = tokens[start:position]
-                self._pieces.append(Piece(encoder.tokenizer.decode(text), _TEXT, is_content, text))
+                self._pieces.append(EmittedPiece(encoder.tokenizer.decode(text), _TEXT, is_content, text))
             if position < len(tokens):
                 token = int(tokens[position])
                 self._pieces.append(encoder.control(token))
@@ -221,7 +221,7 @@ class Emission:
         """Drop everything from the last `mark` in a content on."""
         index = max(i for i, piece in enumerate(self._pieces) if piece.is_content and mark in piece.text)
         piece = self._pieces[index]
-        self._pieces[index:] = [Piece(piece.text[: piece.text.rindex(mark)], _TEXT, True)]
+        self._pieces[index:] = [EmittedPiece(piece.text[: piece.text.rindex(mark)], _TEXT, True)]
 
     def text(self) -> str:
         """Return the text as it will be encoded, with control tokens by their names."""
@@ -272,12 +272,12 @@ class Emission:
                 spans.append(span)
         return spans
 
-    def _runs(self) -> list[tuple[int, Sequence[Piece]]]:
+    def _runs(self) -> list[tuple[int, Sequence[EmittedPiece]]]:
         """Return the runs of pieces that are encoded together, with the index of the first piece of each.
 
         Adjacent texts that are not encoded yet are one run; every other piece is a separate run.
         """
-        runs: list[tuple[int, Sequence[Piece]]] = []
+        runs: list[tuple[int, Sequence[EmittedPiece]]] = []
         start = 0
         for index, piece in enumerate(self._pieces):
             if piece.tokens is not None:

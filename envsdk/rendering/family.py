@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import RenderError
 from ..messages import Message, ToolSchema
-from ._prompt import Prompt, Rendered, is_same_answer
+from ._prompt import Rendered, WrittenPrompt, is_same_answer
 from .emission import Emission
 from .renderer import Renderer, TokenIds, refuse_images
 
@@ -168,7 +168,7 @@ class FamilyRenderer(Renderer):
 
     def rewrite(
         self,
-        prompt: Prompt,
+        prompt: WrittenPrompt,
         start: int,
         messages: Sequence[Message],
         *,
@@ -204,7 +204,7 @@ class FamilyRenderer(Renderer):
         prompt.tools = shown_tools
         return past.start
 
-    def measure(self, prompt: Prompt, index: int, message: Message) -> int:
+    def measure(self, prompt: WrittenPrompt, index: int, message: Message) -> int:
         """See `Renderer.measure`."""
         start, body = _start_of_round(prompt.messages, index), prompt.bodies[index]
         view = [*prompt.messages[start:index], message, *prompt.messages[index + 1 : index + 2]]
@@ -212,7 +212,9 @@ class FamilyRenderer(Renderer):
         sampled = prompt.tokens.view[body:end] if body >= 0 else None
         return len(self._write_again(view, index - start, sampled, prompt.tools)[0])
 
-    def _first_changed(self, prompt: Prompt, start: int, messages: Sequence[Message]) -> tuple[int, Sequence[Message]]:
+    def _first_changed(
+        self, prompt: WrittenPrompt, start: int, messages: Sequence[Message]
+    ) -> tuple[int, Sequence[Message]]:
         """Return the first message that has to be rendered again, and all messages from there on."""
         first, offset = start, 0
         while offset < len(messages) and first < len(prompt.messages):
@@ -271,7 +273,7 @@ class FamilyRenderer(Renderer):
 class _Past:
     """The messages of a prompt from `first` on, with the one before them, before a rewrite."""
 
-    def __init__(self, prompt: Prompt, first: int) -> None:
+    def __init__(self, prompt: WrittenPrompt, first: int) -> None:
         lead = min(first, 1)
         bounds = [*prompt.starts[first:], prompt.end]
         self.start = bounds[0]

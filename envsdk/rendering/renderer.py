@@ -16,17 +16,17 @@ import numpy as np
 
 from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
-from ._prompt import EmittedDelta, Prompt, Rendered
+from ._prompt import EmittedDelta, Rendered, WrittenPrompt
 from .emission import Emission, Encoder
 from .reading import Marks, ReplyReader, WholeReader
 from .tokenizers import Tokenizer
 
 __all__ = [
     "EmittedDelta",
-    "Prompt",
     "Rendered",
     "Renderer",
     "TokenIds",
+    "WrittenPrompt",
     "errors_at_end",
     "sets_content",
     "writable",
@@ -190,7 +190,7 @@ class Renderer(ABC):
     @abstractmethod
     def rewrite(
         self,
-        prompt: Prompt,
+        prompt: WrittenPrompt,
         start: int,
         messages: Sequence[Message],
         *,
@@ -217,7 +217,7 @@ class Renderer(ABC):
         """
 
     @abstractmethod
-    def measure(self, prompt: Prompt, index: int, message: Message) -> int:
+    def measure(self, prompt: WrittenPrompt, index: int, message: Message) -> int:
         """Return how many tokens a message would have in place of message `index` of a prompt."""
 
     @abstractmethod

@@ -9,6 +9,7 @@ import importlib.metadata
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -81,18 +82,14 @@ class _DocumentWriter:
         self._prompts: dict[str, list[Prompt]] = {name: [] for name in trajectory.contexts}
         # The sub-agents of each context, with the number of steps that it had taken when they began.
         self._children: dict[str, list[tuple[int, str]]] = {name: [] for name in trajectory.contexts}
-        unseen = dict.fromkeys(trajectory.contexts)
-        for prompt in trajectory.prompts():
-            self._register(prompt.step.context, unseen)
-            self._prompts[prompt.step.context].append(prompt)
-        for name in list(unseen):  # contexts without a step
-            self._register(name, unseen)
-
-    def _register(self, name: str, unseen: dict[str, None]) -> None:
-        parent = self._trajectory.contexts[name].parent
-        if name in unseen and parent is not None:
-            self._children[parent].append((len(self._prompts[parent]), name))
-        unseen.pop(name, None)
+        begun: set[str] = set()
+        without_steps = ((name, None) for name in trajectory.contexts)
+        for name, prompt in chain(((prompt.step.context, prompt) for prompt in trajectory.prompts()), without_steps):
+            parent = trajectory.contexts[name].parent
+            if name not in begun and parent is not None:
+                self._children[parent].append((len(self._prompts[parent]), name))
+            begun.add(name)
+            self._prompts[name] += [] if prompt is None else [prompt]
 
     def document(self, name: str) -> _Object:
         """Return the document of a context, which contains the documents of its sub-agents."""

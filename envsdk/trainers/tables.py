@@ -282,17 +282,15 @@ def _columns(samples: Sequence[Sample], padding: _Padding | None) -> dict[str, l
         columns[name] = [orjson.dumps(text[index]).decode() for text in texts]
     for name in _OPTIONAL:
         values = [dump_media(s.media) if name == "media" else getattr(s, name) for s in samples]
-        columns[name] = [_json(value) if value else None for value in values]
+        columns[name] = [
+            orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode() if value else None for value in values
+        ]
     columns["images"] = [
         [{"bytes": image.data, "path": image.file_name} for image in dict.fromkeys(p.image for p in s.media)]
         for s in samples
     ]
     own = {} if padding is None else padding.columns(samples)
     return {**columns, **own, "schema": [SCHEMA_VERSION] * len(samples)}
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY).decode()
 
 
 def _schema(padding: _Padding | None) -> Any:

@@ -224,9 +224,8 @@ def check_model(model: Any) -> None:
             to do.
     """
     config = text_config(model)
-    problems = chain(_layer_problems(config), _attention_problems(config), _module_problems(model))
-    if getattr(model, "training", True):
-        problems = chain(problems, _dropout_problems(config, model))
+    dropout = _dropout_problems(config) if getattr(model, "training", True) else ()
+    problems = chain(_layer_problems(config), _attention_problems(config), dropout, _module_problems(model))
     reason = next(problems, None)
     if reason is not None:
         name = getattr(config, "model_type", None) or type(model).__name__
@@ -279,21 +278,16 @@ def _attention_problems(config: Any) -> Iterator[str]:
             yield f"{name} makes experts drop tokens depending on the number of tokens: {_SEPARATE}"
 
 
-def _modules(model: Any) -> Iterator[tuple[str, Any]]:
-    return getattr(model, "named_modules", lambda: iter(()))()
-
-
-def _module_problems(model: Any) -> Iterator[str]:
-    for name, module in _modules(model):
-        if _STATE_MODULES.search(type(module).__name__) and not re.search("vision|visual|audio", name):
-            kind = type(module).__name__
-            yield f"the layer {name} is a {kind}, which a mask cannot restrict to one branch: {_SEPARATE}"
-
-
-def _dropout_problems(config: Any, model: Any) -> Iterator[str]:
+def _dropout_problems(config: Any) -> Iterator[str]:
     for name, value in _fields(config).items():
         if _DROPOUT.search(name) and not _OTHER_DROPOUT.search(name) and isinstance(value, float):
             yield f"{name}={value} is dropout, which makes the output at a shared token random: set it to 0.0"
-    for name, module in _modules(model):
-        if "Dropout" in type(module).__name__ and getattr(module, "p", 0.0) and module.training:
+
+
+def _module_problems(model: Any) -> Iterator[str]:
+    for name, module in getattr(model, "named_modules", lambda: ())():
+        kind = type(module).__name__
+        if _STATE_MODULES.search(kind) and not re.search("vision|visual|audio", name):
+            yield f"the layer {name} is a {kind}, which a mask cannot restrict to one branch: {_SEPARATE}"
+        if getattr(model, "training", True) and "Dropout" in kind and getattr(module, "p", 0.0) and module.training:
             yield f"the layer {name} has a dropout of {module.p}: set it to 0.0"
