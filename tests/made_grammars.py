@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from envsdk_renderers._grammars._grammar import Calls, Edge, Field, Grammar, Values, tagged, values_of
+from envsdk_renderers._grammars._grammar import CallFormat, Edge, Field, Grammar, Values, tagged, values_of
 from envsdk_renderers._grammars._styles import JSON, PYTHON, VERBATIM, Style
 from hypothesis import strategies as st
 
@@ -98,7 +98,7 @@ NOTATION = Grammar(
     style=QUOTED,
 )
 GLM = tagged(
-    Calls(
+    CallFormat(
         ("name", "key", "value"),
         "<tool_call>",
         {"name": "\n</tool_call>", "value": "</arg_value>\n</tool_call>"},

@@ -21,7 +21,6 @@ from ..episodes._agent import StepResult
 from ..episodes._concurrent import take_error, until_ended
 from ..episodes._episode import CallMethod
 from ..episodes._event_loops import MethodCall, MethodThread
-from ..episodes._loop_tasks import not_cancelled
 from ..episodes._turn import Turn
 from ..errors import (
     ActionError,
@@ -419,7 +418,7 @@ class Player:
             returned = function()
             if isinstance(returned, Turn) or not inspect.isawaitable(returned):  # usually a turn
                 return returned
-            return await self.within(what, not_cancelled(returned), seconds, "method", seat)
+            return await self.within(what, returned, seconds, "method", seat)
         call = MethodCall(function)
         await self._places.acquire()
         self._computing.add(call)
@@ -455,6 +454,7 @@ class Player:
 
         Raises:
             DeadlineExceeded: If it took longer.
+            EpisodeError: If something that it waited for was cancelled, and not the caller.
         """
         since, is_late = time.monotonic(), False
         task = asyncio.ensure_future(awaitable)
@@ -477,6 +477,8 @@ class Player:
                 self.statistics.waited(cause, time.monotonic() - since)
         if is_late and (not task.done() or task.cancelled() or task.exception() is not None):
             raise _too_late(what, seconds, cause)
+        if task.cancelled() and cause != "policy":
+            raise EpisodeError(f"something that {what} waited for was cancelled")
         return task.result()
 
     async def call_policy(self, call: Callable[[], Any]) -> Any:
@@ -548,7 +550,7 @@ class _Attempt:
             Exception: Whatever the environment or the policy raised.
         """
         seconds = self._player.settings.episode_timeout_s
-        return await self._player.within("the episode", not_cancelled(self._run()), seconds, None, self.seat)
+        return await self._player.within("the episode", self._run(), seconds, None, self.seat)
 
     async def _run(self) -> Trajectory:
         env, job, player = self.seat.env, self._job, self._player

@@ -120,7 +120,7 @@ def _reasoning_in(text: str, messages: Sequence[Message]) -> list[int]:
 # Replies.
 
 
-class _Written(NamedTuple):
+class _TemplateReply(NamedTuple):
     """A reply as a template writes it."""
 
     message: Message
@@ -146,7 +146,7 @@ def _compare_replies(renderer: Renderer, template: ChatTemplate) -> tuple[int, s
     return same, ""
 
 
-def _difference(renderer: Renderer, written: _Written, shape: str) -> str:
+def _difference(renderer: Renderer, written: _TemplateReply, shape: str) -> str:
     """Return how a reply is read as another message, or is written as another text; empty if it is not.
 
     Where a family's format is known to differ from its template's, it has to read at least the same calls.
@@ -182,7 +182,7 @@ class _TemplateReplies:
         self._template = template
         self._prompts: dict[bool, tuple[str, str]] = {}
 
-    def written(self, message: Message) -> _Written | None:
+    def written(self, message: Message) -> _TemplateReply | None:
         """Return a reply as the template writes it; None if it does not write all of it, or opens it in its own way."""
         tools = TOOLS if message.tool_calls else ()
         try:
@@ -199,7 +199,7 @@ class _TemplateReplies:
             return None
         shown = message if (message.reasoning or "") in body else message.with_reasoning(None)
         begun = prompt[len(past) :].removeprefix(self._renderer.opening) if follows_prompt else ""
-        return _Written(shown, begun, *self._cut(body, shown), follows_prompt)
+        return _TemplateReply(shown, begun, *self._cut(body, shown), follows_prompt)
 
     def _prompt(self, tools: Sequence[ToolSchema]) -> tuple[str, str]:
         """Return the text before the generation prompt, and with it."""
@@ -217,13 +217,13 @@ class _TemplateReplies:
         return body[:at], stop
 
 
-def _read(renderer: Renderer, written: _Written) -> Message:
+def _read(renderer: Renderer, written: _TemplateReply) -> Message:
     """Read a reply as if a model had sampled it after the generation prompt."""
     sampled, begun = _tokens(renderer, written.text + written.stop), _tokens(renderer, written.begun)
     return renderer.parse(sampled, prompt_tail=begun, tools=TOOLS)
 
 
-def _own_text(renderer: Renderer, written: _Written, read: Message) -> str | None:
+def _own_text(renderer: Renderer, written: _TemplateReply, read: Message) -> str | None:
     """Return the text that the renderer writes for the same reply; None if the template opens it differently.
 
     Where a message has no reasoning, the template may write an empty block, with which the reply was read.

@@ -17,9 +17,9 @@ from envsdk.rendering.reading import Reading, ReplyReader, StreamedReader
 from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
-from ._grammars._grammar import Calls, Grammar, tagged
+from ._grammars._grammar import CallFormat, Grammar, tagged
 from ._grammars._reading import GrammarReader
-from ._grammars._styles import Piece
+from ._grammars._styles import TextPiece
 from ._grammars._writing import write_after
 from ._replies._json_calls import json_text
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-HERMES = Calls(
+HERMES = CallFormat(
     ("object",),
     "<tool_call>\n",
     {"object": "\n</tool_call>"},
@@ -116,11 +116,11 @@ class ChatML(FamilyRenderer):
         """Write the reasoning, the text and the calls, as far as the family has them."""
         self.emit_pieces(out, self.pieces(message))
 
-    def pieces(self, message: Message, prompted: str = "") -> list[Piece]:
+    def pieces(self, message: Message, prompted: str = "") -> list[TextPiece]:
         """Return what is written for a reply, without the part that the generation prompt contains."""
         return write_after(self._reader.grammar, self.as_written(message), prompted)
 
-    def emit_pieces(self, out: Emission, pieces: Sequence[Piece]) -> None:
+    def emit_pieces(self, out: Emission, pieces: Sequence[TextPiece]) -> None:
         """Write the pieces of a reply, and its end; what is between the tags around a call is content."""
         is_inside = False
         for piece in pieces:

@@ -11,14 +11,14 @@ from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.renderer import TokenIds
 
-from ._grammars._grammar import Calls, Edge, Grammar, tagged, values_of
+from ._grammars._grammar import CallFormat, Edge, Grammar, tagged, values_of
 from ._thinking import ThinkingChatML
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_CALLS = Calls(
+_CALLS = CallFormat(
     ("name", "key", "value"),
     "<tool_call>",
     {"name": "\n</tool_call>", "value": "</arg_value>\n</tool_call>"},

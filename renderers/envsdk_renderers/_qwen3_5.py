@@ -13,11 +13,11 @@ from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import Tokenizer
 
-from ._grammars._grammar import Calls, Edge, Grammar, tagged, values_of
+from ._grammars._grammar import CallFormat, Edge, Grammar, tagged, values_of
 from ._grammars._styles import PYTHON
 from ._thinking import THINK, ThinkingChatML, check_flag
 
-_CALLS = Calls(
+_CALLS = CallFormat(
     ("name", "key", "value"),
     "<tool_call>\n<function=",
     {"name": ">\n</function>\n</tool_call>", "value": "\n</parameter>\n</function>\n</tool_call>"},

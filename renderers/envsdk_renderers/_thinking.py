@@ -15,7 +15,7 @@ from envsdk.rendering.tokenizers import Tokenizer
 
 from ._chatml import HERMES, ToolChatML
 from ._grammars._grammar import Grammar, tagged
-from ._grammars._styles import Piece
+from ._grammars._styles import TextPiece
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,13 +76,13 @@ class ThinkingChatML(ToolChatML):
         message = super().as_written(message)
         return message if message.reasoning is None else _unpadded(message, self.trimmed(message.reasoning))
 
-    def pieces(self, message: Message, prompted: str = "") -> list[Piece]:
+    def pieces(self, message: Message, prompted: str = "") -> list[TextPiece]:
         """See `ChatML.pieces`; the templates drop a text of newlines after the block, but not what follows a text."""
         content = self.trimmed(message.content)
         if message.reasoning is None or not message.tool_calls or not content or content.strip("\n"):
             return super().pieces(message, prompted)
         found = super().pieces(message.model_copy(update={"content": _MARK}), prompted)
-        found.remove(Piece(_MARK, False))
+        found.remove(TextPiece(_MARK, False))
         return found
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":

@@ -12,7 +12,7 @@ import real_models
 from conversations import random_conversation as random_qwen3_conversation
 from envsdk_renderers._fixed_base import FixedBase, TemplateUnsupported, Verdict
 from envsdk_renderers._templates._chat_template import ChatTemplate, TemplateFailed
-from envsdk_renderers._templates._mask import Mask
+from envsdk_renderers._templates._mask import TextMask
 from template_conversations import (
     TOOLS,
     emitted,
@@ -72,7 +72,7 @@ def test_a_text_that_is_not_a_template_is_refused() -> None:
 
 
 def test_hidden_control_tokens_come_back() -> None:
-    mask = Mask(["<|im_end|>", "<|im_start|>", "</s>", "[INST]"])
+    mask = TextMask(["<|im_end|>", "<|im_start|>", "</s>", "[INST]"])
     for text in ("a<|im_end|>", "<<|im_end|>>", "</s>[INST]", "\U000f0000<|im_end|>\U000f0001", "<|im_<|im_end|>end|>"):
         hidden = mask.hide(text)
         assert not mask.controls(hidden)

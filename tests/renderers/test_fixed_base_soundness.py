@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._templates._chat_template import ChatTemplate
-from envsdk_renderers._templates._mask import STEM, Mask
+from envsdk_renderers._templates._mask import STEM, TextMask
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from template_conversations import TOOLS, emitted, result, said, turns_of, user
@@ -145,7 +145,7 @@ _CHATML = renderer_of(CHATML)
 
 @given(st.lists(st.sampled_from([*"Qqzxj019<|>a", "<s>", "é"]), max_size=20).map("".join))
 def test_what_a_mask_hides_comes_back(text: str) -> None:
-    mask = Mask(["<s>", "<|a|>", "q|"])
+    mask = TextMask(["<s>", "<|a|>", "q|"])
     hidden = mask.hide(text)
     assert not mask.controls(hidden)
     assert mask.restore(hidden) == text

@@ -2,7 +2,7 @@
 
 import re
 
-from envsdk_renderers._templates._mask import STEM, Mask, pattern_of_names, rests_by_first
+from envsdk_renderers._templates._mask import STEM, TextMask, pattern_of_names, rests_by_first
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ def test_what_follows_each_first_character_completes_a_name(names, text):
 
 @given(NAMES, TEXTS | st.lists(st.sampled_from([*"Qqzxj<|>", STEM, STEM.lower()])).map("".join))
 def test_a_masked_text_has_no_name_and_is_restored(names, text):
-    mask = Mask(names)
+    mask = TextMask(names)
     hidden = mask.hide(text)
     assert mask.restore(hidden) == text
     assert not [name for name in names if name in hidden]

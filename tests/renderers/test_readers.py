@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import real_models
 from envsdk_renderers._fixed_base import FixedBase
-from envsdk_renderers._grammars._patterns import Source
+from envsdk_renderers._grammars._patterns import CodedReply
 from envsdk_renderers._grammars._probes import TOOLS as PROBE_TOOLS
 from envsdk_renderers._grammars._reading import GrammarReader
 from hypothesis import given
@@ -221,14 +221,14 @@ def test_a_reader_reads_one_reply() -> None:
 @pytest.mark.parametrize("name", sorted(GRAMMARS))
 def test_what_waits_is_not_searched_again_with_each_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = 0
-    take = Source.grow
+    take = CodedReply.grow
 
-    def grow(source: Source, text: str, **options: Any) -> None:
+    def grow(source: CodedReply, text: str, **options: Any) -> None:
         nonlocal searched
         take(source, text, **options)
         searched += len(source.text)
 
-    monkeypatch.setattr(Source, "grow", grow)
+    monkeypatch.setattr(CodedReply, "grow", grow)
     reader = GrammarReader(GRAMMARS[name])
     code = reader.patterns.code
     for opening in ("", '<tool_call>\n{"', "[CALL]", "<call>\n<f=f>\n<p=", "f(a='"):

@@ -11,7 +11,7 @@ from envsdk.messages import ToolCall, ToolSchema
 
 from .._replies._argument_types import ArgumentTypes
 from ._grammar import Field, Grammar, Path
-from ._patterns import Constant, Patterns, Source
+from ._patterns import CodedReply, Constant, Patterns
 from ._styles import CONTROL, CUT, JSON, UNTERMINATED, NotPython, parse_value, read_python_call, read_value, skip_space
 from ._writing import CallWriter, write_form
 
@@ -37,7 +37,7 @@ class ReadCall(NamedTuple):
     """The position after its last field."""
 
 
-class _Found(NamedTuple):
+class _CallFields(NamedTuple):
     """The fields of a call that was read."""
 
     call: ToolCall
@@ -73,7 +73,7 @@ class CallReader:
         tools: JSON schemas of the tools, which specify the types of values that are written without quotes.
     """
 
-    def __init__(self, grammar: Grammar, patterns: Patterns, source: Source, tools: Sequence[ToolSchema]) -> None:
+    def __init__(self, grammar: Grammar, patterns: Patterns, source: CodedReply, tools: Sequence[ToolSchema]) -> None:
         self._grammar = grammar
         self._source = source
         self._searched = 0  # characters that were searched for calls that are broken
@@ -106,7 +106,7 @@ class CallReader:
             self._searched = searched
         return call
 
-    def _with_raw(self, found: _Found, start: int, since: int) -> ToolCall:
+    def _with_raw(self, found: _CallFields, start: int, since: int) -> ToolCall:
         """Return the call with its sampled text if the template would write another one."""
         tags, coded_tags = self._grammar.call_tags, self._patterns.call_tags
         closed = self._source.text.find(coded_tags[1], found.end, found.position) if coded_tags else -1
@@ -164,7 +164,7 @@ class CallReader:
 
     # An object.
 
-    def _read_object(self, start: int) -> _Found:
+    def _read_object(self, start: int) -> _CallFields:
         value, end = self._value(start, "")
         if not isinstance(value, dict):
             raise Unreadable("a tool call is not a JSON object", end)
@@ -218,7 +218,7 @@ class CallReader:
 
     # A call in Python's syntax.
 
-    def _read_python(self, start: int) -> _Found:
+    def _read_python(self, start: int) -> _CallFields:
         named = _PYTHON_NAME.match(self._source.text, start)
         name = named[1] if named else ""
         self._refuse_work(start, name)
@@ -238,7 +238,7 @@ class CallReader:
 
     # A call of several fields.
 
-    def _read_parts(self, start: int) -> _Found:
+    def _read_parts(self, start: int) -> _CallFields:
         grammar = self._grammar
         texts: dict[str, str] = {}
         position = start
@@ -251,7 +251,7 @@ class CallReader:
             texts[field] = text.strip()
             following = grammar.call[index + 1] if index + 1 < len(grammar.call) else "end"
             if field == grammar.last_fields[0] and "key" in grammar.call and constant.target != "key":
-                return _Found(self._made(texts, {}, start), raw.end, position, constant)
+                return _CallFields(self._made(texts, {}, start), raw.end, position, constant)
             if constant.target != following:
                 error = f"a tool call has no {following} after its {field}"
                 raise self._misformed(error, position, texts.get("name", ""))
@@ -270,7 +270,7 @@ class CallReader:
             errors = [error for _, error in typed.values() if error is not None]
         return self._close(end, "arguments", self._made(texts, arguments, start, errors))
 
-    def _raw(self, start: int, field: Field, name: str) -> "_Raw":
+    def _raw(self, start: int, field: Field, name: str) -> "_RawField":
         """Read a field up to the first constant that may follow it."""
         pattern, constants = self._patterns.after_or_control[field]
         found = self._source.search(pattern, start)
@@ -283,18 +283,18 @@ class CallReader:
         has_opener = self._patterns.opener.complete.search(text) is not None
         if field != "value" and (not text.strip() or "\n" in text.strip() or has_opener):
             raise self._misformed(f"a tool call has no {field}", start, name)
-        return _Raw(text, start + len(text), self._source.skip(constant.tail, found.end(), start), constant)
+        return _RawField(text, start + len(text), self._source.skip(constant.tail, found.end(), start), constant)
 
-    def _read_pairs(self, start: int, position: int, texts: dict[str, str]) -> _Found:
+    def _read_pairs(self, start: int, position: int, texts: dict[str, str]) -> _CallFields:
         name, pairs = self._name(texts, start), list[tuple[str, str, Any]]()
-        raw: _Raw | None = None
+        raw: _RawField | None = None
         while raw is None or raw.following.target == "key":
             key, position, kind = self._key(position, name)
             raw = self._raw(position, "value", name)
             position = raw.position
             pairs.append((key, raw.text, kind))
         arguments, errors = self._typed(name, pairs)
-        return _Found(self._made(texts, arguments, start, errors), raw.end, position, raw.following)
+        return _CallFields(self._made(texts, arguments, start, errors), raw.end, position, raw.following)
 
     def _key(self, start: int, name: str) -> tuple[str, int, Any]:
         pattern, constants, kinds = self._patterns.before_values
@@ -370,7 +370,7 @@ class CallReader:
         call_id = None if self._grammar.first_id is not None else texts.get("id")
         return ToolCall.model_construct(name=self._name(texts, start), arguments=arguments, id=call_id, error=error)
 
-    def _close(self, end: int, field: Field, call: ToolCall) -> _Found:
+    def _close(self, end: int, field: Field, call: ToolCall) -> _CallFields:
         """Read the constant after a field that shows itself where it ends."""
         pattern, constants = self._patterns.after[field]
         after = skip_space(self._source.text, end)
@@ -379,15 +379,15 @@ class CallReader:
         constant = constants[(found.lastindex or 1) - 1] if found else None
         position = self._source.skip(constant.tail, found.end(), end) if found and constant else end
         if constant is not None:
-            return _Found(call, end, position, constant)
+            return _CallFields(call, end, position, constant)
         if not is_closed:
-            return _Found(call, end, end, None)
+            return _CallFields(call, end, end, None)
         if after == len(self._source.text) or pattern.begun(self._source.text[after:]):
             raise Unreadable(NOT_CLOSED, end, call.name, is_open=True)
         raise Unreadable("a tool call has text after its arguments", end, call.name)
 
 
-class _Raw(NamedTuple):
+class _RawField(NamedTuple):
     """A field that was read up to the constant after it."""
 
     text: str

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from ._styles import CONTROL, JSON, VERBATIM, Piece, Style
+from ._styles import CONTROL, JSON, VERBATIM, Style, TextPiece
 
 Field: TypeAlias = Literal[
     "start", "reasoning", "text", "id", "name", "echo", "arguments", "object", "python", "key", "value", "end"
@@ -89,9 +89,9 @@ class Grammar:
         return {(edge.source, edge.target): edge.constant for edge in reversed(self.edges) if edge.is_written}
 
     @cached_property
-    def object_parts(self) -> tuple[Piece | str, ...]:
+    def object_parts(self) -> tuple[TextPiece | str, ...]:
         """How an `object` is written: its constants as pieces, and the names of the fields between them."""
-        return tuple(part if number % 2 else Piece(part, True) for number, part in enumerate(self.layout))
+        return tuple(part if number % 2 else TextPiece(part, True) for number, part in enumerate(self.layout))
 
     @cached_property
     def values_by_type(self) -> Mapping[str, Values]:
@@ -151,7 +151,7 @@ def tags(constant: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallFormat:
     """How a family writes calls.
 
     Attributes:
@@ -175,7 +175,7 @@ class Calls:
     values: tuple[Values, ...] = ()
 
 
-def tagged(calls: Calls | None = None, think: tuple[str, str] | None = None, before_text: str = "") -> Grammar:
+def tagged(calls: CallFormat | None = None, think: tuple[str, str] | None = None, before_text: str = "") -> Grammar:
     """Return the grammar of a family.
 
     Args:
@@ -201,7 +201,7 @@ def tagged(calls: Calls | None = None, think: tuple[str, str] | None = None, bef
     )
 
 
-def _around(calls: Calls, think: tuple[str, str] | None, before_text: str) -> Iterator[Edge]:
+def _around(calls: CallFormat, think: tuple[str, str] | None, before_text: str) -> Iterator[Edge]:
     first = calls.fields[0]
     yield Edge("start", first, before_text + calls.opener)
     yield Edge("text", first, calls.after_text + calls.opener)

@@ -16,7 +16,7 @@ _DIGITS = re.compile("[0-9]+")
 _DECODER = json.JSONDecoder()
 
 
-class Span(NamedTuple):
+class FieldSpan(NamedTuple):
     """A field in a rendered reply."""
 
     field: Field
@@ -52,13 +52,13 @@ def find_form(text: str, call: ToolCall) -> CallForm | None:
     )
 
 
-def spans_of(text: str, start: int, call: ToolCall, form: CallForm) -> list[Span] | None:
+def spans_of(text: str, start: int, call: ToolCall, form: CallForm) -> list[FieldSpan] | None:
     """Return the fields of a call that is written after `start`; None if it is not written there."""
     match form.call[0]:
         case "object":
             for at, end, value in _objects(text, start):
                 if _path(value, call.name) == form.name_path and _path(value, call.arguments) is not None:
-                    return [Span("object", at, end)]
+                    return [FieldSpan("object", at, end)]
             return None
         case "python":
             return _python_span(text, start, call)
@@ -177,7 +177,7 @@ def _path(value: Any, wanted: Any) -> Path | None:
 # Calls in Python's syntax.
 
 
-def _python_span(text: str, start: int, call: ToolCall) -> list[Span] | None:
+def _python_span(text: str, start: int, call: ToolCall) -> list[FieldSpan] | None:
     at = text.find(f"{call.name}(", start)
     if at < 0:
         return None
@@ -186,7 +186,7 @@ def _python_span(text: str, start: int, call: ToolCall) -> list[Span] | None:
         python_expression(text[at:end])
     except ValueError:
         return None
-    return [Span("python", at, end)]
+    return [FieldSpan("python", at, end)]
 
 
 # Calls of several fields.
@@ -245,8 +245,8 @@ def _with_header(before: str, call: ToolCall, following: Field, style: Style) ->
     return None if found[0][1] < 0 else CallForm((*(field for field, _ in found), following), style=style)
 
 
-def _part_spans(text: str, start: int, call: ToolCall, form: CallForm) -> list[Span] | None:
-    spans: list[Span] = []
+def _part_spans(text: str, start: int, call: ToolCall, form: CallForm) -> list[FieldSpan] | None:
+    spans: list[FieldSpan] = []
     position = start
     for field in form.call:
         if field in ("key", "arguments"):
@@ -260,7 +260,7 @@ def _part_spans(text: str, start: int, call: ToolCall, form: CallForm) -> list[S
             at = text.find(wanted, position)
         if at < 0 or not wanted:
             return None
-        spans.append(Span(field, at, at + len(wanted)))
+        spans.append(FieldSpan(field, at, at + len(wanted)))
         position = at + len(wanted)
     if "arguments" in form.call:
         at = text.find("{", position)
@@ -270,23 +270,23 @@ def _part_spans(text: str, start: int, call: ToolCall, form: CallForm) -> list[S
             except ValueError:
                 value, end = None, at
             if value == call.arguments:
-                return [*spans, Span("arguments", at, end)]
+                return [*spans, FieldSpan("arguments", at, end)]
             at = text.find("{", at + 1)
         return None
     return [*spans, *pairs] if (pairs := _pair_spans(text, position, call)) is not None else None
 
 
-def _pair_spans(text: str, start: int, call: ToolCall) -> list[Span] | None:
+def _pair_spans(text: str, start: int, call: ToolCall) -> list[FieldSpan] | None:
     """Find the keys and the values that are strings; they may be in another order."""
     arguments = cast("dict[str, Any]", call.arguments)
     keys = sorted((text.find(key, start), key) for key in arguments)
-    spans: list[Span] = []
+    spans: list[FieldSpan] = []
     for at, key in keys:
         value = arguments[key]
         found = text.find(value, at) if isinstance(value, str) and at >= 0 else -1
         if found < 0:
             return None
-        spans += [Span("key", at, at + len(key)), Span("value", found, found + len(value))]
+        spans += [FieldSpan("key", at, at + len(key)), FieldSpan("value", found, found + len(value))]
     return spans
 
 

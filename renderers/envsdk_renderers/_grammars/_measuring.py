@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, cast
 from envsdk.errors import RenderError
 from envsdk.messages import Message
 
-from .._templates._mask import Mask, has_stem
+from .._templates._mask import TextMask, has_stem
 from ._grammar import CALL_FIELDS, Edge, Field, Grammar, Values
-from ._locating import CallForm, Span, find_form, spans_of, with_counter
+from ._locating import CallForm, FieldSpan, find_form, spans_of, with_counter
 from ._patterns import Code, is_mark
 from ._probes import (
     HARD_TEXT,
@@ -40,7 +40,7 @@ class Renderings(NamedTuple):
     `RenderError` if the template does not write it."""
     addressed: Callable[[Sequence[Message]], list[Message]]
     """Adds ids to calls."""
-    mask: Mask
+    mask: TextMask
     """Finds control tokens."""
 
 
@@ -62,7 +62,7 @@ def measure(renderings: Renderings, thought: Thought | None = None, stops: Colle
     Returns:
         The grammar; it has no calls if they cannot be measured.
     """
-    measured = _Measured(renderings)
+    measured = _GrammarProbes(renderings)
     edges = [  # that a model may sample: without the end of the reply, and without a word of a probe
         edge
         for edge in measured.edges
@@ -109,7 +109,7 @@ def measure(renderings: Renderings, thought: Thought | None = None, stops: Colle
     )
 
 
-class _Measured:
+class _GrammarProbes:
     """What the probes of one template show."""
 
     def __init__(self, renderings: Renderings) -> None:
@@ -165,16 +165,16 @@ class _Measured:
         first = next(_edges(text, spans)) if text and spans else None
         return {first.constant} if first and first.target == "reasoning" and first.constant.strip() else set()
 
-    def _spans(self, message: Message, text: str) -> list[Span] | None:
+    def _spans(self, message: Message, text: str) -> list[FieldSpan] | None:
         """Return the fields of a rendered probe; None if the template drops one of them."""
-        spans: list[Span] = []
+        spans: list[FieldSpan] = []
         for field, wanted in (("reasoning", message.reasoning), ("text", message.content)):
             if not wanted:
                 continue
             if text.count(wanted) != 1:
                 return None
             at = text.index(wanted)
-            spans.append(Span("reasoning" if field == "reasoning" else "text", at, at + len(wanted)))
+            spans.append(FieldSpan("reasoning" if field == "reasoning" else "text", at, at + len(wanted)))
         position = 0
         for call in message.tool_calls:
             found = spans_of(text, position, call, self.form) if self.form else None
@@ -185,7 +185,7 @@ class _Measured:
         spans.sort(key=lambda span: span.start)
         return spans if all(a.end <= b.start for a, b in pairwise(spans)) else None
 
-    def _quoted(self, text: str, spans: list[Span]) -> list[Span]:
+    def _quoted(self, text: str, spans: list[FieldSpan]) -> list[FieldSpan]:
         """Return the spans, in which values include the quotes that their coding writes."""
         quote = len(written_text("", self._string_style)) // 2 if "key" in (self.form.call if self.form else ()) else 0
         return [
@@ -311,9 +311,9 @@ def words_of(message: Message) -> Iterator[str]:
         yield from (value for value in arguments.values() if value and isinstance(value, str))
 
 
-def _edges(text: str, spans: Sequence[Span]) -> Iterator[Edge]:
+def _edges(text: str, spans: Sequence[FieldSpan]) -> Iterator[Edge]:
     position, source = 0, cast("Field", "start")
-    for span in [*spans, Span("end", len(text), len(text))]:
+    for span in [*spans, FieldSpan("end", len(text), len(text))]:
         yield Edge(source, span.field, text[position : span.start])
         position, source = span.end, span.field
 
@@ -331,7 +331,7 @@ def _typed_values(text: str, kind: str, value: Any, after: str) -> Values | None
     return None
 
 
-def _derived(edges: Sequence[Edge], form: CallForm, mask: Mask) -> Iterator[Edge]:
+def _derived(edges: Sequence[Edge], form: CallForm, mask: TextMask) -> Iterator[Edge]:
     """Yield what a model may write although no probe shows it: text or reasoning before a call, calls after calls."""
     known = {(edge.source, edge.target): edge.constant for edge in reversed(edges)}
     first = form.call[0]

@@ -98,7 +98,7 @@ class Pattern:
         return next(begun, 0)
 
 
-class Source:
+class CodedReply:
     """The coded text of a reply, all of it or what has come so far, in which patterns are searched.
 
     All searches of a pattern together take time linear in the text: a match that was found from an earlier position is
@@ -385,7 +385,7 @@ class Patterns:
         constants += [end for end in self._call_ends if end.edge.source == source]
         return sorted(constants, key=lambda c: (-len(c.core), c.target in ("text", "end")))
 
-    def at_start(self, source: Source, position: int) -> tuple[Constant | None, int]:
+    def at_start(self, source: CodedReply, position: int) -> tuple[Constant | None, int]:
         """Return the constant that begins a reply, with its end; None if it is a text without one."""
         pattern, constants = self.after["start"]
         found = source.match(pattern, position)
@@ -402,7 +402,7 @@ class Patterns:
                 return self._reasoning_openers[(opened.lastindex or 1) - 1], found.start() + opened.end()
         return constant, found.end()
 
-    def text_at_start(self, source: Source, position: int) -> tuple[Constant | None, int]:
+    def text_at_start(self, source: CodedReply, position: int) -> tuple[Constant | None, int]:
         """Return the constant between the start and a text, if it is there and not blank, with its end."""
         found = source.match(self._text_opener, position)
         return (None, position) if found is None else (self._text_openers[(found.lastindex or 1) - 1], found.end())

@@ -14,7 +14,7 @@ from ._measuring import Renderings, words_of
 from ._patterns import Code
 from ._probes import HARD_TEXT, KEYS, NESTED, TOOLS, call_of, reply
 from ._reading import GrammarReader
-from ._styles import Piece
+from ._styles import TextPiece
 from ._writing import write_reply
 
 Status: TypeAlias = Literal["reads", "reads without types", "partly", "refused", "no calls"]
@@ -192,7 +192,7 @@ class _Proof:
         return f"{written[start : start + 40]!r} is written as {rendered[start : start + 40]!r}"
 
 
-def segments_of(pieces: Sequence[Piece], controls: Sequence[str]) -> list[Segment]:
+def segments_of(pieces: Sequence[TextPiece], controls: Sequence[str]) -> list[Segment]:
     """Cut what was written at the control tokens of its scaffold."""
     code = Code(controls)
     coded = "".join(code.constant(piece.text) if piece.is_scaffold else piece.text for piece in pieces)

@@ -18,7 +18,7 @@ from envsdk.rendering.renderer import errors_at_end
 
 from ._calls import CallReader
 from ._grammar import CALL_FIELDS, Field, Grammar
-from ._patterns import Constant, Patterns, Source, shared_start
+from ._patterns import CodedReply, Constant, Patterns, shared_start
 from ._styles import CONTROL
 
 _AFTER_CALL = "there is text after a tool call"
@@ -72,7 +72,7 @@ class GrammarReading:
 
     def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema], *, is_reported: bool = True) -> None:
         self._patterns = patterns
-        self._source = Source()
+        self._source = CodedReply()
         self._state: Field | Literal["broken"] = "start"
         """The field that comes next; `broken` is a call that was opened but does not go on as one."""
         self._position: int = 0

@@ -36,7 +36,7 @@ _SCALAR = re.compile(r"[^\s,{}\[\]\"']+")
 _SPACE = re.compile(r"\s*")
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """A part of what is written."""
 
     text: str
@@ -86,7 +86,7 @@ VERBATIM = Style(quotes=("", ""), escapes="none")
 # Writing.
 
 
-def write_value(value: Any, style: Style) -> list[Piece]:
+def write_value(value: Any, style: Style) -> list[TextPiece]:
     """Write a value.
 
     Raises:
@@ -104,25 +104,25 @@ def written_text(value: Any, style: Style) -> str:
     return "".join(piece.text for piece in write_value(value, style))
 
 
-def written_value(value: Any, style: Style) -> list[Piece]:
+def written_value(value: Any, style: Style) -> list[TextPiece]:
     """Write a value that is known to be one of JSON; see `write_value`."""
     if style.is_default and isinstance(value, (dict, list)):  # mostly
-        return [Piece(encode_json(value), False)]
+        return [TextPiece(encode_json(value), False)]
     if isinstance(value, str) and style.is_verbatim:
-        return [Piece(value, False)]
+        return [TextPiece(value, False)]
     return list(_written(value, style, 0))
 
 
-def _written(value: Any, style: Style, depth: int) -> Iterator[Piece]:
+def _written(value: Any, style: Style, depth: int) -> Iterator[TextPiece]:
     match value:
         case dict() | list() if style.is_default:  # by JSON's own encoder, which is fast
-            yield Piece(encode_json(value), False)
+            yield TextPiece(encode_json(value), False)
         case str():
             yield from _string(value, style, style.quotes)
         case None | bool():
-            yield Piece(style.words[2] if value is None else style.words[0 if value else 1], False)
+            yield TextPiece(style.words[2] if value is None else style.words[0 if value else 1], False)
         case int() | float():
-            yield Piece(json.dumps(value), False)
+            yield TextPiece(json.dumps(value), False)
         case dict():
             yield from _container(_items(cast("dict[str, Any]", value), style, depth), "{}", style, depth)
         case _:
@@ -130,35 +130,35 @@ def _written(value: Any, style: Style, depth: int) -> Iterator[Piece]:
             yield from _container(items, "[]", style, depth)
 
 
-def _items(value: dict[str, Any], style: Style, depth: int) -> Iterator[list[Piece]]:
+def _items(value: dict[str, Any], style: Style, depth: int) -> Iterator[list[TextPiece]]:
     for key in in_order(value, style.order):
         yield [
             *_string(key, style, style.key_quotes),
-            Piece(style.colon, True),
+            TextPiece(style.colon, True),
             *_written(value[key], style, depth + 1),
         ]
 
 
-def _container(items: Iterator[list[Piece]], brackets: str, style: Style, depth: int) -> Iterator[Piece]:
+def _container(items: Iterator[list[TextPiece]], brackets: str, style: Style, depth: int) -> Iterator[TextPiece]:
     line = "\n" + " " * style.indent * depth if style.indent else ""
     inner = line + " " * style.indent
-    yield Piece(brackets[0], False)
+    yield TextPiece(brackets[0], False)
     is_first = True
     for item in items:
-        yield Piece(("" if is_first else style.comma.rstrip() if style.indent else style.comma) + inner, True)
+        yield TextPiece(("" if is_first else style.comma.rstrip() if style.indent else style.comma) + inner, True)
         yield from item
         is_first = False
-    yield Piece(("" if is_first else line) + brackets[1], False)
+    yield TextPiece(("" if is_first else line) + brackets[1], False)
 
 
-def _string(text: str, style: Style, quotes: tuple[str, str]) -> Iterator[Piece]:
+def _string(text: str, style: Style, quotes: tuple[str, str]) -> Iterator[TextPiece]:
     if style.escapes == "python":
-        yield Piece(repr(text), False)
+        yield TextPiece(repr(text), False)
         return
-    yield Piece(quotes[0], True)
+    yield TextPiece(quotes[0], True)
     is_escaped = style.escapes in ("json", "ascii")
-    yield Piece(json.dumps(text, ensure_ascii=style.escapes == "ascii")[1:-1] if is_escaped else text, False)
-    yield Piece(quotes[1], True)
+    yield TextPiece(json.dumps(text, ensure_ascii=style.escapes == "ascii")[1:-1] if is_escaped else text, False)
+    yield TextPiece(quotes[1], True)
 
 
 def in_order(value: dict[str, Any], order: Order) -> list[str]:

@@ -13,8 +13,8 @@ from ._grammar import Field, Grammar, Values, tags
 from ._patterns import is_mark, pattern_of
 from ._styles import (
     PYTHON,
-    Piece,
     Style,
+    TextPiece,
     encode_json,
     in_order,
     parse_value,
@@ -36,7 +36,7 @@ class SampledField(NamedTuple):
     """The constant after it."""
 
 
-def sampled_pieces(raw: str, fields: Sequence[SampledField]) -> list[Piece]:
+def sampled_pieces(raw: str, fields: Sequence[SampledField]) -> list[TextPiece]:
     """Return what is written for a sampled call; a tag that only the text of a field spells is text.
 
     Args:
@@ -46,19 +46,19 @@ def sampled_pieces(raw: str, fields: Sequence[SampledField]) -> list[Piece]:
     Returns:
         The whole text without tags if it does not consist of these fields.
     """
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     position = 0
     for field in fields:
         end = _end_of(raw, position, field)
         if end is None:
-            return [Piece(raw, False)]
+            return [TextPiece(raw, False)]
         for tag in tags(field.constant):
             at = raw.find(tag, end)
             if at < 0:
-                return [Piece(raw, False)]
-            pieces += [Piece(raw[position:at], False), Piece(tag, True)]
+                return [TextPiece(raw, False)]
+            pieces += [TextPiece(raw[position:at], False), TextPiece(tag, True)]
             position = end = at + len(tag)
-    return [*pieces, Piece(raw[position:], False)]
+    return [*pieces, TextPiece(raw[position:], False)]
 
 
 def _end_of(raw: str, position: int, field: SampledField) -> int | None:
@@ -87,7 +87,7 @@ class WrittenField(NamedTuple):
     """A field with what is written for it."""
 
     field: Field
-    pieces: list[Piece]
+    pieces: list[TextPiece]
     before: str = ""
     """For a value: the constant between the key and it."""
     is_verbatim: bool = False
@@ -132,11 +132,11 @@ class CallWriter:
                     f"the argument {key!r:.80} of the call of {call.name!r:.80} would be read as another one: its name "
                     f"spells {before!r}, which ends it and is not a control token; take it out"
                 )
-            fields.append(WrittenField("key", [Piece(key, False)]))
+            fields.append(WrittenField("key", [TextPiece(key, False)]))
             pieces = self._write_value(value, values.style)
             opener, closer = grammar.wrapper
             if opener and is_verbatim and value.startswith(opener):
-                pieces = [Piece(opener, True), *pieces, Piece(closer, True)]
+                pieces = [TextPiece(opener, True), *pieces, TextPiece(closer, True)]
             fields.append(WrittenField("value", pieces, values.before, is_verbatim))
         return fields
 
@@ -201,12 +201,12 @@ class CallWriter:
             raise TemplateUnsupported(f"the template writes no {following.field} after a {item.field}")
         return constant
 
-    def _field(self, field: Field, call: ToolCall, index: int) -> list[Piece]:
+    def _field(self, field: Field, call: ToolCall, index: int) -> list[TextPiece]:
         match field:
             case "name" | "echo":
-                return [Piece(call.name, False)]
+                return [TextPiece(call.name, False)]
             case "id":
-                return [Piece(self._id(call, index), False)]
+                return [TextPiece(self._id(call, index), False)]
             case "arguments":
                 return self._arguments(call)
             case "object":
@@ -216,26 +216,26 @@ class CallWriter:
 
     # An object.
 
-    def _object(self, call: ToolCall, index: int) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _object(self, call: ToolCall, index: int) -> list[TextPiece]:
+        pieces: list[TextPiece] = []
         for part in self._grammar.object_parts:
-            if isinstance(part, Piece):
+            if isinstance(part, TextPiece):
                 pieces.append(part)
             elif part == "arguments":
                 pieces += self._arguments(call)
             else:  # in the quotes of the object
                 text = call.name if part == "name" else self._id(call, index)
-                pieces.append(Piece(encode_json(text)[1:-1], False))
+                pieces.append(TextPiece(encode_json(text)[1:-1], False))
         return pieces
 
     def _id(self, call: ToolCall, index: int) -> str:
         first = self._grammar.first_id
         return call.id or "" if first is None else str(index + first)
 
-    def _arguments(self, call: ToolCall) -> list[Piece]:
+    def _arguments(self, call: ToolCall) -> list[TextPiece]:
         """Write the arguments; a text is written as it is, unless the grammar quotes it."""
         if isinstance(call.arguments, str) and not self._grammar.quotes_text:
-            return [Piece(call.arguments, False)]
+            return [TextPiece(call.arguments, False)]
         quoted, arguments = self._grammar.quoted, call.arguments
         if quoted is not None and isinstance(arguments, dict):
             arguments = {
@@ -248,7 +248,7 @@ class CallWriter:
 
     # A call in Python's syntax.
 
-    def _python_call(self, call: ToolCall) -> list[Piece]:
+    def _python_call(self, call: ToolCall) -> list[TextPiece]:
         """Write a call in Python's syntax: as the template does, if that reads back, else as proper Python."""
         pieces = self._keyword_call(call, {})
         quote = self._grammar.unescaped_quote
@@ -262,13 +262,13 @@ class CallWriter:
                 return self._keyword_call(call, {"string": PYTHON})
         return pieces
 
-    def _keyword_call(self, call: ToolCall, styles: Mapping[str, Style]) -> list[Piece]:
-        pieces = [Piece(call.name + "(", False)]
+    def _keyword_call(self, call: ToolCall, styles: Mapping[str, Style]) -> list[TextPiece]:
+        pieces = [TextPiece(call.name + "(", False)]
         for number, (key, value) in enumerate(self._by_name(call)):
-            pieces.append(Piece(f"{', ' if number else ''}{key}=", False))
+            pieces.append(TextPiece(f"{', ' if number else ''}{key}=", False))
             style = styles.get(type_of(value))
             pieces += self._write_value(value, style or self._values_of(value).style)
-        return [*pieces, Piece(")", False)]
+        return [*pieces, TextPiece(")", False)]
 
     # Arguments by name.
 
@@ -318,7 +318,7 @@ def type_of(value: Any) -> str:
     return "array" if isinstance(value, list) else "object"
 
 
-def write_reply(grammar: Grammar, message: Message) -> list[Piece]:
+def write_reply(grammar: Grammar, message: Message) -> list[TextPiece]:
     """Return what is written for a message, from the opening of the reply to its end, without its stop token.
 
     Reasoning that the template does not write is dropped, as the template does.
@@ -327,7 +327,7 @@ def write_reply(grammar: Grammar, message: Message) -> list[Piece]:
         TemplateUnsupported: If the template does not write the text, the calls, or one of them next to the other.
         RenderError: If arguments cannot be written by name.
     """
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     previous: Field = "start"
     is_after_raw = False
     for item in [*_fields(grammar, message), WrittenField("end", [])]:
@@ -338,7 +338,7 @@ def write_reply(grammar: Grammar, message: Message) -> list[Piece]:
             raise TemplateUnsupported(_missing(previous, item.field, message))
         if grammar.call_tags and (is_after_raw or item.is_raw):
             constant = _tag_of(constant, *grammar.call_tags, is_after_raw, item.is_raw)
-        pieces += [Piece(constant, True), *item.pieces]
+        pieces += [TextPiece(constant, True), *item.pieces]
         previous, is_after_raw = (grammar.call[-1] if item.is_raw else item.field), item.is_raw
     return pieces
 
@@ -349,7 +349,7 @@ def _tag_of(constant: str, opener: str, closer: str, is_after_raw: bool, is_befo
     return constant[start : constant.rindex(opener) + len(opener) if is_before_raw else len(constant)]
 
 
-def write_after(grammar: Grammar, message: Message, prompted: str) -> list[Piece]:
+def write_after(grammar: Grammar, message: Message, prompted: str) -> list[TextPiece]:
     """Return what is written for a message after a generation prompt that begins the reply.
 
     Args:
@@ -368,9 +368,9 @@ def write_after(grammar: Grammar, message: Message, prompted: str) -> list[Piece
         pieces = write_reply(grammar, message.with_reasoning(""))
     first = pieces[0].text
     if not mark or not first.lstrip().startswith(mark):
-        return [Piece(first[_begun(prompted, first) :], True), *pieces[1:]]
+        return [TextPiece(first[_begun(prompted, first) :], True), *pieces[1:]]
     rest = first.removeprefix(prompted) if first.startswith(prompted) else first.lstrip().removeprefix(mark).lstrip()
-    return [Piece(rest, True), *pieces[1:]]
+    return [TextPiece(rest, True), *pieces[1:]]
 
 
 def _begun(prompted: str, first: str) -> int:
@@ -406,11 +406,11 @@ def _fields(grammar: Grammar, message: Message) -> Iterator[WrittenField]:
     given = (_call_or_raw(writer, grammar, call, index) for index, call in enumerate(message.tool_calls))
     calls = [*chain.from_iterable(given)]
     may_be_empty = bool(calls) or ("start" if message.reasoning is None else "reasoning", "end") in grammar.written
-    text = [WrittenField("text", [Piece(message.content, False)])] if message.content or not may_be_empty else []
+    text = [WrittenField("text", [TextPiece(message.content, False)])] if message.content or not may_be_empty else []
     fields = [*calls, *text] if _text_is_last(grammar, calls, bool(text)) else [*text, *calls]
     first: Field = fields[0].field if fields else "end"
     if message.reasoning is not None and ("reasoning", first) in grammar.written:
-        yield WrittenField("reasoning", [Piece(message.reasoning, False)])
+        yield WrittenField("reasoning", [TextPiece(message.reasoning, False)])
     yield from fields
 
 
@@ -424,7 +424,7 @@ def _call_or_raw(writer: CallWriter, grammar: Grammar, call: ToolCall, index: in
     """Return the fields of a call; what was sampled between its tags is one field."""
     if call.raw is None or not grammar.call_tags:
         return writer.fields(call, index)
-    pieces = [Piece(call.raw, False)]
+    pieces = [TextPiece(call.raw, False)]
     if "key" in grammar.call and any(name in call.raw for name in grammar.controls):
         with suppress(RenderError):  # a call that could not be read is text
             pieces = sampled_pieces(call.raw, writer.sampled_fields(call, grammar.call_tags[1]))

@@ -83,7 +83,7 @@ class HarmonyReader:
         ids = np.asarray(tokens, dtype=np.int32)
         stop = next((at for at in self._controls_in(ids) if int(ids[at]) in self._stops), None)
         end = len(ids) if stop is None else stop + 1
-        reply = _Reply()
+        reply = _HarmonyReply()
         for chunk in self.chunks(ids[:end]):
             self._read_chunk(chunk, reply)
         if stop is not None:
@@ -123,7 +123,7 @@ class HarmonyReader:
         """Decode ids."""
         return self._tokenizer.decode(tokens)
 
-    def _read_chunk(self, chunk: Chunk, reply: "_Reply") -> None:
+    def _read_chunk(self, chunk: Chunk, reply: "_HarmonyReply") -> None:
         if len(chunk.outside):
             reply.note(f"there is text outside of any message: {self._start_of(chunk.outside)!r}")
         if chunk.body is None:
@@ -144,7 +144,7 @@ class HarmonyReader:
         reply.add(channel, recipient, self.decode(chunk.body), is_open=chunk.end is None)
         reply.note(self._wrong_end(chunk.end, channel, recipient))
 
-    def _without_role(self, header: tuple[int, ...], reply: "_Reply") -> tuple[int, ...] | None:
+    def _without_role(self, header: tuple[int, ...], reply: "_HarmonyReply") -> tuple[int, ...] | None:
         """Return the header without its role, which only the first one lacks; None if the role is not the assistant."""
         if not reply.has_first:
             reply.has_first = True
@@ -195,7 +195,7 @@ class HarmonyReader:
         return None
 
 
-class _Reply:
+class _HarmonyReply:
     """What was read of a reply so far."""
 
     def __init__(self) -> None:

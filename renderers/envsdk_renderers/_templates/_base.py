@@ -13,7 +13,7 @@ from envsdk.messages import Message, ToolSchema
 
 from ._bound_template import BoundTemplate
 from ._chat_template import TemplateFailed
-from ._mask import PROBE_NAME, STEM, Mask, has_stem, shared_start
+from ._mask import PROBE_NAME, STEM, TextMask, has_stem, shared_start
 from ._sentinels import CALL_CONTENT, FIRST_CALL, REPLY, Following, Previous, exchange, reply_of, results, slot, user
 
 
@@ -53,7 +53,7 @@ class Stops:
         self,
         text: Callable[..., str],
         addressed: Callable[[Sequence[Message]], list[Message]],
-        mask: Mask,
+        mask: TextMask,
         ends: Sequence[str],
     ) -> None:
         self._text = text

@@ -15,7 +15,7 @@ from envsdk.messages import Message, TextPart, ToolCall, ToolSchema
 from .._replies._open_calls import OpenCalls
 from ._chat_template import ChatTemplate, TemplateFailed
 from ._forgery import ForgeryCheck
-from ._mask import PROBE_NAME, STEM, Mask
+from ._mask import PROBE_NAME, STEM, TextMask
 from ._sentinels import KEY, PROBE_TOOL, QUESTION, REASONING, REPLY, reply_of, results, user
 
 _LETTERS = string.ascii_lowercase + string.digits
@@ -170,7 +170,7 @@ class BoundTemplate:
     """A chat template with its dialect and its arguments, and the mask that hides texts from it."""
 
     chat_template: ChatTemplate
-    mask: Mask
+    mask: TextMask
     dialect: Dialect
     arguments: Mapping[str, Any]
 
@@ -209,7 +209,7 @@ class BoundTemplate:
         return ForgeryCheck(self.mask, [self.mask.hide(text) for text in self.chat_template.literals])
 
 
-def bind_template(template: ChatTemplate, mask: Mask, arguments: Mapping[str, Any]) -> BoundTemplate:
+def bind_template(template: ChatTemplate, mask: TextMask, arguments: Mapping[str, Any]) -> BoundTemplate:
     """Find the dialect that a template reads, and bind the template to it.
 
     Raises:
@@ -228,7 +228,7 @@ def bind_template(template: ChatTemplate, mask: Mask, arguments: Mapping[str, An
     return replace(chosen, dialect=replace(chosen.dialect, takes_text=_renders_calls(given_text)))
 
 
-def _with_readable_text(template: ChatTemplate, mask: Mask, arguments: Mapping[str, Any]) -> BoundTemplate:
+def _with_readable_text(template: ChatTemplate, mask: TextMask, arguments: Mapping[str, Any]) -> BoundTemplate:
     """Find the form of content that a template reads."""
     failure = ""
     for content, no_tools in product(("text", "parts"), ("none", "empty")):

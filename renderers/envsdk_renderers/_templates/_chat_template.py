@@ -128,7 +128,7 @@ def _described(text: str, date: str) -> tuple[tuple[str, ...], tuple[tuple[str, 
     return tuple(literals), (tuple(starts), tuple(ends)), frozenset(variables)
 
 
-class _Ended(Exception):
+class _ProcessEnd(Exception):
     """The process ended before it answered, or refused to answer.
 
     Attributes:
@@ -172,7 +172,7 @@ class _TemplateProcess:
                 self._end()
             try:
                 return self._answer(text, date, values)
-            except _Ended as ended:
+            except _ProcessEnd as ended:
                 is_small = values is None or len(marshal.dumps(dict(values))) < _SMALL
                 if is_small and ended.status not in _KILLED:
                     self._exceeded[text] = str(ended)
@@ -197,7 +197,7 @@ class _TemplateProcess:
             head = process.stdout.read(9)
         answer = process.stdout.read(int.from_bytes(head[:8]))
         if not head or head[8:] == TOO_LARGE:
-            raise _Ended(self._end())
+            raise _ProcessEnd(self._end())
         return head[8:], answer.decode(errors="surrogatepass")
 
     def _started(self) -> "subprocess.Popen[bytes]":

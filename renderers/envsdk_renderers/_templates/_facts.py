@@ -15,7 +15,7 @@ from .._grammars._measuring import Renderings, Thought, measure
 from .._grammars._probes import SIMPLE_TOOLS, TOOLS, call_of, reply, two_arguments
 from .._grammars._proof import ReadingVerdict, prove
 from ._reply import ReplyProbe
-from ._reply_formats import ReplyReader, ReplyWriter
+from ._reply_formats import ReplyWriter, TemplateReplyReader
 from ._sentinels import PROBE_TOOL
 from ._turns import TemplateTurns
 from ._writer import Writer
@@ -75,7 +75,7 @@ class TemplateFacts:
         self.unconfirmed_stops = tuple(dict.fromkeys(n for s in self.stops if not s.is_confirmed for n in s.sampled))
         self.openers = frozenset(n for s in self.stops if not (s.written or s.is_unwritten) for n in s.sampled)
         self.written_ends = frozenset(name for stop in self.stops if stop.written for name in stop.sampled)
-        self.reader = ReplyReader(
+        self.reader = TemplateReplyReader(
             self.probe,
             self._mask,
             reply_format=reply_format,

@@ -15,7 +15,7 @@ from typing import Any, cast
 from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
 
-from ._mask import STEM, Mask, map_texts, pattern_of_names
+from ._mask import STEM, TextMask, map_texts, pattern_of_names
 
 _NAMED = frozenset({"properties", "patternProperties", "dependentRequired", "dependentSchemas", "$defs", "definitions"})
 """The keywords of JSON Schema under which keys are names that an author chooses."""
@@ -38,7 +38,7 @@ class ForgeryCheck:
         literals: The strings in the template's code. It may search texts for them, so they are not replaced.
     """
 
-    def __init__(self, mask: Mask, literals: Sequence[str] = ()) -> None:
+    def __init__(self, mask: TextMask, literals: Sequence[str] = ()) -> None:
         self._mask = mask
         self._literals = literals
         self._longest = max(map(len, mask.names), default=0)

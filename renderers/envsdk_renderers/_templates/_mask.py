@@ -56,7 +56,7 @@ _BEGUN = re.compile(f"(?i:{STEM[0]}(?:{STEM[1]}{STEM[2]}?)?)\\s*$")
 """The beginning of a stem at the end of a text, which the next text could complete."""
 
 
-class Mask:
+class TextMask:
     """Hides texts that a template must not see in a conversation: names of control tokens, and the words of the probes.
 
     Each hidden character becomes a word of ASCII letters and digits, which no template changes (with JSON, `repr`, a

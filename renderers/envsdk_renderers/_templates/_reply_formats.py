@@ -12,18 +12,18 @@ from envsdk.rendering.reading import Segment, SplitReply
 
 from .._grammars._grammar import CALL_FIELDS, Edge, Grammar
 from .._grammars._reading import GrammarReader, GrammarReading
-from .._grammars._styles import Piece
+from .._grammars._styles import TextPiece
 from .._grammars._writing import write_after
 from .._replies._formats import PLAIN, ReplyFormat, choose_format, get_format
 from .._replies._response_template import ResponseTemplate
 from ._base import Stop
-from ._mask import Mask
+from ._mask import TextMask
 from ._reply import ReplyProbe
 from ._sentinels import slot
 from ._writer import Writer
 
 
-class ReplyReader:
+class TemplateReplyReader:
     """Reads replies with a response template of transformers if there is one, else by a format or the measured grammar.
 
     Args:
@@ -44,7 +44,7 @@ class ReplyReader:
     def __init__(
         self,
         probe: ReplyProbe,
-        mask: Mask,
+        mask: TextMask,
         *,
         reply_format: str,
         response_template: Mapping[str, Any] | None,
@@ -119,7 +119,7 @@ class ReplyReader:
                 return self._reader.grammar.controls
 
 
-def without_calls(grammar: Grammar, mask: Mask) -> Grammar:
+def without_calls(grammar: Grammar, mask: TextMask) -> Grammar:
     """Return a grammar that reads calls as text, and reasoning between `<think>` tags if it has none of its own."""
     edges = [edge for edge in grammar.edges if not {edge.source, edge.target} & CALL_FIELDS]
     if not any(edge.target == "reasoning" for edge in edges):
@@ -181,7 +181,7 @@ class ReplyWriter:
             out.scaffold(piece.text) if piece.is_scaffold else out.content(piece.text)
         return (self._probe.call_stop if message.tool_calls else None) or self._probe.text_stop
 
-    def _pieces(self, grammar: Grammar, message: Message) -> list[Piece]:
+    def _pieces(self, grammar: Grammar, message: Message) -> list[TextPiece]:
         """Return what is written after the generation prompt, or after the opening if the block is the reply's own."""
         opens_block = message.reasoning is not None and self.prompt_closes_block
         calls = tuple(

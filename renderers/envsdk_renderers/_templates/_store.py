@@ -50,17 +50,17 @@ class Store:
         digest = _hash(str(VERSION), platform.python_version(), jinja2.__version__, self._key, name)
         file = folder / f"{digest}.json"
         with suppress(OSError, ValidationError):
-            kept = _Kept.model_validate_json(file.read_bytes())
+            kept = _StoredValue.model_validate_json(file.read_bytes())
             if kept.checksum == _hash(digest, kept.value):
                 return adapter.validate_json(kept.value)
         value = measure()
         with suppress(OSError):  # a full disk or a read-only folder only costs time
             text = adapter.dump_json(value).decode()
-            _write(file, _Kept(value=text, checksum=_hash(digest, text)).model_dump_json().encode())
+            _write(file, _StoredValue(value=text, checksum=_hash(digest, text)).model_dump_json().encode())
         return value
 
 
-class _Kept(BaseModel):
+class _StoredValue(BaseModel):
     """The content of a file."""
 
     value: str

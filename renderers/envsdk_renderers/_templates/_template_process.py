@@ -30,7 +30,7 @@ MAX_OUTPUT = 2**26
 _MAX_ERROR = 2_000
 
 
-class _Generation(Extension):
+class _GenerationTag(Extension):
     """The `generation` tag, which marks the text of a model; it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own attribute
@@ -45,7 +45,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     """A sandbox that caches which attributes are safe, since that check takes half of the rendering time."""
 
     def __init__(self, now: datetime.datetime) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self._safe: dict[tuple[type, str], bool] = {}
         self.filters["tojson"] = _to_json
         names: dict[str, Any] = self.globals

@@ -21,7 +21,7 @@ from ._base import Base, Pair, Tail, message_key, remember
 from ._bound_template import BoundTemplate, Dialect, bind_template
 from ._chat_template import ChatTemplate
 from ._content import ContentRules, MeasuredContent
-from ._mask import PROBE_NAME, Mask
+from ._mask import PROBE_NAME, TextMask
 from ._sentinels import CALL_CONTENT, PROBE_TOOL, REASONING, reply_of, slot, user
 from ._store import Store
 from ._verdicts import EXAMPLE_TOOL, Judge, rewritten_past, sentinel_past
@@ -325,7 +325,7 @@ def _bound(
     store: Store | None = None,
 ) -> BoundTemplate:
     compiled = ChatTemplate(source.text, date=date, special_tokens=source.special_tokens)
-    mask, given = Mask(list(tokenizer.control_tokens), hides_names=hides_names), dict(arguments)
+    mask, given = TextMask(list(tokenizer.control_tokens), hides_names=hides_names), dict(arguments)
     if store is None:
         return bind_template(compiled, mask, given)
     dialect = store.measured("dialect", _DIALECT, lambda: bind_template(compiled, mask, given).dialect)

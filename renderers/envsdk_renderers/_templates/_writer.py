@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from envsdk.errors import TemplateUnsupported
 from envsdk.rendering.emission import Emission, Encoder
 
-from ._mask import Mask, count_stems, has_stem
+from ._mask import TextMask, count_stems, has_stem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ class Writer:
         is_emitted: Whether the text leaves the renderer; if not, it is only compared, and may contain words of probes.
     """
 
-    def __init__(self, mask: Mask, *, is_emitted: bool = True) -> None:
+    def __init__(self, mask: TextMask, *, is_emitted: bool = True) -> None:
         self._mask = mask
         self._restore = mask.restore if is_emitted else mask.restore_compared
 
