@@ -38,10 +38,10 @@ def test_an_example_runs(name: str, says: str) -> None:
         ("sandbox_tool", "reward 1 after 3 steps"),
         ("sub_agents", "the editor saw: 'bees: 40000\\nants: 250000'"),
         ("self_play", "baselines for the next batch: {'first': 0.34, 'second': -0.34}"),
-        ("custom_history", "  edit, results of tools: kept 323 tokens, dropped 65"),
+        ("custom_history", "  edit, results of tools: kept 329 tokens, dropped 69"),
         ("read_stream", "the message: 'One moment.' with 1 call"),
         ("sample_tokens", "between them, thinking_stripped kept 28 tokens and dropped 38"),
-        ("compare_policies", "lapses 0.1: reward 0.89 +- 0.03, pass@4 1.00"),
+        ("compare_policies", "lapses 0.1: reward 0.81 +- 0.03, pass@4 1.00"),
         ("resume_run", "finished: 12 episodes, each once: True, kept: True"),
     ],
 )

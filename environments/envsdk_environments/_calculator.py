@@ -20,7 +20,7 @@ _STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 class CalculatorConfig(ToolEnvConfig):
-    """How hard the expressions are."""
+    """The difficulty of the expressions."""
 
     operands: int = Field(default=5, ge=2, le=12)
     """The number of numbers in an expression."""

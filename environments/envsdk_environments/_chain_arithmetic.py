@@ -71,14 +71,14 @@ _LATEX = re.compile(rf"[-+]?(?:(?:{_GROUPED}|{_WHOLE})(?:\.{_WHOLE})?|{_WHOLE}/{
 
 
 class ChainArithmeticConfig(EnvConfig):
-    """How hard the chains are, how they are written, and in which format they are answered."""
+    """The difficulty of the chains, their style, and the format of the answer."""
 
     split: Split = "train"
     """No chain is in both splits."""
     difficulty: Literal["easy", "medium", "hard"] = "medium"
     """Easy, medium and hard chains have 5, 8 and 16 steps, with numbers up to 50, 99 and 999."""
     style: Literal["words", "symbols", "mixed"] = "mixed"
-    """How the chain is written; `mixed` draws one of the two for each episode."""
+    """The style of the chain; `mixed` draws one of the two for each episode."""
     answers: Literal["integer", "latex"] = "integer"
     """The answer format. `latex` also has fractions in its chains, and needs `pip install 'envsdk[math]'`."""
 

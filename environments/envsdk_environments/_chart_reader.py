@@ -24,14 +24,14 @@ _drawing = threading.Lock()  # matplotlib's settings belong to the process
 
 
 class ChartReaderConfig(EnvConfig):
-    """What the plot shows, and how many questions there are."""
+    """The contents of the plot, and the number of questions."""
 
     labels: int = Field(default=5, ge=2, le=len(_LABELS))
     """The number of names in the table."""
     questions: int = Field(default=3, ge=1, le=10)
     """The number of questions about the plot."""
     chart: Literal["bars", "line"] = "bars"
-    """How the table is drawn."""
+    """The kind of plot."""
     split: Split = "train"
     """No table is in both splits. Tables in `tasks` are used as they are."""
 

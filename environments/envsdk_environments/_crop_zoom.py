@@ -29,7 +29,7 @@ _SYSTEM = (
 
 
 class CropZoomConfig(ToolEnvConfig):
-    """How much there is in the picture."""
+    """The contents of the picture."""
 
     items: int = Field(default=12, ge=1, le=len(NAMES))
     """The number of items, each with a number next to it."""
@@ -138,7 +138,7 @@ class CropZoom(ToolEnv):
         return picture.image
 
     def _draw(self) -> CropZoomTask:
-        """Draw items, each with a number and a place in a cell of its own."""
+        """Draw items, each with a number and a place in its own cell."""
         config: CropZoomConfig = self.config
         names = [NAMES[index] for index in different(self.np_random, config.items, len(NAMES))]
         items, margin = list[CropZoomItem](), 2 * _RADIUS

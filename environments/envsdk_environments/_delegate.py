@@ -43,12 +43,12 @@ _TRADES = ("baker", "carpenter", "doctor", "gardener", "painter", "sailor", "tea
 
 
 class DelegateConfig(ToolEnvConfig):
-    """How large the question and the world are, and what researchers may do."""
+    """The size of the question and of the world, and the limits of researchers."""
 
     candidates: int = Field(default=3, ge=2, le=6)
     """The number of people in the question."""
     people: int = Field(default=8, ge=2, le=100)
-    """The number of people in the world, each of whom lives in a town of their own."""
+    """The number of people in the world, each of whom lives in a different town."""
     max_researchers: int = Field(default=12, ge=1)
     """The maximum number of researchers in an episode."""
     researcher_steps: int = Field(default=8, ge=1)
@@ -273,7 +273,7 @@ def _with_failure(question: str, result: HandoffResult) -> HandoffResult:
 
 
 def _names(text: str, name: str) -> bool:
-    """Return whether a text contains a name."""
+    """Return whether a string contains a name."""
     return re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE) is not None
 
 
@@ -297,7 +297,7 @@ class _Town(TaskData):
 
 
 def _draw_quest(rng: np.random.Generator, config: DelegateConfig) -> DelegateTask:
-    """Draw a world in which each person lives in a town of their own, and a question about some of the towns."""
+    """Draw a world in which each person lives in a different town, and a question about some of the towns."""
     count = config.people
     names = _draw_names(rng, 3 * count, config.split)
     years: list[int] = rng.choice(np.arange(1100, 1900), size=count, replace=False).tolist()

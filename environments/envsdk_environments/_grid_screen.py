@@ -24,7 +24,7 @@ _SYSTEM = (
 
 
 class GridScreenConfig(ToolEnvConfig):
-    """How many items there are, and how many of them have to be clicked."""
+    """The number of items, and the number of items to click."""
 
     items: int = Field(default=8, ge=1, le=len(NAMES))
     """The number of items on the first screen."""
@@ -114,7 +114,7 @@ class GridScreen(ToolEnv):
 
     @property
     def is_over(self) -> bool:
-        """Whether another item was clicked, or all of the targets."""
+        """True if a wrong item was clicked, or all of the targets."""
         return self.has_failed or self.clicked == len(self.targets)
 
     def after_tools(self, reply: Message, results: list[Message]) -> Turn:

@@ -1,4 +1,4 @@
-"""A card game for two players, in which each has a context of its own and a card that the other does not see."""
+"""A card game for two players, in which each has its own context, and a card that the other does not see."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self, TypeAlias
@@ -45,7 +45,7 @@ _PAST = {"fold": "folded", "call": "called", "check": "checked", "bet": "bet"}
 
 
 class KuhnPokerConfig(EnvConfig):
-    """How long a match is."""
+    """The length of a match."""
 
     hands: int = Field(default=4, ge=1, le=100)
     """The number of hands. In an even number, both players act first equally often."""
@@ -99,7 +99,7 @@ class KuhnPoker(Env):
         self.won = [0.0, 0.0]
         self.bad_replies = 0
         self.news: list[list[str]] = [[], []]
-        """What each player will read when it is its turn."""
+        """The news that each player will read when it is its turn."""
         self.met: set[str] = set()
         self.hand = -1
         self._deal()

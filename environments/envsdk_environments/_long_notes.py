@@ -25,7 +25,7 @@ _NOTED = re.compile(r"(.+) ([=+]) (-?[0-9]+)")
 
 
 class LongNotesConfig(ToolEnvConfig):
-    """How much there is to read, and how much may be noted."""
+    """The amount to read, and the limits of notes."""
 
     split: Split = "train"
     """No depot is in messages of both splits."""
@@ -42,11 +42,11 @@ class NotedFact(TaskData):
     """A fact in a message that a question may be about."""
 
     about: str = Field(pattern=r"^[^;\n]+$")
-    """What the fact is about; the question is `What is ...?`."""
+    """The subject of the fact; the question is `What is ...?`."""
     value: int = Field(ge=-(10**9), le=10**9)
     """The value."""
     adds: bool = False
-    """Whether the value is added to the earlier one; otherwise it replaces it."""
+    """True if the value is added to the earlier one; otherwise it replaces it."""
 
 
 class Document(TaskData):
@@ -61,7 +61,7 @@ class LongNotesTask(TaskData):
     """The messages, and the questions at the end."""
 
     topic: str
-    """What the questions will be about. The first message contains it."""
+    """The announcement of the questions. The first message contains it."""
     documents: tuple[Document, ...] = Field(min_length=1, max_length=1000)
     questions: tuple[str, ...] = Field(min_length=1, max_length=100)
     """For each question, what a fact is about."""

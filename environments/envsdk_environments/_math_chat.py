@@ -11,7 +11,7 @@ from ._scoring import TaskData, decline, last_word
 
 
 class MathChatConfig(EnvConfig):
-    """How long the conversation is, and how large the numbers are."""
+    """The length of the conversation, and the size of the numbers."""
 
     questions: int = Field(default=6, ge=1)
     """The number of questions."""

@@ -31,7 +31,7 @@ _MAX_FOUND = 3
 
 
 class SearchInlineConfig(EnvConfig):
-    """How large the world is, and how many searches lead to the answer."""
+    """The size of the world, and the number of searches that lead to the answer."""
 
     people: int = Field(default=8, ge=1, le=1000)
     """The number of people in the world."""
@@ -120,7 +120,7 @@ def first_tagged(text: str) -> tuple[str | None, str]:
 
 
 def _random(rng: np.random.Generator, config: SearchInlineConfig) -> SearchInlineTask:
-    """Draw a world in which each person lives in a town of their own, and a question about one of them."""
+    """Draw a world in which each person lives in a different town, and a question about one of them."""
     # Names of four syllables, so that none is a part of another.
     count = config.people * (len(_QUESTIONS) + 1)
     numbers: list[int] = rng.choice(len(_SYLLABLES) ** 4, size=count, replace=False).tolist()

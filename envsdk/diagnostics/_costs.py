@@ -13,7 +13,7 @@ from ..trajectories._trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class CacheHits:
-    """What servers reported of their caches (`usage.prompt_tokens_details.cached_tokens`), over the calls that have it.
+    """The cache hits that servers reported (`usage.prompt_tokens_details.cached_tokens`), over the calls that have it.
 
     Attributes:
         calls: The number of calls of a server for which it reported the tokens that it read from its cache. vLLM needs

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _ENDS = 6  # tokens that are shown at each end of a part
-_WIDTH = 32  # characters of a text that are shown
+_WIDTH = 32  # characters of a string that are shown
 _MAX_ARRAYS, _MAX_PARTS = 18, 8  # lines of the text
 
 
 @dataclass(frozen=True, slots=True)
 class ValueStatistics:
-    """What the values of trained tokens are.
+    """Statistics of the values of trained tokens.
 
     Attributes:
         missing: The number of values that are not finite; the others are about the finite ones.
@@ -65,7 +65,7 @@ class BatchPart(NamedTuple):
     length: int
     """The number of its tokens."""
     is_reply: bool
-    """Whether it was sampled in this sample; in a tree, whether it is trained."""
+    """True if it was sampled in this sample; in a tree, if it is trained."""
     trained: int
     """The number of its tokens with mask True."""
     first: str
@@ -82,7 +82,7 @@ class BatchPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchDescription:
-    """What is in a batch.
+    """The contents of a batch.
 
     Attributes:
         layout: `samples`, `padded`, `packed` or `tree`.

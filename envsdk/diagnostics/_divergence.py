@@ -17,7 +17,7 @@ NumericFormat: TypeAlias = Literal["bfloat16", "float16", "float32"]
 
 
 class Thresholds(NamedTuple):
-    """What is healthy; ten times as much is a warning, and more is critical."""
+    """The largest healthy values; up to ten times as much is a warning, and more is critical."""
 
     k1: float
     """The largest `|k1|`, in nats per token."""

@@ -33,7 +33,7 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How long the messages of an episode are, in tokens of their content.
+    """The lengths of the messages of an episode, in tokens of their content.
 
     Attributes:
         first: The first observation: the system message, the tools and the task.
@@ -42,7 +42,7 @@ class Sizes:
         answer: The rest of each reply.
         query_every: A user's query comes every N steps, and a tool's result at the others. Templates strip
             reasoning at queries. None: the first query is the only one.
-        first_images: How many tokens of `first` are of images. An estimate writes a text in place of images.
+        first_images: How many tokens of `first` are of images. An estimate writes text in place of images.
         observation_images: How many tokens of `observation` are.
     """
 
@@ -103,7 +103,7 @@ class Sizes:
 
     @property
     def note_on_images(self) -> str:
-        """What is estimated of images; empty if there are none."""
+        """A note on the tokens of images; empty if there are none."""
         if not (self.first_images or self.observation_images):
             return ""
         return (
@@ -115,7 +115,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What tokens cost, each per million tokens, in any currency.
+    """The prices of tokens, per million tokens, in any currency.
 
     Attributes:
         input: Tokens of prompts that no cache holds.
@@ -174,7 +174,7 @@ class HistoryCost:
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """What an episode costs under several history policies. `str()` is a table.
+    """The cost of an episode under several history policies. `str()` is a table.
 
     Attributes:
         sizes: The sizes of its messages.
@@ -371,7 +371,7 @@ class _Sized(Env):
         return self.sizes.query_every != 1 and "tool" in self.renderer.roles
 
     def _text(self, count: int) -> str:
-        """Return a text of about `count` tokens, which differs from those of other steps."""
+        """Return a string of about `count` tokens, which differs from those of other steps."""
         number = str(self.answered)
         encode = self.renderer.tokenizer.encode
         return number + " a" * max(0, count - len(encode(number))) if count else ""

@@ -30,7 +30,7 @@ class FlatBatch(NamedTuple):
     """-1 where nothing was sampled."""
     position: "NDArray[Any]"
     begins: "NDArray[np.bool_]"
-    """Whether another part begins."""
+    """True where another part begins."""
     logprobs: "NDArray[Any] | None"
     advantage: "NDArray[Any] | None"
     rewards: "NDArray[Any]"

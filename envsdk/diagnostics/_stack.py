@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StackReport:
-    """Whether what a trainer computes is what was sampled.
+    """The agreement of a trainer's log-probabilities with what was sampled.
 
     Attributes:
         episodes: The number of episodes that were compared.

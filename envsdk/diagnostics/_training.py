@@ -46,7 +46,7 @@ class TrainingDifference:
 
 @dataclass(frozen=True, slots=True)
 class TrainMode:
-    """What makes a model compute other log-probabilities in training than in sampling.
+    """The settings that make a model's log-probabilities differ between training and sampling.
 
     Attributes:
         modules: The number of modules.
@@ -66,7 +66,7 @@ class TrainMode:
 
     @property
     def differs(self) -> bool:
-        """Whether an active difference changes log-probabilities."""
+        """True if an active difference changes log-probabilities."""
         return any(each.is_active and each.effect != "auxiliary_loss" for each in self.differences)
 
     def to_dict(self) -> dict[str, Any]:

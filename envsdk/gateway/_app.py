@@ -21,11 +21,11 @@ from starlette.types import Lifespan, Receive, Scope, Send
 
 from ..errors import ConfigError, RequestError
 from ..images import PixelBudget
-from ._client import StreamedReply, WaitingClient, send_events
+from ._client import LiveResponse, WaitingClient, send_events
 from ._exchange import (
     ClientGone,
-    Exchange,
     Guard,
+    HttpExchange,
     Refusal,
     answer_refusal,
     json_response,
@@ -137,7 +137,7 @@ class RouteHandler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        exchange = Exchange.of(scope)
+        exchange = HttpExchange.of(scope)
         exchange.route, exchange.protocol = self.route, self.protocol or exchange.protocol
         request = Request(scope, receive, send)
         allowed = [*self.methods, *(["HEAD"] if "GET" in self.methods else [])]
@@ -185,7 +185,7 @@ class ModelRoutes:
 
     async def reply(self, request: Request, send: Send) -> None:
         """Answer a request for a reply."""
-        opened, exchange = self._admit(request), Exchange.of(request.scope)
+        opened, exchange = self._admit(request), HttpExchange.of(request.scope)
         with opened.answering():
             wire = await wire_format(exchange.protocol)
             try:
@@ -194,7 +194,7 @@ class ModelRoutes:
                 opened.session.note_refusal(error)
                 raise
             is_streamed = body.get("stream") is True
-            streamed = StreamedReply(wire, asked, body, send) if is_streamed and asked.n == 1 else None
+            streamed = LiveResponse(wire, asked, body, send) if is_streamed and asked.n == 1 else None
             asked = asked if streamed is None else streamed.request
 
             def abandon() -> None:
@@ -255,7 +255,7 @@ class ModelRoutes:
     async def models(self, request: Request, send: Send) -> Response:
         """List the one model, in the form of the client's protocol."""
         self._session_of(request)
-        wire = await wire_format(Exchange.of(request.scope).protocol)
+        wire = await wire_format(HttpExchange.of(request.scope).protocol)
         return json_response(wire.models([self._model], self._started))
 
     async def base(self, request: Request, send: Send) -> Response:

@@ -1,4 +1,4 @@
-"""The server of one process: in a thread of its own, on loopback, started when it is first used."""
+"""The server of one process: in a separate thread, on loopback, started when it is first used."""
 
 import atexit
 import contextvars
@@ -38,7 +38,7 @@ class BackgroundServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it answers requests."""
+        """True while it answers requests."""
         return not self._serving.done() and not self._server.should_exit
 
     def openai_base_url(self, session: Session) -> str:

@@ -1,4 +1,4 @@
-"""Whether a request can become a turn: the model family can express it, and it may fit into its context."""
+"""Checks that a request can become a turn: the model family can express it, and it may fit into its context."""
 
 import json
 from collections.abc import Mapping, Sequence

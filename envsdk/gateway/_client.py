@@ -98,7 +98,7 @@ async def send_events(events: Iterable[bytes], send: Send) -> None:
             chunk.clear()
 
 
-class StreamedReply:
+class LiveResponse:
     """The response of one request, which begins with the first piece of the reply.
 
     Args:

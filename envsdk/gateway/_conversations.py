@@ -23,8 +23,8 @@ from itertools import chain, takewhile
 from typing import TypeAlias
 
 from ..messages import Message, ToolSchema
-from ._normalized import EVIDENCE, Entry, Setting, entry_of, is_edited_reply, is_quoted, without_stop
-from ._reading import Reading, Replies, read
+from ._normalized import EVIDENCE, RecordedMessage, Setting, entry_of, is_edited_reply, is_quoted, without_stop
+from ._reading import Replies, RequestReading, read
 from ._requests import ModelReply, ModelRequest, ReceivedMessage
 
 _RETRIED = 64  # requests that are remembered for a retry
@@ -82,7 +82,7 @@ class Opens:
 
     @property
     def detail(self) -> str:
-        """Why the context is opened, for people."""
+        """The reason for opening the context, for people."""
         return f"{self.role}: a conversation of its own" if self.base is None else f"from {self.base}"
 
 
@@ -118,14 +118,14 @@ class ProgramConversation:
     setting: Setting
     base: "ProgramConversation | None" = None
     is_side: bool = False
-    record: Reading = field(default_factory=Reading)
+    record: RequestReading = field(default_factory=RequestReading)
     pending: "PlacedRequest | None" = None
     answered: "PlacedRequest | None" = None
     answered_at: int = 0
 
     @property
-    def newest(self) -> Reading:
-        """What is recorded and asked."""
+    def newest(self) -> RequestReading:
+        """The recorded messages, and those of the pending request."""
         return self.pending.reading if self.pending else self.record
 
     @property
@@ -152,7 +152,7 @@ class PlacedRequest:
 
     requests: list[ModelRequest]
     placement: Continues | Opens
-    reading: Reading
+    reading: RequestReading
     setting: Setting
     branches: list[ProgramConversation] = field(default_factory=list[ProgramConversation])
 
@@ -170,14 +170,14 @@ class Fit:
     """
 
     conversation: ProgramConversation
-    reading: Reading
+    reading: RequestReading
     reach: int = -1
     changed: str = ""
     is_alike: bool = False
 
     @property
     def rank(self) -> tuple[int, bool, bool]:
-        """How well it fits."""
+        """A key by which fits are compared: a larger one fits better."""
         return self.reach, self.is_alike, not self.changed
 
     def shares_history(self, setting: Setting) -> bool:
@@ -218,9 +218,9 @@ class Conversations:
         self._failed: deque[tuple[ProgramConversation, PlacedRequest]] = deque(maxlen=_RETRIED)
         self._opened: dict[str, int] = {}  # contexts by role
         self._replies = Replies(reasoning_tags)
-        self._owners: dict[Entry, ProgramConversation] = {}  # of the replies
+        self._owners: dict[RecordedMessage, ProgramConversation] = {}  # of the replies
         self._meanings: dict[
-            Hashable, dict[ProgramConversation, Entry]
+            Hashable, dict[ProgramConversation, RecordedMessage]
         ] = {}  # assistant messages by calls, and by text
         self._asked: dict[Hashable, dict[ProgramConversation, None]] = {}  # by the last assistant message of a request
         self._clock = 0
@@ -363,7 +363,7 @@ class Conversations:
             (one for one in conversations if 0 < len(one.newest.sent) == one.newest.repeated_by(request)), None
         )
         fit = self._fit(likely, request) if likely else None
-        known: Sequence[Entry] = ()
+        known: Sequence[RecordedMessage] = ()
         is_plain = fit is not None and fit.rank == (fit.reading.keep, True, True) and bool(fit.reading.starts)
         if fit is not None and is_plain and fit.reading.starts[-1][1] == fit.reach - 1:
             known = fit.reading.path[: fit.reach]
@@ -408,7 +408,7 @@ class Conversations:
             return self._around(reply, self._owners[reply])
         return [near for owner, known in found for near in self._around(known, owner)]
 
-    def _around(self, entry: Entry, owner: ProgramConversation) -> list[ProgramConversation]:
+    def _around(self, entry: RecordedMessage, owner: ProgramConversation) -> list[ProgramConversation]:
         """Return the conversation that an assistant message is in, and those whose last request ended with it."""
         return [owner, *self._asked.get(entry, ())]
 
@@ -441,7 +441,7 @@ class Conversations:
                 return replace(fit, reach=keep + 1, changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
 
-    def _is_evidence(self, whole: Sequence[Entry], path: Sequence[Entry], shared: int) -> bool:
+    def _is_evidence(self, whole: Sequence[RecordedMessage], path: Sequence[RecordedMessage], shared: int) -> bool:
         """Return whether the messages at the ends of a record and a request are the same by more than chance."""
         pairs = takewhile(lambda pair: pair[0].form == pair[1].form, zip(reversed(whole), reversed(path), strict=False))
         run = [entry for entry, _ in pairs]
@@ -484,7 +484,7 @@ class Conversations:
             closeness = fit.reading.keep, -len(of.bases), setting.is_same(of.setting), of.answered_at
             if closest is None or closeness > closest:
                 best, closest = fit, closeness
-        reading = best.reading if best else read(request, Reading(), self._replies)
+        reading = best.reading if best else read(request, RequestReading(), self._replies)
         base, keep = (best.conversation, reading.keep) if best else (None, 0)
         kind = "agent"
         if base and setting.is_same(base.setting):
@@ -525,7 +525,7 @@ class Conversations:
                 return name
 
 
-def _difference(conversation: ProgramConversation, reading: Reading) -> str:
+def _difference(conversation: ProgramConversation, reading: RequestReading) -> str:
     """Return what changed first, for people. Messages are counted like `keep`."""
     keep, first = reading.keep, conversation.position(reading.keep)
     dropped, following = conversation.record.path[keep:], reading.path[keep:]
@@ -536,16 +536,16 @@ def _difference(conversation: ProgramConversation, reading: Reading) -> str:
     return f"message {first} was left out" if last == first else f"messages {first} to {last} were left out"
 
 
-def _messages(path: Iterable[Entry]) -> tuple[Message, ...]:
+def _messages(path: Iterable[RecordedMessage]) -> tuple[Message, ...]:
     return tuple(entry.message for entry in path)
 
 
-def _meanings(entry: Entry) -> list[Hashable]:
+def _meanings(entry: RecordedMessage) -> list[Hashable]:
     """Return the keys under which an assistant message is found: its calls, and its text."""
     return [key for key in (entry.calls, entry.text) if key and entry.is_assistant]
 
 
-def _last_assistant(reading: Reading) -> list[Hashable]:
+def _last_assistant(reading: RequestReading) -> list[Hashable]:
     """Return the last assistant message of a request, and the reply in whose place it is, if the program changed it.
 
     Without such a message it is the first line of its first message.

@@ -26,7 +26,7 @@ from ._checks import check_expressible, inexpressible, most_tokens
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
 from ._live import LiveReply
-from ._programs import CommandProgram, Endpoint, Program, ThreadProgram
+from ._programs import CommandProgram, Endpoint, ProgramHandle, ThreadProgram
 from ._requests import ModelReply, ModelRequest
 from ._session import PendingRequest, ProgramEnd, ProgramSession, until_done
 
@@ -57,7 +57,7 @@ class ProgramDriver(Driver):
 
     def __init__(self, *given: Any) -> None:
         self._session: ProgramSession | None = None
-        self._program: Program | None = None
+        self._program: ProgramHandle | None = None
         self._asked: PendingRequest | None = None  # the request that is being answered
         self._placed: deque[tuple[PendingRequest, Turn]] = deque()  # requests whose turns come next
         self._why_not_sampled: Callable[[str, str, Any], str | None] | None = None

@@ -29,7 +29,7 @@ _KEY = "envsdk.exchange"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _JSON = "application/json"
 _MAX_VALUES = 300_000
-"""How many values a body may have: each takes up to a thousand times the memory of its three bytes."""
+"""The number of values that a body may have: each takes up to a thousand times the memory of its three bytes."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 CLIENT_GONE = 499
 """The status in the log and the metrics of a request whose client went away before the answer, as in nginx."""
@@ -48,8 +48,8 @@ class Refusal(RequestError):
 
 
 @dataclass(slots=True)
-class Exchange:
-    """What is known of a request while it is answered.
+class HttpExchange:
+    """The state of a request while it is answered.
 
     Attributes:
         protocol: The name of the protocol in whose form errors are answered.
@@ -65,13 +65,13 @@ class Exchange:
 
     @property
     def has_started(self) -> bool:
-        """Whether the response has started."""
+        """True once the response has started."""
         return self.status != CLIENT_GONE
 
     @staticmethod
-    def of(scope: Scope) -> "Exchange":
+    def of(scope: Scope) -> "HttpExchange":
         """Return the exchange of a request."""
-        return cast("Exchange", scope[_KEY])
+        return cast("HttpExchange", scope[_KEY])
 
 
 _wire_formats: dict[str, WireFormat] = {}
@@ -104,7 +104,7 @@ class Guard:
         # The protocol in whose form an error is answered until the route is known.
         is_anthropic = "/messages" in scope["path"] or any(name == b"anthropic-version" for name, _ in scope["headers"])
         likely = "anthropic" if is_anthropic else "responses" if "/responses" in scope["path"] else "chat"
-        exchange = scope[_KEY] = Exchange(likely)
+        exchange = scope[_KEY] = HttpExchange(likely)
         started_s = time.perf_counter()
         error: RequestError | None = None
 
@@ -137,7 +137,7 @@ class Guard:
             _log.info("%s %s %s %d %.1f ms", exchange.id, method, exchange.route, exchange.status, 1000 * seconds)
 
 
-def unexpected(error: Exception, exchange: Exchange) -> RequestError:
+def unexpected(error: Exception, exchange: HttpExchange) -> RequestError:
     """Log an unexpected exception, without its text, and return the error that the client gets: it has the id only."""
     frames = "".join(traceback.format_tb(error.__traceback__))
     _log.error("%s failed with %s (its text is left out)\n%s", exchange.id, type(error).__qualname__, frames)
@@ -149,7 +149,7 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
     return Response(orjson.dumps(value), status, headers, "application/json")
 
 
-async def error_response(error: RequestError, exchange: Exchange) -> Response:
+async def error_response(error: RequestError, exchange: HttpExchange) -> Response:
     """Return an error in the form of the request's protocol."""
     error.__traceback__ = None  # its frames hold the request, whose future holds the error
     headers = error.headers if isinstance(error, Refusal) else None
@@ -160,7 +160,7 @@ async def error_response(error: RequestError, exchange: Exchange) -> Response:
 async def answer_refusal(request: Request, error: Exception) -> Response:
     """Answer a `RequestError`, or a request whose path is not that of a route."""
     known = error if isinstance(error, RequestError) else Refusal(404, "not_found", "no route has this path")
-    return await error_response(known, Exchange.of(request.scope))
+    return await error_response(known, HttpExchange.of(request.scope))
 
 
 async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple[Any, int]:

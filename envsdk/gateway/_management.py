@@ -100,7 +100,7 @@ class Gateway:
 
     @property
     def has_token(self) -> bool:
-        """Whether managing sessions requires a token."""
+        """True if managing sessions requires a token."""
         return self._token is not None
 
     def _routes(self) -> list[Route]:

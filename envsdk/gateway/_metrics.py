@@ -1,4 +1,4 @@
-"""What a gateway counts, for Prometheus. No content, no key and no id of a session is a label."""
+"""The metrics of a gateway, for Prometheus. No label has content, a key, or the id of a session."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""What messages have in common that mean the same, in whatever form a program sends them. It knows no contexts.
+"""Compares messages by their meaning, in whatever form a program sends them. It knows no contexts.
 
 FIELD: clients strip text, re-serialize arguments, drop reasoning, move text between strings and blocks, and write calls
 into the text, and characters of no width into the model's control tokens. None of this changes what a message means.
@@ -31,7 +31,7 @@ EVIDENCE = 24  # characters: a shorter text may be in two conversations by chanc
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class RecordedMessage:
     """A message of a recorded conversation. Two of them are the same message only if they are the same object.
 
     Attributes:
@@ -54,7 +54,7 @@ class Entry:
         """The text, without white space at its ends."""
         return cast("str", self.form[-1])
 
-    def is_extended(self, other: "Entry") -> bool:
+    def is_extended(self, other: "RecordedMessage") -> bool:
         """Return whether it is another message of the program with text added: programs merge messages of one role."""
         is_same = self.form[:-1] == other.form[:-1] and not self.is_assistant
         return is_same and self.text.startswith(other.text)
@@ -65,7 +65,7 @@ class Entry:
         return self.message.role == "assistant"
 
 
-def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] | None = None) -> Entry:
+def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] | None = None) -> RecordedMessage:
     """Return the entry for a message.
 
     Args:
@@ -77,7 +77,7 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
     if message.role == "assistant":
         text = _INVISIBLE.sub("", text).strip()
         calls = tuple(call_form(call) for call in message.tool_calls)
-        return Entry(message, ("assistant", calls, text), calls, _split_reasoning(text, tags), reply)
+        return RecordedMessage(message, ("assistant", calls, text), calls, _split_reasoning(text, tags), reply)
     images: list[tuple[str, int]] = []  # the hash of each, and how many characters without white space come before it
     before = 0
     for part in message.parts or () if message.images else ():
@@ -86,9 +86,9 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
         else:
             before += len("".join(part.text.split()))
     if message.role == "tool":
-        return Entry(message, ("tool", message.tool_call_id, message.name, tuple(images), text))
+        return RecordedMessage(message, ("tool", message.tool_call_id, message.name, tuple(images), text))
     role = "user" if message.role == "user" else "system"
-    return Entry(message, (role, message.name, tuple(images), text))
+    return RecordedMessage(message, (role, message.name, tuple(images), text))
 
 
 def call_form(call: ToolCall) -> Call:
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> bool:
+def is_same_reply(sent: RecordedMessage, recorded: RecordedMessage, stop: Collection[str] = ()) -> bool:
     """Return whether a message is what a program made of the assistant's message, and says the same.
 
     A program may drop the reasoning or all but its end, or write it in its tags before the text, write the calls into
@@ -133,7 +133,7 @@ def is_same_reply(sent: Entry, recorded: Entry, stop: Collection[str] = ()) -> b
     return False
 
 
-def has_same_reasoning(sent: Entry, recorded: Entry) -> bool:
+def has_same_reasoning(sent: RecordedMessage, recorded: RecordedMessage) -> bool:
     """Return whether the reasoning in the field of a message is that of the recorded one, its end, or empty.
 
     White space makes no difference. openai's `.stream()` for node keeps the last delta of the reasoning only.
@@ -197,13 +197,13 @@ def without_stop(text: str, stop: Collection[str]) -> str:
     return text.removesuffix(end.strip()).strip()
 
 
-def is_edited_reply(sent: Entry, recorded: Entry) -> bool:
+def is_edited_reply(sent: RecordedMessage, recorded: RecordedMessage) -> bool:
     """Return whether a program wrote a message with the help of a reply: it extended it, or took a part of it."""
     texts = sorted((sent.text, recorded.text), key=len)
     return bool((texts[0] and texts[0] in texts[1]) or set(sent.calls) & set(recorded.calls))
 
 
-def is_quoted(reply: Entry, texts: Sequence[str]) -> bool:
+def is_quoted(reply: RecordedMessage, texts: Sequence[str]) -> bool:
     """Return whether texts contain the longest line of a reply. Programs remove the tags around a summary."""
     longest = max((piece.strip() for piece in _TAG_OR_LINE.split(reply.text)), key=len)
     return len(longest) >= EVIDENCE and any(longest in text for text in texts)

@@ -1,4 +1,4 @@
-"""Runs the program of an episode: a function in a thread of its own, or a command as a process."""
+"""Runs the program of an episode: a function in a separate thread, or a command as a process."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a program asks the model.
+    """The endpoint at which a program asks the model.
 
     Attributes:
         base_url: The base URL for clients of OpenAI's protocols.
@@ -57,7 +57,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a command ended.
+    """The result of a command.
 
     Attributes:
         returncode: Its exit status; negative for a signal that ended it; None if it was ended because a limit was
@@ -73,7 +73,7 @@ class ProgramResult:
     folder: Path
 
 
-class Program(Protocol):
+class ProgramHandle(Protocol):
     """A program that runs."""
 
     def stop(self) -> None:
@@ -86,7 +86,7 @@ class Program(Protocol):
 
 
 class ThreadProgram:
-    """A function that runs in a thread of its own.
+    """A function that runs in a separate thread.
 
     Args:
         function: The function; if it returns an awaitable, that is awaited in an event loop of the thread's own.

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 
 from ..messages import Message, ToolCall
-from ._normalized import Entry, Form, entry_of, has_same_reasoning, is_same_reply
+from ._normalized import Form, RecordedMessage, entry_of, has_same_reasoning, is_same_reply
 from ._requests import ModelRequest, ReceivedMessage
 
 _ID = re.compile(r"[A-Za-z0-9_-]{6,}")  # what may be an id in a text
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class RequestReading:
     """A conversation as a program sent it last.
 
     Attributes:
@@ -31,21 +31,21 @@ class Reading:
         changed: The messages in the place of replies that were identified by an id, but have other content.
     """
 
-    path: tuple[Entry, ...] = ()
+    path: tuple[RecordedMessage, ...] = ()
     sent: tuple[ReceivedMessage, ...] = ()
     asked: int = 0
     starts: tuple[tuple[int, int], ...] = ()
     calls: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
     keep: int = 0
-    named: frozenset[Entry] = frozenset()
-    changed: Mapping[Entry, Entry] = field(default_factory=dict[Entry, Entry])
+    named: frozenset[RecordedMessage] = frozenset()
+    changed: Mapping[RecordedMessage, RecordedMessage] = field(default_factory=dict[RecordedMessage, RecordedMessage])
 
     def knows(self, index: int) -> bool:
         """Return whether the assistant message that the program sent at an index is one of the first `keep`."""
         found = bisect_left(self.starts, (index, 0))
         return found < len(self.starts) and self.starts[found][0] == index and self.starts[found][1] < self.keep
 
-    def begins_with(self, messages: Sequence[Entry]) -> bool:
+    def begins_with(self, messages: Sequence[RecordedMessage]) -> bool:
         """Return whether its first messages are the same as those given."""
         pairs = zip(messages, self.path, strict=False)
         return len(self.path) >= len(messages) and all(one.form == other.form for one, other in pairs)
@@ -66,24 +66,24 @@ class Replies:
 
     def __init__(self, tags: tuple[str, str] | None = None) -> None:
         self.tags = tags
-        self._by_id: dict[str, Entry] = {}
+        self._by_id: dict[str, RecordedMessage] = {}
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: RecordedMessage) -> None:
         """Add a reply with its own id and those of its calls."""
         for name in (entry.reply, *(call.id for call in entry.message.tool_calls)):
             if name is not None:
                 self._by_id[name] = entry
 
-    def get(self, name: str | None) -> Entry | None:
+    def get(self, name: str | None) -> RecordedMessage | None:
         """Return the reply with this id, or with a call that has it."""
         return None if name is None else self._by_id.get(name)
 
-    def named(self, received: ReceivedMessage) -> Entry | None:
+    def named(self, received: ReceivedMessage) -> RecordedMessage | None:
         """Return the reply that a message names by a link or by the id of a call."""
         names = (received.link, *(call.id for call in received.message.tool_calls))
         return next((entry for name in names if (entry := self.get(name))), None)
 
-    def written(self, message: Message) -> Entry | None:
+    def written(self, message: Message) -> RecordedMessage | None:
         """Return the only reply whose calls are written with their ids into the text, each of them once."""
         if message.tool_calls:
             return None
@@ -92,7 +92,7 @@ class Replies:
         return entry if entry and sorted(found) == sorted(call.id or "" for call in entry.message.tool_calls) else None
 
 
-def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
+def read(request: ModelRequest, recorded: RequestReading, replies: Replies) -> RequestReading:
     """Return the conversation of a request, with the recorded messages of another one wherever they are the same."""
     begin = recorded.repeated_by(request)
     known, keep = len(recorded.starts), recorded.asked
@@ -104,7 +104,7 @@ def read(request: ModelRequest, recorded: Reading, replies: Replies) -> Reading:
     reader = _Reader(recorded, replies, request.stop, keep)
     for turn in _turns(request.messages[begin:], replies):
         reader.read(turn)
-    return Reading(
+    return RequestReading(
         path=tuple(reader.path),
         sent=tuple(request.messages),
         asked=len(reader.path),
@@ -158,15 +158,15 @@ def _in_call_order(messages: Sequence[ReceivedMessage]) -> Iterator[ReceivedMess
 class _Reader:
     """Reads messages one after another, each as the recorded message at its place if it is the same."""
 
-    def __init__(self, recorded: Reading, replies: Replies, stop: Sequence[str], keep: int) -> None:
+    def __init__(self, recorded: RequestReading, replies: Replies, stop: Sequence[str], keep: int) -> None:
         self._recorded, self._replies, self._stop = recorded, replies, stop
         self.path = list(recorded.path[:keep])
         self.keep = keep
         self.starts: list[tuple[int, int]] = []
         self.calls: dict[str, ToolCall] = {}
-        self.named: set[Entry] = set()
-        self.changed: dict[Entry, Entry] = {}
-        self._later: dict[Entry, int] | None = None
+        self.named: set[RecordedMessage] = set()
+        self.changed: dict[RecordedMessage, RecordedMessage] = {}
+        self._later: dict[RecordedMessage, int] | None = None
         """After the first change: the places of the recorded messages that were left then."""
         self._next = 0
         """The first of these places that may still come: messages are recognized in their order."""
@@ -186,11 +186,11 @@ class _Reader:
         self._read += len(messages)
 
     @property
-    def _expected(self) -> Entry | None:
+    def _expected(self) -> RecordedMessage | None:
         """The recorded message at this place; None after the first change, and at the end of the record."""
         return self._recorded.path[self.keep] if self._later is None and self.keep < len(self._recorded.path) else None
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: RecordedMessage) -> None:
         expected = self._expected
         if entry is expected:
             self.keep += 1
@@ -205,7 +205,7 @@ class _Reader:
         self._next, path = self.keep, self._recorded.path
         self._later = {path[place]: place for place in range(self.keep, len(path))}
 
-    def _known(self, sent: Entry) -> Entry:
+    def _known(self, sent: RecordedMessage) -> RecordedMessage:
         """Return the recorded message that a message is, or the message itself."""
         if (expected := self._expected) is not None:
             if expected.form == sent.form and has_same_reasoning(sent, expected):
@@ -216,7 +216,7 @@ class _Reader:
         bare = self._left(sent, (*sent.form[:-1], sent.tagged[1])) if sent.is_assistant else None
         return self._left(sent, sent.form) or (bare if bare and is_same_reply(sent, bare) else sent)
 
-    def _left(self, sent: Entry, form: Form) -> Entry | None:
+    def _left(self, sent: RecordedMessage, form: Form) -> RecordedMessage | None:
         """Return the next recorded message with a form, and with the reasoning that was sent."""
         left = (self._recorded.path[place] for place in range(self._next, len(self._recorded.path)))
         return next((entry for entry in left if entry.form == form and has_same_reasoning(sent, entry)), None)
@@ -252,7 +252,7 @@ class _Reader:
         self._append_reply(message, entry, index, is_named=entry is link)
         return 1
 
-    def _append_reply(self, message: Message, entry: Entry, index: int, *, is_named: bool = True) -> None:
+    def _append_reply(self, message: Message, entry: RecordedMessage, index: int, *, is_named: bool = True) -> None:
         """Append the message that an assistant's message is, and note which calls its ids name."""
         if is_named:
             self.named.add(entry)
@@ -263,7 +263,7 @@ class _Reader:
         self.starts.append((self._read + index, len(self.path)))
         self._append(entry)
 
-    def _other(self, message: Message) -> Entry:
+    def _other(self, message: Message) -> RecordedMessage:
         """Return the message of the program that a message is; a result names its call as the program sent it."""
         if (name := message.tool_call_id) is not None and message.role == "tool":
             call = self.calls.get(name) or self._recorded.calls.get(name)

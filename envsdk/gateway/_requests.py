@@ -1,4 +1,4 @@
-"""What a program asks of the model, and what the model answers, in no protocol's own form."""
+"""Requests of programs and replies of the model, independent of the protocol."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

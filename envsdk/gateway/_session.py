@@ -1,4 +1,4 @@
-"""Where a program's requests and the environment that answers them meet: in different threads, in any order."""
+"""The queue between a program's requests and the environment that answers them, which run in different threads."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ class PendingRequest:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the program does not wait for the replies anymore."""
+        """True if the program no longer waits for the replies."""
         return self.replies.cancelled()
 
     def answer(self, replies: Sequence[ModelReply]) -> None:
@@ -146,7 +146,7 @@ class ProgramSession:
 
     @property
     def has_cut(self) -> bool:
-        """Whether `cut` would return a request."""
+        """True if `cut` would return a request."""
         return bool(self._cut)
 
     def cut(self) -> list[ModelRequest]:

@@ -15,7 +15,7 @@ from ._requests import ModelReply, ModelRequest
 
 
 class Session(Protocol):
-    """What a server needs of a session. The methods are called in the server's event loop.
+    """The interface of a session for the server. The methods are called in the server's event loop.
 
     Attributes:
         id: Names the session in URLs. Whoever knows it can send requests, so it is as hard to guess as the key.

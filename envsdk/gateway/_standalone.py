@@ -82,7 +82,7 @@ class SessionLimits:
 
 @dataclass(frozen=True, slots=True)
 class ClosedSession:
-    """What is left of a closed session.
+    """The summary of a closed session.
 
     Attributes:
         reason: Why it was closed.

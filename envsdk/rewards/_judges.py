@@ -287,6 +287,6 @@ async def compare(
 
 
 def _pair(first: str, second: str) -> str:
-    """Return a text with both replies. Neither can contain the line between them, which is a hash of both."""
+    """Return a string with both replies. Neither can contain the line between them, which is a hash of both."""
     digest = hashlib.blake2b(f"{len(first)} {first}{second}".encode(), digest_size=8).hexdigest()
     return _PAIR.format(boundary=f"--- {digest} ---", first=first, second=second)

@@ -79,7 +79,7 @@ class numeric:  # noqa: N801 - it is called like a function
 
 
 def _value(text: str) -> Fraction | None:
-    """Return the value of a text that matches `_NUMBER`; None if it is too long or divides by zero."""
+    """Return the value of a string that matches `_NUMBER`; None if it is too long or divides by zero."""
     text = text.replace(",", "").replace("\u2212", "-")
     digits, _, power = text.lower().partition("e")
     if sum(map(str.isdigit, digits)) > MAX_DIGITS or len(power) > 4 or abs(int(power or 0)) > MAX_DIGITS:

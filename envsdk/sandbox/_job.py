@@ -26,7 +26,7 @@ class Root(TypedDict):
     pivot_root: int
     """The number of the system call `pivot_root`, which the C library has no function for."""
     is_wrapped: bool
-    """Whether bubblewrap has already created the namespaces and mounted the files."""
+    """True if bubblewrap has already created the namespaces and mounted the files."""
 
 
 class SandboxJob(TypedDict):

@@ -60,7 +60,7 @@ class Output:
 
     @property
     def is_cut(self) -> bool:
-        """Whether bytes are left out."""
+        """True if bytes are left out."""
         return self.size > self.limit
 
     def text(self) -> str:

@@ -95,24 +95,24 @@ class SandboxResult:
     """The limit that ended the program, or None. The limits on memory, files and processes are recognized by the
     error that the program ended with."""
     stdout_cut: bool
-    """Whether the middle of `stdout` is left out."""
+    """True if the middle of `stdout` is left out."""
     stderr_cut: bool
-    """Whether the middle of `stderr` is left out."""
+    """True if the middle of `stderr` is left out."""
     seconds: float
     """The wall-clock time of the run, in seconds."""
     limits: SandboxLimits
     """The resource limits of the run."""
     isolation: Isolation
-    """How the program was isolated: any name except `auto`."""
+    """The isolation of the program: any name except `auto`."""
 
     @property
     def ok(self) -> bool:
-        """Whether the program ended without an error."""
+        """True if the program ended without an error."""
         return self.exit_status == 0 and self.limit is None
 
     @property
     def timed_out(self) -> bool:
-        """Whether the program was stopped by the time limit."""
+        """True if the program was stopped by the time limit."""
         return self.limit == "time"
 
     def report(self) -> str:

@@ -342,7 +342,7 @@ def _random_tokens(scene: Scene, length: int, control: float = 0.0) -> Action:
 
 
 def _say_with_control_tokens(scene: Scene, text: str) -> Action:
-    """Return a text in which the names of control tokens are replaced by these tokens."""
+    """Return a text reply in which the names of control tokens are replaced by these tokens."""
     tokenizer = scene.renderer.tokenizer
     names = sorted(tokenizer.control_tokens, key=len, reverse=True)
     pieces = re.split("(" + "|".join(map(re.escape, names)) + ")", text) if names else [text]

@@ -142,7 +142,7 @@ class Episodes:
 
     @property
     def is_random(self) -> bool:
-        """Whether the environment is registered as nondeterministic."""
+        """True if the environment is registered as nondeterministic."""
         spec = spec_of(type(self.sample), self.sample.config.model_dump()) or self.sample.spec
         return spec is not None and spec.nondeterministic
 
@@ -153,7 +153,7 @@ class Episodes:
 
     @cached_property
     def has_reference(self) -> bool:
-        """Whether there is a reference policy. It may fail."""
+        """True if there is a reference policy. It may fail."""
         try:
             self.play("reference", self.seeds[0])
         except EpisodeFailed as failed:
@@ -337,7 +337,7 @@ def difference(first: Trajectory, second: Trajectory) -> str:
 
 
 def _around(text: str, other: str) -> str:
-    """Return the part of a text around the first character that differs from another text."""
+    """Return the part of a string around the first character that differs from another string."""
     same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     start = max(0, same - 30)
     return f"{'...' if start else ''}{text[start : same + 50]}"

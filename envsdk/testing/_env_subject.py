@@ -40,7 +40,7 @@ class Subject:
     module: str = ""
     """The module that the expression needs."""
     is_id: bool = False
-    """Whether `name` is an id, which the command line accepts."""
+    """True if `name` is an id, which the command line accepts."""
     command_line: str = ""
     """The command that checks it, if it was given on a command line."""
 

@@ -72,7 +72,7 @@ OnProgress: TypeAlias = Callable[[str, EnvCheck | None], None]
 class _EnvCheckKind(NamedTuple):
     function: Callable[[Episodes], str | None]
     compares_seeds: bool = False
-    """Whether several seeds are needed to repeat a failure."""
+    """True if several seeds are needed to repeat a failure."""
 
 
 CHECKS: dict[str, _EnvCheckKind] = {

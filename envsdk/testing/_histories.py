@@ -72,7 +72,7 @@ def _check_all(script: "_Script") -> HistoryReport:
 
 
 class _Step(NamedTuple):
-    """What the model gets for one reply."""
+    """The observation before one reply."""
 
     keep: int
     tokens: list[int]

@@ -15,7 +15,7 @@ class Check:
     name: str
     """The name of the check."""
     verdict: Verdict
-    """How it ended."""
+    """The verdict."""
     detail: str = ""
     """For a failure, what differs; for a check that is not possible, why; otherwise what was checked, or empty."""
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Message, errors
-from envsdk.rollouts import rollout_many
 
 needs_math_verify = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None, reason="math-verify is missing: pip install 'envsdk[math]'"
@@ -72,14 +71,6 @@ def test_the_answer_is_the_result_of_the_question(difficulty: str, split: str, s
         env.reset(seed=seed)
         value = value_of_words if style == "words" else value_of_symbols
         assert env.reference_reply().content == f"Answer: {value(env.messages()[-1].content)}"
-
-
-@pytest.mark.parametrize(("difficulty", "split"), ALL)
-def test_the_reference_policy_earns_all_and_the_null_policy_nothing(difficulty: str, split: str):
-    least, most = ChainArithmetic.reward_range
-    for policy, reward in (("reference", most), ("null", least)):
-        played = rollout_many(lambda: ChainArithmetic(difficulty=difficulty, split=split), policy, seeds=range(20))
-        assert {(t.reward, t.status, len(t.steps)) for t in played} == {(reward, "terminated", 1)}
 
 
 @pytest.mark.parametrize("difficulty", ["easy", "medium", "hard"])

@@ -78,15 +78,6 @@ def _matches(forms: tuple[str, ...], text: str) -> list[re.Match[str]]:
 
 
 @pytest.mark.parametrize(("difficulty", "split"), ALL)
-def test_the_reference_policy_earns_all_and_the_null_policy_nothing(difficulty: str, split: str):
-    least, most = LongNotes.reward_range
-    for policy, reward in (("reference", most), ("null", least)):
-        played = rollout_many(lambda: LongNotes(difficulty=difficulty, split=split), policy, seeds=range(3))
-        assert {(t.reward, t.status) for t in played} == {(reward, "terminated")}
-        assert not any(step.metrics.get("tool_errors") for t in played for step in t.steps)
-
-
-@pytest.mark.parametrize(("difficulty", "split"), ALL)
 def test_a_careful_reader_finds_the_facts_in_the_messages(difficulty: str, split: str):
     config = LongNotes(difficulty=difficulty, split=split).config
     for seed in range(10):
@@ -214,14 +205,6 @@ def test_a_note_that_cannot_be_written_is_answered_with_an_error(text: str, erro
     assert env.notes == ["y" * 50]
 
 
-def test_a_fork_has_notes_of_its_own():
-    env = started()
-    step(env, text="mine")
-    fork = env.fork()
-    step(fork, text="its own")
-    assert (env.notes, fork.notes) == (["mine"], ["mine", "its own"])
-
-
 @pytest.mark.parametrize("reply", ["", "next", "\x00\ud7ff<|im_end|>", "Note 1: the age of Ada = 37", "9" * 100_000])
 def test_any_reply_leads_to_the_end(reply: str):
     env = started()
@@ -306,8 +289,3 @@ def test_seeds_give_different_tasks_and_no_depot_is_in_both_splits(difficulty: s
     )
     assert len(train) > count and len(test) > count / 2
     assert not train & test
-
-
-def test_the_same_seed_gives_the_same_bytes():
-    once, again = (play(LongNotes(history=BUDGET), seed=7).to_json() for _ in range(2))
-    assert once == again

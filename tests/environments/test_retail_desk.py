@@ -20,7 +20,6 @@ from envsdk import Env, Limits, Message, ToolCall, Trajectory, errors
 from envsdk.authoring.tasks import split_of
 from envsdk.errors import ToolError
 from envsdk.policies import RandomPolicy, ReplyPolicy
-from envsdk.rollouts import rollout_many
 
 LLM_USER = "envsdk/RetailDeskLLMUser-v1"
 
@@ -63,16 +62,6 @@ def texts(trajectory: Trajectory, role: str, context: str = "main") -> list[str]
 
 
 # The reward.
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("difficulty", ["easy", "medium", "hard"])
-def test_the_reference_policy_earns_all_and_the_null_policy_nothing(difficulty: str, split: str):
-    for policy, reward in (("reference", 1.0), ("null", 0.0)):
-        env = RetailDesk(difficulty=difficulty, split=split)
-        trajectories = rollout_many(lambda env=env: env, policy, seeds=range(12), max_concurrency=1)
-        assert {(t.reward, t.stop_reason) for t in trajectories} == {(reward, "terminated")}
-        assert not any(step.metrics["tool_errors"] for t in trajectories for step in t.steps)
 
 
 @pytest.mark.parametrize(
@@ -342,17 +331,6 @@ def test_it_is_solved_with_every_family_and_history_policy(family: str, history:
     trajectory = envsdk.rollout(env, "reference", seed=1)
     soundness.check(trajectory)
     assert trajectory.reward == 1.0
-
-
-def test_a_fork_and_its_original_go_on_on_their_own():
-    env = desk_where(is_granted)
-    env.reset(seed=0)
-    before = env.desk.database()
-    fork = env.fork()
-    env.step(env.renderer.reply(call(*env.job.wishes[0].outcome)))
-    assert env.desk.database() != before
-    assert fork.desk.database() == before
-    assert [envsdk.rollout(one, "reference", reset=False).reward for one in (env, fork)] == [0.0, 1.0]
 
 
 # A customer who is played by a policy.

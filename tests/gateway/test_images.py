@@ -414,7 +414,7 @@ def test_logged_texts_with_images_become_supervised_samples_with_images():
     [
         ({"renderer": get_renderer("qwen3", real_models.qwen3_folder())}, "pass renderer= of a vision model"),
         ({"vocab_size": RENDERER.tokenizer.vocab_size}, "record 0: the request has images"),
-        ({"renderer": vision_renderer("qwen3_vl")}, "record 0: the logged prompt has other tokens for its images than"),
+        ({"renderer": vision_renderer("qwen3_vl")}, "record 0: the tokens of the images in the logged prompt are not"),
     ],
 )
 def test_logged_images_whose_tokens_are_not_known_are_refused(options, message):

@@ -93,7 +93,7 @@ def test_a_function_gets_the_statistics_at_the_end_of_a_run() -> None:
 
 def test_breaks_are_counted_by_reason() -> None:
     options = {"history": "compact:every=1", "limits": Limits(max_steps=4)}
-    ((_, values),) = logged("envsdk/GuessNumber-v1", "random", env_options=options)
+    ((_, values),) = logged("envsdk/MathChat-v0", "reference", env_options=options)
     breaks = {name: value for name, value in values.items() if name.startswith("breaks/")}
     assert breaks
     assert set(breaks) <= {"breaks/compaction", "breaks/budget", "breaks/edit", "breaks/summary", "breaks/template"}

@@ -25,7 +25,7 @@ _SYSTEM = (
 
 
 class CorpusSearchConfig(ToolEnvConfig):
-    """Which questions are asked."""
+    """The questions that are asked."""
 
     split: Split = "train"
     """No answer is in both splits."""

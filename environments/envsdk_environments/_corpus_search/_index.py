@@ -140,7 +140,7 @@ def get_index() -> Index:
 
 
 def _words(text: str) -> dict[str, None]:
-    """Return the distinct words of a text as the index stores them: in lower case, without accents."""
+    """Return the distinct words of a string as the index stores them: in lower case, without accents."""
     if not text.isascii():
         text = "".join(char for char in unicodedata.normalize("NFKD", text) if not unicodedata.combining(char))
     return dict.fromkeys(_WORD.findall(text.casefold()))

@@ -36,7 +36,7 @@ class Relation(TaskData):
     share: float
     """The share of entities of the source's kind that have it."""
     phrase: str
-    """How a question names the target by means of the source."""
+    """The phrase for the target in a question that names only the source."""
     question: str
     sentences: tuple[str, ...]
     """Sentences for the source's article: `{s}` is the source, `{t}` the target."""
@@ -55,10 +55,10 @@ class _WorldWords(TaskData):
     counts: dict[Kind, int]
     relations: tuple[Relation, ...]
     mentions: dict[Kind, str]
-    """How questions name an entity of each kind."""
+    """The phrase for an entity of each kind in questions."""
     openings: dict[Kind, tuple[str, ...]]
     nouns: dict[Kind, tuple[str, ...]]
-    """What an entity of each kind is, makes, or is known for."""
+    """Words for what an entity of each kind is, makes, or is known for."""
     asides: dict[Kind, tuple[_Aside, ...]]
     onsets: tuple[str, ...]
     vowels: tuple[str, ...]
@@ -77,7 +77,7 @@ class World(NamedTuple):
     names: tuple[str, ...]
     members: Mapping[Kind, range]
     mentions: tuple[str, ...]
-    """How questions name each entity."""
+    """The phrase for each entity in questions."""
     relations: tuple[Relation, ...]
     targets: "NDArray[np.int32]"
     """The target of each relation from each entity, int32 of shape (n_relations, n_entities + 1).

@@ -20,7 +20,7 @@ _SYSTEM = (
 
 
 class PythonSandboxConfig(ToolEnvConfig):
-    """How hard the problems are, and what programs may do."""
+    """The difficulty of the problems, and the limits of programs."""
 
     split: Split = "train"
     """No problem is in both splits."""
@@ -31,7 +31,7 @@ class PythonSandboxConfig(ToolEnvConfig):
     )
     """The limits of each program."""
     isolation: Annotated[Isolation, NeedsTrust("isolation")] = "auto"
-    """How programs are isolated from the machine; see `envsdk.sandbox`."""
+    """The isolation of programs from the machine; see `envsdk.sandbox`."""
 
 
 class PythonSandboxTask(TaskData):

@@ -19,7 +19,7 @@ _AGENT, _USER = "main", "user"
 
 
 class RetailDeskConfig(ToolEnvConfig):
-    """Which tasks are drawn, and who plays the customer."""
+    """The tasks that are drawn, and the player of the customer."""
 
     split: Split = "train"
     """No customer of one split writes in the other."""
@@ -27,7 +27,7 @@ class RetailDeskConfig(ToolEnvConfig):
     """Easy: one wish, which is granted. Medium: one wish, which may be refused, and a customer may change their mind.
     Hard: two or three wishes."""
     user: Literal["scripted", "policy"] = "scripted"
-    """Who plays the customer: a script, or the policy of the role `user`, in a context of its own."""
+    """The player of the customer: a script, or the policy of the role `user`, in a separate context."""
 
 
 class RetailDesk(ToolEnv):
@@ -46,7 +46,7 @@ class RetailDesk(ToolEnv):
     off earns 0.
 
     With `user="policy"`, as in `envsdk/RetailDeskLLMUser-v1`, a policy plays the customer as the role `user`, in a
-    context of its own: `rollout(env, {"main": policy, "user": other})`. The reward belongs to the context `main`; the
+    separate context: `rollout(env, {"main": policy, "user": other})`. The reward belongs to the context `main`; the
     user's is 0, so that no policy learns to be an easy customer. The words of such a customer are not judged: only the
     final database counts. The policy `reference` plays the customer as the script does.
 

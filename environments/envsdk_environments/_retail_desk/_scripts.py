@@ -91,7 +91,7 @@ class ScriptedCustomer:
     def _turn_to(self, index: int) -> None:
         self.index, self.wish = index, self._task.wishes[index]
         self.has_agreed = False
-        """Whether they have said yes to what they want in the end."""
+        """True if they have confirmed what they want in the end."""
         self._has_pushed = False
         self._said &= {"identity"}
         self._values = self.wish.values

@@ -95,7 +95,7 @@ class ShopPolicy(ShopRecord):
     return_days: int = Field(ge=1)
     exchange_days: int = Field(ge=1)
     plus_days: int = Field(ge=0)
-    """How many more days Plus members have."""
+    """The number of additional days that Plus members have."""
 
     def document(self) -> str:
         """Return the policy as the agent reads it."""
@@ -103,7 +103,7 @@ class ShopPolicy(ShopRecord):
 
 
 class Desk:
-    """What an agent can look up and change.
+    """The records that an agent can look up and change, with its tools.
 
     Args:
         database: The records at first.
@@ -116,7 +116,7 @@ class Desk:
         self._orders = {order.id: order for order in database.orders}
         self._refusals = list(database.refusals)
         self.changes = 0
-        """How often an order was changed."""
+        """The number of changes of orders so far."""
 
     def database(self) -> Database:
         """Return all records as they are now."""
@@ -260,17 +260,17 @@ class Wish(ShopRecord):
     """A change of an order that the customer wants."""
 
     request: str = Field(min_length=1)
-    """What they say first."""
+    """The customer's first message about it."""
     order: str = Field(min_length=1)
-    """What they say when they are asked for the order."""
+    """The answer to a question about the order."""
     push: str = Field(min_length=1)
-    """What they say, once, to a message that neither asks nor follows their yes. It changes nothing."""
+    """The answer, given once, to a message that neither asks nor follows their yes. It changes nothing."""
     order_id: str
     change: Change
     values: dict[str, str]
     """The other arguments of the change, by name: the slots that the agent may have to ask for."""
     new_values: dict[str, str] | None = None
-    """What they want instead, as soon as they are asked for their yes, if they change their mind."""
+    """The values that they want instead as soon as they are asked to confirm, if they change their mind."""
     rule: Rule | None = None
     """The rule that forbids it; None if it is granted."""
 
@@ -288,12 +288,12 @@ class RetailDeskTask(ShopRecord):
     database: Database
     policy: ShopPolicy
     identity: dict[str, str] = Field(min_length=1)
-    """What the customer knows of themselves: the arguments with which `find_customer` finds them."""
+    """The customer's knowledge of themselves: the arguments with which `find_customer` finds them."""
     wishes: tuple[Wish, ...] = Field(min_length=1)
 
     @property
     def introduction(self) -> str:
-        """What the customer says when they are asked who they are."""
+        """The customer's answer to the question who they are."""
         return " ".join(f"My {key.replace('_', ' ')} is {value}." for key, value in self.identity.items())
 
     def gold(self) -> Database:

@@ -36,7 +36,7 @@ _MOST_QUESTIONS = 200
 
 
 class SqlAnalystConfig(ToolEnvConfig):
-    """How hard the questions are, and the limits of queries."""
+    """The difficulty of the questions, and the limits of queries."""
 
     split: Split = "train"
     """No question is in both splits."""
@@ -64,7 +64,7 @@ class SqlAnalystTask(TaskData):
     """SQL scripts, each of which makes a database. The first one can be explored. The others have the same tables with
     other rows, so that a query with the answer written into it does not match."""
     is_ordered: bool = False
-    """Whether the question asks for rows in a certain order."""
+    """True if the question asks for rows in a certain order."""
 
 
 class _Quest(NamedTuple):
@@ -90,7 +90,7 @@ class SqlAnalyst(ToolEnv):
     matter. The results have to match in the database that can be explored and in another one, which has the same tables
     and other rows.
 
-    A query can only read. It runs in a process of its own, which limits its steps, memory and time. A query that
+    A query can only read. It runs in a separate process, which limits its steps, memory and time. A query that
     exceeds a limit, writes, opens files, or depends on the time of day or on chance is answered with an error.
 
     A task, if given, is `{"question": "...", "query": "SELECT ...", "databases": ["CREATE TABLE ...; INSERT ...;",

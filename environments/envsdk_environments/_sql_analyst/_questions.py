@@ -18,7 +18,7 @@ class SqlQuestion(NamedTuple):
     text: str
     query: str
     is_ordered: bool
-    """Whether the question asks for rows in a certain order."""
+    """True if the question asks for rows in a certain order."""
 
 
 class _QuestionForm(NamedTuple):

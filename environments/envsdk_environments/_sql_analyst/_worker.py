@@ -26,7 +26,7 @@ class TooManySteps(ToolError):
 
 
 class QueryWorker:
-    """Run queries in a process of its own, one at a time, from any thread.
+    """Run queries in a separate process, one at a time, from any thread.
 
     The process starts with the first query, and again with the next one after it ended. It ends with `close` and when
     this object is garbage-collected. A copy (`copy.deepcopy`, `pickle`) is a worker that has not started. After

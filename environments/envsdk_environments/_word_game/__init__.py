@@ -37,7 +37,7 @@ _SYSTEM = (
 
 
 class WordGuessConfig(EnvConfig):
-    """How many words to choose from, and how many guesses."""
+    """The number of words to choose from, and the number of guesses."""
 
     split: Split = "train"
     """No word is the secret in both splits."""

@@ -237,7 +237,7 @@ def check_unique(ids: Sequence[str | None], field: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RequestImages:
-    """How the images of one request are read: `with RequestImages(...).reading():`.
+    """The way in which the images of one request are read: `with RequestImages(...).reading():`.
 
     Attributes:
         check: Called with None before an image is decoded, and with the image then. It raises `RenderError` or

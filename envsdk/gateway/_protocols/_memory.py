@@ -1,4 +1,4 @@
-"""What a session remembers between requests: values that were read, and responses that later requests name."""
+"""The memory of a session between requests: values that were read, and responses that later requests name."""
 
 import hashlib
 from collections import OrderedDict, defaultdict, deque
@@ -95,7 +95,7 @@ class StoredResponses:
 
 
 class SessionMemory:
-    """What one session remembers between its requests. It is not safe to use from several threads at once.
+    """The memory of one session between its requests. It is not safe to use from several threads at once.
 
     Attributes:
         responses: The responses that requests may name.

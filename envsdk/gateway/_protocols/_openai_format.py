@@ -1,4 +1,4 @@
-"""What OpenAI's two protocols have in common: sampling, choices of tools, errors, and log-probabilities."""
+"""The common parts of OpenAI's two protocols: sampling, choices of tools, errors, and log-probabilities."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

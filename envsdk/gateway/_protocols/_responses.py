@@ -177,7 +177,7 @@ class Responses(OpenAIFormat):
 
 
 class ItemPlace(NamedTuple):
-    """Where an item of a conversation belongs.
+    """The place of an item of a conversation.
 
     Attributes:
         type: The item's type.

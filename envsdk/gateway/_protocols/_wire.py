@@ -1,4 +1,4 @@
-"""What the protocols have in common: the interface that a server needs, and how replies are streamed."""
+"""The interface of the protocols for a server, and what they share."""
 
 import json
 from abc import ABC, abstractmethod
@@ -255,7 +255,7 @@ class ReplyStream(ABC):
 
 
 def pieces(text: str) -> list[str]:
-    """Return a text in up to eight pieces, the deltas of a stream."""
+    """Return a string in up to eight pieces, the deltas of a stream."""
     size = max(_MIN_PIECE, -(-len(text) // _PIECES))
     return [text[i : i + size] for i in range(0, len(text), size)]
 
@@ -283,7 +283,7 @@ def signature(reply: ModelReply) -> str:
 
 
 def signed(text: str | None) -> str | None:
-    """Return the id of the reply that a `signature` identifies; None for a text that the gateway did not issue."""
+    """Return the id of the reply that a `signature` identifies; None for a string that the gateway did not issue."""
     return text.removeprefix(_SIGNED) or None if text is not None and text.startswith(_SIGNED) else None
 
 

@@ -28,7 +28,7 @@ from envsdk.policies import VLLM, OpenAIChat
 pytestmark = pytest.mark.filterwarnings("default")
 
 TOLERANCE = 1e-4  # nats, of one token
-IMAGES = {"ChartReader": 1, "GridScreen": 2, "CropZoom": 2}  # in each of the samples below
+IMAGES = {"ChartReader-v0": 1, "GridScreen-v1": 2, "CropZoom-v1": 2}  # in each of the samples below
 HISTORIES: dict[str, Any] = {
     "keep": "keep",
     "budget": {"name": "budget", "max_tokens": 120, "order": ["images", "oldest"], "keep_images": 1},
@@ -98,9 +98,9 @@ class FirstTheReference:
 def test_the_environments_with_images_are_played(
     served: Served, policy: VLLM, name: str, compared: Counter[str]
 ) -> None:
-    if name != "ChartReader" and not has_tools(served):
+    if name != "ChartReader-v0" and not has_tools(served):
         pytest.skip("the chat template of Qwen2.5-VL has no tools")
-    env = envsdk.make(f"envsdk/{name}-v0", renderer=served.renderer, limits={"max_steps": 3, "end_on_cut": False})
+    env = envsdk.make(f"envsdk/{name}", renderer=served.renderer, limits={"max_steps": 3, "end_on_cut": False})
     guided = FirstTheReference(policy)
     trajectories = [envsdk.rollout(env, guided, seed=seed) for seed in range(4)]
     samples = [sample for one in trajectories for sample in one.samples()]

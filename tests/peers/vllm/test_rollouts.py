@@ -31,7 +31,7 @@ from envsdk.rollouts._stored_run import StoredRun
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-ENVIRONMENTS = ("GuessNumber", "Calculator", "Delegate")
+ENVIRONMENTS = ("GuessNumber-v1", "Calculator-v1", "Delegate-v1")
 HISTORIES = ("keep", "strip", "compact:every=2")
 CASES = list(zip(ENVIRONMENTS, HISTORIES, strict=True))
 OTHER_CASES = [(env, history) for env in ENVIRONMENTS for history in HISTORIES if (env, history) not in CASES]
@@ -68,7 +68,7 @@ def test_a_trainer_computes_what_the_server_sampled(
     policy = policy_of(max_tokens=16)
     options = {"env_options": env_options(history), "group_size": group_size, "max_concurrency": 32}
     begun = time.monotonic()
-    rollouts = Rollouts(f"envsdk/{env}-v0", policy, seeds=range(tasks), out=tmp_path / "run", **options)
+    rollouts = Rollouts(f"envsdk/{env}", policy, seeds=range(tasks), out=tmp_path / "run", **options)
     reported = rollouts.run()
     took = time.monotonic() - begun
     trajectories = list(StoredRun(tmp_path / "run").trajectories())

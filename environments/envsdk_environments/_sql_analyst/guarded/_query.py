@@ -69,7 +69,7 @@ class QueryRefused(Exception):
 
 
 class QueryLimits(NamedTuple):
-    """How much a query may do."""
+    """The limits of a query."""
 
     max_steps: int
     """Instructions of sqlite's virtual machine. Functions that search in texts count as more, by the texts' lengths."""
@@ -85,7 +85,7 @@ class QueryResult(NamedTuple):
     columns: tuple[str, ...]
     rows: list[Row]
     has_more: bool
-    """Whether there are more rows, which were not fetched."""
+    """True if there are more rows, which were not fetched."""
 
 
 def open_image(image: bytes) -> sqlite3.Connection:
