@@ -26,7 +26,7 @@ from ._checks import check_expressible, inexpressible, most_tokens
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
 from ._live import LiveReply
-from ._programs import CommandProgram, Endpoint, ProgramHandle, ThreadProgram
+from ._programs import CommandProgram, Endpoint, ThreadProgram
 from ._requests import ModelReply, ModelRequest
 from ._session import PendingRequest, ProgramEnd, ProgramSession, until_done
 
@@ -57,7 +57,7 @@ class ProgramDriver(Driver):
 
     def __init__(self, *given: Any) -> None:
         self._session: ProgramSession | None = None
-        self._program: ProgramHandle | None = None
+        self._program: ThreadProgram | CommandProgram | None = None
         self._asked: PendingRequest | None = None  # the request that is being answered
         self._placed: deque[tuple[PendingRequest, Turn]] = deque()  # requests whose turns come next
         self._why_not_sampled: Callable[[str, str, Any], str | None] | None = None
@@ -106,7 +106,12 @@ class ProgramDriver(Driver):
 
     def _remember_nothing(self) -> None:
         """Begin without requests and replies."""
-        self._conversations = Conversations(self._role_of, self.renderer.reasoning_in_content)
+
+        def role_of(messages: Sequence[Message]) -> str | None:
+            role = self.env.role_of(messages)
+            return role if role is not None or self._session is None else self._session.role
+
+        self._conversations = Conversations(role_of, self.renderer.reasoning_in_content)
         self._inner: dict[int, tuple[Message, Message]] = {}
         self._calls: dict[str, ToolCall] = {}
         self._replies: list[ModelReply] = []
@@ -168,7 +173,7 @@ class ProgramDriver(Driver):
         self._session = self._program = self._asked = None
         self._placed.clear()
         for each in asked:
-            each.refuse(error)
+            each.answer(error)
         if session is not None:
             session.close(error)
             self.close_session(session)
@@ -269,7 +274,7 @@ class ProgramDriver(Driver):
             if limit is not None:
                 grace_s = self.env.limit_grace_s
                 deadline = deadline or (None if grace_s is None else now() + grace_s)
-                event.refuse(_at_limit(f"the episode ends here: {limit}", limit))
+                event.answer(_at_limit(f"the episode ends here: {limit}", limit))
                 if program is not None:
                     program.stop()
             elif not event.is_abandoned and (turn := self._turn(event, session.cut())) is not None:
@@ -325,7 +330,7 @@ class ProgramDriver(Driver):
             self._check(placed, turn)
         except RequestError as error:
             self._conversations.fail(asked.request)
-            asked.refuse(error)
+            asked.answer(error)
             if self._session is not None:
                 self._session.note_refusal(error)
             return None
@@ -400,10 +405,6 @@ class ProgramDriver(Driver):
         elif placed.keep is not None:
             options["edit"] = Edit(placed.keep, placed.changed)
         return Turn([self._inner_message(message) for message in placed.messages], **options)
-
-    def _role_of(self, messages: Sequence[Message]) -> str | None:
-        role = self.env.role_of(messages)
-        return role if role is not None or self._session is None else self._session.role
 
     # Messages: the program knows a reply by the ids of the gateway, the context by those of the model family.
 

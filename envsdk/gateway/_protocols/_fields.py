@@ -250,7 +250,7 @@ class RequestImages:
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Read the images of messages in this way, in this thread."""
+        """Read the images of messages in this way, in this task and the threads that it starts."""
         token = _images.set(self)
         try:
             yield
