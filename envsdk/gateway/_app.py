@@ -108,7 +108,7 @@ def model_app(
         routes: More routes, which come first.
         lifespan: What runs from its start to its end.
     """
-    metrics = metrics or Metrics(lambda: len(sessions))
+    metrics = metrics or Metrics(lambda: len(sessions.by_id))
     app = Starlette(
         routes=[*routes, *ModelRoutes(sessions, limits, model, metrics).routes()],
         middleware=[Middleware(Guard, metrics=metrics)],
