@@ -157,8 +157,8 @@ def run_code(code: str) -> dict[str, Any]:
 def request(name: str) -> Callable[..., Any]:
     """Return a method that requests an operation on the proxied object from the child."""
 
-    def ask(self: Any, *args: Any, **named: Any) -> Any:
-        pipe: Any = vars(self)["_pipe"]
+    def ask(self: "Remote", *args: Any, **named: Any) -> Any:
+        pipe: ObjectClient = self.__dict__["_pipe"]
         return pipe.ask(name, self, *args, **named)
 
     return ask
