@@ -6,17 +6,12 @@ docs/how-to/scale.md lists the names.
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from .._visible import on_one_line
 from ..trajectories._tally import Tally, sum_by_name
 from ..trajectories._trajectory import Trajectory
-
-if TYPE_CHECKING:
-    from ._player import Player
-    from ._workers import WorkerPool
 
 WINDOW_S = 60.0
 """The time over which the rates are measured, in seconds."""
@@ -102,7 +97,7 @@ class Statistics:
         tally: The facts of those that ended since the run began, failed and stale ones included. The metrics are those
             of the episodes that did not fail.
         stale: The number of episodes that were too old (`max_staleness`).
-        player: The object that plays them; None before the run begins.
+        read_play: Returns the statistics of playing the episodes; empty ones before the run begins.
         began_at: When the run began, on the clock of `time.monotonic`.
         ended_at: When it ended; None before.
     """
@@ -111,14 +106,14 @@ class Statistics:
     resumed: int = 0
     tally: Tally = field(default_factory=Tally)
     stale: int = 0
-    player: "Player | WorkerPool | None" = None
+    read_play: Callable[[], PlayStatistics] = PlayStatistics
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
 
     @property
     def play(self) -> PlayStatistics:
         """The statistics of playing the episodes."""
-        return PlayStatistics() if self.player is None else self.player.statistics
+        return self.read_play()
 
     @property
     def elapsed_s(self) -> float:
