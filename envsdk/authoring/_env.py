@@ -76,7 +76,7 @@ class Env(gymnasium.Env[Observation, Any]):
 
     Raises:
         ConfigError: If an option is not valid.
-        UnknownName: If there is no renderer or history policy of that name.
+        UnknownName: If no renderer or history policy has that name.
         TokenizerError: If the tokenizer does not load, or lacks what the renderer needs.
         TaskError: If the tasks cannot be read.
     """

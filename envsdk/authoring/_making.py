@@ -27,7 +27,7 @@ def make(id: str, **kwargs: Any) -> Env:
         The environment itself, without gymnasium's wrappers.
 
     Raises:
-        UnknownName: If there is no environment of that id; similar ids are suggested.
+        UnknownName: If no environment has that id; similar ids are suggested.
         PluginError: If its module cannot be imported, or it is not an `envsdk.Env`.
     """
     env = make_registered(id, **kwargs)

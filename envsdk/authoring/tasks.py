@@ -141,7 +141,7 @@ def find_task(rows: Rows | None, choice: object) -> Any:
     """Return the task that `reset(options={"task": choice})` specifies: the row at an index, or the row itself.
 
     Raises:
-        TaskError: If there is no row at that index.
+        TaskError: If the index is out of range.
     """
     if isinstance(choice, (int, np.integer)) and not isinstance(choice, bool):
         if rows is None or not 0 <= choice < len(rows):

@@ -385,7 +385,7 @@ class Agent:
         """Return the context that an author means: one of the agent's own, or of its sub-agents.
 
         Raises:
-            TurnError: If there is no such context.
+            TurnError: If no context has that name.
         """
         below = [known for item in self.agents() for known in item.contexts]
         for known in (self.full_name(name), name):
