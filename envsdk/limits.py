@@ -27,6 +27,8 @@ MAX_EMPTY_ABORTS = 16
 """An episode ends after this many interruptions in a row that sampled no token."""
 MAX_ABORTS = 1000
 """An episode ends after this many interruptions of one reply."""
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest finite number of float32, the type in which rewards and temperatures reach a trainer."""
 
 
 class StopReason(StrEnum):

@@ -33,7 +33,6 @@ __all__ = [
     "ToolCall",
     "ToolSchema",
     "text_of",
-    "to_messages",
 ]
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]

@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from .._untrusted import open_file, parse_json, read_lines
 from ..errors import ConfigError, InvalidRecord, TaskError, what_is_invalid
 
-__all__ = ["Rows", "Split", "Task", "check_task", "draw_in_split", "find_task", "load_tasks", "pick_task", "split_of"]
+__all__ = ["Rows", "Split", "Task", "draw_in_split", "load_tasks", "split_of"]
 
 T = TypeVar("T")
 Task: TypeAlias = Any

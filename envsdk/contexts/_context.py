@@ -6,12 +6,13 @@ order; its view is the current prompt. Sampled tokens are never decoded and enco
 
 import codecs
 import copy
+import math
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
 
 import numpy as np
 
-from .._arrays import GrowableArray
 from ..errors import ContextFull, UndeclaredBreak, encodable
 from ..images import PlacedImage
 from ..limits import StopReason
@@ -79,8 +80,8 @@ class Context:
         """The context's own reward; None if it shares the episode's."""
         self.conversation: list[Message] = []
         """The conversation from the environment's point of view: its edits change it, the history policy does not."""
-        self.log_tokens = GrowableArray(np.int32)
-        self.log_logprobs = GrowableArray(np.float32)
+        self.log_tokens = array("i")
+        self.log_logprobs = array("f")
         self.log_media: list[PlacedImage] = []
         """The images in the log, with their positions in it."""
         self.roles: RoleLog | None = None
@@ -95,7 +96,7 @@ class Context:
         self._cut = 0  # how many tokens of the last reply were dropped since the last observation
 
     def __len__(self) -> int:
-        return self._prompt.tokens.length
+        return len(self._prompt.tokens)
 
     def earn(self, reward: float) -> None:
         """Add to the context's own reward."""
@@ -103,7 +104,7 @@ class Context:
 
     def prompt(self) -> "NDArray[np.int32]":
         """Return the whole context: int32, shape (n,), a copy."""
-        return self._prompt.tokens.copy()
+        return np.asarray(self._prompt.tokens[:])
 
     def media(self) -> tuple[PlacedImage, ...]:
         """Return the images of the whole context, in order, with their positions in it."""
@@ -127,7 +128,7 @@ class Context:
         """Return a copy in which a turn can be tried without changing the context. Its log is empty."""
         other = copy.copy(self)
         other.messages, other.conversation = list(self.messages), list(self.conversation)
-        other.log_tokens, other.log_logprobs = GrowableArray(np.int32), GrowableArray(np.float32)
+        other.log_tokens, other.log_logprobs = array("i"), array("f")
         other.log_media = []
         other._prompt, other._state = self._prompt.copy(), copy.deepcopy(self._state)
         return other
@@ -136,17 +137,17 @@ class Context:
 
     def act(self, tokens: "NDArray[np.int32]", logprobs: "NDArray[np.float32] | None") -> None:
         """Append sampled tokens verbatim. Log-probabilities that are not known are NaN in the log."""
-        self._prompt.tokens.append(tokens)
-        self.log_tokens.append(tokens)
-        self.log_logprobs.extend(len(tokens), np.nan if logprobs is None else logprobs)
+        sampled = tokens.tolist()
+        self._prompt.tokens.extend(sampled)
+        self.log_tokens.extend(sampled)
+        self.log_logprobs.extend([math.nan] * len(sampled) if logprobs is None else logprobs.tolist())
         if self.roles is not None:
             self.roles.act(len(tokens))
 
     def parse_reply(self) -> Message:
         """Parse what was sampled since the generation prompt."""
-        prompt, tokens = self._prompt, self._prompt.tokens.view
-        prompt_tail = tokens[prompt.end : prompt.body]
-        return self.renderer.parse(tokens[prompt.body :], prompt_tail=prompt_tail, tools=prompt.tools)
+        prompt_tail, sampled = self.reply_tokens()
+        return self.renderer.parse(sampled, prompt_tail=prompt_tail, tools=self._prompt.tools)
 
     def read_reply(self) -> "tuple[ReplyReader, list[ReplyEvent]]":
         """Return a reader of the reply that is being sampled, and its events for the part that was sampled already."""
@@ -156,8 +157,8 @@ class Context:
 
     def reply_tokens(self) -> "tuple[NDArray[np.int32], NDArray[np.int32]]":
         """Return copies of the end of the prompt from the assistant's opening on, and of the tokens sampled since."""
-        prompt, tokens = self._prompt, self._prompt.tokens.view
-        return tokens[prompt.end : prompt.body].copy(), tokens[prompt.body :].copy()
+        prompt = self._prompt
+        return np.asarray(prompt.tokens[prompt.end : prompt.body]), np.asarray(prompt.tokens[prompt.body :])
 
     def add_reply(self, message: Message) -> None:
         """Add the reply to the record and the view."""
@@ -169,13 +170,12 @@ class Context:
 
     def new_text(self, count: int) -> "SampledText":
         """Return the text of the last `count` tokens of the log. It is decoded when it is first used."""
-        length = self.log_tokens.length
-        return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
+        return SampledText(self.renderer, np.asarray(self.log_tokens[len(self.log_tokens) - count :]))
 
     def cut_reply(self, count: int) -> None:
         """Drop the last `count` tokens of the last reply. The next observation declares it as an `edit`."""
         prompt = self._prompt
-        prompt.tokens.truncate(len(prompt.tokens) - count)
+        del prompt.tokens[len(prompt.tokens) - count :]
         prompt.messages[-1] = self.conversation[-1] = check_calls(self.parse_reply(), prompt.tools)
         self._cut = count
 
@@ -198,7 +198,7 @@ class Context:
         self._prompt.prefill = None if prefill is None else as_prefill(self.renderer, prefill)
         self.renderer.rewrite(self._prompt, 0, messages, tools=tuple(tools))
         self._add(messages)
-        return self._emit(self._rewrite(Delta(self._prompt.tokens.copy(), 0)), max_tokens)
+        return self._emit(self._rewrite(Delta(self.prompt(), 0)), max_tokens)
 
     def open_on(
         self,
@@ -254,7 +254,7 @@ class Context:
         given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
         messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
         rendered = self.renderer.extension(
-            prompt.tokens.view[prompt.body :],
+            np.asarray(prompt.tokens[prompt.body :]),
             messages,
             history=prompt.messages,
             tools=prompt.tools,
@@ -266,7 +266,7 @@ class Context:
         delta = Delta(rendered.tokens, length + self._cut, closed_reply=rendered.closed_reply)
         if rendered.dropped or self._cut:
             keep = length - rendered.dropped
-            prompt.tokens.truncate(keep)
+            del prompt.tokens[keep:]
             delta = self._declared(delta, "edit" if self._cut else "template", keep, "the end of the reply")
         prompt.append(rendered, messages, None if is_final else prefill)
         if is_final:
@@ -291,14 +291,13 @@ class Context:
         """
         prompt, length = self._prompt, len(self)
         body = prompt.bodies[-1]
-        kept, tokens = self.renderer.continuation(prompt.tokens.view[body:], addition)
-        dropped = prompt.tokens.copy(body + kept)
+        kept, tokens = self.renderer.continuation(np.asarray(prompt.tokens[body:]), addition)
+        dropped = prompt.tokens[body + kept :]
         reply = self.conversation.pop()
         self.messages.pop()
         prompt.end, prompt.body = prompt.starts[-1], body
         prompt.forget(len(prompt.messages) - 1)
-        prompt.tokens.truncate(body + kept)
-        prompt.tokens.append(tokens)
+        prompt.tokens[body + kept :] = array("i", tokens.tolist())
         self.steps -= 1
         self._seen = self._seen_before
         delta = Delta(tokens, length + self._cut)
@@ -310,8 +309,7 @@ class Context:
         if full is None:
             return self._emit(rewritten)
         # The rest of the reply does not fit: the reply is restored.
-        prompt.tokens.truncate(prompt.body + kept)
-        prompt.tokens.append(dropped)
+        prompt.tokens[prompt.body + kept :] = dropped
         self.add_reply(reply)
         if rewritten.break_ is not delta.break_:
             ended = Delta(tokens, rewritten.keep, rewritten.break_)
@@ -319,7 +317,7 @@ class Context:
             ended = Delta(tokens, length + self._cut)
             ended = self._declared(ended, "edit", length, "the end of the reply") if self._cut else ended
         closing = self.renderer.extension(
-            prompt.tokens.view[prompt.body :], [], history=self.view, tools=self.tools, generation_prompt=False
+            np.asarray(prompt.tokens[prompt.body :]), [], history=self.view, tools=self.tools, generation_prompt=False
         )
         prompt.append(closing, [])
         return self._emit(ended._replace(closed_reply=closing.closed_reply, full=full))
@@ -419,7 +417,7 @@ class Context:
             new=self._seen,
             opening=self._opening,
             steps=self.steps,
-            length=prompt.tokens.length,
+            length=len(prompt.tokens),
             renderer=renderer,
             state=self._state,
             tokens=prompt.count,
@@ -436,16 +434,16 @@ class Context:
         self._seen_before, self._seen, self._cut = self._seen, len(prompt.messages), 0
         full = delta.full or self._is_full(max_tokens)
         if full is not None:
-            prompt.tokens.truncate(prompt.end)
+            del prompt.tokens[prompt.end :]
             prompt.body = prompt.end
-        tokens = prompt.tokens.copy(delta.keep)
+        tokens = prompt.tokens[delta.keep :]
         media = tuple([image.moved(-delta.keep) for image in prompt.placed_images(self.renderer.vision, delta.keep)])
         self.log_media += [image.moved(len(self.log_tokens)) for image in media]
-        self.log_tokens.append(tokens)
-        self.log_logprobs.extend(len(tokens), 0.0)
+        self.log_tokens.extend(tokens)
+        self.log_logprobs.extend([0.0] * len(tokens))
         if self.roles is not None:
             self.roles.observe(self.renderer, prompt, delta.keep)
-        return Delta(tokens, delta.keep, delta.break_, delta.closed_reply, full, media)
+        return Delta(np.asarray(tokens), delta.keep, delta.break_, delta.closed_reply, full, media)
 
 
 class ReadOnly(Sequence[Message]):

@@ -1,11 +1,11 @@
 """Labels of the tokens of a context, recorded on request: the text of a message, or the family's scaffold."""
 
+from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .._arrays import GrowableArray
 from ..messages import Message
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
@@ -35,7 +35,7 @@ class RoleLog:
 
     def __init__(self) -> None:
         self.legend: list[str] = []
-        self.codes = GrowableArray(np.int16)
+        self.codes = array("h")
         self._unread = 0  # how many sampled tokens at the end have no label yet
 
     def observe(self, renderer: Renderer, prompt: WrittenPrompt, keep: int) -> None:
@@ -43,22 +43,22 @@ class RoleLog:
         codes = np.full(len(prompt.tokens) - keep, self._code(SCAFFOLD), dtype=np.int16)
         for span in _spans_from(renderer, prompt, keep):
             codes[max(span.start - keep, 0) : max(span.stop - keep, 0)] = self._code(span.label)
-        self.codes.append(codes)
+        self.codes.extend(codes.tolist())
         self._unread = 0
 
     def act(self, count: int) -> None:
         """Add sampled tokens, which are labeled later, by `read`."""
-        self.codes.extend(count, UNKNOWN)
+        self.codes.extend([UNKNOWN] * count)
         self._unread += count
 
     def read(self, renderer: Renderer, prompt: WrittenPrompt) -> None:
         """Label the sampled tokens of the last message, a reply that has been parsed."""
-        tokens = prompt.tokens.view[prompt.starts[-1] :]
+        tokens = np.asarray(prompt.tokens[prompt.starts[-1] :])
         codes = np.full(len(tokens), self._code(SCAFFOLD), dtype=np.int16)
         for span in reply_spans(renderer, tokens, prompt.messages[-1]):
             codes[span.start : span.stop] = self._code(span.label)
         if self._unread:
-            self.codes.view[-self._unread :] = codes[-self._unread :]
+            self.codes[-self._unread :] = array("h", codes[-self._unread :].tolist())
 
     def _code(self, label: str) -> int:
         if label not in self.legend:
@@ -73,7 +73,7 @@ def _spans_from(renderer: Renderer, prompt: WrittenPrompt, keep: int) -> Iterato
         start, stop = bounds[index], bounds[index + 1]
         if stop <= keep:
             break
-        tokens, message = prompt.tokens.view[start:stop], prompt.messages[index]
+        tokens, message = np.asarray(prompt.tokens[start:stop]), prompt.messages[index]
         is_reply = message.role == "assistant"
         found = reply_spans(renderer, tokens, message) if is_reply else _text_spans(renderer, prompt, index, tokens)
         yield from (LabeledSpan(start + span.start, start + span.stop, span.label) for span in found)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from .._arrays import fill_value
-
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
@@ -45,8 +43,16 @@ class Aligned:
 
     @property
     def unknown(self) -> int | float:
-        """The value that means that nothing is known: `fill`, or its default."""
-        return fill_value(self.values.dtype) if self.fill is None else self.fill
+        """The value that means that nothing is known: `fill`, or its default.
+
+        Raises:
+            ValueError: If `fill` is None and the values are booleans or unsigned integers, which all have a meaning.
+        """
+        dtype = self.values.dtype
+        if self.fill is None and dtype.kind not in "if":
+            raise ValueError(f"an array of {dtype} has no value that means that nothing is known")
+        default = -1 if dtype.kind == "i" else math.nan
+        return default if self.fill is None else self.fill
 
     @property
     def known(self) -> "NDArray[np.bool_]":

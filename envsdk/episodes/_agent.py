@@ -195,7 +195,7 @@ class Agent:
         checked = check_action(action, context.renderer.tokenizer.vocab_size, lambda: _prompt_size(context, step))
         context.act(checked.tokens, checked.logprobs)
         is_first, is_abort, sampled = not step.parts, checked.finish_reason == "abort", len(checked.tokens)
-        stop = context.log_tokens.length
+        stop = len(context.log_tokens)
         step.parts += (Part(stop, checked.temperature, checked.policy_version, checked.extra),)
         step.finish_reason = checked.finish_reason
         self.aborts = len(step.parts) if is_abort else 0

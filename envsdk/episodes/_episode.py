@@ -215,7 +215,7 @@ class Episode:
         if self.trajectory is not None or agent.due is None or agent.emitted is None:
             raise EpisodeError("no action is due: the episode is over, or a method of its environment is running")
         result, log = agent.emitted, agent.context.log_tokens
-        tokens = log.copy(len(log) - len(result.observation.tokens))
+        tokens = np.asarray(log[len(log) - len(result.observation.tokens) :])
         return result._replace(observation=result.observation._replace(tokens=tokens), info=dict(result.info))
 
     def pending_reply(self, context: str) -> PendingReply:
@@ -570,7 +570,7 @@ class Episode:
         agent.phase = Phase.ACTIVE
         extends = not is_new and break_ is None
         if reason is None:
-            stop = context.log_tokens.length
+            stop = len(context.log_tokens)
             start = stop - len(delta.tokens)
             agent.due = Step(context.name, base or context.name, delta.keep, extends, start, stop, break_=break_)
             self.agent = agent

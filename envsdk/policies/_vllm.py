@@ -104,7 +104,7 @@ class VLLM(ServedPolicy):
         self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens
     ) -> ServerReply:
         """Do the same, and report the tokens while they are sampled; see `ServedPolicy.stream`."""
-        streamed = StreamedReply(on_tokens, request.max_tokens)
+        streamed = TokenStream(on_tokens, request.max_tokens)
 
         async def ask(path: str, body: dict[str, Any]) -> Any:
             async def read(event: Any) -> bool:
@@ -373,7 +373,7 @@ class _StreamEvent(BaseModel):
     prompt_token_ids: list[TokenId] | None = None
 
 
-class StreamedReply:
+class TokenStream:
     """A reply that is being streamed, whose tokens are reported as they come.
 
     Args:

@@ -21,16 +21,7 @@ from .emission import Emission, Encoder
 from .reading import Marks, ReplyReader, WholeReader
 from .tokenizers import Tokenizer
 
-__all__ = [
-    "EmittedDelta",
-    "Rendered",
-    "Renderer",
-    "TokenIds",
-    "WrittenPrompt",
-    "errors_at_end",
-    "sets_content",
-    "writable",
-]
+__all__ = ["Rendered", "Renderer", "TokenIds", "errors_at_end"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -24,7 +24,7 @@ _NONE = -1
 
 
 @dataclass(slots=True)
-class Segment:
+class TrainedSegment:
     """A context between two rewrites, with the steps that were taken in it."""
 
     context: str
@@ -112,7 +112,7 @@ class _OpenSegment:
 
 def segments(
     steps: Sequence[Step], contexts: Mapping[str, ContextLog], is_trained: Callable[[Step], bool]
-) -> list[Segment]:
+) -> list[TrainedSegment]:
     """Return the segments in which a token is trained, in the order in which they began; see `replay`.
 
     Args:
@@ -120,7 +120,7 @@ def segments(
         contexts: Its contexts, by name.
         is_trained: Whether the reply of a step is trained.
     """
-    paths, opened, found = Paths(contexts), dict[str, _OpenSegment](), list[Segment]()
+    paths, opened, found = Paths(contexts), dict[str, _OpenSegment](), list[TrainedSegment]()
     has_past = any(_is_over_all(value) for step in steps for part in step.parts for value in part.extra.values())
     has_images = any(log.media for log in contexts.values())
 
@@ -164,7 +164,7 @@ def _close(
     path: Path,
     contexts: Mapping[str, ContextLog],
     is_trained: Callable[[Step], bool],
-) -> Segment | None:
+) -> TrainedSegment | None:
     """Write the arrays of a segment; None if no token is trained in it."""
     log, numbers = contexts[name], {replayed.step_index: number for number, replayed in enumerate(opened.steps)}
     first = len(path.pieces)
@@ -188,7 +188,7 @@ def _close(
     for position, start, stop in trained:
         own = slice(position, position + stop - start)
         mask[own], logprobs[own] = True, log.logprobs[start:stop]
-    return Segment(
+    return TrainedSegment(
         context=name,
         steps=opened.steps,
         breaks=list(opened.breaks),

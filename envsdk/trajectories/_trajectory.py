@@ -22,7 +22,7 @@ from ._media import embedded, read_embedded
 from ._replay import Paths, Prompt, placed_images, replay
 from ._samples import Sample, loss_weights
 from ._scoring import is_judged, why_not_scored
-from ._segments import LossRule, Segment, is_copied, segments, trained_steps
+from ._segments import LossRule, TrainedSegment, is_copied, segments, trained_steps
 from ._steps import Origin, Step
 from ._stored import Json, JsonObject, StoredBreak, StoredRecord, dump_media, pack, record_of
 from .records import build, dump, load
@@ -317,7 +317,7 @@ class Trajectory(StoredRecord):
             seen[name] += 1
         return samples
 
-    def _segments(self, loss: LossRule, *, include_failed: bool = False) -> list[Segment]:
+    def _segments(self, loss: LossRule, *, include_failed: bool = False) -> list[TrainedSegment]:
         """Return the segments in which a token is trained."""
         if self.status == "error" and not include_failed:
             return []
@@ -334,7 +334,9 @@ class Trajectory(StoredRecord):
             for name, its_own in own.items()
         }
 
-    def _sample(self, segment: Segment, index: int, count: int, loss_weight: float, score: "_ContextScore") -> Sample:
+    def _sample(
+        self, segment: TrainedSegment, index: int, count: int, loss_weight: float, score: "_ContextScore"
+    ) -> Sample:
         """Make the sample of a segment, which is number `index` of `count` of its context."""
         log = self.contexts[segment.context]
         versions = [-1 if part.policy_version is None else part.policy_version for part in segment.parts]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..errors import InvalidRecord
 from ..trajectories._replay import LogPiece, Paths, ReplayedStep, replay
-from ..trajectories._segments import Segment, segments, trained_steps
+from ..trajectories._segments import TrainedSegment, segments, trained_steps
 from ..trajectories._trajectory import Trajectory
 from ._json import NodeJSON
 
@@ -87,7 +87,7 @@ def prompt_of(trajectory: Trajectory, step: int) -> list[Range]:
     )
 
 
-def sample_segments(trajectory: Trajectory) -> list[tuple[int, Segment]]:
+def sample_segments(trajectory: Trajectory) -> list[tuple[int, TrainedSegment]]:
     """Return the segments that `Trajectory.samples` are made of, in the same order; failed episodes included.
 
     Returns:
@@ -97,14 +97,14 @@ def sample_segments(trajectory: Trajectory) -> list[tuple[int, Segment]]:
         return []
     steps, contexts, origins = trajectory.steps, trajectory.contexts, trajectory.origins
     counts: dict[str, int] = defaultdict(int)
-    numbered: list[tuple[int, Segment]] = []
+    numbered: list[tuple[int, TrainedSegment]] = []
     for segment in segments(steps, contexts, trained_steps(steps, contexts, origins, "all", include_failed=True)):
         numbered.append((counts[segment.context], segment))
         counts[segment.context] += 1
     return numbered
 
 
-def segment_ranges(segment: Segment) -> list[Range]:
+def segment_ranges(segment: TrainedSegment) -> list[Range]:
     """Return where the tokens of a segment are, up to its last trained token, in order."""
     return _first(merged(segment.pieces), len(segment.tokens))
 

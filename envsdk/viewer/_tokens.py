@@ -8,7 +8,7 @@ import numpy as np
 from ..errors import InvalidRecord
 from ..rendering.tokenizers import Tokenizer
 from ..trajectories._samples import Sample
-from ..trajectories._segments import Segment
+from ..trajectories._segments import TrainedSegment
 from ..trajectories._trajectory import Trajectory
 from ._json import TokensJSON
 from ._ranges import Range, sample_segments, segment_ranges, step_ranges, tree_nodes
@@ -104,7 +104,7 @@ def _pieces(
     return texts, partial, sorted(set(tokenizer.control_tokens.values()).intersection(known.tolist()))
 
 
-def _sample_runs(length: int, context: str, segments: Sequence[Segment]) -> list[tuple[int, list[int]]]:
+def _sample_runs(length: int, context: str, segments: Sequence[TrainedSegment]) -> list[tuple[int, list[int]]]:
     """Return which samples have each token, as runs."""
     changes: dict[int, list[tuple[int, int]]] = {0: []} if length else {}
     for index, segment in enumerate(segments):
@@ -122,7 +122,7 @@ def _sample_runs(length: int, context: str, segments: Sequence[Segment]) -> list
     return runs
 
 
-def _placed(segment: Segment, context: str) -> Iterable[tuple[Range, int]]:
+def _placed(segment: TrainedSegment, context: str) -> Iterable[tuple[Range, int]]:
     """Yield the ranges of a segment's tokens in a context, each with its position in the segment."""
     position = 0
     for own in segment_ranges(segment):
@@ -132,7 +132,7 @@ def _placed(segment: Segment, context: str) -> Iterable[tuple[Range, int]]:
 
 
 def _added(
-    trajectory: Trajectory, context: str, numbered: Sequence[tuple[int, Segment]], samples: Sequence[Sample]
+    trajectory: Trajectory, context: str, numbered: Sequence[tuple[int, TrainedSegment]], samples: Sequence[Sample]
 ) -> dict[str, list[float | None] | None]:
     """Return what a trainer added to stored samples, at the tokens of a context that each of them trains.
 

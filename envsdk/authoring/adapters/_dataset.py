@@ -95,7 +95,7 @@ class Dataset(Env):
     def reference_reply(self) -> str:
         """Return the answer of the row."""
         if self.config.answer is None:
-            raise NotImplementedError("a reference reply needs an answer, but the rows have no column with answers")
+            raise NotImplementedError("a reference reply needs an answer, but the rows have no column with an answer")
         return str(self._value(self.config.answer))
 
     def _envsdk_waits(self) -> bool:

@@ -14,8 +14,7 @@ from itertools import product
 from ...errors import RenderError
 from ...messages import Message, ToolCall, ToolSchema
 from ..renderer import Renderer
-from ._forms import Body, Calls, NotRegular, Slot, Start, between, shared_length, slot_of
-from ._probes import (
+from ._forms import (
     BLANK,
     CALLS,
     CONTENT,
@@ -30,10 +29,18 @@ from ._probes import (
     SYSTEM,
     TOOLS,
     VALUES,
+    Body,
+    Calls,
+    NotRegular,
+    Slot,
+    Start,
+    between,
     next_message,
     past,
     probe_call,
     query,
+    shared_length,
+    slot_of,
 )
 
 

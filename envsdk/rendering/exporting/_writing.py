@@ -4,9 +4,8 @@ import re
 from collections.abc import Mapping
 from itertools import product
 
-from ._forms import Body, Calls, NotRegular
+from ._forms import CALLS, CONTENT, REASONING, SYSTEM, TOOLS, Body, Calls, NotRegular
 from ._measured import Measured
-from ._probes import CALLS, CONTENT, REASONING, SYSTEM, TOOLS
 
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 """The names under which servers and trainers pass the reasoning of a message."""
