@@ -3,13 +3,12 @@
 This module knows nothing of trajectories and samples: a token is trained or it is not.
 """
 
+from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-
-from .._arrays import GrowableArray
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -74,7 +73,7 @@ class PrefixTree:
     """
 
     def __init__(self, *, merges: bool) -> None:
-        self.tokens = GrowableArray(np.int32)
+        self.tokens = array("i")
         self._merges = merges
         self._root = PrefixNode(0, 0, 0, False, None)
         # All nodes in the order of their token numbers, and the number at which each starts.
@@ -132,7 +131,7 @@ class PrefixTree:
             matched = match.matched
         if matched < len(tokens):
             start = len(self)
-            self.tokens.append(tokens[matched:])
+            self.tokens.extend(tokens[matched:].tolist())
             new = PrefixNode(start, len(self), parent.depth + len(parent), is_trained, parent)
             parent.children.setdefault(int(tokens[matched]), []).append(new)
             self._nodes.append(new)
@@ -152,14 +151,14 @@ class PrefixTree:
         for children in rest.children.values():
             for child in children:
                 child.parent = rest
-        node.stop, node.children = middle, {int(self.tokens.view[middle]): [rest]}
+        node.stop, node.children = middle, {self.tokens[middle]: [rest]}
         place = bisect_right(self._starts, middle)
         self._nodes.insert(place, rest)
         self._starts.insert(place, middle)
 
     def _longest_match(self, parent: PrefixNode, tokens: "NDArray[np.int32]", is_trained: bool) -> list[_Match]:
         """Return the path below `parent` that matches the most tokens, from its first node to its last."""
-        stored = self.tokens.view
+        stored = np.asarray(self.tokens)
         longest = _Match(parent, 0, None)
         unexplored = [longest]
         while unexplored and longest.matched < len(tokens):
