@@ -1,17 +1,18 @@
-"""A context: the token sequence that one agent sees, and how it grows.
+"""A context: the growing token sequence that one agent sees.
 
-A context only truncates and appends. Its log holds every token that was observed or sampled, once, in order; its view
-is the prompt as it is now. Sampled tokens are never decoded and encoded again.
+A context is only ever truncated and appended to. Its log holds every token that was observed or sampled, once, in
+order; its view is the current prompt. Sampled tokens are never decoded and encoded again.
 """
 
 import codecs
 import copy
+import math
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
 
 import numpy as np
 
-from .._arrays import GrowableArray
 from ..errors import ContextFull, UndeclaredBreak, encodable
 from ..images import PlacedImage
 from ..limits import StopReason
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class Delta(NamedTuple):
-    """A change of a context: keep its first tokens, then append.
+    """A change of a context: keep its first tokens, then append new ones.
 
     Attributes:
         tokens: The new tokens: int32, shape (n,).
         keep: How many tokens stay.
-        break_: The rewrite that it is, or None.
+        break_: The break that declares the dropped tokens, or None if nothing was dropped.
         closed_reply: Whether the reply had to be closed, because its turn did not end.
-        full: The reason why no further reply fits into the context, or None. Without room, the delta has no generation
+        full: The reason why no further reply fits into the context, or None. If it is set, the delta has no generation
             prompt.
         media: The images in the new tokens, in order, with their positions in them.
     """
@@ -56,7 +57,7 @@ class Context:
         name: Its name, such as `main`.
         role: The role of its agent.
         renderer: Renders its messages.
-        policy: Decides which part of its past stays visible.
+        policy: The history policy, which decides which part of its past stays visible.
         parent: The context that opened this one, or None.
     """
 
@@ -74,13 +75,13 @@ class Context:
         self.inherited = 0
         """The number of messages that were copied from the context that this one started from."""
         self.is_trainable = True
-        """Whether its samples are trained."""
+        """True if its samples are trained."""
         self.reward: float | None = None
         """The context's own reward; None if it shares the episode's."""
         self.conversation: list[Message] = []
-        """The messages as the environment has them now: its edits change them, the history policy does not."""
-        self.log_tokens = GrowableArray(np.int32)
-        self.log_logprobs = GrowableArray(np.float32)
+        """The conversation from the environment's point of view: its edits change it, the history policy does not."""
+        self.log_tokens = array("i")
+        self.log_logprobs = array("f")
         self.log_media: list[PlacedImage] = []
         """The images in the log, with their positions in it."""
         self.roles: RoleLog | None = None
@@ -91,11 +92,11 @@ class Context:
         self._opening = 0
         self._state: dict[str, Any] = {}
         self.rewriting = ""
-        """An example of how the chat template rewrites earlier text that the prompts keep, if it does."""
+        """An example of how the chat template rewrites earlier text that the prompts keep; empty if it does not."""
         self._cut = 0  # how many tokens of the last reply were dropped since the last observation
 
     def __len__(self) -> int:
-        return self._prompt.tokens.length
+        return len(self._prompt.tokens)
 
     def earn(self, reward: float) -> None:
         """Add to the context's own reward."""
@@ -103,7 +104,7 @@ class Context:
 
     def prompt(self) -> "NDArray[np.int32]":
         """Return the whole context: int32, shape (n,), a copy."""
-        return self._prompt.tokens.copy()
+        return np.asarray(self._prompt.tokens[:])
 
     def media(self) -> tuple[PlacedImage, ...]:
         """Return the images of the whole context, in order, with their positions in it."""
@@ -124,10 +125,10 @@ class Context:
         return {id(message): self._prompt.count(index) for index, message in enumerate(self._prompt.messages)}
 
     def trial(self) -> "Context":
-        """Return a copy that shows what a turn would make of the context. Its log is empty."""
+        """Return a copy in which a turn can be tried without changing the context. Its log is empty."""
         other = copy.copy(self)
         other.messages, other.conversation = list(self.messages), list(self.conversation)
-        other.log_tokens, other.log_logprobs = GrowableArray(np.int32), GrowableArray(np.float32)
+        other.log_tokens, other.log_logprobs = array("i"), array("f")
         other.log_media = []
         other._prompt, other._state = self._prompt.copy(), copy.deepcopy(self._state)
         return other
@@ -136,28 +137,28 @@ class Context:
 
     def act(self, tokens: "NDArray[np.int32]", logprobs: "NDArray[np.float32] | None") -> None:
         """Append sampled tokens verbatim. Log-probabilities that are not known are NaN in the log."""
-        self._prompt.tokens.append(tokens)
-        self.log_tokens.append(tokens)
-        self.log_logprobs.extend(len(tokens), np.nan if logprobs is None else logprobs)
+        sampled = tokens.tolist()
+        self._prompt.tokens.extend(sampled)
+        self.log_tokens.extend(sampled)
+        self.log_logprobs.extend([math.nan] * len(sampled) if logprobs is None else logprobs.tolist())
         if self.roles is not None:
             self.roles.act(len(tokens))
 
     def parse_reply(self) -> Message:
         """Parse what was sampled since the generation prompt."""
-        prompt, tokens = self._prompt, self._prompt.tokens.view
-        prompt_tail = tokens[prompt.end : prompt.body]
-        return self.renderer.parse(tokens[prompt.body :], prompt_tail=prompt_tail, tools=prompt.tools)
+        prompt_tail, sampled = self.reply_tokens()
+        return self.renderer.parse(sampled, prompt_tail=prompt_tail, tools=self._prompt.tools)
 
     def read_reply(self) -> "tuple[ReplyReader, list[ReplyEvent]]":
-        """Return a reader of the reply that is sampled next, and what it reports of the part that was sampled."""
+        """Return a reader of the reply that is being sampled, and its events for the part that was sampled already."""
         prompt_tail, sampled = self.reply_tokens()
         reader = self.renderer.reader(prompt_tail=prompt_tail, tools=self._prompt.tools)
         return reader, reader.feed(sampled)
 
     def reply_tokens(self) -> "tuple[NDArray[np.int32], NDArray[np.int32]]":
-        """Return the end of the prompt from the assistant's opening on, and what was sampled since: copies."""
-        prompt, tokens = self._prompt, self._prompt.tokens.view
-        return tokens[prompt.end : prompt.body].copy(), tokens[prompt.body :].copy()
+        """Return copies of the end of the prompt from the assistant's opening on, and of the tokens sampled since."""
+        prompt = self._prompt
+        return np.asarray(prompt.tokens[prompt.end : prompt.body]), np.asarray(prompt.tokens[prompt.body :])
 
     def add_reply(self, message: Message) -> None:
         """Add the reply to the record and the view."""
@@ -168,19 +169,18 @@ class Context:
             self.roles.read(self.renderer, self._prompt)
 
     def new_text(self, count: int) -> "SampledText":
-        """Return the text of the last `count` tokens of the log, decoded when it is used."""
-        length = self.log_tokens.length
-        return SampledText(self.renderer, self.log_tokens.copy(length - count, length))
+        """Return the text of the last `count` tokens of the log. It is decoded when it is first used."""
+        return SampledText(self.renderer, np.asarray(self.log_tokens[len(self.log_tokens) - count :]))
 
     def cut_reply(self, count: int) -> None:
-        """Drop the last `count` tokens of the last reply; the next observation declares that as an `edit`."""
+        """Drop the last `count` tokens of the last reply. The next observation declares it as an `edit`."""
         prompt = self._prompt
-        prompt.tokens.truncate(len(prompt.tokens) - count)
+        del prompt.tokens[len(prompt.tokens) - count :]
         prompt.messages[-1] = self.conversation[-1] = check_calls(self.parse_reply(), prompt.tools)
         self._cut = count
 
     def check_end(self) -> None:
-        """Let a renderer that measures its template compare all deltas with a full rendering, at the end."""
+        """Check all deltas against a full rendering at the end, if the renderer measures its template."""
         self.renderer.check_episode(self.view, self._prompt.emitted(), self.tools)
 
     # Turns.
@@ -198,7 +198,7 @@ class Context:
         self._prompt.prefill = None if prefill is None else as_prefill(self.renderer, prefill)
         self.renderer.rewrite(self._prompt, 0, messages, tools=tuple(tools))
         self._add(messages)
-        return self._emit(self._rewrite(Delta(self._prompt.tokens.copy(), 0)), max_tokens)
+        return self._emit(self._rewrite(Delta(self.prompt(), 0)), max_tokens)
 
     def open_on(
         self,
@@ -211,7 +211,7 @@ class Context:
         tools: Sequence[ToolSchema] | None = None,
         edit: Edit | None = None,
     ) -> Delta:
-        """Start with all of another context, after its last reply, or with what `edit` keeps of it; see `observe`."""
+        """Start with a copy of another context after its last reply, or the part that `edit` keeps; see `observe`."""
         self._prompt, self.conversation = base._prompt.copy(), list(base.conversation)
         self.messages = list(base.messages)
         if edit is not None:
@@ -236,14 +236,13 @@ class Context:
         """Render the messages after a reply.
 
         Args:
-            messages: The new messages. With an `edit`, those that are in the conversation already may be among them,
-                before the first new one.
-            is_final: Whether no further reply is requested: then there is no generation prompt and no rewrite.
+            messages: The new messages. With an `edit`, messages of the conversation may come before the first new one.
+            is_final: Whether no further reply is requested. The generation prompt and rewrites are left out then.
             max_tokens: The largest length of the context, the next reply included.
             prefill: The beginning of the next reply.
             system: A new system message, or None. A change is a declared `edit`.
             tools: New tools, or None. A change is a declared `edit`.
-            edit: Which messages of the conversation `messages` replace; None appends them. A declared `edit`.
+            edit: The messages of the conversation that `messages` replace, a declared `edit`; None appends them.
             summary: The summary that the history policy requested.
 
         Raises:
@@ -255,7 +254,7 @@ class Context:
         given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
         messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
         rendered = self.renderer.extension(
-            prompt.tokens.view[prompt.body :],
+            np.asarray(prompt.tokens[prompt.body :]),
             messages,
             history=prompt.messages,
             tools=prompt.tools,
@@ -267,7 +266,7 @@ class Context:
         delta = Delta(rendered.tokens, length + self._cut, closed_reply=rendered.closed_reply)
         if rendered.dropped or self._cut:
             keep = length - rendered.dropped
-            prompt.tokens.truncate(keep)
+            del prompt.tokens[keep:]
             delta = self._declared(delta, "edit" if self._cut else "template", keep, "the end of the reply")
         prompt.append(rendered, messages, None if is_final else prefill)
         if is_final:
@@ -281,10 +280,10 @@ class Context:
         return self._emit(self._rewrite(delta, summary), max_tokens)
 
     def go_on(self, addition: str | Message, *, max_tokens: int | None = None) -> Delta:
-        """Append to the last reply, which the model then continues. A stop token in it is dropped, a declared `edit`.
+        """Append to the last reply, which the model then continues. Dropping its stop token is a declared `edit`.
 
         Args:
-            addition: What `Renderer.continuation` takes.
+            addition: The text or message to append; see `Renderer.continuation`.
             max_tokens: The largest length of the context, the rest of the reply included.
 
         Raises:
@@ -292,14 +291,13 @@ class Context:
         """
         prompt, length = self._prompt, len(self)
         body = prompt.bodies[-1]
-        kept, tokens = self.renderer.continuation(prompt.tokens.view[body:], addition)
-        dropped = prompt.tokens.copy(body + kept)
+        kept, tokens = self.renderer.continuation(np.asarray(prompt.tokens[body:]), addition)
+        dropped = prompt.tokens[body + kept :]
         reply = self.conversation.pop()
         self.messages.pop()
         prompt.end, prompt.body = prompt.starts[-1], body
         prompt.forget(len(prompt.messages) - 1)
-        prompt.tokens.truncate(body + kept)
-        prompt.tokens.append(tokens)
+        prompt.tokens[body + kept :] = array("i", tokens.tolist())
         self.steps -= 1
         self._seen = self._seen_before
         delta = Delta(tokens, length + self._cut)
@@ -310,9 +308,8 @@ class Context:
         full = rewritten.full or self._is_full(max_tokens)
         if full is None:
             return self._emit(rewritten)
-        # There is no room: the reply ends as it was.
-        prompt.tokens.truncate(prompt.body + kept)
-        prompt.tokens.append(dropped)
+        # The rest of the reply does not fit: the reply is restored.
+        prompt.tokens[prompt.body + kept :] = dropped
         self.add_reply(reply)
         if rewritten.break_ is not delta.break_:
             ended = Delta(tokens, rewritten.keep, rewritten.break_)
@@ -320,13 +317,13 @@ class Context:
             ended = Delta(tokens, length + self._cut)
             ended = self._declared(ended, "edit", length, "the end of the reply") if self._cut else ended
         closing = self.renderer.extension(
-            prompt.tokens.view[prompt.body :], [], history=self.view, tools=self.tools, generation_prompt=False
+            np.asarray(prompt.tokens[prompt.body :]), [], history=self.view, tools=self.tools, generation_prompt=False
         )
         prompt.append(closing, [])
         return self._emit(ended._replace(closed_reply=closing.closed_reply, full=full))
 
     def _read(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages of a turn as the family reads them, apart from those that the conversation has."""
+        """Apply `as_given` to the messages of a turn, except those that are in the conversation already."""
         if all(message.role != "assistant" for message in messages):
             return messages
         known = {id(message) for message in self.conversation}
@@ -354,7 +351,7 @@ class Context:
         return self._declared(delta, "edit", 0, f"new {' and '.join(changed)}")
 
     def _replace(self, delta: Delta, whole: Sequence[Message], detail: str) -> Delta:
-        """Make `whole` the conversation; the policy then sees a past that it has not seen."""
+        """Make `whole` the conversation. The policy's state is reset, so that it examines all messages again."""
         start, messages = edited(self.view, self.conversation, whole)
         keep = self.renderer.rewrite(self._prompt, start, messages)
         self.conversation[:] = whole
@@ -374,10 +371,10 @@ class Context:
         self.conversation.extend(messages)
 
     def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
-        """Let the policy rewrite the view. If two rewrites apply, the break is the one that keeps fewer tokens.
+        """Let the policy rewrite the view. If two rewrites apply, report the one that keeps fewer tokens.
 
         Raises:
-            UndeclaredBreak: If the policy returns anything but None or a legal rewrite.
+            UndeclaredBreak: If the policy returns something other than None or a legal rewrite.
         """
         try:
             rewrite = self.policy.view(self._history(summary))
@@ -388,8 +385,8 @@ class Context:
         if not _is_legal(rewrite, len(self.view)):
             raise UndeclaredBreak(
                 f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
-                f"{len(self.view)} messages. It returns None or a Rewrite that starts in the view, leaves a "
-                f"message, and has one of the reasons {_REASONS} and a detail in valid Unicode"
+                f"{len(self.view)} messages; expected None or a Rewrite that starts in the view, leaves at least one "
+                f"message, has one of the reasons {_REASONS}, and a detail in valid Unicode"
             )
         known = {message.content for message in self.view[rewrite.start :] if message.role == "assistant"}
         messages = [m if m.content in known else as_given(self.renderer, m) for m in rewrite.messages]
@@ -413,14 +410,14 @@ class Context:
         return self.policy.rejects(self._history(), summary)
 
     def _history(self, summary: str | None = None) -> History:
-        """Return what the history policy sees."""
+        """Return the part of the context that the history policy sees."""
         prompt, renderer = self._prompt, self.renderer
         return History(
             messages=ReadOnly(prompt.messages),
             new=self._seen,
             opening=self._opening,
             steps=self.steps,
-            length=prompt.tokens.length,
+            length=len(prompt.tokens),
             renderer=renderer,
             state=self._state,
             tokens=prompt.count,
@@ -437,16 +434,16 @@ class Context:
         self._seen_before, self._seen, self._cut = self._seen, len(prompt.messages), 0
         full = delta.full or self._is_full(max_tokens)
         if full is not None:
-            prompt.tokens.truncate(prompt.end)
+            del prompt.tokens[prompt.end :]
             prompt.body = prompt.end
-        tokens = prompt.tokens.copy(delta.keep)
+        tokens = prompt.tokens[delta.keep :]
         media = tuple([image.moved(-delta.keep) for image in prompt.placed_images(self.renderer.vision, delta.keep)])
         self.log_media += [image.moved(len(self.log_tokens)) for image in media]
-        self.log_tokens.append(tokens)
-        self.log_logprobs.extend(len(tokens), 0.0)
+        self.log_tokens.extend(tokens)
+        self.log_logprobs.extend([0.0] * len(tokens))
         if self.roles is not None:
             self.roles.observe(self.renderer, prompt, delta.keep)
-        return Delta(tokens, delta.keep, delta.break_, delta.closed_reply, full, media)
+        return Delta(np.asarray(tokens), delta.keep, delta.break_, delta.closed_reply, full, media)
 
 
 class ReadOnly(Sequence[Message]):
@@ -509,9 +506,9 @@ class SampledText:
         return count - 1 if count and int(self.tokens[-1]) in self._renderer.stop_token_ids else count
 
     def bounds(self) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
-        """Return for each token the first character that it has a part of, and the one after the last: int64, (n,).
+        """Return the range of characters of each token: the first one, and the one after the last; int64, shape (n,).
 
-        Tokens that share a character both have it.
+        If tokens share a character, it is in the range of each of them.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         starts, stops, decoded, is_open = list[int](), list[int](), 0, False
@@ -524,7 +521,7 @@ class SampledText:
         return np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
 
     def tokens_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range of the tokens that have a part of the characters `start` to `stop`."""
+        """Return the range of tokens that overlap the characters `start` to `stop`."""
         if start >= stop:
             return 0, 0
         starts, stops = self.bounds()

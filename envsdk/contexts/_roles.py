@@ -1,11 +1,11 @@
 """Labels of the tokens of a context, recorded on request: the text of a message, or the family's scaffold."""
 
+from array import array
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .._arrays import GrowableArray
 from ..messages import Message
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
@@ -19,7 +19,7 @@ SCAFFOLD = "scaffold"
 SAMPLED = ("content", "reasoning", "call")
 """The labels of an assistant's text."""
 UNKNOWN = -1
-"""The code of a token of which nothing is known: its reply was never finished."""
+"""The code of a token without a label, because its reply was never finished."""
 
 
 class LabeledSpan(NamedTuple):
@@ -31,11 +31,11 @@ class LabeledSpan(NamedTuple):
 
 
 class RoleLog:
-    """The labels of all tokens of a context's log, as codes of a legend."""
+    """The labels of all tokens in a context's log, as indices into a legend."""
 
     def __init__(self) -> None:
         self.legend: list[str] = []
-        self.codes = GrowableArray(np.int16)
+        self.codes = array("h")
         self._unread = 0  # how many sampled tokens at the end have no label yet
 
     def observe(self, renderer: Renderer, prompt: WrittenPrompt, keep: int) -> None:
@@ -43,22 +43,22 @@ class RoleLog:
         codes = np.full(len(prompt.tokens) - keep, self._code(SCAFFOLD), dtype=np.int16)
         for span in _spans_from(renderer, prompt, keep):
             codes[max(span.start - keep, 0) : max(span.stop - keep, 0)] = self._code(span.label)
-        self.codes.append(codes)
+        self.codes.extend(codes.tolist())
         self._unread = 0
 
     def act(self, count: int) -> None:
-        """Add sampled tokens, which have no label until `read`."""
-        self.codes.extend(count, UNKNOWN)
+        """Add sampled tokens, which are labeled later, by `read`."""
+        self.codes.extend([UNKNOWN] * count)
         self._unread += count
 
     def read(self, renderer: Renderer, prompt: WrittenPrompt) -> None:
-        """Label the sampled tokens of the last message, a reply that was read."""
-        tokens = prompt.tokens.view[prompt.starts[-1] :]
+        """Label the sampled tokens of the last message, a reply that has been parsed."""
+        tokens = np.asarray(prompt.tokens[prompt.starts[-1] :])
         codes = np.full(len(tokens), self._code(SCAFFOLD), dtype=np.int16)
         for span in reply_spans(renderer, tokens, prompt.messages[-1]):
             codes[span.start : span.stop] = self._code(span.label)
         if self._unread:
-            self.codes.view[-self._unread :] = codes[-self._unread :]
+            self.codes[-self._unread :] = array("h", codes[-self._unread :].tolist())
 
     def _code(self, label: str) -> int:
         if label not in self.legend:
@@ -67,13 +67,13 @@ class RoleLog:
 
 
 def _spans_from(renderer: Renderer, prompt: WrittenPrompt, keep: int) -> Iterator[LabeledSpan]:
-    """Yield the spans of the messages of which a prompt has tokens from `keep` on. All other tokens are scaffold."""
+    """Yield the spans of the messages that have tokens after the first `keep`. All other tokens are scaffold."""
     bounds = [*prompt.starts, prompt.end]
     for index in range(len(prompt.messages) - 1, -1, -1):
         start, stop = bounds[index], bounds[index + 1]
         if stop <= keep:
             break
-        tokens, message = prompt.tokens.view[start:stop], prompt.messages[index]
+        tokens, message = np.asarray(prompt.tokens[start:stop]), prompt.messages[index]
         is_reply = message.role == "assistant"
         found = reply_spans(renderer, tokens, message) if is_reply else _text_spans(renderer, prompt, index, tokens)
         yield from (LabeledSpan(start + span.start, start + span.stop, span.label) for span in found)
@@ -82,7 +82,7 @@ def _spans_from(renderer: Renderer, prompt: WrittenPrompt, keep: int) -> Iterato
 def _text_spans(
     renderer: Renderer, prompt: WrittenPrompt, index: int, tokens: "NDArray[np.int32]"
 ) -> list[LabeledSpan]:
-    """Return the spans of the text of a message that the model did not write, as the renderer attributes them."""
+    """Return the spans of the text of a message that the model did not sample, as the renderer attributes them."""
     message = prompt.messages[index]
     label = f"tool:{message.name}" if message.role == "tool" and message.name else message.role
     if isinstance(renderer, FamilyRenderer):
@@ -95,12 +95,12 @@ def _text_spans(
 
 
 def reply_spans(renderer: Renderer, tokens: "NDArray[np.int32]", message: Message) -> list[LabeledSpan]:
-    """Return the spans of a reply: where its text holds what was read from it.
+    """Return the spans of a reply's reasoning, content and calls.
 
     Args:
         renderer: The renderer of the reply.
         tokens: Its tokens: int32, shape (n,), also with the assistant's opening before them.
-        message: What the renderer read from them.
+        message: The message that the renderer parsed from them.
     """
     text = _Text(renderer, tokens, skip=len(tokens) - len(renderer.after_opening(tokens)))
     found = [(text.find(message.reasoning or ""), "reasoning"), (text.find(message.content), "content")]
@@ -113,14 +113,14 @@ def reply_spans(renderer: Renderer, tokens: "NDArray[np.int32]", message: Messag
 
 
 class _Text:
-    """The text of tokens, in which control tokens match nothing.
+    """The text of tokens for searches, which never match control tokens.
 
-    A token belongs to what its last byte is in.
+    A token belongs to the span that contains its last byte.
 
     Args:
         renderer: The renderer.
         tokens: The tokens: int32, shape (n,).
-        skip: How many tokens at the start are scaffold.
+        skip: The number of tokens at the start that are scaffold.
     """
 
     def __init__(self, renderer: Renderer, tokens: "NDArray[np.int32]", *, skip: int = 0) -> None:
@@ -135,7 +135,7 @@ class _Text:
         self._cursor = 0
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """Return the tokens of the next place that has a text, or None; the next search begins after it."""
+        """Return the range of tokens of the next occurrence of a string, or None; the next search begins after it."""
         wanted = text.encode()
         start = self._bytes.find(wanted, self._cursor) if wanted else -1
         if start < 0:
@@ -148,7 +148,7 @@ class _Text:
         """Return the runs of tokens between control tokens that hold more than white space.
 
         Args:
-            word: A text, of which the first run is the one that has it; None for all runs.
+            word: A string that the first returned run contains; None for all runs.
         """
         at = -1 if word is None else self._bytes.find(word.encode())
         token = int(np.searchsorted(self._ends, at, side="right")) if at >= 0 else 0

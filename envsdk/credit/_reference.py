@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from .._arrays import LARGEST
 from ..diagnostics._forward import forward_logprobs
 from ..diagnostics._inputs import logprobs_of, valid_samples
 from ..errors import ConfigError
+from ..limits import LARGEST
 from ..rendering._vision import Vision
 from ..trajectories._samples import Sample
 

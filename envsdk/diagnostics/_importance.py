@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from .._arrays import LARGEST
 from ..errors import ConfigError, InvalidSample, unknown_name
+from ..limits import LARGEST
 from ..trajectories._samples import Sample
 from ._inputs import LogprobPair, pair_logprobs
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from .._arrays import LARGEST
 from ..contexts._protocol import Action, FinishReason
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import ActionError
+from ..limits import LARGEST
 from ..messages import check_text
 from ..trajectories._fragments import fragment
 

@@ -45,7 +45,7 @@ class EpisodeHeader:
     origins: list[Origin] = field(default_factory=list[Origin])
     """The episodes that it was forked from."""
     records_roles: bool = False
-    """Whether its contexts record what each token belongs to."""
+    """True if its contexts record what each token belongs to."""
 
 
 class Phase(Enum):
@@ -91,7 +91,7 @@ class Agent:
         self.parent = parent
         self.handoff = handoff
         self.adds_reward: bool = (parent is None or parent.adds_reward) and (handoff is None or handoff.adds_reward)
-        """Whether its rewards count for the episode, and not only for its own contexts."""
+        """True if its rewards count for the episode, and not only for its own contexts."""
         self.limits = limits
         self.steps = self.sampled = self.tool_calls = 0
         """Its own counts, with those of all agents below it."""
@@ -195,7 +195,7 @@ class Agent:
         checked = check_action(action, context.renderer.tokenizer.vocab_size, lambda: _prompt_size(context, step))
         context.act(checked.tokens, checked.logprobs)
         is_first, is_abort, sampled = not step.parts, checked.finish_reason == "abort", len(checked.tokens)
-        stop = context.log_tokens.length
+        stop = len(context.log_tokens)
         step.parts += (Part(stop, checked.temperature, checked.policy_version, checked.extra),)
         step.finish_reason = checked.finish_reason
         self.aborts = len(step.parts) if is_abort else 0
@@ -385,7 +385,7 @@ class Agent:
         """Return the context that an author means: one of the agent's own, or of its sub-agents.
 
         Raises:
-            TurnError: If there is no such context.
+            TurnError: If no context has that name.
         """
         below = [known for item in self.agents() for known in item.contexts]
         for known in (self.full_name(name), name):

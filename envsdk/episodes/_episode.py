@@ -101,11 +101,11 @@ class Episode:
         self.agent = self.root
         """Whose action is due; while sub-agents run side by side, `pending_reply` specifies it."""
         self.side_by_side = False
-        """Whether the driver runs sub-agents itself (`RunChildren`); otherwise they act one after the other."""
+        """True if the driver runs sub-agents itself (`RunChildren`); otherwise they act one after the other."""
         self.interrupted = False
-        """Whether the driver left such sub-agents before they had ended."""
+        """True if the driver left such sub-agents before they had ended."""
         self.abandoned = False
-        """Whether its environment has begun another episode."""
+        """True if its environment has begun another episode."""
         self._owners: dict[str, Agent] = {}  # the agent of each context
         self._upcoming: dict[str, PendingReply] = {}  # by the context's name, until the turn is taken
         self._summarizer = summarizer
@@ -125,7 +125,7 @@ class Episode:
 
     @property
     def is_over(self) -> bool:
-        """Whether no agent may act in it anymore."""
+        """True if no agent may act in it anymore."""
         return self.trajectory is not None or self.abandoned
 
     # What a driver calls.
@@ -215,7 +215,7 @@ class Episode:
         if self.trajectory is not None or agent.due is None or agent.emitted is None:
             raise EpisodeError("no action is due: the episode is over, or a method of its environment is running")
         result, log = agent.emitted, agent.context.log_tokens
-        tokens = log.copy(len(log) - len(result.observation.tokens))
+        tokens = np.asarray(log[len(log) - len(result.observation.tokens) :])
         return result._replace(observation=result.observation._replace(tokens=tokens), info=dict(result.info))
 
     def pending_reply(self, context: str) -> PendingReply:
@@ -570,7 +570,7 @@ class Episode:
         agent.phase = Phase.ACTIVE
         extends = not is_new and break_ is None
         if reason is None:
-            stop = context.log_tokens.length
+            stop = len(context.log_tokens)
             start = stop - len(delta.tokens)
             agent.due = Step(context.name, base or context.name, delta.keep, extends, start, stop, break_=break_)
             self.agent = agent

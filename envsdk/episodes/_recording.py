@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from ..contexts._context import Context
 from ..contexts._protocol import Break
 from ..limits import StopReason
@@ -78,8 +80,8 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
             logs[name] = ContextLog(
                 role=context.role,
                 parent=context.parent or parent,
-                tokens=context.log_tokens.copy(0, length),
-                logprobs=context.log_logprobs.copy(0, length),
+                tokens=np.asarray(context.log_tokens[:length]),
+                logprobs=np.asarray(context.log_logprobs[:length]),
                 messages=list(context.messages),
                 tools=[dict(tool) for tool in context.tools],
                 reward=context.reward,
@@ -89,7 +91,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
                 task=task_as_json(agent.task) if is_child else None,
                 tokenizer=tokenizer.fingerprint if is_other else "",
                 vocab_size=tokenizer.vocab_size if is_other else 0,
-                roles=None if roles is None else Roles.of(roles.legend, roles.codes.copy(0, length)),
+                roles=None if roles is None else Roles.of(roles.legend, np.asarray(roles.codes[:length])),
                 media=[placed for placed in context.log_media if placed.stop <= length],
             )
     return logs

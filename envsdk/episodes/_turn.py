@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, cast
 
 from pydantic import ValidationError
 
-from .._arrays import LARGEST
 from ..contexts._edits import Edit
 from ..errors import TurnError, what_is_invalid
-from ..limits import plain_integer
+from ..limits import LARGEST, plain_integer
 from ..messages import Message, ToolSchema, check_text, to_messages
 
 Messages: TypeAlias = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]

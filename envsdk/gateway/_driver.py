@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, cast
 
+import numpy as np
 from typing_extensions import override
 
 from ..authoring._driver import Driver
@@ -438,8 +439,8 @@ class ProgramDriver(Driver):
         content = content[:end]
         message = Message(role="assistant", content=content, reasoning=recorded.reasoning, tool_calls=tuple(calls))
         self._inner[id(message)] = message, recorded
-        tokens = context.log_tokens.copy(step.action_start, step.stop)
-        logprobs = context.log_logprobs.copy(step.action_start, step.stop)
+        tokens = np.asarray(context.log_tokens[step.action_start : step.stop])
+        logprobs = np.asarray(context.log_logprobs[step.action_start : step.stop])
         is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
         decode = context.renderer.tokenizer.token_bytes
         return ModelReply(

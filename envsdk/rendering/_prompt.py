@@ -2,6 +2,7 @@
 
 import copy
 import operator
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .._arrays import GrowableArray
 from ..images import PlacedImage
 from ..messages import Message, ToolSchema
 from .emission import Emission, Span
@@ -28,7 +28,7 @@ class EmittedDelta(NamedTuple):
     tokens: "NDArray[np.int32]"
     """The tokens from the end of the reply to the end of the generation prompt, shape (n,)."""
     generation_prompt: bool
-    """Whether the delta ends with a generation prompt."""
+    """True if the delta ends with a generation prompt."""
 
 
 class Rendered:
@@ -62,7 +62,7 @@ class WrittenPrompt:
 
     def __init__(self) -> None:
         self.tools: Sequence[ToolSchema] = ()
-        self.tokens = GrowableArray(np.int32)
+        self.tokens = array("i")
         self.messages: list[Message] = []
         self.starts: list[int] = []
         """The position of each message's first token."""
@@ -81,22 +81,21 @@ class WrittenPrompt:
     def copy(self) -> "WrittenPrompt":
         """Return an independent copy."""
         other = copy.copy(self)
-        other.tokens = GrowableArray(np.int32)
-        other.tokens.append(self.tokens.view)
-        other.messages, other.starts, other.bodies = list(self.messages), list(self.starts), list(self.bodies)
+        other.tokens, other.messages = self.tokens[:], list(self.messages)
+        other.starts, other.bodies = list(self.starts), list(self.bodies)
         other._placed = list(self._placed)
         return other
 
     def append(self, rendered: Rendered, messages: Sequence[Message], prefill: str | Message | None = None) -> None:
         """Append rendered messages; the generation prompt, if there is one, begins at the last start."""
-        before = self.tokens.length
-        self.tokens.append(rendered.tokens)
+        before = len(self.tokens)
+        self.tokens.extend(rendered.tokens.tolist())
         for message, start in zip(messages, rendered.starts, strict=False):
             self.add(message, before + start)
-        self.body = self.tokens.length
+        self.body = len(self.tokens)
         self.end = before + rendered.starts[len(messages)] if len(rendered.starts) > len(messages) else self.body
         self.prefill = prefill
-        self.tokens.append(rendered.begun)
+        self.tokens.extend(rendered.begun.tolist())
 
     def add(self, message: Message, start: int, body: int = -1) -> None:
         """Add a message whose tokens begin at `start`, and whose sampled part begins at `body`."""
@@ -124,7 +123,7 @@ class WrittenPrompt:
             is_last = following == len(self.messages)
             stop = self.body if is_last else self.bodies[following]
             if following > reply + 1 and self.bodies[reply] >= 0 and stop >= 0:
-                tokens = self.tokens.copy(self.starts[reply + 1], stop)
+                tokens = np.asarray(self.tokens[self.starts[reply + 1] : stop])
                 deltas.append(EmittedDelta(reply, tokens, not is_last or self.body > self.end))
         return deltas
 
@@ -138,7 +137,7 @@ class WrittenPrompt:
         for index in range(self._n_placed, len(self.messages)):
             if images := self.messages[index].images:
                 start = self.starts[index]
-                places = vision.places(self.tokens.view[start : start + self.count(index)], images)
+                places = vision.places(np.asarray(self.tokens[start : start + self.count(index)]), images)
                 self._placed += [placed.moved(start) for placed in places]
         self._n_placed = len(self.messages)
         return self._placed[bisect_right(self._placed, keep, key=operator.attrgetter("stop")) :]

@@ -6,6 +6,7 @@ difference: O(context).
 
 import operator
 from abc import abstractmethod
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
@@ -117,7 +118,7 @@ class WholeRenderer(Renderer):
 
     def _is_seam(self, prompt: WrittenPrompt, position: int) -> bool:
         """Return whether a token is a control token or follows one, so that no token crosses its beginning."""
-        return bool(self._is_control(prompt.tokens.copy(max(position - 1, 0), position + 1)).any())
+        return bool(self._is_control(np.asarray(prompt.tokens[max(position - 1, 0) : position + 1])).any())
 
     def _replace(
         self,
@@ -156,7 +157,7 @@ class WholeRenderer(Renderer):
                 following_reply = own + 1
             if index in refused and own is not None:
                 begin = prompt.starts[own]
-                sampled = prompt.tokens.copy(begin, begin + prompt.count(own))
+                sampled = np.asarray(prompt.tokens[begin : begin + prompt.count(own)])
                 following = rendered.tokens[stop : stop + 1]
                 tokens.append(self._up_to_end(sampled, rendered.tokens[start:stop], following))
                 shown[index] = prompt.messages[own]
@@ -196,13 +197,13 @@ class WholeRenderer(Renderer):
             How many tokens stay.
         """
         offset = prompt.starts[first] if first else 0
-        old = prompt.tokens.copy(offset, prompt.body)
+        old = np.asarray(prompt.tokens[offset : prompt.body])
         keep, same = self._shared(old, new, self._first_other_image(prompt, offset, messages, new, rendered_starts))
         if keep == len(old) and same == len(new):
             prompt.messages[first:] = messages
             return len(prompt.tokens)
         keep += offset
-        begun = prompt.tokens.copy(prompt.body)
+        begun = prompt.tokens[prompt.body :]
         starts, bodies = [*prompt.starts[first:], prompt.end], prompt.bodies[first:]
         prompt.forget(first)
         new_starts: list[int] = []
@@ -212,10 +213,9 @@ class WholeRenderer(Renderer):
         for index, (message, start) in enumerate(zip(messages, new_starts, strict=False)):
             is_kept = index < len(bodies) and start == starts[index] and starts[index + 1] <= keep
             prompt.add(message, start, bodies[index] if is_kept else -1)
-        prompt.tokens.truncate(keep)
-        prompt.tokens.append(new[same:])
+        prompt.tokens[keep:] = array("i", new[same:].tolist())
         prompt.end, prompt.body = new_starts[-1], len(prompt.tokens)
-        prompt.tokens.append(begun)
+        prompt.tokens.extend(begun)
         return keep
 
     def _first_other_image(

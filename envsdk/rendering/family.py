@@ -191,15 +191,15 @@ class FamilyRenderer(Renderer):
         before = len(view) - len(messages)
         shown_tools = prompt.tools if tools is None else tools
         written = [self._write(view, before + i, past, shown_tools) for i in range(len(messages))]
-        generation_prompt, asks = prompt.tokens.copy(prompt.end), prompt.body - prompt.end
+        generation_prompt, asks = prompt.tokens[prompt.end :], prompt.body - prompt.end
         prompt.forget(start)
-        prompt.tokens.truncate(past.start)
+        del prompt.tokens[past.start :]
         for message, (tokens, body) in zip(messages, written, strict=True):
             at = len(prompt.tokens)
             prompt.add(message, at, at + body if body >= 0 else -1)
-            prompt.tokens.append(tokens)
+            prompt.tokens.extend(tokens.tolist())
         prompt.end = len(prompt.tokens)
-        prompt.tokens.append(generation_prompt)
+        prompt.tokens.extend(generation_prompt)
         prompt.body = prompt.end + asks
         prompt.tools = shown_tools
         return past.start
@@ -209,7 +209,7 @@ class FamilyRenderer(Renderer):
         start, body = _start_of_round(prompt.messages, index), prompt.bodies[index]
         view = [*prompt.messages[start:index], message, *prompt.messages[index + 1 : index + 2]]
         end = prompt.starts[index] + prompt.count(index)
-        sampled = prompt.tokens.view[body:end] if body >= 0 else None
+        sampled = np.asarray(prompt.tokens[body:end]) if body >= 0 else None
         return len(self._write_again(view, index - start, sampled, prompt.tools)[0])
 
     def _first_changed(
@@ -279,8 +279,8 @@ class _Past:
         self.start = bounds[0]
         self.messages = prompt.messages[first - lead :]
         self.has_opening = not first
-        """Whether the first message is the first one of the conversation."""
-        self._tokens = prompt.tokens.copy(self.start, prompt.end)
+        """True if the first message is the first one of the conversation."""
+        self._tokens = np.asarray(prompt.tokens[self.start : prompt.end])
         self._bounds = [0] * lead + [bound - self.start for bound in bounds]
         self._bodies = [-1] * lead + [body - self.start if body >= 0 else -1 for body in prompt.bodies[first:]]
         self._same = {id(message): index for index, message in enumerate(self.messages) if index >= lead}

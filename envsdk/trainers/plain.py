@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from .._arrays import LARGEST
 from .._packages import load
 from ..contexts._side_data import PerToken, Ragged, per_token
 from ..diagnostics import ImportanceWeights
 from ..errors import ConfigError, InvalidSample
+from ..limits import LARGEST
 from ..trajectories._samples import Sample
 from ._capability import Capability
 from ._checks import check_samples

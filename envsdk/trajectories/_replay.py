@@ -4,6 +4,7 @@
 derived from what this module yields. It searches no tokens: a step specifies which ranges of which log it adds.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .._arrays import GrowableArray
 from ..errors import InvalidRecord, UndeclaredBreak
 from ..images import PlacedImage
 from ._checks import check_break
@@ -71,7 +71,7 @@ class Path:
         self.starts: list[int] = []
         """The position of the first token of each piece."""
         self._contexts = contexts
-        self._tokens = GrowableArray(np.int32)
+        self._tokens = array("i")
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -80,7 +80,7 @@ class Path:
         """Add a piece of a log at the end."""
         self.pieces.append(piece)
         self.starts.append(len(self))
-        self._tokens.append(self._contexts[piece.context].tokens[piece.start : piece.stop])
+        self._tokens.extend(self._contexts[piece.context].tokens[piece.start : piece.stop].tolist())
 
     def truncate(self, keep: int) -> None:
         """Keep the first `keep` tokens."""
@@ -91,19 +91,19 @@ class Path:
         if count:
             last = self.pieces[-1]
             self.pieces[-1] = last._replace(stop=last.start + keep - self.starts[-1])
-        self._tokens.truncate(keep)
+        del self._tokens[keep:]
 
     def branch(self, keep: int) -> "Path":
         """Return another path that begins with the first `keep` tokens."""
         other = Path(self._contexts)
         other.pieces, other.starts = list(self.pieces), list(self.starts)
-        other._tokens.append(self._tokens.view)
+        other._tokens = self._tokens[:]
         other.truncate(keep)
         return other
 
     def tokens(self, stop: int | None = None) -> "NDArray[np.int32]":
         """Return the tokens of the path up to position `stop`: int32, a copy."""
-        return self._tokens.copy(0, stop)
+        return np.asarray(self._tokens[:stop])
 
 
 class Paths:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import numpy as np
 
-from .._arrays import LARGEST
 from .._cards import card, mask_bar, named
 from ..contexts._protocol import Break, Count
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import InvalidRecord, InvalidSample
 from ..images import PlacedImage
+from ..limits import LARGEST
 from ._checks import check_break
 from ._fragments import fragment
 from ._media import embedded, read_embedded

@@ -16,11 +16,11 @@ import numpy as np
 from pydantic import AfterValidator, GetCoreSchemaHandler, PlainValidator, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from .._arrays import LARGEST
 from ..contexts._protocol import Break
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import what_is_invalid
 from ..images import Image, PlacedImage
+from ..limits import LARGEST
 from ..messages import Message
 
 if TYPE_CHECKING:

@@ -263,7 +263,7 @@ class TreeBuilder:
 
     def _placeholders(self, order: "NDArray[np.int64]") -> "tuple[NDArray[np.int32], list[PlacedImage]]":
         """Return the tokens in the order of a tree's layout, with placeholders again, and the images in them."""
-        tokens, media = self._tree.tokens.view[order], list[PlacedImage]()
+        tokens, media = np.asarray(self._tree.tokens)[order], list[PlacedImage]()
         index = np.argsort(order) if self._images else order
         for number, (image, placeholders) in self._images.items():
             start = int(index[number])

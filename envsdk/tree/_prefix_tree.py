@@ -3,14 +3,12 @@
 This module knows nothing of trajectories and samples: a token is trained or it is not.
 """
 
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-
-from .._arrays import GrowableArray
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,7 +73,7 @@ class PrefixTree:
     """
 
     def __init__(self, *, merges: bool) -> None:
-        self.tokens = GrowableArray(np.int32)
+        self.tokens = array("i")
         self._merges = merges
         self._root = PrefixNode(0, 0, 0, False, None)
         # All nodes in the order of their token numbers, and the number at which each starts.
@@ -133,7 +131,7 @@ class PrefixTree:
             matched = match.matched
         if matched < len(tokens):
             start = len(self)
-            self.tokens.append(tokens[matched:])
+            self.tokens.extend(tokens[matched:].tolist())
             new = PrefixNode(start, len(self), parent.depth + len(parent), is_trained, parent)
             parent.children.setdefault(int(tokens[matched]), []).append(new)
             self._nodes.append(new)
@@ -153,14 +151,14 @@ class PrefixTree:
         for children in rest.children.values():
             for child in children:
                 child.parent = rest
-        node.stop, node.children = middle, {int(self.tokens.view[middle]): [rest]}
+        node.stop, node.children = middle, {self.tokens[middle]: [rest]}
         place = bisect_right(self._starts, middle)
         self._nodes.insert(place, rest)
         self._starts.insert(place, middle)
 
     def _longest_match(self, parent: PrefixNode, tokens: "NDArray[np.int32]", is_trained: bool) -> list[_Match]:
         """Return the path below `parent` that matches the most tokens, from its first node to its last."""
-        stored = self.tokens.view
+        stored = np.asarray(self.tokens)
         longest = _Match(parent, 0, None)
         unexplored = [longest]
         while unexplored and longest.matched < len(tokens):
@@ -185,7 +183,13 @@ class PrefixTree:
 
         For one context, whose tokens are only appended and dropped, this is the order in which the tokens were added.
         """
-        nodes = list(self._in_order())
+        nodes: list[PrefixNode] = []
+        unvisited = [self._root]
+        while unvisited:
+            nodes.append(unvisited.pop())
+            children = [child for siblings in nodes[-1].children.values() for child in siblings]
+            unvisited.extend(sorted(children, key=lambda child: -child.start))
+        del nodes[0]  # the root, which has no tokens
         numbers: dict[PrefixNode | None, int] = {self._root: NO_TOKEN, **{node: i for i, node in enumerate(nodes)}}
         lengths = np.array([len(node) for node in nodes], dtype=np.int64)
         stops = np.cumsum(lengths)
@@ -206,15 +210,6 @@ class PrefixTree:
             parent=parent.astype(np.int32),
             exit=np.repeat(np.array(exits, dtype=np.int32), lengths),
         )
-
-    def _in_order(self) -> Iterator[PrefixNode]:
-        unvisited = [self._root]
-        while unvisited:
-            node = unvisited.pop()
-            if node is not self._root:
-                yield node
-            children = [child for siblings in node.children.values() for child in siblings]
-            unvisited.extend(sorted(children, key=lambda child: -child.start))
 
 
 def _common(first: "NDArray[np.int32]", second: "NDArray[np.int32]") -> int:

@@ -18,7 +18,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
         "errors",
-        "_packages _untrusted _arrays",
+        "_packages _untrusted",
         "images",
         "messages limits _specifications _visible",
         "_cards",

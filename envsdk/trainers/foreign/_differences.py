@@ -1,11 +1,11 @@
 """The comparison of a logged prompt with the tokens that its context held: how many stay, and why others do not."""
 
+from array import array
 from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._arrays import GrowableArray
 from ...contexts._protocol import BreakReason
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class HeldTokens:
     """The tokens that a context holds, and where replies are in them."""
 
     def __init__(self) -> None:
-        self._tokens = GrowableArray(np.int32)
+        self._tokens = array("i")
         self._replies: list[_ReplyRange] = []  # as far as they are held as they were sampled
 
     def __len__(self) -> int:
@@ -33,27 +33,26 @@ class HeldTokens:
 
     def shared(self, prompt: "NDArray[np.int32]") -> int:
         """Return the number of tokens that a prompt begins with, of those that are held."""
-        return _common(self._tokens.view, prompt)
+        return _common(np.asarray(self._tokens), prompt)
 
     def branch(self, keep: int) -> "HeldTokens":
         """Return a copy of the first `keep` tokens."""
         other = HeldTokens()
-        other._tokens.append(self._tokens.view[:keep])
+        other._tokens = self._tokens[:keep]
         other._replies = list(self._replies)
         other.truncate(keep)
         return other
 
     def truncate(self, keep: int) -> None:
         """Keep the first `keep` tokens."""
-        self._tokens.truncate(keep)
+        del self._tokens[keep:]
         del self._replies[bisect_left(self._replies, keep + 1, key=lambda reply: reply.stop) :]
 
     def append(
         self, observed: "NDArray[np.int32]", sampled: "NDArray[np.int32]", *, has_reasoning: bool = False
     ) -> None:
         """Add the rest of a prompt, and the reply to it."""
-        self._tokens.append(observed)
-        self._tokens.append(sampled)
+        self._tokens.extend(observed.tolist() + sampled.tolist())
         stop = len(self._tokens)
         self._replies.append(_ReplyRange(stop - len(sampled), stop, has_reasoning))
 
@@ -81,7 +80,7 @@ class HeldTokens:
 
     def _is_stripped(self, prompt: "NDArray[np.int32]", kept: int) -> bool:
         """Return whether a prompt has the held tokens, except for reasoning at the beginning of replies."""
-        tokens, at, new = self._tokens.view, kept, kept
+        tokens, at, new = np.asarray(self._tokens), kept, kept
         for reply in self._replies:
             if reply.stop <= at:
                 continue

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
 
-from ..._arrays import LARGEST
 from ...contexts._protocol import Action, Break
 from ...contexts._side_data import part_of, per_token
 from ...episodes._actions import CheckedAction, PromptSize, check_action
 from ...errors import ActionError, ConfigError, ImageError, InvalidRecord
 from ...images import Image, ImageSource, PlacedImage
+from ...limits import LARGEST
 from ...messages import Message
 from ...trajectories._trajectory import Status, Trajectory
 from ._chains import ChainMatch, OpenPrompts

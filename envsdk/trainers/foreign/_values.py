@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from ..._arrays import LARGEST
 from ...errors import InvalidRecord
+from ...limits import LARGEST
 
 LARGEST_ID = int(np.iinfo(np.int32).max)
 

@@ -1,12 +1,13 @@
 """The core of all imports: it writes contexts and steps from logged steps whose context and delta are known."""
 
+import math
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._arrays import GrowableArray
 from ...contexts._protocol import Break
 from ...contexts._side_data import Aligned
 from ...episodes._actions import CheckedAction
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class _GrowingContext:
     log: ContextLog
-    tokens: GrowableArray[np.int32] = field(default_factory=lambda: GrowableArray(np.int32))
-    logprobs: GrowableArray[np.float32] = field(default_factory=lambda: GrowableArray(np.float32))
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     has_begun: bool = False
 
 
@@ -69,10 +70,11 @@ class LogWriter:
             reply: The index of the reply in the messages of the context, or None.
         """
         context = self._contexts[name]
-        start, unknown = len(context.tokens), np.nan if action.logprobs is None else action.logprobs
-        for tokens, logprobs in ((observed, 0.0), (action.tokens, unknown)):
-            context.tokens.append(tokens)
-            context.logprobs.extend(len(tokens), logprobs)
+        start = len(context.tokens)
+        context.tokens.extend(observed.tolist() + action.tokens.tolist())
+        context.logprobs.extend([0.0] * len(observed))
+        unknown = [math.nan] * len(action.tokens)
+        context.logprobs.extend(unknown if action.logprobs is None else action.logprobs.tolist())
         context.log.media += [placed.moved(start) for placed in media]
         extra: dict[str, Any] = dict(action.extra)
         for key, value in extra.items():
@@ -98,7 +100,8 @@ class LogWriter:
     def contexts(self) -> dict[str, ContextLog]:
         """Return the logs of the contexts by name, with all tokens."""
         for context in self._contexts.values():
-            context.log.tokens, context.log.logprobs = context.tokens.copy(), context.logprobs.copy()
+            context.log.tokens = np.asarray(context.tokens[:])
+            context.log.logprobs = np.asarray(context.logprobs[:])
         return {name: context.log for name, context in self._contexts.items()}
 
 
