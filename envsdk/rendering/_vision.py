@@ -190,7 +190,7 @@ def _check_crops(processor: Any, images: Any) -> None:
 
 
 def joined_arrays(processed: Sequence[ProcessedImage]) -> "dict[str, NDArray[Any]]":
-    """Return the arrays of images, one image after the other, by their names; {} without images.
+    """Return the concatenated arrays of images by their names; an empty dict without images.
 
     Raises:
         ValueError: If arrays of two images differ in more than their length.
