@@ -1282,7 +1282,7 @@ def test_a_context_that_is_full_although_a_reply_was_shortened_ends_the_episode(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"keep_reply": 1, "up_to": "a"}, "both say"),
+        ({"keep_reply": 1, "up_to": "a"}, "both specify"),
         ({"keep_reply": -1}, "expected how many tokens stay"),
         ({"keep_reply": True}, "expected how many tokens stay"),
         ({"up_to": ""}, "not empty"),
