@@ -1,6 +1,6 @@
-"""Small HTML cards for notebooks: a title, facts, a bar, and folded texts. They need no script and no style sheet.
+"""Small HTML cards for notebooks: a title, facts, a bar, and folded sections, without scripts or style sheets.
 
-Colors are those of the page, so that a card is readable in dark and in light themes. All texts are escaped.
+Colors are inherited from the page, so that a card is readable in dark and in light themes. All text is escaped.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,9 +24,9 @@ def card(title: str, facts: Mapping[str, object], *, bar: str = "", folded: Mapp
 
     Args:
         title: The title.
-        facts: Values by name; those that are None or empty texts are left out.
+        facts: Values by name; None and empty strings are left out.
         bar: HTML to show after the facts, such as `mask_bar` returns.
-        folded: Texts by their headings, which are folded at first; those that are empty are left out.
+        folded: The text of each section by its heading. Sections are collapsed at first; empty ones are left out.
     """
     shown = " ".join(
         f"<span style='margin-right:1em'><span style='opacity:.65'>{_inline(name)}</span> {_inline(str(value))}</span>"
@@ -70,12 +70,12 @@ def mask_bar(mask: "NDArray[np.bool_]") -> str:
 
 
 def named(numbers: Mapping[str, float]) -> str:
-    """Return named numbers as one text."""
+    """Return named numbers as one string, `name value, name value`."""
     return ", ".join(f"{name} {number:g}" for name, number in numbers.items())
 
 
 def shortened(texts: Iterable[str], most: int, chars: int) -> str:
-    """Return texts one after the other: at most `most` of them, each with at most `chars` characters."""
+    """Return strings as paragraphs: at most `most` of them, each cut to `chars` characters."""
     every = list(texts)
     shown = [
         text if len(text) <= chars else f"{text[:chars]} … ({len(text) - chars:,} more characters)"

@@ -66,7 +66,7 @@ def list_renderers() -> list[str]:
 
 
 def renderer_factories() -> dict[str, Callable[..., Renderer]]:
-    """Return what makes each renderer, such as its class, by name; without those whose package cannot be imported."""
+    """Return the factory of each renderer (such as its class) by name, except those that cannot be imported."""
     points = list(_entry_points(RENDERERS))
     found: dict[str, Callable[..., Renderer]] = {}
     for name in sorted({*_renderers, *(point.name for point in points)}):
@@ -80,10 +80,10 @@ def renderer_factories() -> dict[str, Callable[..., Renderer]]:
 
 
 def _factory(name: str, points: "Iterable[EntryPoint] | None" = None) -> Callable[..., Renderer]:
-    """Return what makes the renderer of a name.
+    """Return the factory of the renderer with a name.
 
     Raises:
-        UnknownName: If there is no renderer of that name. Similar names are suggested.
+        UnknownName: If no renderer has that name. Similar names are suggested.
         PluginError: If the renderer's package cannot be imported, or several packages provide the name.
     """
     factory = _renderers.get(name)
@@ -104,11 +104,11 @@ def _factory(name: str, points: "Iterable[EntryPoint] | None" = None) -> Callabl
 
 
 _MODELS = {"gpt-oss": "harmony", "magistral": "mistral-3", "ministral": "mistral-3", "devstral": "mistral-3"}
-"""The families of models that are not named after them."""
+"""The renderers of models whose names do not contain the family's name, by the beginning of the model's name."""
 
 
 def _families_of(model: object, names: Iterable[str]) -> str:
-    """Return which renderers are for a model, given by its name or its id on a hub; empty if none is known.
+    """Return advice that names the renderers of a model, given by its name or its id on a hub; empty if none is known.
 
     A family's name is in the name of its models, word by word: `qwen3-instruct-2507` in `Qwen3-4B-Instruct-2507`, and
     `llama-3` in `Llama-3.1-8B`.
@@ -135,20 +135,21 @@ _OPTIONS_OF_HISTORY = ("strip_thinking_from_history", "strip_thinking", "keep_th
 
 
 def refuse_history_options(options: Mapping[str, Any]) -> None:
-    """Refuse what other libraries call the history policy.
+    """Refuse the options that other libraries use for the history policy.
 
     Raises:
-        ConfigError: It names the option of the environment.
+        ConfigError: If one is given. The message names the environment's option instead.
     """
     if given := [name for name in _OPTIONS_OF_HISTORY if name in options]:
         raise ConfigError(
-            f"{given[0]}={options[given[0]]!r:.40}: what later prompts show of the past is the history policy of the "
-            "environment, for each renderer: history='strip' shows what the model's template shows, history='keep' all"
+            f"{given[0]}={options[given[0]]!r:.40} is not an option of a renderer. The environment's history policy "
+            "decides which reasoning stays in later prompts: history='strip' shows what the model's template shows, "
+            "history='keep' shows all of it"
         )
 
 
 def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
-    """Return a renderer, made by its name.
+    """Make a renderer by its name.
 
     Args:
         name: The renderer's name, one of `list_renderers()`. It may include options:
@@ -157,7 +158,7 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
         **options: The renderer's own options.
 
     Raises:
-        UnknownName: If there is no renderer of that name. Similar names are suggested.
+        UnknownName: If no renderer has that name. Similar names are suggested.
         PluginError: If the renderer's package cannot be imported, or it does not make a `Renderer`.
         ConfigError: If the renderer does not accept an option.
         TokenizerError: If the tokenizer cannot be loaded, or lacks control tokens that the model family needs.
@@ -181,21 +182,21 @@ def get_renderer(name: str, tokenizer: Any = None, **options: Any) -> Renderer:
 
 
 def find_renderer(renderer: str | Mapping[str, Any] | Renderer, tokenizer: Any = None) -> Renderer:
-    """Return a renderer.
+    """Return a renderer that is given by its name, its name with options, or as an object.
 
     Args:
         renderer: Its name, its name with options (`{"name": "qwen3", "enable_thinking": False}`), or an object.
         tokenizer: What `load_tokenizer` takes; None is the embedded vocabulary by default, or the object's own.
 
     Raises:
-        ConfigError: If an object comes with another tokenizer than its own, or `renderer` is something else.
-        UnknownName: If there is no renderer of that name.
+        ConfigError: If an object is given together with a different tokenizer, or `renderer` has another type.
+        UnknownName: If no renderer has that name.
     """
     if isinstance(renderer, Renderer):
         if tokenizer is not None and tokenizers.load_tokenizer(tokenizer).fingerprint != renderer.tokenizer.fingerprint:
             raise ConfigError(
-                f"tokenizer is {tokenizer!r:.80}, but the renderer is an object that has another one, "
-                f"{renderer.tokenizer.name!r}: give one of both, or get_renderer({renderer.name!r}, tokenizer)"
+                f"tokenizer is {tokenizer!r:.80}, but the renderer is an object that already has another one, "
+                f"{renderer.tokenizer.name!r}: give only one of them, or get_renderer({renderer.name!r}, tokenizer)"
             )
         return renderer
     if not isinstance(renderer, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -244,10 +245,10 @@ def list_envs() -> list[str]:
 
 
 def make_registered(id: str, **kwargs: Any) -> object:
-    """Return what the entry point of an id makes, without gymnasium's wrappers; see `envsdk.make`.
+    """Make the environment of an id, without gymnasium's wrappers; see `envsdk.make`.
 
     Raises:
-        UnknownName: If there is no environment of that id. Similar ids are suggested.
+        UnknownName: If no environment has that id. Similar ids are suggested.
         PluginError: If the environment's module cannot be imported.
         ConfigError: If `max_episode_steps` is given.
     """
@@ -268,7 +269,7 @@ def find_creator(id: str) -> object:
     """Return the entry point of an id: the environment's class, or a function that makes it.
 
     Raises:
-        UnknownName: If there is no environment of that id. Similar ids are suggested.
+        UnknownName: If no environment has that id. Similar ids are suggested.
         PluginError: If the environment's module cannot be imported.
     """
     if id not in _envs:  # reading what is installed takes 10 ms

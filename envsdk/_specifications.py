@@ -1,4 +1,4 @@
-"""Names with options written as one text, as the command line and `history=` accept them: `compact:every=10`."""
+"""Names with options in one string, as the command line and `history=` accept them: `compact:every=10`."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ def specification(text: str) -> str | dict[str, Any]:
     """Return a mapping for a name with options, `compact:every=10` or JSON, and a name without options unchanged.
 
     Raises:
-        ConfigError: If the text has another form.
+        ConfigError: If the string has another form.
     """
     if text.startswith("{"):
         try:

@@ -1,8 +1,8 @@
-"""Reads files that others may have written: regular files in their folder, with limits on bytes, depth and expansion.
+"""Read files from untrusted sources: only regular files in their folder, with limits on size, depth and expansion.
 
-Every reader of records, run folders, tokenizers and logs uses these functions, so that nothing that lies in a folder
-makes a program wait, run out of memory, or fail with an error that is not typed. A limit is per line or per file that
-is read as a whole: a file that is read line by line may have any length.
+Every reader of records, run folders, tokenizers and logs uses these functions, so that no file in a folder can block a
+program, exhaust its memory, or make it fail with an untyped error. A limit applies to a line, or to a file that is read
+as a whole: a file that is read line by line may have any length.
 """
 
 import json
@@ -21,9 +21,9 @@ MAX_DESCRIPTION_BYTES = 16 * MIB
 MAX_VOCABULARY_BYTES = 64 * MIB
 """The most bytes of the vocabulary of a tokenizer. Gemma's has 33 MiB."""
 MAX_DEPTH = 200
-"""The most levels of lists and objects in JSON; what has fewer can be written again."""
+"""The most levels of lists and objects in JSON that is read. Python can also write values of this depth."""
 MAX_RECORD_MIB = "ENVSDK_MAX_RECORD_MIB"
-"""The environment variable that sets the most bytes of a line, in MiB; 64 by default."""
+"""The environment variable that sets the largest size of a line, in MiB; 64 by default."""
 _MAX_MEMORY = 6
 """The memory that the values of a line may take, as a multiple of the most bytes of a line."""
 _BYTES_PER = {b"{": 240, b"[": 64, b",": 36, b'"': 28}
@@ -31,7 +31,7 @@ _BYTES_PER = {b"{": 240, b"[": 64, b",": 36, b'"': 28}
 
 
 def max_line_bytes() -> int:
-    """Return the most bytes of a line, and of a document that is read as a whole."""
+    """Return the largest size in bytes of a line, and of a document that is read as a whole."""
     given = os.environ.get(MAX_RECORD_MIB, "64")
     if not given.isdecimal() or not int(given):
         raise InvalidRecord(f"{MAX_RECORD_MIB} is {given!r:.40}; expected a whole number of MiB")
@@ -71,11 +71,11 @@ def read_file(path: Path | str, limit: int | None = None, inside: Path | str | N
 
     Args:
         path: The file.
-        limit: The most bytes that it may have; None is the most of a line.
+        limit: The most bytes that it may have; None for the limit of a line.
         inside: See `open_file`.
 
     Raises:
-        InvalidRecord: If it has more bytes; see also `open_file`.
+        InvalidRecord: If it is larger than the limit; see also `open_file`.
         OSError: If it cannot be read.
     """
     most = max_line_bytes() if limit is None else limit
@@ -134,10 +134,10 @@ def parse_json(text: bytes | str, **hooks: Any) -> Any:
 
 
 def check_values(data: bytes) -> None:
-    """Check how much memory the values of JSON take at most, before it is parsed.
+    """Check an upper bound of the memory that the values of JSON text will take, before it is parsed.
 
     Raises:
-        InvalidRecord: If it is too much.
+        InvalidRecord: If they may take too much.
     """
     most = _MAX_MEMORY * max_line_bytes()
     if len(data) * max(_BYTES_PER.values()) < most:
@@ -146,13 +146,13 @@ def check_values(data: bytes) -> None:
     found = len(data) * (1 + 2 * width) + sum(data.count(mark) * size for mark, size in _BYTES_PER.items())
     if found > most:
         raise InvalidRecord(
-            f"its {len(data):,} bytes of JSON have values that take up to {found // MIB:,} MiB of memory; at most "
-            f"{most // MIB:,} MiB are read{_raise()}"
+            f"its {len(data):,} bytes of JSON may take up to {found // MIB:,} MiB of memory when parsed; the limit is "
+            f"{most // MIB:,} MiB{_raise()}"
         )
 
 
 def _check_depth(value: Any) -> None:
-    """Check the depth of a value, level by level."""
+    """Check that a value is not nested too deeply, level by level."""
     level: list[Any] = [[value]]
     for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = [cast("dict[str, Any]", one).values() if type(one) is dict else one for one in level]

@@ -7,8 +7,8 @@ title, write to the clipboard, or reorder the text around it.
 import re
 
 # Control characters except tab and newline (C0, DEL, C1); characters that are invisible, reorder others, or end lines
-# in some programs; tags, which are invisible as well; and halves of surrogate pairs, which cannot be encoded. Joiners
-# stay, because scripts and emoji need them. `re` compiles it at the first use: an `import` does not wait for it.
+# in some programs; tags, which are invisible as well; and unpaired surrogates, which cannot be encoded. Joiners stay,
+# because scripts and emoji need them. `re` compiles the pattern at its first use, not at import.
 _HIDDEN = (
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     r"\U000e0000-\U000e0fff\ud800-\udfff]"
@@ -16,10 +16,10 @@ _HIDDEN = (
 
 
 def visible(text: str) -> str:
-    r"""Return a text with each unsafe character as its Python escape, such as `\x1b`."""
+    r"""Return a string in which each unsafe character is a Python escape, such as `\x1b`."""
     return re.sub(_HIDDEN, lambda found: ascii(found[0])[1:-1], text)
 
 
 def on_one_line(text: str) -> str:
-    """Return a text as `visible` does, on one line: newlines and tabs become escapes as well."""
+    """Do the same as `visible`, on one line: newlines and tabs become escapes as well."""
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")

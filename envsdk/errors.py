@@ -27,11 +27,11 @@ class NoEndWarning(UserWarning):
 
 
 class RewriteWarning(UserWarning):
-    """A chat template rewrites earlier text of users or the system, which the model goes on to see as it was."""
+    """A chat template rewrites earlier text of users or the system; the model's prompt keeps the original text."""
 
 
 class PlainTagsWarning(UserWarning):
-    """An assistant's message that no model sampled has tags in its content, which are plain text there."""
+    """An assistant's message that no model sampled has tags in its content. They are rendered as plain text."""
 
 
 class ReservedName(EnvsdkError, AttributeError):
@@ -39,7 +39,7 @@ class ReservedName(EnvsdkError, AttributeError):
 
 
 class UnknownName(EnvsdkError, LookupError):
-    """There is no renderer, environment, history policy, tool or option of the given name."""
+    """No renderer, environment, history policy, tool or option has the given name."""
 
 
 class PluginError(EnvsdkError):
@@ -104,7 +104,7 @@ class ExportRefused(EnvsdkError, ValueError):
 
 
 class ActionError(EnvsdkError, ValueError):
-    """An action is not valid: a token id is out of range, or the log-probabilities do not match the tokens."""
+    """An action is not valid: for example, a token id is out of range or the number of log-probabilities is wrong."""
 
 
 class ConfigError(EnvsdkError, ValueError):
@@ -115,8 +115,8 @@ class InvalidFilter(ConfigError):
     """A filter of a list of episodes is not valid.
 
     Attributes:
-        position: Where the wrong term begins, in characters.
-        length: How many characters it has.
+        position: The index of the first character of the invalid term.
+        length: The length of the term in characters.
     """
 
     def __init__(self, why: str, position: int, length: int) -> None:
@@ -181,15 +181,15 @@ class ServerUnreachable(PolicyUnavailable):
 
 
 class EngineDead(PolicyUnavailable):
-    """A policy's server reports that its engine has died, so nothing is tried again until somebody starts it again."""
+    """A policy's server reports that its engine has died. Requests are not retried: restart the server."""
 
 
 class ServerReplyError(EnvsdkError, ValueError):
-    """A policy's server answered with something that is not a legal action."""
+    """A policy's server returned a response that is not a legal action."""
 
 
 class RequestRefused(ServerReplyError):
-    """A policy's server refused a request, such as a prompt that is too long. It would refuse it again.
+    """A policy's server refused a request, such as a prompt that is too long. It is not retried.
 
     Attributes:
         status: The HTTP status.
@@ -204,11 +204,11 @@ class RequestRefused(ServerReplyError):
 
 
 class RequestError(EnvsdkError, ValueError):
-    """A program's request for a reply of the model cannot be answered. The message names the field and what to do.
+    """A program's request for a model's reply cannot be answered. The message names the field and what to do.
 
     Attributes:
         status: The HTTP status, 4xx or 5xx.
-        code: What is wrong, such as `"invalid_request_error"` or `"context_length_exceeded"`.
+        code: The error's code, such as `"invalid_request_error"` or `"context_length_exceeded"`.
         field: The field of the request, such as `messages[3].content`; None if it is not about one field.
     """
 
@@ -225,11 +225,11 @@ class RequestError(EnvsdkError, ValueError):
 
 
 class ServerMismatch(ConfigError):
-    """A policy's server is set up in a way that would give wrong samples; the message names its flag."""
+    """A policy's server is configured in a way that would give wrong samples. The message names the server's flag."""
 
 
 class DeadlineExceeded(EnvsdkError, TimeoutError):
-    """A policy's call, a method of an environment, or an episode took longer than it may."""
+    """A policy's call, a method of an environment, or an episode exceeded its time limit."""
 
 
 class WorkerLost(EnvsdkError, RuntimeError):
@@ -300,20 +300,20 @@ def what_is_invalid(error: "ValidationError") -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an exception as `encodable` text, even if its `__str__` fails."""
+    """Return the message of an exception as `encodable` text, even if its `__str__` fails."""
     try:
         return encodable(str(error))
     except Exception:
-        return "it cannot say what is wrong"
+        return "it cannot say what is wrong"  # the model may see it, so changing it changes prompts
 
 
 def encodable(text: str) -> str:
-    """Return a text that UTF-8 can encode: each half of a surrogate pair becomes a Python escape."""
+    """Return a string that UTF-8 can encode: each unpaired surrogate becomes a Python escape."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def around_difference(one: str, other: str, width: int) -> tuple[str, str]:
-    """Return two texts, cut around their first difference if one is longer than `width`."""
+    """Return two strings, cut around their first difference if one is longer than `width`."""
     if max(len(one), len(other)) <= width:
         return one, other
     same = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
@@ -323,12 +323,12 @@ def around_difference(one: str, other: str, width: int) -> tuple[str, str]:
 
 
 def _shortened(value: object) -> str:
-    """Return the beginning of a value's `repr`, without making the whole `repr` of a long list or text."""
+    """Return the beginning of a value's `repr`, without making the whole `repr` of a long list or string."""
     return _REPR.repr(value)[:80]
 
 
 def describe_error(error: BaseException, *, with_notes: bool = True) -> str:
-    """Return an exception as a record has it: its type, its message, and its notes."""
+    """Return an exception in the form in which records store it: its type, its message, and its notes."""
     notes: list[str] = getattr(error, "__notes__", []) if with_notes else []
     return " ".join([f"{type(error).__name__}: {message_of(error)}", *(encodable(str(note)) for note in notes)])
 

@@ -1,8 +1,9 @@
-"""Images in messages: read once, checked, and identified by the hash of their bytes. This module knows no tokens.
+"""Images in messages: read once, checked, and identified by the hash of their bytes.
 
-An image is stored as PNG or JPEG. What Pillow reads but those formats or models do not (CMYK, 16 bits, a rotation that
-the file only describes) is converted to eight bits and stored as PNG, so the pixels of an image are those of its bytes.
-A file is decoded only after its header has shown that it is within the limits.
+This module knows nothing about tokens. An image is stored as PNG or JPEG. Images that only Pillow can read as they are
+(CMYK, 16 bits, a rotation in the EXIF data) are converted to eight bits and stored as PNG, so that the stored bytes
+decode to exactly the pixels that models see. A file is decoded only after its header has shown that it is within the
+limits.
 """
 
 import base64
@@ -35,7 +36,7 @@ MAX_BYTES = 2**25
 MAX_PIXELS = 2**26
 """The number of pixels of the largest PNG or JPEG that is read: 67 million, which are 270 MB of memory."""
 MAX_CONVERTED_PIXELS = 2**24
-"""The same for what is converted to PNG: other formats, CMYK, 16 bits. A pixel takes about 20 bytes of memory."""
+"""The same for images that are converted to PNG: other formats, CMYK, 16 bits. A pixel takes about 20 bytes."""
 MAX_METADATA_BYTES = 2**16
 """The size of the largest EXIF block that is read, which is the largest one of a JPEG."""
 
@@ -56,10 +57,10 @@ T = TypeVar("T")
 
 
 class RecentValues(Generic[T]):
-    """A cache of the values that were used last, which is bounded in bytes. It may be used in any thread.
+    """A thread-safe cache of the most recently used values, with a limit in bytes.
 
     Args:
-        max_bytes: How many bytes the values may have together. A larger value is not kept.
+        max_bytes: The limit on the total size of the values. A larger value is not kept.
         size: Returns the size of a value in bytes.
     """
 
@@ -68,10 +69,10 @@ class RecentValues(Generic[T]):
         self._values: OrderedDict[str, T] = OrderedDict()
         self._lock = threading.Lock()
         self.nbytes = 0
-        """The size of the values that are kept."""
+        """The total size of the cached values."""
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """Return the value of a key, and make it if it is not kept."""
+        """Return the value of a key; make it if it is not cached."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
@@ -81,7 +82,7 @@ class RecentValues(Generic[T]):
         return value
 
     def put(self, key: str, value: T) -> None:
-        """Keep a value, in place of those that were used the longest time ago."""
+        """Cache a value, and drop the least recently used ones if there are too many bytes."""
         with self._lock:
             if key in self._values:
                 return
@@ -92,21 +93,21 @@ class RecentValues(Generic[T]):
 
 
 class PixelBudget:
-    """A limit on the pixels of all images of one request; each counts for at least 131,072.
+    """A limit on the pixels of all images in one request; an image counts as at least 131,072 pixels.
 
     Args:
-        pixels: The pixels of all images.
-        each: The pixels of one.
+        pixels: The limit for all images together.
+        each: The limit for one image.
     """
 
     def __init__(self, pixels: int = 2**26, each: int = 2**24) -> None:
         self._pixels, self._each, self._left = pixels, each, pixels
 
     def spend(self, width: int, height: int, what: str) -> None:
-        """Count an image.
+        """Subtract an image from the budget.
 
         Raises:
-            ImageError: If it, or all of them together, have too many pixels.
+            ImageError: If the image, or all images together, have too many pixels.
         """
         if width * height > self._each:
             raise ImageError(
@@ -130,7 +131,7 @@ def pillow_module(name: str) -> Any:
 
 
 class Image:
-    """An image: its bytes as PNG or JPEG, and what identifies them. It is immutable.
+    """An immutable image: its bytes as PNG or JPEG, its hash, and its size.
 
     Attributes:
         sha256: The SHA-256 of the bytes, in hexadecimal. Images with the same bytes are equal.
@@ -184,7 +185,7 @@ class Image:
             budget: See `from_base64`.
 
         Raises:
-            ImageError: If it is another URL, which is never fetched, or does not contain an image.
+            ImageError: If it is any other URL (which is never fetched), or does not contain an image.
         """
         head, comma, text = url.partition(",")
         if not head.startswith("data:"):
@@ -202,10 +203,10 @@ class Image:
 
         Args:
             text: The bytes in base64.
-            budget: What it may cost, if it comes from another program. Then it has to be PNG, JPEG or WebP.
+            budget: The budget of an image that another program sent. The image must be PNG, JPEG or WebP then.
 
         Raises:
-            ImageError: If that is not base64, the bytes are not an image, or the image exceeds the budget.
+            ImageError: If `text` is not base64, the bytes are not an image, or the image exceeds the budget.
         """
         if len(text) > MAX_BYTES * 4 // 3 + 4:
             raise ImageError(f"the image has more than {MAX_BYTES:,} bytes, the most that are read")
@@ -217,7 +218,7 @@ class Image:
 
     @classmethod
     def _of_bytes(cls, data: bytes, what: str, budget: PixelBudget | None = None) -> "Image":
-        """Read the bytes of a file; keep them if they are stored as they are."""
+        """Read an image from the bytes of a file; keep these bytes if no conversion is needed."""
         if len(data) > MAX_BYTES:
             raise ImageError(f"{what} has {len(data):,} bytes; at most {MAX_BYTES:,} are read")
         opened = _opened(data, what, budget)
@@ -238,7 +239,7 @@ class Image:
 
     @classmethod
     def _of_rgb(cls, shown: "PILImage", values: "NDArray[np.uint8]") -> "Image":
-        """Store an image in RGB, which also is an array, as PNG."""
+        """Store an image in RGB as PNG, given both as an image of Pillow and as an array."""
         data = _png(values)
         image = cls(hashlib.sha256(data).hexdigest(), "image/png", shown.width, shown.height, data)
         _decoded.put(image.sha256, shown)
@@ -258,7 +259,7 @@ class Image:
 
     @property
     def file_name(self) -> str:
-        """The name under which a run folder stores it, in `media/`: the hash and `png` or `jpg`."""
+        """The name of its file in the `media/` folder of a run: the hash and `.png` or `.jpg`."""
         return f"{self.sha256}.{_SUFFIXES[self.media_type]}"
 
     @property
@@ -272,8 +273,8 @@ class Image:
             return self._held
         if self._held is None:
             raise ImageError(
-                f"{self!r} was read from a record that is not next to its images: read it from its run folder, which "
-                "has them in media/"
+                f"{self!r} was read from a record without its image files: read the record from its run folder, which "
+                "has the images in media/"
             )
         try:
             data = read_file(self._held, MAX_BYTES, inside=self._held.parent)
@@ -300,12 +301,12 @@ class Image:
         return f"data:{self.media_type};base64,{base64.b64encode(self.data).decode()}"
 
     def reference(self) -> dict[str, Any]:
-        """Return what a record stores of the image: everything but its bytes."""
+        """Return the fields that a record stores: everything except the bytes."""
         return {"sha256": self.sha256, "media_type": self.media_type, "width": self.width, "height": self.height}
 
     @classmethod
     def from_reference(cls, reference: Mapping[str, Any]) -> "Image":
-        """Return the image that a record refers to, without its bytes; `find_in` finds them.
+        """Return the image that a record refers to. Its bytes are missing until `find_in` finds them.
 
         Raises:
             ImageError: If the reference is damaged.
@@ -323,17 +324,17 @@ class Image:
         return image
 
     def find_in(self, folder: Path | None, embedded: Mapping[str, bytes]) -> None:
-        """Let an image that was read from a record find its bytes: embedded in the record, or in a folder."""
+        """Find the bytes of an image that was read from a record: embedded in the record, or in a folder."""
         if self._held is None:
             held = embedded.get(self.sha256)
             self._held = held if held is not None or folder is None else folder / self.file_name
 
 
 def rgb_image(image: Image) -> Image:
-    """Return an image whose file is in RGB and opaque: itself, or a PNG of the pixels that models see.
+    """Return the image if its file is opaque RGB, or else a PNG of the pixels that models see.
 
-    Trainers and servers read other files in different ways: they show a background through transparent parts, or take
-    no gray images.
+    Trainers and servers read other files in different ways: some show a background through transparent parts, or do
+    not accept gray images.
 
     Raises:
         ImageError: If the bytes of the image are missing.
@@ -349,13 +350,13 @@ def _pixel_bytes(pixels: "PILImage") -> int:
 
 _MAX_DECODED_BYTES = 2**26
 _decoded: "RecentValues[PILImage]" = RecentValues(_MAX_DECODED_BYTES, _pixel_bytes)
-"""The pixels of the images that were read last, by hash: an environment's image is rendered right after it is read."""
+"""The pixels of recently read images, by hash: an environment's image is rendered right after it is read."""
 _rgb_files: RecentValues[Image] = RecentValues(_MAX_DECODED_BYTES, lambda image: len(image.data))
-"""The files in RGB that were made last of others, by the hash of those."""
+"""The RGB files that were recently made of other files, by the hash of the original."""
 
 
 class PlacedImage(NamedTuple):
-    """An image and its tokens in a sequence: an observation, a prompt, the log of a context, a sample."""
+    """An image and the range of its tokens in a sequence (an observation, a prompt, the log of a context, a sample)."""
 
     image: Image
     """The image."""
@@ -365,7 +366,7 @@ class PlacedImage(NamedTuple):
     """The position after its last placeholder token."""
 
     def moved(self, by: int) -> "PlacedImage":
-        """Return the image with its tokens elsewhere."""
+        """Return the image with its range of tokens shifted by `by`."""
         return PlacedImage(self.image, self.start + by, self.stop + by)
 
 
@@ -411,7 +412,7 @@ def _rgb(pixels: Any) -> "PILImage":
 
 
 def _still(image: Any, what: str) -> Any:
-    """Return an image that is rotated as its file specifies; it may have one frame only."""
+    """Return an image with the rotation that its file specifies, after checking that it has only one frame."""
     frames = getattr(image, "n_frames", 1)
     if frames > 1:
         raise ImageError(f"{what} has {frames} frames; give one of them, such as a frame that Pillow converted to RGB")
@@ -441,7 +442,7 @@ def _check_size(width: int, height: int, what: str, most: int = MAX_PIXELS) -> N
 
 
 def _eight_bits(image: Any) -> Any:
-    """Return an image in RGB with eight bits. Sixteen bits are scaled: Pillow's own conversion would clip them."""
+    """Return an image in RGB with eight bits. Sixteen-bit values are scaled: Pillow's own conversion clips them."""
     if not image.mode.startswith(_DEEP):
         return image.convert("RGB")
     values = np.asarray(image)
@@ -457,13 +458,11 @@ def _eight_bits(image: Any) -> Any:
 
 
 def _png(values: "NDArray[np.uint8]") -> bytes:
-    """Return an image in RGB as PNG (ISO/IEC 15948). Pixels that can hardly be compressed, such as noise, are stored.
+    """Return an image in RGB, an array of shape (height, width, 3), as PNG (ISO/IEC 15948).
 
-    The array has the shape (height, width, 3).
-
-    An environment returns an image at each step. Pillow takes longer to compress it than a model's processor for all
-    that it does, since it tries all filters for each row. Here, each row is the difference from the one above it, or
-    the values themselves.
+    Pixels that can hardly be compressed, such as noise, are stored uncompressed. An environment may return an image at
+    each step, and Pillow takes longer to compress it than a model's processor takes to process it, since Pillow tries
+    all filters for each row. Here, either each row is the difference from the row above it, or the values are stored.
     """
     height, width, _ = values.shape
     rows = values.reshape(height, -1)

@@ -45,7 +45,7 @@ class StopReason(StrEnum):
             times in one reply.
         NO_END: The episode had `STEPS_WITHOUT_LIMIT` steps and no limit.
         CONTEXT_FULL: The context was too long, and the history policy had nothing left to drop.
-        IDLE: The program of a gateway's session asked nothing for too long.
+        IDLE: The program of a gateway's session sent no request for too long.
         SHUTDOWN: The gateway was shut down.
         ERROR: Something failed. What was sampled before is kept.
     """
@@ -66,13 +66,13 @@ class StopReason(StrEnum):
 
 
 class Limits(BaseModel):
-    """Limits of an episode; None means no limit. At a limit, the episode is truncated, after its last reply was scored.
+    """Limits of an episode; None means no limit. An episode that reaches a limit is truncated after its last reply.
 
     Attributes:
-        max_steps: At most how many steps (replies) the episode has.
-        max_context_tokens: At most how many tokens a context holds, prompt and reply together.
-        max_sampled_tokens: At most how many tokens the policy samples in the episode.
-        max_tool_calls: At most how many tool calls are run in the episode.
+        max_steps: The most steps (replies) in the episode.
+        max_context_tokens: The most tokens in a context, prompt and reply together.
+        max_sampled_tokens: The most tokens that the policy samples in the episode.
+        max_tool_calls: The most tool calls that are run in the episode.
         end_on_cut: Whether a reply that was cut ends the episode. The stop reason is the limit that cut the reply
             (`max_context_tokens` or `max_sampled_tokens`), else `cut`. A reply that `Turn(max_tokens=)` cut does not
             end the episode.

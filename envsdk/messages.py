@@ -1,4 +1,4 @@
-"""Chat messages, which environments and models exchange. This module knows nothing about tokens.
+"""Chat messages that environments and models exchange. This module knows nothing about tokens.
 
 The fields follow the OpenAI chat format, with `reasoning` next to the content.
 """
@@ -33,7 +33,6 @@ __all__ = [
     "ToolCall",
     "ToolSchema",
     "text_of",
-    "to_messages",
 ]
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
@@ -72,7 +71,8 @@ def check_json(value: Any, depth: int = 0) -> None:
         depth: How deeply the value is nested.
 
     Raises:
-        ValueError: If not. The text may reach the model as the answer to a tool call, so changing it changes prompts.
+        ValueError: If it is not valid. The message may reach the model as the answer to a tool call, so changing the
+            message changes prompts.
     """
     if depth > _MAX_DEPTH:
         raise ValueError(f"it is nested deeper than {_MAX_DEPTH} levels")

@@ -18,7 +18,7 @@ from documentation.built import problems
 from documentation.builtin import environments_page
 from documentation.commands import commands_page
 from documentation.formats import RECORDS, formats_page
-from documentation.names import PACKAGES, public_names
+from documentation.names import CHECKOUT, PACKAGES, names_of, public_names
 from documentation.pages import LINK, configuration, path_of, relinked, site_pages
 from documentation.reference import reference_pages
 from documents import PAGES, code_of, name_of
@@ -44,6 +44,21 @@ def test_every_name_that_a_module_lists_has_an_entry(module: str):
     modules = {name for name in listed if f"{module}.{name}" in PACKAGES}
     assert set(listed) - modules == set(names)
     assert all(has_entry(module, name) for name in names)
+
+
+def test_every_module_without_an_underscore_has_a_page_and_there_are_at_most_400_names():
+    documented = {public.module for public in public_names()}
+    names: dict[str, tuple[str, ...]] = {}
+    for package in (
+        CHECKOUT / "envsdk",
+        *(CHECKOUT / root / f"envsdk_{root}" for root in ("renderers", "environments")),
+    ):
+        for file in package.rglob("*.py"):
+            parts = file.relative_to(package.parent).with_suffix("").parts
+            if not any(part.startswith("_") and part != "__init__" for part in parts) and "scaffold" not in parts:
+                names[".".join(parts).removesuffix(".__init__")] = names_of(file)
+    assert {module for module, found in names.items() if found} - documented == {"envsdk.cli"}  # the entry point
+    assert sum(map(len, names.values())) <= 400
 
 
 def test_every_public_package_of_envsdk_has_a_page():

@@ -1,6 +1,6 @@
-"""Drives the episodes of an environment: it begins them, and calls the authors' methods that they request.
+"""The driver of an environment's episodes: it begins them, and calls the authors' methods that they request.
 
-The state machine of an episode does no I/O; whatever waits, runs in a thread, or is cancelled is here.
+The state machine of an episode does no I/O. Everything that waits, runs in a thread, or is cancelled is here.
 """
 
 import copy
@@ -31,7 +31,7 @@ T = TypeVar("T")
 ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
 """Runs sub-agents side by side."""
 MethodCaller = Callable[["Driver", CallMethod], Awaitable[Any]]
-"""Calls a method of an environment (`Driver.call_method`), such as in a thread, and returns what it returns."""
+"""Calls a method of an environment (`Driver.call_method`), for example in a thread, and returns its result."""
 _RESET_OPTIONS = ("episode_id", "group_id", "task")
 
 
@@ -41,11 +41,11 @@ class Driver:
     Args:
         env: The environment.
         config: Its own options.
-        renderer: See `Env`, and so for the others.
+        renderer: See `Env`, also for the other arguments.
     """
 
     why_no_fork: ClassVar[str | None] = None
-    """Why its episodes cannot be forked; None if they can."""
+    """The reason why its episodes cannot be forked; None if they can."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Driver:
         self.env = env
         self.episode: Episode | None = None
         self.agent: Agent | None = None
-        """The environment's part of that episode."""
+        """The environment's agent in that episode."""
         self.tasks = Tasks()
         """The asyncio tasks that its methods started in this episode."""
         self.given_name: str | None = None
         self._is_closed = False
         self.waits: bool | None = None
-        """Whether a step may have to wait for something; None if the environment's methods or tools have changed."""
+        """True if a step may have to wait; None if that is to be determined again, since methods or tools changed."""
         self._episodes = 0
         refuse_history_options(config)
         try:
@@ -97,13 +97,13 @@ class Driver:
 
     @property
     def running(self) -> Agent:
-        """Its part of the episode that is running, or of the last one.
+        """The environment's agent in the episode that is running, or in the last one.
 
         Raises:
             EpisodeError: Before the first episode.
         """
         if self.agent is None:
-            raise EpisodeError("there is no episode yet: call reset() first")
+            raise EpisodeError("no episode has begun: call reset() first")
         return self.agent
 
     @property
@@ -114,19 +114,19 @@ class Driver:
             EpisodeError: Before the first episode.
         """
         if self.episode is None:
-            raise EpisodeError("there is no episode yet: call reset() first")
+            raise EpisodeError("no episode has begun: call reset() first")
         return self.episode
 
     @property
     def is_running(self) -> bool:
-        """Whether its part of an episode has not ended."""
+        """True if the environment's agent has not ended."""
         episode, agent = self.episode, self.agent
         return episode is not None and agent is not None and not episode.is_over and agent.stop_reason is None
 
     # Episodes.
 
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        """Begin another episode; arguments that are refused leave the running one as it is."""
+        """Begin a new episode. If an argument is refused, the running episode is unchanged."""
         seed, given = check_seed(seed), _check_options(options)
         chosen = [self._chosen(given)] if "task" in given else self._drawn(seed) if self.is_running else None
         self._episodes += 1
@@ -154,7 +154,7 @@ class Driver:
 
         Raises:
             HandoffError: If the environment is in use already.
-            TaskError: If it has no such task.
+            TaskError: If the environment does not have the handoff's task.
         """
         if self.is_running and self.agent is not None and self.episode is not None:
             raise HandoffError(
@@ -172,7 +172,7 @@ class Driver:
         self._prepare(seed, chosen)
 
     def _prepare(self, seed: int | None, chosen: list[Any] | None) -> None:
-        """Set the random state, and the task: the chosen one if there is one, else the one that the seed picks."""
+        """Set the random state and the task: the chosen one, or else the one that the seed picks."""
         tasks = self._drawn(seed) if chosen is None else chosen
         gymnasium.Env.reset(self.env, seed=seed)
         self.env.task = None
@@ -186,9 +186,9 @@ class Driver:
         return check_task(find_task(self.env.tasks, options["task"]), self.env.Task)
 
     def _drawn(self, seed: int | None) -> list[Any]:
-        """Return the task that the seed picks, or the random state without a seed; no task if there are no rows.
+        """Return a list of the task that the seed (or the random state without a seed) picks; empty without rows.
 
-        If the row is refused, the random state is as it was.
+        If the row is refused, the random state is unchanged.
         """
         rows = self.env.tasks
         if rows is None:
@@ -202,50 +202,50 @@ class Driver:
             raise
 
     def forget(self) -> None:
-        """Let go of the last episode, which is large; the environment is kept for the next one."""
+        """Release the last episode, which is large. The environment is kept for the next one."""
         self.episode = self.agent = None
 
-    # What a rollout tells and asks it; a program that plays the episode answers otherwise.
+    # Hooks for a rollout. The driver of an environment that is played by a program overrides them.
 
     def use_policy(self, why_not_sampled: Callable[[str, str, Any], str | None] | None) -> None:
-        """Learn what the policy of the next episode honors.
+        """Set the function that reports which sampling parameters the next episode's policy does not honor.
 
         Args:
-            why_not_sampled: Returns why the policy of a role does not honor a sampling parameter with a value, or None.
-                None after the episode.
+            why_not_sampled: Returns the reason why the policy of a role does not honor a sampling parameter with a
+                value, or None if it does. None after the episode.
         """
 
     def ahead(self) -> AsyncIterator[Turn] | None:
-        """Return an iterator of the turns that will follow, while a reply is sampled; None if none is known before it.
+        """Return an iterator of the turns that will follow while a reply is sampled; None if they are not known yet.
 
-        A rollout may sample the replies to them meanwhile. It ends the iterator before it steps.
+        A rollout may sample the replies to them at the same time. It ends the iterator before it steps.
         """
         return None
 
     def listener(self) -> Callable[[TokenIds], bool | None] | None:
-        """Return what is called with the tokens of the next reply while they are sampled; None if nothing is.
+        """Return a callback for the tokens of the next reply while they are sampled, or None.
 
-        If it returns True, no one wants the rest of the reply.
+        If the callback returns True, the rest of the reply is not needed.
         """
         return None
 
     def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
-        """Return what waits until no one wants the reply to a turn anymore, so that its sampling is canceled.
+        """Return an awaitable that ends when the reply to a turn is not needed anymore, so that sampling is cancelled.
 
         Args:
             turn: A turn of `ahead`; None for the one that is due.
 
         Returns:
-            None if the reply is wanted in any case.
+            None if the reply is needed in any case.
         """
         return None
 
     async def is_wanted_again(self) -> bool:
-        """Wait, and return whether the reply that is due is wanted again after its sampling was canceled."""
+        """Wait, and return whether the reply that is due is needed after all, after its sampling was cancelled."""
         return False
 
     def what_runs(self, method: str) -> str:
-        """Return what a method of the environment is called in the error of a deadline."""
+        """Return the name of an environment's method in the error message of a deadline."""
         return f"{method}() of {self.env.name}"
 
     # Driving.
@@ -281,7 +281,7 @@ class Driver:
         run_children: ChildRunner | None = None,
         call_method: MethodCaller | None = None,
     ) -> StepResult | HandoffResult:
-        """As `drive`, inside an event loop.
+        """Do the same as `drive`, inside an event loop.
 
         Args:
             episode: The generator.
@@ -356,7 +356,7 @@ class Driver:
         return returned
 
     def _noted(self, request: CallMethod, failed: Exception) -> Exception:
-        """Note on an exception which method it came from; log it if the parent of a sub-agent takes it."""
+        """Add a note about the method that raised an exception, and log it if the parent agent receives it."""
         agent, method = self.running, request.method
         error = explained(failed, self.env, method) if isinstance(method, str) else failed
         name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
@@ -376,7 +376,7 @@ class Driver:
         return self.waits
 
     def refuse_event_loop(self) -> None:
-        """Refuse to run inside an event loop, where a plain function cannot wait for an async method.
+        """Raise an error inside an event loop, where a plain function cannot wait for an async method.
 
         Raises:
             EpisodeError: If there is a running loop and a method is async.
@@ -385,7 +385,7 @@ class Driver:
             raise EpisodeError("inside an event loop, call `await env.areset(...)` and `await env.astep(...)`")
 
     def now(self, value: T | Awaitable[T]) -> T:
-        """Return a value, awaited in an event loop of the SDK's if it is an awaitable."""
+        """Return a value; if it is awaitable, await it in an event loop of the SDK."""
         if isinstance(value, (Turn, Handoff)) or not inspect.isawaitable(value):
             return value  # pyright: ignore[reportReturnType]
         if not self.needs_loop() and inspect.iscoroutine(value):  # it waits for nothing
@@ -419,7 +419,7 @@ class Driver:
                 run(tasks.end())
 
     async def aend_tasks(self, error: BaseException | None = None) -> None:
-        """As `end_tasks`, and wait until they have ended."""
+        """Do the same as `end_tasks`, and wait until the tasks have ended."""
         del error
         for tasks in self._all_tasks():
             await tasks.end()
@@ -438,7 +438,7 @@ class Driver:
         return [agent for agent in self.agent.agents() if agent.env is not self.env]
 
     def close_children(self) -> list[Exception]:
-        """Close the environments of all sub-agents of the last episode, each once; return what that raised."""
+        """Close the environments of all sub-agents of the last episode, each once; return the exceptions."""
         errors: list[Exception] = []
         for agent in self._children():
             driver = driver_of(agent.env)
@@ -469,7 +469,7 @@ def check_seed(seed: object) -> int | None:
 
 
 def _check_options(options: object) -> dict[str, Any]:
-    """Return what `reset(options=)` was given.
+    """Return the checked mapping of `reset(options=)`.
 
     Raises:
         ConfigError: If it is not a mapping, has an unknown name, or an id is not a string.

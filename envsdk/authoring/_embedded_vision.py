@@ -1,7 +1,7 @@
-"""The renderer of environments whose messages have images, where no model is at hand.
+"""The default renderer of environments whose messages have images, for use without a model.
 
-It is our own chat template on the embedded vocabulary, with the image processor of Qwen3-VL. So an environment
-with images can be made, checked and played offline. For a model, give its tokenizer.
+It is our own chat template on the embedded vocabulary, with the image processor of Qwen3-VL, so that an environment
+with images can be made, checked and played offline. For a real model, give its tokenizer.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The class that authors of environments write, which is a `gymnasium.Env`."""
+"""The base class of environments, a `gymnasium.Env`."""
 
 import copy
 import math
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..trajectories._trajectory import Trajectory
 
 Returned: TypeAlias = Turn | Handoff | Sequence[Handoff]
-"""What `start`, `respond` and `resume` may return."""
+"""The values that `start`, `respond` and `resume` may return."""
 _REFERENCE_CHARS = 60
 
 
@@ -47,7 +47,7 @@ class EnvConfig(BaseModel):
 
 
 class _NotMade:
-    """Takes the place of what `Env.__init__` sets, and explains that it has not run."""
+    """A placeholder for what `Env.__init__` sets: using it raises an error that `__init__` has not run."""
 
     def __get__(self, env: object, cls: type) -> Self:
         if env is None:
@@ -76,13 +76,13 @@ class Env(gymnasium.Env[Observation, Any]):
 
     Raises:
         ConfigError: If an option is not valid.
-        UnknownName: If there is no renderer or history policy of that name.
+        UnknownName: If no renderer or history policy has that name.
         TokenizerError: If the tokenizer does not load, or lacks what the renderer needs.
         TaskError: If the tasks cannot be read.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (gymnasium's own declaration)
-    """What gymnasium reads of an environment: the modes in which it renders."""
+    """Gymnasium's metadata: the render modes."""
     Config: ClassVar[type[EnvConfig]] = EnvConfig
     """The model of the environment's own options."""
     Task: ClassVar[type[BaseModel] | None] = None
@@ -93,25 +93,26 @@ class Env(gymnasium.Env[Observation, Any]):
     """The lowest and the highest undiscounted reward of an episode. `check_env` expects the reference policy to earn
     the second, and the null policy the first: on average over the seeds, up to a tenth of the range."""
     n_tasks: ClassVar[int | None] = None
-    """How many different tasks there are, where seeds choose among few; None if each seed has its own."""
+    """The number of different tasks, if seeds choose among a fixed number; None if each seed has its own task."""
     blocking: ClassVar[bool | None] = None
-    """Where `Rollouts` calls its methods, plain and async. None: in a thread of the episode, which has an event loop,
-    so that a method that takes long or never returns costs its own episode only. True: as a sub-agent in a thread of
-    its own, so that sub-agents that run concurrently do not wait for each other's plain methods. False: in the event
-    loop of the rollout, for environments that share something that is bound to a loop, such as a client of the class;
-    no method of theirs may take longer than a few milliseconds without `await`."""
+    """The thread in which `Rollouts` calls its methods, plain and async. None: in the episode's thread, which has an
+    event loop, so that a method that takes long or never returns affects only its own episode. True: a sub-agent also
+    gets a separate thread, so that sub-agents that run concurrently do not wait for each other's plain methods. False:
+    in the event loop of the rollout, for environments that share an object that is bound to a loop, such as a client;
+    their methods must not take longer than a few milliseconds without `await`."""
     shows_images: ClassVar[bool] = False
-    """Whether its messages have images. It then needs a renderer with the processor of a vision model: with
+    """True if its messages have images. It then needs a renderer with the processor of a vision model. With
     `tokenizer=` alone, that is `auto`; with neither `renderer=` nor `tokenizer=`, it is `EMBEDDED_VISION`, which needs
     no model."""
     records_roles: bool = False
-    """Whether episodes record what each token belongs to (`ContextLog.roles`), which samples then have, too."""
+    """True if episodes label each token with the part of the conversation that it belongs to (`ContextLog.roles`).
+    Samples then have these labels, too."""
     task: Any
     """The current task, if there are tasks."""
     tasks: Rows | None = None
     """Task data."""
 
-    # What the SDK keeps of an environment, and of a class, has names with this prefix.
+    # The SDK's own attributes of environments and their classes have this prefix.
     _envsdk: Driver = cast("Driver", _NotMade())
     _envsdk_driver: ClassVar[type[Driver]] = Driver
     _envsdk_config: ClassVar[type[EnvConfig]] = EnvConfig  # what `Config` derives from
@@ -150,16 +151,16 @@ class Env(gymnasium.Env[Observation, Any]):
             check_value(type(self), name, value)
         super().__setattr__(name, value)
 
-    # What the driver calls, besides the authors' methods.
+    # Methods that the driver calls, besides the authors' methods.
 
     def _envsdk_check(self) -> None:
         """Check the class when the environment is made."""
 
     def _envsdk_prepare(self) -> None:
-        """Prepare for an episode: the task is chosen, and `start` is called next."""
+        """Prepare for an episode, after the task was chosen and before `start` is called."""
 
     def _envsdk_started(self, turn: Returned) -> None:
-        """Learn what `start` returned."""
+        """Process the value that `start` returned."""
 
     @staticmethod
     def _envsdk_summarizer(request: SummaryRequest, before: Sequence[Message], renderer: Renderer) -> "Env":
@@ -170,7 +171,7 @@ class Env(gymnasium.Env[Observation, Any]):
         """Return whether a step may have to wait; if not, `step` needs no event loop."""
         return any(is_async(getattr(self, name)) for name in ("start", "respond", "resume"))
 
-    # What authors write.
+    # Methods that authors write.
 
     def start(self) -> Returned | Awaitable[Returned]:
         """Return the first turn of an episode, or a handoff; `resume` then returns the first turn.
@@ -191,26 +192,26 @@ class Env(gymnasium.Env[Observation, Any]):
         raise NotImplementedError(f"{type(self).__name__} has no resume(): it returns the Turn after a Handoff")
 
     def renderer_of(self, role: str) -> Renderer:
-        """Return the renderer of a role's contexts: where players are different models, each one's own."""
+        """Return the renderer of a role's contexts, which may differ if the players are different models."""
         return self.renderer
 
     def reference_reply(self) -> Message | str:
-        """Return what a policy that solves the task would reply now. It may use the environment's own state."""
+        """Return the next reply of a policy that solves the task. It may use the environment's own state."""
         raise NotImplementedError(f"{type(self).__name__} has no reference_reply()")
 
     def null_reply(self) -> Message | str:
-        """Return what a policy that does not try would reply now."""
+        """Return the next reply of a policy that does not try to solve the task."""
         return ""
 
     def default_tools(self) -> Sequence[ToolSchema]:
-        """Return the tools of a first turn that names none."""
+        """Return the tools of a first turn that does not set any."""
         return ()
 
-    # What authors use.
+    # Members that authors use.
 
     @property
     def context(self) -> str:
-        """The name of the current context, as this environment calls it: `main` unless a turn named another."""
+        """The name of the current context within this environment: `main` unless a turn named another."""
         agent = self._envsdk.running
         name = agent.context.name
         if agent.parent is None:
@@ -222,7 +223,7 @@ class Env(gymnasium.Env[Observation, Any]):
         context = self._envsdk.running.current
         return [] if context is None else list(context.messages)
 
-    # What policies and trainers use.
+    # Members that policies and trainers use.
 
     @property
     def config(self) -> Any:
@@ -246,7 +247,7 @@ class Env(gymnasium.Env[Observation, Any]):
 
     @property
     def name(self) -> str:
-        """The id that the environment was made by, or its class's name."""
+        """The id with which the environment was made, or its class's name."""
         return self._envsdk.given_name or (type(self).__name__ if self.spec is None else self.spec.id)
 
     @property
@@ -256,12 +257,12 @@ class Env(gymnasium.Env[Observation, Any]):
 
     @property
     def episode_id(self) -> str:
-        """The current episode's id, which is its trajectory's."""
+        """The id of the current episode and of its trajectory."""
         return self._envsdk.running_episode.id
 
     @property
     def trajectory(self) -> "Trajectory | None":
-        """The episode, once it is over; None before."""
+        """The trajectory of the episode once it is over; None before."""
         episode = self._envsdk.episode
         return None if episode is None else episode.trajectory
 
@@ -280,16 +281,15 @@ class Env(gymnasium.Env[Observation, Any]):
         Args:
             seed: An integer of at least 0: the same seed gives the same task and the same bytes. None continues with
                 the random state.
-            options: `task` (the index of a row, or the row itself) chooses the task; `episode_id` and `group_id`
-                identify the episode, and what it shares with other episodes of the same task.
+            options: `task` (the index of a row, or the row itself) chooses the task. `episode_id` identifies the
+                episode, and `group_id` the group of episodes with the same task.
 
         Returns:
             The first observation and its `info`.
 
         Raises:
-            ConfigError: If the seed is not an integer, or an option is unknown. A refused argument leaves a running
-                episode as it was.
-            TaskError: If there is no such task, or it does not fit the task model.
+            ConfigError: If the seed is not an integer, or an option is unknown. The running episode is unchanged then.
+            TaskError: If the task does not exist, or does not fit the task model.
             EpisodeError: Inside an event loop, if a method of the environment is async.
         """
         driver = self._envsdk
@@ -301,7 +301,7 @@ class Env(gymnasium.Env[Observation, Any]):
     async def areset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """As `reset`, inside an event loop."""
+        """Do the same as `reset`, inside an event loop."""
         driver = self._envsdk
         driver.begin(seed, options)
         try:
@@ -320,7 +320,7 @@ class Env(gymnasium.Env[Observation, Any]):
 
         Raises:
             EpisodeError: Before `reset` and after the end.
-            ActionError: If the action is not legal; the episode is then as it was.
+            ActionError: If the action is not legal. The episode is unchanged then.
         """
         driver = self._envsdk
         result = driver.drive(driver.running_episode.step(action))
@@ -329,7 +329,7 @@ class Env(gymnasium.Env[Observation, Any]):
         return result
 
     async def astep(self, action: Action | Any) -> StepResult:
-        """As `step`, inside an event loop."""
+        """Do the same as `step`, inside an event loop."""
         driver = self._envsdk
         result = await driver.drive_async(driver.running_episode.step(action))
         assert isinstance(result, StepResult)
@@ -338,7 +338,7 @@ class Env(gymnasium.Env[Observation, Any]):
         return result
 
     def pending(self) -> tuple[Observation, dict[str, Any]]:
-        """Return the observation that waits for its action and its `info`, as `reset` or `step` returned them.
+        """Return the observation whose action is due and its `info`, as `reset` or `step` returned them.
 
         Raises:
             EpisodeError: If no action is due.
@@ -389,7 +389,7 @@ class Env(gymnasium.Env[Observation, Any]):
         """End the episode because something failed, and return its trajectory so far.
 
         Raises:
-            EpisodeError: If there is no episode, or it has ended already.
+            EpisodeError: If no episode has begun, or it has ended already.
         """
         episode = self._envsdk.running_episode
         self._envsdk.end_tasks(error)
@@ -407,7 +407,7 @@ class Env(gymnasium.Env[Observation, Any]):
         return "\n".join(lines)
 
     def close(self) -> None:
-        """Free what the environment and its sub-agents hold. It may be called again."""
+        """Free the resources of the environment and its sub-agents. It may be called again."""
         self._envsdk.end_tasks()
         errors = self._envsdk.close_children()
         if errors:
@@ -439,11 +439,11 @@ class Env(gymnasium.Env[Observation, Any]):
 
 
 class Summarizer(Env):
-    """Ask the model for a summary of the conversation so far: a sub-agent that takes the first reply.
+    """A sub-agent that requests a summary of the conversation from the model: its first reply.
 
     Args:
-        request: What the history policy requests.
-        before: The messages before the request: results of tools that the last reply waits for.
+        request: The history policy's request.
+        before: The messages before the request: the results of the last reply's tool calls.
         renderer: The renderer of the context that is summarized.
     """
 
@@ -453,15 +453,15 @@ class Summarizer(Env):
         self._before = before
 
     def start(self) -> Turn:
-        """Return the request."""
+        """Return a turn with the request."""
         question = Message(role="user", content=self._request.instruction)
         return Turn([*self._before, question], max_tokens=self._request.max_tokens)
 
     def respond(self, reply: Message) -> Turn:
-        """End: the reply is the summary."""
+        """End the sub-agent's part, since the reply is the summary."""
         return Turn(terminated=True)
 
     def reference_reply(self) -> Message | str:
-        """Return how each message begins."""
+        """Return the beginning of each message."""
         lines = (f"{message.role}: {message.content[:_REFERENCE_CHARS]}" for message in self._request.messages)
         return "\n".join(lines)

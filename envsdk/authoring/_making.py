@@ -21,13 +21,13 @@ def make(id: str, **kwargs: Any) -> Env:
 
     Args:
         id: Its id; `list_envs()` returns all of them.
-        **kwargs: What its class takes: `renderer`, `tokenizer`, `history`, `limits`, `tasks`, and its own options.
+        **kwargs: Arguments of its class: `renderer`, `tokenizer`, `history`, `limits`, `tasks`, and its own options.
 
     Returns:
         The environment itself, without gymnasium's wrappers.
 
     Raises:
-        UnknownName: If there is no environment of that id; similar ids are suggested.
+        UnknownName: If no environment has that id; similar ids are suggested.
         PluginError: If its module cannot be imported, or it is not an `envsdk.Env`.
     """
     env = make_registered(id, **kwargs)
@@ -49,11 +49,11 @@ def find_class(name: str) -> type[Env]:
 
 
 def imported(path: str, expected: str) -> Any:
-    """Return what a module contains, given as `module:name`.
+    """Import an object of a module, given as `module:name`, and return it.
 
     Args:
         path: The module and the name.
-        expected: What a user may give, for the error.
+        expected: The valid forms, for the error message.
 
     Raises:
         PluginError: If it cannot be imported.
@@ -90,7 +90,7 @@ class CatalogEntry:
 
 
 def describe(id: str) -> CatalogEntry:
-    """Return the description of an environment, which is made with its default options for this purpose."""
+    """Return the description of an environment. It is made with its default options for this purpose."""
     is_random = gymnasium.spec(id).nondeterministic
     try:
         env = make(id)

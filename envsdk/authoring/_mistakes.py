@@ -1,8 +1,8 @@
-"""Mistakes of authors: which names they may not use, what a class may not be, and what a method may not return.
+"""Checks of environment classes: reserved names, invalid declarations, and wrong return values of methods.
 
-An author may give any name to an attribute or a method, except those that users call; names that begin with `_envsdk`
-are envsdk's own. Such a name is refused when the class is defined or the attribute is set, not later, when something
-fails because of it. The errors name the method, its class, its file and its line.
+Authors may use any name for an attribute or a method, except the names of members that users call and names that begin
+with `_envsdk`. A reserved name is refused when the class is defined or the attribute is set, before it can cause a
+failure elsewhere. The errors name the method, its class, its file and its line.
 """
 
 import functools
@@ -31,7 +31,7 @@ METHODS = frozenset(
         *("render", "close"),
     }
 )
-"""Methods that authors may override, with something that can be called."""
+"""Methods that authors may override with a callable."""
 DECLARATIONS = frozenset(
     {
         *("Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "reported_exceptions"),
@@ -57,7 +57,7 @@ _PLAIN = ("renderer_of", "reference_reply", "null_reply", "default_tools", "rend
 
 @functools.cache
 def _names_of(cls: type) -> tuple[Set[str], Set[str]]:
-    """Return which names of a class authors may not use at all, and which only for methods: those of envsdk's class."""
+    """Return the names of envsdk's class that authors must not use, and those that they may use only for methods."""
     sdk = next(base for base in cls.__mro__ if base.__module__.startswith("envsdk."))
     names = {name for name in dir(sdk) if not name.startswith("__")}
     return names - METHODS - DECLARATIONS - set(dir(Protocol)), METHODS & names
@@ -77,13 +77,13 @@ def check_names(cls: type) -> None:
     for name in methods:
         if not callable(getattr(cls, name)):
             raise ReservedName(
-                f"{cls.__name__}.{name} is a method that envsdk calls, and here it cannot be called; give "
-                "the attribute another name"
+                f"{cls.__name__}.{name} is not callable, but envsdk calls the method of that name; give the attribute "
+                "another name"
             )
 
 
 def check_value(cls: type, name: str, value: Any) -> None:
-    """Check a value before it is set as an attribute of an environment of a class.
+    """Check a value before it is set as an attribute of an environment of class `cls`.
 
     Raises:
         ReservedName: If the name is reserved, or envsdk uses the attribute and the value does not fit.
@@ -203,7 +203,7 @@ def wrong_turn(env: object, method: str, returned: object) -> TurnError:
 
 
 def explained(error: Exception, env: Any, method: str) -> Exception:
-    """Return an exception of an author's method, or a `TaskError` if it was raised because `self.task` is None."""
+    """Return an author's exception unchanged, or a `TaskError` if it was raised because `self.task` is None."""
     if not isinstance(error, (TypeError, AttributeError)) or "NoneType" not in str(error) or env.task is not None:
         return error
     frames = traceback.extract_tb(error.__traceback__)

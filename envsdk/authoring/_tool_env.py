@@ -76,7 +76,7 @@ class ToolEnv(Env):
         raise NotImplementedError(f"{type(self).__name__} has no finish(): it answers a reply without a call")
 
     def after_tools(self, reply: Message, results: list[Message]) -> Turn | Awaitable[Turn]:
-        """Answer a reply whose calls were run: with the results, and optionally a reward or the end of the episode.
+        """Answer a reply whose calls were run, with their results and optionally a reward or the end of the episode.
 
         It may be `async def`.
 
@@ -94,12 +94,12 @@ class ToolEnv(Env):
         Args:
             reply: The reply; `reply.errors` lists what could not be read.
             corrections: Messages that explain it to the model: one for each call, or a user message.
-            in_a_row: How many unusable replies there were in a row, including this one.
+            in_a_row: The number of consecutive unusable replies, including this one.
         """
         return Turn(corrections, terminated=in_a_row > self.config.max_bad_replies)
 
     async def respond(self, reply: Message) -> Returned:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Run the calls of a reply, or call `finish`. Of a reply that was continued, only new calls are run.
+        """Run the calls of a reply, or call `finish`. If the reply was continued, only its new calls are run.
 
         If tools return handoffs, those run first, and their results answer the calls.
         """
@@ -117,7 +117,7 @@ class ToolEnv(Env):
         return await self._envsdk_conclude(reply, calls, answers)
 
     async def resume(self, result: list[HandoffResult]) -> Returned:
-        """Answer the calls that handed over with their results, and continue as after any tool."""
+        """Answer the calls that handed over with the handoffs' results, and continue as after any tool."""
         if self._envsdk_handed_over is None:
             return await self._envsdk_call("after_handoff", result)
         (reply, calls, answers), self._envsdk_handed_over = self._envsdk_handed_over, None
@@ -136,13 +136,13 @@ class ToolEnv(Env):
         raise NotImplementedError(f"{type(self).__name__} has no after_handoff(): it returns the Turn after a Handoff")
 
     def default_tools(self) -> list[ToolSchema]:
-        """Return the tools of a first turn that names none: the schemas of all tools."""
+        """Return the tools of a first turn that does not set any: the schemas of all tools."""
         return [tool.schema for tool in tools_of(self).values()]
 
-    # What follows a reply.
+    # After a reply.
 
     async def _envsdk_conclude(self, reply: Message, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> Returned:
-        """Return what the author's method returns for a reply whose calls are all answered."""
+        """Call the author's method for a reply whose calls are all answered, and return its result."""
         messages: list[Message] = []
         failed = crashed = were_run = 0
         for call, answer in zip(calls, answers, strict=True):
@@ -178,7 +178,7 @@ class ToolEnv(Env):
         return turn
 
     async def _envsdk_call(self, method: str, *arguments: Any) -> Returned:
-        """Return what an author's method returns, awaited if it is async; a turn may set other tools."""
+        """Call an author's method and return its result, awaited if it is async. A turn may replace the tools."""
         returned: object = getattr(self, method)(*arguments)
         returned = await returned if inspect.isawaitable(returned) else returned
         if isinstance(returned, Turn):
@@ -189,7 +189,7 @@ class ToolEnv(Env):
             raise wrong_turn(self, method, returned)
         return cast("Returned", returned)
 
-    # What the driver calls.
+    # Methods that the driver calls.
 
     def _envsdk_check(self) -> None:
         cls = type(self)
@@ -206,7 +206,7 @@ class ToolEnv(Env):
         self._envsdk_bad_replies = self._envsdk_answered = 0
 
     def _envsdk_started(self, turn: Returned) -> None:
-        """Take over the tools of the first turn; refuse an environment without a tool."""
+        """Add the tools of the first turn, and raise an error if the environment has no tool."""
         self._envsdk_functions = {**tools_of(self), **getattr(turn, "functions", {})}
         if not self._envsdk_functions and getattr(turn, "tools", ()) is None:  # a handoff has no tools
             refuse_without_tools(type(self))
@@ -223,7 +223,7 @@ class ToolEnv(Env):
         )
 
     def _envsdk_tools(self) -> dict[str, Tool]:
-        """Return the tools of the episode by name; the environment's own before `start`, and after unpickling."""
+        """Return the tools of the episode by name: the environment's own ones before `start` and after unpickling."""
         return tools_of(self) if self._envsdk_functions is None else self._envsdk_functions
 
     # Python's own protocols.
@@ -241,7 +241,7 @@ def tools_of(env: ToolEnv) -> dict[str, Tool]:
     """Return an environment's tools by name: its methods, and the contents of `tools`.
 
     Raises:
-        ConfigError: If `tools` contains something else, or two tools have the same name.
+        ConfigError: If `tools` contains something that is not a tool or a function, or two tools have the same name.
     """
     cls = type(env).__name__
     tools: list[Tool] = []

@@ -1,6 +1,6 @@
 """Run the tool calls of a reply: validation, time limits, threads, concurrency, and reports of crashes.
 
-Whatever goes wrong with a call, the model receives an answer. The texts of these answers are part of the prompts.
+Whatever goes wrong with a call, the model receives an answer. The wording of these answers is part of the prompts.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
     """The answer to a tool call.
 
     Attributes:
-        content: What the model receives: a string, or a list of texts and images (`ContentPart`).
+        content: The content that the model receives: a string, or a list of content parts (`ContentPart`).
         is_error: Whether the call failed.
         was_run: Whether the tool was called at all.
         handoffs: The handoffs that the tool returned; their results become the answer.
@@ -71,7 +71,7 @@ class ToolRunner:
 
         Args:
             calls: The calls.
-            allowed: How many of them may be run; the others are refused.
+            allowed: The number of calls that may be run; the others are refused.
         """
         answers: list[Answer] = []
         if self._config.concurrent_tools:
@@ -153,7 +153,7 @@ class ToolRunner:
             raise
 
     async def _result(self, tool: Tool, arguments: dict[str, Any]) -> Any:
-        """Return what a tool returns, awaited if it is async, within its time limit."""
+        """Call a tool within its time limit and return its result, awaited if it is async."""
         limit_s = self._config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
         clock = asyncio.timeout(limit_s) if limit_s is not None else contextlib.nullcontext()
         try:
@@ -203,8 +203,8 @@ class ToolRunner:
     def _content(self, result: Any) -> str | list[ContentPart]:
         """Return a tool's result as the model receives it.
 
-        An `Image`, an `ImagePart`, an image of Pillow, and a list of these with texts between them are content parts;
-        anything else is a text. Texts are cut, and images stay.
+        An `Image`, an `ImagePart`, an image of Pillow, or a list of these and strings becomes content parts; anything
+        else becomes a string. Text is cut to the maximum length, and images stay.
         """
         if isinstance(result, str):
             result.encode()  # raises for an unpaired surrogate

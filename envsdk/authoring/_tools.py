@@ -44,9 +44,9 @@ class Tool:
         name: The name by which the model calls the tool: 1 to 64 letters, digits, `_` and `-`.
         description: What the tool does, for the model.
         parameters: The JSON schema of the arguments, an object.
-        function: The function, plain or `async def`. It is called with the arguments by name. The model receives the
-            text that it returns, the image (an `Image`, an `ImagePart` or an image of Pillow), or the list of texts and
-            images; and any other result as JSON.
+        function: The function, plain or `async def`. It is called with the arguments by name. It may return a string,
+            an image (an `Image`, an `ImagePart` or an image of Pillow), or a list of strings and images; the model
+            receives any other result as JSON.
         timeout_s: The time limit of a call in seconds; None uses the environment's `tool_timeout_s`. A plain function
             with a time limit runs in a thread, which cannot be stopped: after the limit, the call fails, but the
             function continues and may still change the environment.
@@ -82,7 +82,7 @@ class Tool:
 
     @property
     def is_async(self) -> bool:
-        """Whether the function is `async def`."""
+        """True if the function is `async def`."""
         return is_async(self.function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -150,10 +150,10 @@ def tool(
 
 @functools.lru_cache(maxsize=1024)
 def tool_of(function: Any) -> Tool:
-    """Return the tool that is made from a function; the same function always gives the same tool.
+    """Make a tool from a function, once for each function.
 
     Raises:
-        ConfigError: If it is not a function, or no tool can be made from it.
+        ConfigError: If `function` is not a function, or no tool can be made from it; see `tool`.
     """
     return tool(function)
 

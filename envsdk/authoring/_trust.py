@@ -1,4 +1,4 @@
-"""The options of an environment that a stored record may not decide by itself, since they reach out of the record."""
+"""Options of an environment that are taken from a stored record only on request, because they affect the machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from pydantic import BaseModel, ImportString
 
 Trust: TypeAlias = Literal["imports", "isolation", "paths"]
-"""Decisions that a record makes only on request: imports, the isolation of programs, and files to open."""
+"""The kinds of options that need trust: imports, the isolation of programs, and paths of files to open."""
 
 _IMPORT_STRING: Any = ImportString
 
@@ -18,20 +18,20 @@ class NeedsTrust:
     """Marks an option that a replay takes from a record only on request: `Annotated[str, NeedsTrust("paths")]`.
 
     Attributes:
-        kind: What has to be requested: `envsdk replay --trust-paths`, and so for the others.
+        kind: The kind of trust that is required: `envsdk replay --trust-paths` for `"paths"`, and so on.
     """
 
     kind: Trust
 
 
 def options_that_need_trust(config: type[BaseModel]) -> Mapping[str, Trust]:
-    """Return the options that are marked, and those whose type is an import path or a path in the file system."""
+    """Return the options with a mark, and those whose type is an import path or a path in the file system."""
     fields = config.model_fields.items()
     return {name: kind for name, field in fields if (kind := _kind_of(field.annotation, *field.metadata)) is not None}
 
 
 def _kind_of(*parts: Any) -> Trust | None:
-    """Return the kind of the first part of a type that needs trust; an `Annotated` has its marks as parts."""
+    """Return the kind of the first part of a type that needs trust. The marks of an `Annotated` are parts, too."""
     for part in parts:
         if isinstance(part, NeedsTrust):
             return part.kind

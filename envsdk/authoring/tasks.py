@@ -1,4 +1,4 @@
-"""Read tasks from a list, a JSONL file or a Hugging Face data set, choose one per episode, and split tasks."""
+"""Tasks from a list, a JSONL file or a Hugging Face data set: reading them, choosing one per episode, and splits."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from .._untrusted import open_file, parse_json, read_lines
 from ..errors import ConfigError, InvalidRecord, TaskError, what_is_invalid
 
-__all__ = ["Rows", "Split", "Task", "check_task", "draw_in_split", "find_task", "load_tasks", "pick_task", "split_of"]
+__all__ = ["Rows", "Split", "Task", "draw_in_split", "load_tasks", "split_of"]
 
 T = TypeVar("T")
 Task: TypeAlias = Any
@@ -141,12 +141,12 @@ def find_task(rows: Rows | None, choice: object) -> Any:
     """Return the task that `reset(options={"task": choice})` specifies: the row at an index, or the row itself.
 
     Raises:
-        TaskError: If there is no row at that index.
+        TaskError: If the index is out of range.
     """
     if isinstance(choice, (int, np.integer)) and not isinstance(choice, bool):
         if rows is None or not 0 <= choice < len(rows):
             count = 0 if rows is None else len(rows)
-            raise TaskError(f"there is no task {choice}: the environment has {count} tasks, with indices from 0")
+            raise TaskError(f"task {choice} does not exist: the environment has {count} tasks, with indices from 0")
         return rows[int(cast("int", choice))]
     return choice
 

@@ -74,7 +74,7 @@ def printed_checks(*, as_json: bool) -> Generator[Callable[[str, EnvCheck | None
     """Print each check when it ends, one failure for each cause. On a terminal, show the running check.
 
     Yields:
-        What `check_env` calls with the name of a check, and with the check when it has ended.
+        A callback for `check_env`: it gets the name of a check, and the check itself when it has ended.
     """
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:

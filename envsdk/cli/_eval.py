@@ -101,7 +101,7 @@ def eval_(
     try:
         evaluation = evaluate(suite, folder, resume=resume, against=compare, on_begin=None if as_json else announce)
     except KeyboardInterrupt:
-        print_error(f"interrupted; what ended is stored in {folder}: the same command with --resume continues")
+        print_error(f"interrupted; completed episodes are stored in {folder}; the same command with --resume continues")
         raise typer.Exit(130) from None
     _print(evaluation, as_json)
     if not as_json:

@@ -15,7 +15,7 @@ from ._output import print_text
 
 @dataclass(frozen=True, slots=True)
 class ErrorExplanation:
-    """What is known about an error class.
+    """The explanation of an error class.
 
     Attributes:
         name: The name of the class.

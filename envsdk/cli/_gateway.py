@@ -1,4 +1,4 @@
-"""`envsdk gateway`: a server that agent programs ask, in front of any policy."""
+"""`envsdk gateway`: a server in front of any policy, to which agent programs send requests."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -40,18 +40,18 @@ def gateway(
     record: Annotated[
         Literal["on", "off"], typer.Option(help="off serves without recording, as in production.")
     ] = "on",
-    host: Annotated[str, typer.Option(help="The address. One that other machines reach needs a token.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The address. If other machines can reach it, set a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = 8808,
     token: Annotated[
         str | None,
-        typer.Option(envvar="ENVSDK_GATEWAY_TOKEN", help="What managing sessions requires, as a bearer token."),
+        typer.Option(envvar="ENVSDK_GATEWAY_TOKEN", help="The bearer token that managing sessions requires."),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="The longest time of a call of the policy, in seconds.")] = 600,
-    max_sessions: Annotated[int, typer.Option(min=1, help="How many sessions may be open.")] = 1000,
+    timeout: Annotated[float, typer.Option(help="The maximum time of a call of the policy, in seconds.")] = 600,
+    max_sessions: Annotated[int, typer.Option(min=1, help="The maximum number of open sessions.")] = 1000,
     idle_timeout: Annotated[
         float, typer.Option(help="A session ends after this many seconds without a request.")
     ] = 3600,
-    rate: Annotated[float | None, typer.Option(help="Requests per second of a session; by default any number.")] = None,
+    rate: Annotated[float | None, typer.Option(help="The maximum requests per second of a session.")] = None,
     max_body: Annotated[int, typer.Option(min=1, help="The largest request, in megabytes.")] = 64,
 ) -> None:
     """Serve Chat Completions, Responses and Anthropic Messages in front of a policy; each session is an episode.

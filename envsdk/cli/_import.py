@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 _Format: TypeAlias = Literal["atif", "requests"]
 _Log: TypeAlias = tuple[str, str | None, Any]
-"""Where a log is, the id of its trajectory (None: the one that the log has), and the log."""
+"""The place of a log, the id of its trajectory (None: the id in the log), and the log."""
 
 _SHOWN = 10
-"""How many notes are printed."""
+"""The maximum number of notes that are printed."""
 
 
 def import_(
@@ -40,7 +40,7 @@ def import_(
     temperature: Annotated[float, typer.Option(min=0, help="The temperature of requests that name none.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one line of JSON.")] = False,
 ) -> None:
-    """Import what another tool logged with token ids, and print what came in and what is missing.
+    """Import what another tool logged with token ids, and print what was imported and what is missing.
 
     The folder gets trajectories.jsonl and samples.jsonl; and sft.jsonl, the supervised samples of replies without ids.
     Each line of logged requests has a request and a response, as from_requests takes them, and may have a session.

@@ -36,7 +36,7 @@ def onpolicy(
     dtype: Annotated[str, typer.Option(help="The type of the trainer's weights: float32 or bfloat16.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
 ) -> None:
-    """Check whether a stack is on-policy: play episodes on a sampler, and compute what a trainer would.
+    """Check whether a stack is on-policy: play episodes on a sampler, and compute a trainer's log-probabilities.
 
     It prints the share of tokens that are the same, k1, k2 and k3 between sampler and trainer in nats per token, and
     where they differ most. The exit status is 0 if the verdict is healthy, and 1 if it is a warning or critical.

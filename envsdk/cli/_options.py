@@ -15,7 +15,7 @@ from ..errors import ConfigError, PluginError
 from ..rendering.renderer import Renderer
 
 SPECIFICATION = "A name, optionally with options: name:key=value,key=value, or JSON."
-RENDERER = SPECIFICATION + " Without it, the environment's own: usually qwen3."
+RENDERER = SPECIFICATION + " By default, the environment's renderer: usually qwen3."
 TOKENIZER = "'embedded', a folder, a file, or a Hugging Face id."
 ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v1, or a class as module:Class."
 ALLOW_CHANGED = "Continue although the environment's code, options or tasks have changed; the folder records it."

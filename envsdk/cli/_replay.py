@@ -15,7 +15,7 @@ from ._options import import_from_here
 from ._output import print_error, print_json, print_text
 
 _SHOWN = 20
-"""How many differences of an episode are printed."""
+"""The maximum number of differences of an episode that are printed."""
 
 
 def replay(

@@ -17,7 +17,7 @@ from ..viewer.reporting._report import VIEWER
 from ..viewer.reporting._sections import sections_of
 from ._output import print_json, print_table, print_text
 
-_VIEWER = "Where links to episodes lead: the address of envsdk view, or a file of envsdk view --html."
+_VIEWER = "The target of links to episodes: the address of envsdk view, or a file of envsdk view --html."
 
 
 def report_(
@@ -53,7 +53,7 @@ def report_(
 
 
 def _print(section: Section) -> None:
-    """Print the tables and paragraphs of a section. What a record holds cannot control the terminal."""
+    """Print the tables and paragraphs of a section. Strings of a record cannot control the terminal."""
     print_text(on_one_line(section.title), style="bold")
     for block in section.blocks:
         if isinstance(block, Table):

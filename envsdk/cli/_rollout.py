@@ -1,4 +1,4 @@
-"""`envsdk rollout` and `demo`: run episodes, and print what they came to."""
+"""`envsdk rollout` and `demo`: run episodes, and print a report."""
 
 import re
 import shlex
@@ -64,10 +64,11 @@ def rollout(
     seed: Annotated[int, typer.Option(min=0, help="The seed of the first task. Each further one adds 1.")] = 0,
     group_size: Annotated[int, typer.Option(min=1, help="The number of episodes of each task.")] = 1,
     concurrency: Annotated[int, typer.Option(min=1, help="The maximum number of episodes at the same time.")] = 16,
-    timeout: Annotated[float, typer.Option(help="The longest time of a call of the policy, in seconds.")] = 600,
-    method_timeout: Annotated[float, typer.Option(help="The same for a method of the environment.")] = 60,
+    timeout: Annotated[float, typer.Option(help="The maximum time of a call of the policy, in seconds.")] = 600,
+    method_timeout: Annotated[float, typer.Option(help="The maximum time of a method of the environment.")] = 60,
     retries: Annotated[
-        int, typer.Option(min=0, help="How often an episode begins again if the server fails; 0: nor a request.")
+        int,
+        typer.Option(min=0, help="How often an episode restarts if the server fails; 0: requests are not retried."),
     ] = 2,
     fail_fast: Annotated[int | None, typer.Option(min=1, help="End after this many failures in a row.")] = None,
     executor: Annotated[str | None, typer.Option(help="Play in worker processes: processes or ray.")] = None,
@@ -141,7 +142,7 @@ def rollout(
 
 
 def played(rollouts: Rollouts) -> list[Trajectory]:
-    """Run rollouts; return what ended until the run did, or was interrupted (SIGINT, SIGTERM)."""
+    """Run rollouts; return the episodes that ended before the run did, or before SIGINT or SIGTERM."""
     ended: list[Trajectory] = []
 
     async def play() -> None:
@@ -156,7 +157,7 @@ def played(rollouts: Rollouts) -> list[Trajectory]:
         print_error(f"interrupted after {done} of {total} episodes")
         if rollouts.folder is not None:
             command = [argument for argument in sys.argv[1:] if argument != "--resume"]
-            print_error(f"what ended is stored; continue with: {shlex.join(['envsdk', *command, '--resume'])}")
+            print_error(f"completed episodes are stored; continue with: {shlex.join(['envsdk', *command, '--resume'])}")
     return sorted(ended, key=lambda trajectory: (trajectory.seed or 0, trajectory.id))
 
 
@@ -177,7 +178,7 @@ def _terminating() -> Generator[None]:
 
 
 def statistics(rollouts: Rollouts) -> Iterator[str]:
-    """Yield lines with how the run went: its speed, where it waited, and what went wrong."""
+    """Yield lines about the run: its speed, where it waited, and what went wrong."""
     done, tally = rollouts.statistics, rollouts.statistics.tally
     seconds = max(done.elapsed_s, 1e-9)
     yield f"speed: {tally.steps / seconds:,.0f} steps and {tally.sampled_tokens / seconds:,.0f} sampled tokens a second"

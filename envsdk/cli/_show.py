@@ -24,7 +24,7 @@ WHICH = "A number, from 1; an id; or a filter: 'reward<0.5 text:\"refund policy\
 
 
 class PrintedText(NamedTuple):
-    """Text to print, which may have several lines; whether it is a heading; and the hash of the image that it names."""
+    """Text to print, of one or more lines; whether it is a heading; and the hash of the image that it names."""
 
     text: str
     is_heading: bool
@@ -37,7 +37,7 @@ def show(
     contexts: Annotated[
         bool, typer.Option("--contexts", help="Print a drawing of the contexts, with handoffs and breaks, instead.")
     ] = False,
-    full: Annotated[bool, typer.Option("--full", help="Print long texts and repeated messages in full.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Print long text and repeated messages in full.")] = False,
 ) -> None:
     """Print episodes as conversations, with their rewards and breaks: the first one, or those that WHICH chooses.
 
@@ -100,7 +100,7 @@ def _chosen(source: Source, which: str) -> list[Match]:
             pass
     except OSError as error:
         raise ConfigError(f"{str(source.file)!r} cannot be read: {error}. Expected a file of trajectories") from error
-    unread = f", and {source.unread_bytes} bytes of a line that has no end" if source.unread_bytes else ""
+    unread = f", and {source.unread_bytes} bytes of an incomplete line" if source.unread_bytes else ""
     size = f"it has {len(source.rows)}{unread}"
     if number is not None:
         if not 1 <= number <= len(source.rows):
@@ -126,8 +126,8 @@ def lines_of(trajectory: Trajectory, *, full: bool = False, searched: Sequence[s
 
     Args:
         trajectory: The episode.
-        full: Whether long texts are printed in full, and messages that a context began with.
-        searched: Texts, as `str.casefold` returns them, that are not folded away.
+        full: Whether long text is printed in full, and messages that a context began with.
+        searched: Strings, as `str.casefold` returns them, that are never folded away.
     """
     for outer in transcript(trajectory):
         for entry in outer.inherited if outer.kind == "inherited" and full else (outer,):

@@ -49,10 +49,10 @@ class TrajectoryReport:
 
 
 def summary(report: TrajectoryReport) -> Iterator[str]:
-    """Yield lines with what the table has no room for: how episodes ended, and the metrics."""
+    """Yield lines with facts that the table does not show: how episodes ended, and the metrics."""
     facts, metrics = report.tally, dict(sorted(report.tally.metrics.items()))
     if facts.scored < facts.episodes:
-        yield f"scored {facts.scored} of {facts.episodes}: the mean reward is of these"
+        yield f"scored {facts.scored} of {facts.episodes}: the mean reward is over these"
     yield "ended: " + ", ".join(f"{count} {reason}" for reason, count in sorted(facts.stop_reasons.items()))
     calls, errors = metrics.pop("tool_calls", None), metrics.pop("tool_errors", 0)
     crashes = metrics.pop("tool_crashes", 0)

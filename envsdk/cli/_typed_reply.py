@@ -12,14 +12,14 @@ from ..messages import Message, ToolCall, ToolSchema
 
 HELP = '''\
 Type a reply and press Enter.
-  some text               send a text; end a line with \\ to continue it on the next line
-  """                     start or end a text of several lines, which is sent literally
+  some text               send text; end a line with \\ to continue it on the next line
+  """                     start or end text of several lines, which is sent literally
   /tool key=value ...     call a tool; put values with spaces in "quotes"
   /tool {"key": value}    call a tool with JSON arguments
   /tool value             call a tool that has one parameter
   /{"reasoning": ..., "content": ..., "tool_calls": [{"name": ..., "arguments": {...}}]}
                           send a whole message as JSON
-  //text                  send a text that starts with a slash
+  //text                  send text that starts with a slash
 A reply of several lines, continued with \\, may contain text and several calls, each on its own line.
   :tools :prompt :help    show the tools; the prompt that the model sees; this help
   :quit, or Ctrl-D        quit'''
@@ -96,7 +96,7 @@ def _call(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
     name, _, rest = text.strip().partition(" ")
     functions = {str(_function(tool)["name"]): _function(tool) for tool in tools}
     if name not in functions:
-        error = unknown_name("tool", name, functions, "To start a text with a slash, type two: //text")
+        error = unknown_name("tool", name, functions, "To start your reply with a slash, type two: //text")
         raise TypingError(str(error))
     try:
         return ToolCall(name=name, arguments=_arguments(rest.strip(), _parameters(functions[name])))

@@ -1,7 +1,7 @@
-"""A context: the token sequence that one agent sees, and how it grows.
+"""A context: the growing token sequence that one agent sees.
 
-A context only truncates and appends. Its log holds every token that was observed or sampled, once, in order; its view
-is the prompt as it is now. Sampled tokens are never decoded and encoded again.
+A context is only ever truncated and appended to. Its log holds every token that was observed or sampled, once, in
+order; its view is the current prompt. Sampled tokens are never decoded and encoded again.
 """
 
 import codecs
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class Delta(NamedTuple):
-    """A change of a context: keep its first tokens, then append.
+    """A change of a context: keep its first tokens, then append new ones.
 
     Attributes:
         tokens: The new tokens: int32, shape (n,).
         keep: How many tokens stay.
-        break_: The rewrite that it is, or None.
+        break_: The break that declares the dropped tokens, or None if nothing was dropped.
         closed_reply: Whether the reply had to be closed, because its turn did not end.
-        full: The reason why no further reply fits into the context, or None. Without room, the delta has no generation
+        full: The reason why no further reply fits into the context, or None. If it is set, the delta has no generation
             prompt.
         media: The images in the new tokens, in order, with their positions in them.
     """
@@ -57,7 +57,7 @@ class Context:
         name: Its name, such as `main`.
         role: The role of its agent.
         renderer: Renders its messages.
-        policy: Decides which part of its past stays visible.
+        policy: The history policy, which decides which part of its past stays visible.
         parent: The context that opened this one, or None.
     """
 
@@ -75,11 +75,11 @@ class Context:
         self.inherited = 0
         """The number of messages that were copied from the context that this one started from."""
         self.is_trainable = True
-        """Whether its samples are trained."""
+        """True if its samples are trained."""
         self.reward: float | None = None
         """The context's own reward; None if it shares the episode's."""
         self.conversation: list[Message] = []
-        """The messages as the environment has them now: its edits change them, the history policy does not."""
+        """The conversation from the environment's point of view: its edits change it, the history policy does not."""
         self.log_tokens = array("i")
         self.log_logprobs = array("f")
         self.log_media: list[PlacedImage] = []
@@ -92,7 +92,7 @@ class Context:
         self._opening = 0
         self._state: dict[str, Any] = {}
         self.rewriting = ""
-        """An example of how the chat template rewrites earlier text that the prompts keep, if it does."""
+        """An example of how the chat template rewrites earlier text that the prompts keep; empty if it does not."""
         self._cut = 0  # how many tokens of the last reply were dropped since the last observation
 
     def __len__(self) -> int:
@@ -126,7 +126,7 @@ class Context:
         return {id(message): self._prompt.count(index) for index, message in enumerate(self._prompt.messages)}
 
     def trial(self) -> "Context":
-        """Return a copy that shows what a turn would make of the context. Its log is empty."""
+        """Return a copy in which a turn can be tried without changing the context. Its log is empty."""
         other = copy.copy(self)
         other.messages, other.conversation = list(self.messages), list(self.conversation)
         other.log_tokens, other.log_logprobs = array("i"), array("f")
@@ -163,13 +163,13 @@ class Context:
         return message, text
 
     def read_reply(self) -> "tuple[ReplyReader, list[ReplyEvent]]":
-        """Return a reader of the reply that is sampled next, and what it reports of the part that was sampled."""
+        """Return a reader of the reply that is being sampled, and its events for the part that was sampled already."""
         prompt_tail, sampled = self.reply_tokens()
         reader = self.renderer.reader(prompt_tail=prompt_tail, tools=self._prompt.tools)
         return reader, reader.feed(sampled)
 
     def reply_tokens(self) -> "tuple[NDArray[np.int32], NDArray[np.int32]]":
-        """Return the end of the prompt from the assistant's opening on, and what was sampled since: copies."""
+        """Return copies of the end of the prompt from the assistant's opening on, and of the tokens sampled since."""
         prompt = self._prompt
         return np.asarray(prompt.tokens[prompt.end : prompt.body]), np.asarray(prompt.tokens[prompt.body :])
 
@@ -186,18 +186,18 @@ class Context:
             self.roles.read(self.renderer, self._prompt)
 
     def new_text(self, count: int) -> "SampledText":
-        """Return the text of the last `count` tokens of the log, decoded when it is used."""
+        """Return the text of the last `count` tokens of the log. It is decoded when it is first used."""
         return SampledText(self.renderer, np.asarray(self.log_tokens[len(self.log_tokens) - count :]))
 
     def cut_reply(self, count: int) -> None:
-        """Drop the last `count` tokens of the last reply; the next observation declares that as an `edit`."""
+        """Drop the last `count` tokens of the last reply. The next observation declares it as an `edit`."""
         prompt = self._prompt
         del prompt.tokens[len(prompt.tokens) - count :]
         prompt.messages[-1] = self.conversation[-1] = self._parse_reply()
         self._cut = count
 
     def check_end(self) -> None:
-        """Let a renderer that measures its template compare all deltas with a full rendering, at the end."""
+        """Check all deltas against a full rendering at the end, if the renderer measures its template."""
         self.renderer.check_episode(self.view, self._prompt.emitted(), self.tools)
 
     # Turns.
@@ -228,7 +228,7 @@ class Context:
         tools: Sequence[ToolSchema] | None = None,
         edit: Edit | None = None,
     ) -> Delta:
-        """Start with all of another context, after its last reply, or with what `edit` keeps of it; see `observe`."""
+        """Start with a copy of another context after its last reply, or the part that `edit` keeps; see `observe`."""
         self._prompt, self.conversation = base._prompt.copy(), list(base.conversation)
         self.messages = list(base.messages)
         if edit is not None:
@@ -253,14 +253,13 @@ class Context:
         """Render the messages after a reply.
 
         Args:
-            messages: The new messages. With an `edit`, those that are in the conversation already may be among them,
-                before the first new one.
-            is_final: Whether no further reply is requested: then there is no generation prompt and no rewrite.
+            messages: The new messages. With an `edit`, messages of the conversation may come before the first new one.
+            is_final: Whether no further reply is requested. The generation prompt and rewrites are left out then.
             max_tokens: The largest length of the context, the next reply included.
             prefill: The beginning of the next reply.
             system: A new system message, or None. A change is a declared `edit`.
             tools: New tools, or None. A change is a declared `edit`.
-            edit: Which messages of the conversation `messages` replace; None appends them. A declared `edit`.
+            edit: The messages of the conversation that `messages` replace, a declared `edit`; None appends them.
             summary: The summary that the history policy requested.
 
         Raises:
@@ -298,10 +297,10 @@ class Context:
         return self._emit(self._rewrite(delta, summary), max_tokens)
 
     def go_on(self, addition: str | Message, *, max_tokens: int | None = None) -> Delta:
-        """Append to the last reply, which the model then continues. A stop token in it is dropped, a declared `edit`.
+        """Append to the last reply, which the model then continues. Dropping its stop token is a declared `edit`.
 
         Args:
-            addition: What `Renderer.continuation` takes.
+            addition: The text or message to append; see `Renderer.continuation`.
             max_tokens: The largest length of the context, the rest of the reply included.
 
         Raises:
@@ -326,7 +325,7 @@ class Context:
         full = rewritten.full or self._is_full(max_tokens)
         if full is None:
             return self._emit(rewritten)
-        # There is no room: the reply ends as it was.
+        # The rest of the reply does not fit: the reply is restored.
         prompt.tokens[prompt.body + kept :] = dropped
         self._add_reply(reply)
         if rewritten.break_ is not delta.break_:
@@ -341,7 +340,7 @@ class Context:
         return self._emit(ended._replace(closed_reply=closing.closed_reply, full=full))
 
     def _read(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages of a turn as the family reads them, apart from those that the conversation has."""
+        """Apply `as_given` to the messages of a turn, except those that are in the conversation already."""
         if all(message.role != "assistant" for message in messages):
             return messages
         known = {id(message) for message in self.conversation}
@@ -369,7 +368,7 @@ class Context:
         return self._declared(delta, "edit", 0, f"new {' and '.join(changed)}")
 
     def _replace(self, delta: Delta, whole: Sequence[Message], detail: str) -> Delta:
-        """Make `whole` the conversation; the policy then sees a past that it has not seen."""
+        """Make `whole` the conversation. The policy's state is reset, so that it examines all messages again."""
         start, messages = edited(self.view, self.conversation, whole)
         keep = self.renderer.rewrite(self._prompt, start, messages)
         self.conversation[:] = whole
@@ -389,10 +388,10 @@ class Context:
         self.conversation.extend(messages)
 
     def _rewrite(self, delta: Delta, summary: str | None = None) -> Delta:
-        """Let the policy rewrite the view. If two rewrites apply, the break is the one that keeps fewer tokens.
+        """Let the policy rewrite the view. If two rewrites apply, report the one that keeps fewer tokens.
 
         Raises:
-            UndeclaredBreak: If the policy returns anything but None or a legal rewrite.
+            UndeclaredBreak: If the policy returns something other than None or a legal rewrite.
         """
         try:
             rewrite = self.policy.view(self._history(summary))
@@ -403,8 +402,8 @@ class Context:
         if not _is_legal(rewrite, len(self.view)):
             raise UndeclaredBreak(
                 f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
-                f"{len(self.view)} messages. It returns None or a Rewrite that starts in the view, leaves a "
-                f"message, and has one of the reasons {_REASONS} and a detail in valid Unicode"
+                f"{len(self.view)} messages; expected None or a Rewrite that starts in the view, leaves at least one "
+                f"message, has one of the reasons {_REASONS}, and a detail in valid Unicode"
             )
         known = {message.content for message in self.view[rewrite.start :] if message.role == "assistant"}
         messages = [m if m.content in known else as_given(self.renderer, m) for m in rewrite.messages]
@@ -428,7 +427,7 @@ class Context:
         return self.policy.rejects(self._history(), summary)
 
     def _history(self, summary: str | None = None) -> History:
-        """Return what the history policy sees."""
+        """Return the part of the context that the history policy sees."""
         prompt, renderer = self._prompt, self.renderer
         return History(
             messages=ReadOnly(prompt.messages),
@@ -527,9 +526,9 @@ class SampledText:
         return count - 1 if count and int(self.tokens[-1]) in self._renderer.stop_token_ids else count
 
     def bounds(self) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
-        """Return for each token the first character that it has a part of, and the one after the last: int64, (n,).
+        """Return the range of characters of each token: the first one, and the one after the last; int64, shape (n,).
 
-        Tokens that share a character both have it.
+        If tokens share a character, it is in the range of each of them.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         starts, stops, decoded, is_open = list[int](), list[int](), 0, False
@@ -542,7 +541,7 @@ class SampledText:
         return np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
 
     def tokens_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range of the tokens that have a part of the characters `start` to `stop`."""
+        """Return the range of tokens that overlap the characters `start` to `stop`."""
         if start >= stop:
             return 0, 0
         starts, stops = self.bounds()

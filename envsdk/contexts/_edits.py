@@ -11,9 +11,9 @@ class Edit(NamedTuple):
     """A change of the past by the environment: the messages of a turn replace the end of the conversation.
 
     Attributes:
-        keep: How many messages of the conversation stay, its system message included.
-        detail: What changed, for people.
-        start: How many messages at the start are dropped; `keep` counts them. 1 drops the system message.
+        keep: The number of messages of the conversation that stay, its system message included.
+        detail: A description of the change, for people.
+        start: The number of messages at the start that are dropped; `keep` counts them. 1 drops the system message.
     """
 
     keep: int
@@ -22,7 +22,7 @@ class Edit(NamedTuple):
 
 
 def among(messages: Sequence[Message], known: Sequence[Message], *, are: bool = True) -> list[Message]:
-    """Return the messages that are among the known ones, or those that are not. The same object is the same message."""
+    """Return the messages that are among the known ones, or those that are not. Messages are compared by identity."""
     ids = {id(message) for message in known}
     return [message for message in messages if (id(message) in ids) == are]
 
@@ -30,10 +30,10 @@ def among(messages: Sequence[Message], known: Sequence[Message], *, are: bool = 
 def edited(
     view: Sequence[Message], conversation: Sequence[Message], whole: Sequence[Message]
 ) -> tuple[int, list[Message]]:
-    """Return from where on a view changes when a conversation becomes `whole`, and its messages from there on.
+    """Return the first index at which a view changes when a conversation becomes `whole`, and the messages from there.
 
-    What the history policy hid of the messages that stay remains hidden if a message that stays follows it in the view.
-    Messages that stay are shown as the policy shows them: a reply may have lost its reasoning.
+    Messages that the history policy has hidden stay hidden if a later message of the view stays. Messages that stay are
+    shown as the policy shows them: a reply may have lost its reasoning.
     """
     positions = _positions(view, conversation)
     stays = next((i for i, (old, new) in enumerate(zip(conversation, whole, strict=False)) if old is not new), None)
@@ -46,7 +46,7 @@ def edited(
 
 
 def _positions(view: Sequence[Message], conversation: Sequence[Message]) -> dict[int, int]:
-    """Return where messages of a conversation are in its view, by index; those that the policy hid are not there."""
+    """Return the position in the view of each message of a conversation, by index, without the hidden messages."""
     by_identity = {id(message): i for i, message in enumerate(view)}
     by_content: dict[str, list[int]] = {}
     for i, message in enumerate(view):

@@ -25,7 +25,7 @@ class Rewrite:
 
     Attributes:
         start: The index of the first message that changes.
-        messages: What the model sees from there on.
+        messages: The messages that the model sees from there on.
         reason: The reason of the break.
         detail: More about the reason, for people.
         as_template: For a renderer that renders only whole conversations: render the view as its template does, not by
@@ -44,17 +44,17 @@ class History:
     """The part of a context that a history policy sees.
 
     Attributes:
-        messages: The view: what the model would see without a rewrite. Read-only.
+        messages: The view: the messages that the model would see without a rewrite. Read-only.
         new: The index of the first message that was added since the policy's last call.
-        opening: How many messages the first turn had.
-        steps: How many replies the context has had, those that are hidden included.
-        length: How many tokens the next prompt would have.
+        opening: The number of messages of the first turn.
+        steps: The number of replies so far, hidden ones included.
+        length: The number of tokens that the next prompt would have.
         renderer: The renderer of the context.
         state: The policy's own memory for this context, empty at first.
-        tokens: `tokens(index)` returns how many tokens a message has.
-        measure: `measure(index, message)` returns how many tokens a message would have in place of that one. O(its
-            length).
-        summary: The summary that the policy requested, if it is there now.
+        tokens: `tokens(index)` returns the number of tokens of a message.
+        measure: `measure(index, message)` returns the number of tokens that a message would have in place of the one
+            at `index`. O(its length).
+        summary: The summary that the policy requested, if it has been written.
     """
 
     messages: Sequence[Message]
@@ -75,10 +75,10 @@ class SummaryRequest:
 
     Attributes:
         messages: The messages to summarize.
-        writer: The function that writes the summary. None: the model does, in a context that starts with all of this
-            one and ends with `instruction`.
+        writer: The function that writes the summary. If it is None, the model writes it, in a context that starts with
+            all of this one and ends with `instruction`.
         instruction: The user message that requests it.
-        max_tokens: How many tokens the model may sample for it, its reasoning included; None without a limit.
+        max_tokens: The most tokens that the model may sample for it, its reasoning included; None for no limit.
     """
 
     messages: list[Message]
@@ -93,7 +93,7 @@ class HistoryPolicy(BaseModel, ABC):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # at its first use, not at import
 
     name: ClassVar[str] = ""
-    """The name for `history=`. A policy of your own needs none: pass the object."""
+    """The name for `history=`. It may be empty for your own policies, which are passed as objects."""
 
     @abstractmethod
     def view(self, history: History) -> Rewrite | None:
@@ -114,7 +114,7 @@ class HistoryPolicy(BaseModel, ABC):
         return None
 
     def rejects(self, history: History, summary: str) -> str | None:
-        """Return why a summary is rejected, or None if it is accepted. A rejected one gives no sample."""
+        """Return why a summary is rejected, or None if it is accepted. A rejected summary is not trained."""
         return None
 
     @property
@@ -124,16 +124,16 @@ class HistoryPolicy(BaseModel, ABC):
 
     @property
     def needs_model(self) -> bool:
-        """Whether the model itself writes something for it."""
+        """True if the model itself writes something for the policy, such as a summary."""
         return False
 
     @property
     def is_async(self) -> bool:
-        """Whether a function that it requests is async."""
+        """True if the policy has an async function, such as a summarizer."""
         return False
 
     def specification(self) -> dict[str, Any]:
-        """Return the policy as JSON: its name and options; a function among these is its name."""
+        """Return the policy as JSON: its name and options. A function is represented by its name."""
         return {"name": self.name or type(self).__name__, **to_jsonable_python(self, fallback=_name)}
 
 

@@ -1,4 +1,4 @@
-"""Observations, actions and declared breaks, which an environment and a policy exchange."""
+"""The data that an environment and a policy exchange: observations, actions and declared breaks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 BreakKind: TypeAlias = Literal["rewrite", "switch"]
 RewriteReason: TypeAlias = Literal["thinking_stripped", "compaction", "budget", "summary", "edit", "template"]
 BreakReason: TypeAlias = Literal[RewriteReason, "handoff", "return", "undeclared"]
-"""`undeclared` occurs only in a trajectory that was made from another system's log, which does not give a reason."""
+"""`undeclared` occurs only in trajectories made from another system's log, which does not record reasons."""
 
 
 class Observation(NamedTuple):
@@ -26,8 +26,9 @@ class Observation(NamedTuple):
 
     Attributes:
         tokens: The new tokens: int32, shape (n,), C-contiguous, never shared with the environment's own buffers.
-        keep: How many tokens of `base` stay.
-        extends: Whether the context only grew: `keep` is its whole length, it is not new, and no return came between.
+        keep: The number of tokens of `base` that stay.
+        extends: Whether the context only grew: it is not new, `keep` is its whole length, and no sub-agent returned in
+            between.
         context: The name of the context whose prompt this is.
         base: The name of the context that the prompt starts from; usually the context itself.
         media: The images in the new tokens, in order, each with its range in `tokens`.
@@ -54,12 +55,12 @@ class Action:
             action continues the reply.
         temperature: The sampling temperature, at least 0.
         policy_version: The version of the weights that sampled it, from 0 to 2**31 - 1; or None.
-        extra: Side data, which is carried into the samples and never read. A numpy array of signed integers or floats
-            has one row for each token (the log-probabilities of the top-k): shape (n, ...). Samples hold it at the
-            positions of these tokens, and -1 or NaN elsewhere, which means that nothing is known. `Aligned` also
-            declares another fill value, or rows for all tokens of the prompt and the reply (routed experts); `Ragged`
-            has a list for each token (the ids that sampling was restricted to). Anything else belongs to the action as
-            a whole (images, the id of a request).
+        extra: Side data, which is carried into the samples and never interpreted. A numpy array of signed integers or
+            floats has one row for each token (the log-probabilities of the top-k): shape (n, ...). Samples hold it at
+            the positions of these tokens, and -1 or NaN elsewhere, which means that nothing is known. `Aligned` sets a
+            different fill value, or has rows for all tokens of the prompt and the reply (routed experts); `Ragged` has
+            a list for each token (the ids that sampling was restricted to). Anything else belongs to the action as a
+            whole (images, the id of a request).
     """
 
     tokens: "Sequence[int] | NDArray[np.integer[Any]]"
@@ -77,12 +78,12 @@ class Break:
     Attributes:
         kind: `rewrite`: tokens are dropped, and a segment ends. `switch`: another context continues, and nothing is
             dropped.
-        reason: Why. Of a rewrite: `thinking_stripped`, `compaction`, `budget`, `summary`, `edit` or `template`. Of a
-            switch: `handoff` or `return`.
+        reason: The reason. For a rewrite: `thinking_stripped`, `compaction`, `budget`, `summary`, `edit` or `template`.
+            For a switch: `handoff` or `return`.
         context: The context that the observation is in.
         base: The context that its prompt starts from.
-        kept: How many tokens of `base` stay.
-        dropped: How many tokens that the policy had seen or sampled are gone.
+        kept: The number of tokens of `base` that stay.
+        dropped: The number of dropped tokens, which the policy had seen or sampled.
         detail: More about the reason, for people.
     """
 

@@ -19,7 +19,7 @@ SCAFFOLD = "scaffold"
 SAMPLED = ("content", "reasoning", "call")
 """The labels of an assistant's text."""
 UNKNOWN = -1
-"""The code of a token of which nothing is known: its reply was never finished."""
+"""The code of a token without a label, because its reply was never finished."""
 
 
 class LabeledSpan(NamedTuple):
@@ -31,7 +31,7 @@ class LabeledSpan(NamedTuple):
 
 
 class RoleLog:
-    """The labels of all tokens of a context's log, as codes of a legend."""
+    """The labels of all tokens in a context's log, as indices into a legend."""
 
     def __init__(self) -> None:
         self.legend: list[str] = []
@@ -47,12 +47,12 @@ class RoleLog:
         self._unread = 0
 
     def act(self, count: int) -> None:
-        """Add sampled tokens, which have no label until `read`."""
+        """Add sampled tokens, which are labeled later, by `read`."""
         self.codes.extend([UNKNOWN] * count)
         self._unread += count
 
     def read(self, renderer: Renderer, prompt: WrittenPrompt) -> None:
-        """Label the sampled tokens of the last message, a reply that was read."""
+        """Label the sampled tokens of the last message, a reply that has been parsed."""
         tokens = np.asarray(prompt.tokens[prompt.starts[-1] :])
         codes = np.full(len(tokens), self._code(SCAFFOLD), dtype=np.int16)
         for span in reply_spans(renderer, tokens, prompt.messages[-1]):
@@ -67,7 +67,7 @@ class RoleLog:
 
 
 def _spans_from(renderer: Renderer, prompt: WrittenPrompt, keep: int) -> Iterator[LabeledSpan]:
-    """Yield the spans of the messages of which a prompt has tokens from `keep` on. All other tokens are scaffold."""
+    """Yield the spans of the messages that have tokens after the first `keep`. All other tokens are scaffold."""
     bounds = [*prompt.starts, prompt.end]
     for index in range(len(prompt.messages) - 1, -1, -1):
         start, stop = bounds[index], bounds[index + 1]
@@ -82,7 +82,7 @@ def _spans_from(renderer: Renderer, prompt: WrittenPrompt, keep: int) -> Iterato
 def _text_spans(
     renderer: Renderer, prompt: WrittenPrompt, index: int, tokens: "NDArray[np.int32]"
 ) -> list[LabeledSpan]:
-    """Return the spans of the text of a message that the model did not write, as the renderer attributes them."""
+    """Return the spans of the text of a message that the model did not sample, as the renderer attributes them."""
     message = prompt.messages[index]
     label = f"tool:{message.name}" if message.role == "tool" and message.name else message.role
     if isinstance(renderer, FamilyRenderer):
@@ -95,12 +95,12 @@ def _text_spans(
 
 
 def reply_spans(renderer: Renderer, tokens: "NDArray[np.int32]", message: Message) -> list[LabeledSpan]:
-    """Return the spans of a reply: where its text holds what was read from it.
+    """Return the spans of a reply's reasoning, content and calls.
 
     Args:
         renderer: The renderer of the reply.
         tokens: Its tokens: int32, shape (n,), also with the assistant's opening before them.
-        message: What the renderer read from them.
+        message: The message that the renderer parsed from them.
     """
     text = _Text(renderer, tokens, skip=len(tokens) - len(renderer.after_opening(tokens)))
     found = [(text.find(message.reasoning or ""), "reasoning"), (text.find(message.content), "content")]
@@ -113,14 +113,14 @@ def reply_spans(renderer: Renderer, tokens: "NDArray[np.int32]", message: Messag
 
 
 class _Text:
-    """The text of tokens, in which control tokens match nothing.
+    """The text of tokens for searches, which never match control tokens.
 
-    A token belongs to what its last byte is in.
+    A token belongs to the span that contains its last byte.
 
     Args:
         renderer: The renderer.
         tokens: The tokens: int32, shape (n,).
-        skip: How many tokens at the start are scaffold.
+        skip: The number of tokens at the start that are scaffold.
     """
 
     def __init__(self, renderer: Renderer, tokens: "NDArray[np.int32]", *, skip: int = 0) -> None:
@@ -135,7 +135,7 @@ class _Text:
         self._cursor = 0
 
     def find(self, text: str) -> tuple[int, int] | None:
-        """Return the tokens of the next place that has a text, or None; the next search begins after it."""
+        """Return the range of tokens of the next occurrence of a string, or None; the next search begins after it."""
         wanted = text.encode()
         start = self._bytes.find(wanted, self._cursor) if wanted else -1
         if start < 0:
@@ -148,7 +148,7 @@ class _Text:
         """Return the runs of tokens between control tokens that hold more than white space.
 
         Args:
-            word: A text, of which the first run is the one that has it; None for all runs.
+            word: A string that the first returned run contains; None for all runs.
         """
         at = -1 if word is None else self._bytes.find(word.encode())
         token = int(np.searchsorted(self._ends, at, side="right")) if at >= 0 else 0

@@ -1,6 +1,6 @@
 """Side data of tokens: arrays with one row for each token, and lists of different lengths.
 
-`Action.extra` carries it, samples hold it at the positions of their tokens, and nothing here reads what it means.
+`Action.extra` carries it, samples hold it at the positions of their tokens, and nothing here interprets it.
 """
 
 import math
@@ -22,13 +22,13 @@ class Aligned:
     """An array with one row for each token.
 
     Attributes:
-        values: shape (n, ...): numbers of at most 64 bits. In an action, there is one row for each sampled token; or,
+        values: Numbers of at most 64 bits, shape (n, ...). In an action, there is one row for each sampled token; or,
             with `over="all"`, one for each token of the prompt and the reply. The rows of the first tokens of the
             prompt may be left out, which means that they are not known. In a sample, there is one row for each token.
-        over: `"sampled"`: what belongs to sampled tokens. `"all"`: what belongs to all tokens, such as the experts of a
-            router (R3, arXiv:2510.11370): samples also hold it at observations and kept prefixes.
-        fill: The value that means that nothing is known about a token, which no known row has. By default -1, and NaN
-            for floats.
+        over: `"sampled"` for data about sampled tokens; `"all"` for data about all tokens, such as the experts of a
+            router (R3, arXiv:2510.11370), which samples also hold at observations and kept prefixes.
+        fill: The value that means that nothing is known about a token; no known row may have it. By default -1, and
+            NaN for floats.
     """
 
     values: "NDArray[Any]"
@@ -56,21 +56,21 @@ class Aligned:
 
     @property
     def known(self) -> "NDArray[np.bool_]":
-        """Whether anything is known about each token: bool, shape (n,)."""
+        """A mask of the tokens with data: bool, shape (n,)."""
         flat = self.values.reshape(len(self.values), -1)
         unknown = np.isnan(flat) if math.isnan(self.unknown) else np.equal(flat, self.unknown)
         return np.logical_not(np.all(unknown, axis=1, keepdims=True)).reshape(-1)
 
     def take(self, rows: "slice | NDArray[np.integer[Any]]") -> "Aligned":
-        """Return some of the rows."""
+        """Return a selection of the rows."""
         return replace(self, values=self.values[rows])
 
     def empty(self, length: int) -> "NDArray[Any]":
-        """Return an array for tokens of which nothing is known."""
+        """Return an array of `length` rows that holds the fill value everywhere."""
         return np.full((length, *self.values.shape[1:]), self.unknown, dtype=self.values.dtype)
 
     def is_like(self, other: object) -> bool:
-        """Return whether the rows of both can be in one array."""
+        """Return whether the rows of both can be concatenated."""
         return (
             isinstance(other, Aligned)
             and (self.over, self.values.dtype) == (other.over, other.values.dtype)
@@ -122,7 +122,7 @@ class Ragged:
 
     @classmethod
     def of(cls, lists: "Sequence[ArrayLike]", dtype: Any = np.int32) -> "Ragged":
-        """Make one from a list for each token.
+        """Make side data from a list for each token.
 
         Raises:
             ValueError: If the lists are not flat lists of numbers.
@@ -137,7 +137,7 @@ class Ragged:
 
     @property
     def known(self) -> "NDArray[np.bool_]":
-        """Whether anything is known about each token: bool, shape (n,)."""
+        """A mask of the tokens with data: bool, shape (n,)."""
         return self.lengths > 0
 
     def lists(self) -> "list[NDArray[Any]]":
@@ -145,17 +145,17 @@ class Ragged:
         return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self) else []
 
     def take(self, rows: "slice | NDArray[np.integer[Any]]") -> "Ragged":
-        """Return some of the lists."""
+        """Return a selection of the lists."""
         starts, lengths = (np.cumsum(self.lengths) - self.lengths)[rows], self.lengths[rows]
         shifts = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
         return Ragged(self.values[shifts + np.arange(len(shifts))], lengths)
 
     def is_like(self, other: object) -> bool:
-        """Return whether the lists of both can be in one array."""
+        """Return whether the lists of both can be concatenated."""
         return isinstance(other, Ragged) and self.values.dtype == other.values.dtype
 
     def check(self) -> None:
-        """Check that the items are numbers, as many as the lengths add up to.
+        """Check that the items are numbers, and that the lengths add up to their count.
 
         Raises:
             ValueError: If they are not; the message is about "it".
@@ -172,28 +172,28 @@ class Ragged:
 
 
 PerToken: TypeAlias = Aligned | Ragged
-"""Side data that has a row for each token."""
+"""Side data with one row for each token."""
 
 
 def per_token(value: Any) -> PerToken | None:
-    """Return a value of side data as what it has for each token; None if it belongs to the action as a whole."""
+    """Return a value of side data as `Aligned` or `Ragged`; None if it belongs to the action as a whole."""
     if isinstance(value, np.ndarray):
         return Aligned(cast("NDArray[Any]", value))
     return value if isinstance(value, (Aligned, Ragged)) else None
 
 
 def part_of(value: Any, start: int, stop: int, length: int) -> Any:
-    """Return the side data of a part of a reply, in the form in which it was given.
+    """Return the side data of a part of a reply, in the same form as `value`.
 
     Args:
         value: The side data of the whole reply.
         start: The index of the part's first token in the reply.
         stop: The index after its last token.
-        length: How many tokens the reply has.
+        length: The number of tokens in the reply.
 
     Returns:
-        The rows of the part's tokens; rows over all tokens also for those before it. What belongs to the reply as a
-        whole stays as it is.
+        The rows of the part's tokens; with `over="all"`, also the rows of the tokens before it. A value that belongs to
+        the reply as a whole is unchanged.
     """
     data = per_token(value)
     if data is None:
@@ -205,7 +205,7 @@ def part_of(value: Any, start: int, stop: int, length: int) -> Any:
 
 
 def joined(parts: Sequence[PerToken]) -> PerToken:
-    """Return the rows of several values that are alike, one after the other."""
+    """Return the concatenated rows of several values with the same form (`is_like`)."""
     first = parts[0]
     if isinstance(first, Ragged):
         own = cast("Sequence[Ragged]", parts)
@@ -214,7 +214,7 @@ def joined(parts: Sequence[PerToken]) -> PerToken:
 
 
 def placed(given: PerToken, rows: "NDArray[np.int64]") -> PerToken:
-    """Return side data with row `rows[i]` of `given` for each token i, and nothing known where that is -1."""
+    """Return side data in which token i has row `rows[i]` of `given`, or no data if `rows[i]` is -1."""
     has_row = rows >= 0
     if isinstance(given, Ragged):
         lengths = np.zeros(len(rows), dtype=np.int64)

@@ -44,7 +44,7 @@ class EpisodeHeader:
     origins: list[Origin] = field(default_factory=list[Origin])
     """The episodes that it was forked from."""
     records_roles: bool = False
-    """Whether its contexts record what each token belongs to."""
+    """True if its contexts record what each token belongs to."""
 
 
 class Phase(Enum):
@@ -90,7 +90,7 @@ class Agent:
         self.parent = parent
         self.handoff = handoff
         self.adds_reward: bool = (parent is None or parent.adds_reward) and (handoff is None or handoff.adds_reward)
-        """Whether its rewards count for the episode, and not only for its own contexts."""
+        """True if its rewards count for the episode, and not only for its own contexts."""
         self.limits = limits
         self.steps = self.sampled = self.tool_calls = 0
         """Its own counts, with those of all agents below it."""
@@ -377,7 +377,7 @@ class Agent:
         """Return the context that an author means: one of the agent's own, or of its sub-agents.
 
         Raises:
-            TurnError: If there is no such context.
+            TurnError: If no context has that name.
         """
         below = [known for item in self.agents() for known in item.contexts]
         for known in (self.full_name(name), name):

@@ -101,11 +101,11 @@ class Episode:
         self.agent = self.root
         """Whose action is due; while sub-agents run side by side, `pending_reply` specifies it."""
         self.side_by_side = False
-        """Whether the driver runs sub-agents itself (`RunChildren`); otherwise they act one after the other."""
+        """True if the driver runs sub-agents itself (`RunChildren`); otherwise they act one after the other."""
         self.interrupted = False
-        """Whether the driver left such sub-agents before they had ended."""
+        """True if the driver left such sub-agents before they had ended."""
         self.abandoned = False
-        """Whether its environment has begun another episode."""
+        """True if its environment has begun another episode."""
         self._owners: dict[str, Agent] = {}  # the agent of each context
         self._upcoming: dict[str, PendingReply] = {}  # by the context's name, until the turn is taken
         self._summarizer = summarizer
@@ -125,7 +125,7 @@ class Episode:
 
     @property
     def is_over(self) -> bool:
-        """Whether no agent may act in it anymore."""
+        """True if no agent may act in it anymore."""
         return self.trajectory is not None or self.abandoned
 
     # What a driver calls.

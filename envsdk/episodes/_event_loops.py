@@ -269,7 +269,7 @@ class MethodThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a function has not returned."""
+        """True if a function has not returned."""
         return self._calls.pending > 0
 
     async def call(self, function: Callable[[], Any]) -> Any:

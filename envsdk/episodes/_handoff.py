@@ -204,7 +204,7 @@ class PendingHandoffs:
     """The handoffs whose results an agent waits for."""
 
     is_list: bool
-    """Whether the author returned a list, so that `resume` receives one."""
+    """True if the author returned a list, so that `resume` receives one."""
     handoffs: list[Handoff]
     results: list[HandoffResult] = field(default_factory=list[HandoffResult])
     """The results that there are so far, in the order of `handoffs`."""

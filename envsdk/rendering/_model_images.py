@@ -53,7 +53,7 @@ class ModelImages:
 
     @property
     def has_positions(self) -> bool:
-        """Whether the tokens of the model have three positions each. Text has three equal ones."""
+        """True if the tokens of the model have three positions each. Text has three equal ones."""
         return self._rope is not None
 
     @cached_property

@@ -28,7 +28,7 @@ class EmittedDelta(NamedTuple):
     tokens: "NDArray[np.int32]"
     """The tokens from the end of the reply to the end of the generation prompt, shape (n,)."""
     generation_prompt: bool
-    """Whether the delta ends with a generation prompt."""
+    """True if the delta ends with a generation prompt."""
 
 
 class Rendered:

@@ -39,7 +39,7 @@ class EmittedPiece(NamedTuple):
     control: int
     """The control token's id; -1 for text. The placeholders of an image are one piece."""
     is_content: bool
-    """Whether the text is content, in which control tokens do not count."""
+    """True if the text is content, in which control tokens do not count."""
     tokens: "NDArray[np.int32] | None" = None
     """Its tokens, shape (n,); None for text that is not encoded yet."""
 
@@ -54,7 +54,7 @@ class Attribution(NamedTuple):
     role: str
     """The role of its author."""
     is_sampled: bool
-    """Whether a model would have sampled the pieces."""
+    """True if a model would have sampled the pieces."""
 
 
 class Span(NamedTuple):
@@ -69,9 +69,9 @@ class Span(NamedTuple):
     role: str
     """The role of its author."""
     is_sampled: bool
-    """Whether a model would have sampled them."""
+    """True if a model would have sampled them."""
     is_content: bool
-    """Whether they are the text of a message, and not the family's scaffold."""
+    """True if they are the text of a message, and not the family's scaffold."""
 
 
 class Encoder:

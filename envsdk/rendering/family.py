@@ -279,7 +279,7 @@ class _Past:
         self.start = bounds[0]
         self.messages = prompt.messages[first - lead :]
         self.has_opening = not first
-        """Whether the first message is the first one of the conversation."""
+        """True if the first message is the first one of the conversation."""
         self._tokens = np.asarray(prompt.tokens[self.start : prompt.end])
         self._bounds = [0] * lead + [bound - self.start for bound in bounds]
         self._bodies = [-1] * lead + [body - self.start if body >= 0 else -1 for body in prompt.bodies[first:]]

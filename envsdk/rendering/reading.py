@@ -48,7 +48,7 @@ class SplitReply(NamedTuple):
     segments: list[Segment]
     """The parts, in order, without the stop token."""
     is_ended: bool
-    """Whether there is a stop token."""
+    """True if there is a stop token."""
     overrun: str
     """The text after the first stop token."""
 
@@ -260,7 +260,7 @@ class Reading(Protocol):
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether there is reasoning, also an empty one."""
+        """True if there is reasoning, also an empty one."""
         ...
 
     def message(self, sampled: SplitReply) -> Message:

@@ -21,16 +21,7 @@ from .emission import Emission, Encoder
 from .reading import Marks, ReplyReader, Segment, SplitReply, WholeReader
 from .tokenizers import Tokenizer
 
-__all__ = [
-    "EmittedDelta",
-    "Rendered",
-    "Renderer",
-    "TokenIds",
-    "WrittenPrompt",
-    "errors_at_end",
-    "sets_content",
-    "writable",
-]
+__all__ = ["Rendered", "Renderer", "TokenIds", "errors_at_end"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -95,7 +86,7 @@ class Renderer(ABC):
     stop_strings: ClassVar[tuple[str, ...]] = ()
     """Strings that also end a reply, for models without a stop token; the policy receives them through `info`."""
     writes_images: ClassVar[bool] = False
-    """Whether the family can write images; a renderer that does also needs a processor."""
+    """True if the family can write images; a renderer that does also needs a processor."""
 
     def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, processor: Any = None) -> None:
         if not isinstance(unsafe_content, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -249,7 +240,7 @@ class Renderer(ABC):
 
     @property
     def knows_history(self) -> bool:
-        """Whether `visible` knows what the template shows of the past; if not, only a rendering of all of it does."""
+        """True if `visible` knows what the template shows of the past; if not, only a rendering of all of it does."""
         return True
 
     @property
@@ -325,7 +316,7 @@ class Renderer(ABC):
 
     @cached_property
     def writes_reasoning(self) -> bool:
-        """Whether `emit_reply` writes the reasoning of a message."""
+        """True if `emit_reply` writes the reasoning of a message."""
         out = self._emission()
         self.emit_reply(out, Message(role="assistant", content="x", reasoning=_PREFILL_END))
         return _PREFILL_END in out.text()

@@ -1,4 +1,4 @@
-"""Compares a stored episode with its repetition: each byte that an environment decides, with its step and context."""
+"""Compare a stored episode with its repetition: each byte that an environment decides, with its step and context."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -10,14 +10,14 @@ import numpy as np
 from ..errors import EnvsdkError
 from ..rendering.tokenizers import Tokenizer
 from ..trajectories._trajectory import Trajectory
-from ._unequal import MISSING, Unequal, is_identical, unequal
+from ._unequal import MISSING, Unequal, unequal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _END = ("final_break", "status", "stop_reason", "error")
 _NOT_REPEATED = ("origins", "error_kind", "renderer_chosen_because")
-"""What a rollout or the choice of a renderer writes into a record; no environment decides it."""
+"""Fields that a rollout or the choice of a renderer writes; no environment decides them."""
 
 
 class EndOfRecord(EnvsdkError):
@@ -51,7 +51,7 @@ class ReplayDifference:
 def differences(
     stored: Trajectory, replayed: Trajectory, tokenizer: Tokenizer, *, is_beyond: bool = False
 ) -> list[ReplayDifference]:
-    """Return what differs: of the episode as a whole, then step by step, then of its end.
+    """Return the differences: of the episode as a whole, then step by step, then of its end.
 
     Args:
         stored: The stored episode.
@@ -71,12 +71,12 @@ def differences(
     parts = (*_END, "steps", "contexts")
     whole = [{name: record[name] for name in record if name not in parts} for record in (one, other)]
     ends = [{name: record[name] for name in _END} for record in (one, other)]
-    found = [_of(None, None, item) for item in unequal(whole[0], whole[1], is_same=is_identical)]
+    found = [_of(None, None, item) for item in unequal(whole[0], whole[1], to_the_byte=True)]
     names = dict.fromkeys([*one["contexts"], *other["contexts"]])
     contexts = [_ContextPair(stored, replayed, one, other, name, tokenizer) for name in names]
     in_contexts = [item for context in contexts for item in context.differences()]
     found += sorted(in_contexts, key=lambda item: (item.step is None, item.step or 0))
-    found += [_of(None, None, item) for item in unequal(ends[0], ends[1], is_same=is_identical)]
+    found += [_of(None, None, item) for item in unequal(ends[0], ends[1], to_the_byte=True)]
     orders = [list(record["contexts"]) for record in (one, other)]
     if not found or (orders[0] != orders[1] and set(orders[0]) == set(orders[1])):
         found.append(ReplayDifference(None, None, "order of the contexts", *map(str, orders)))
@@ -84,7 +84,7 @@ def differences(
 
 
 def _decided(trajectory: Trajectory) -> dict[str, Any]:
-    """Return what of a record an environment decides, given the actions."""
+    """Return the part of a record that the environment decides, given the actions."""
     record: dict[str, Any] = json.loads(trajectory.to_json())
     for name in _NOT_REPEATED:
         record.pop(name, None)
@@ -130,7 +130,7 @@ class _ContextPair:
         others = [
             {name: log[name] for name in log if name not in ("messages", "tokens", "logprobs")} for log in (one, other)
         ]
-        for item in unequal(others[0], others[1], is_same=is_identical):
+        for item in unequal(others[0], others[1], to_the_byte=True):
             yield _of(None, self._name, item)
 
     def _of_steps(self) -> Iterator[ReplayDifference]:
@@ -141,7 +141,7 @@ class _ContextPair:
             )
             if not np.array_equal(observed[0], observed[1]):
                 yield ReplayDifference(index, self._name, "observation", *self._from_first_difference(observed))
-            for item in unequal(_relative(one), _relative(other), is_same=is_identical):
+            for item in unequal(_relative(one), _relative(other), to_the_byte=True):
                 yield _of(index, self._name, item)
         count, other_count = map(len, self._steps)
         error = f"{EndOfRecord.__name__}: {beyond(self._name)}"
@@ -159,7 +159,7 @@ class _ContextPair:
         for at in range(max(len(one), len(other))):
             pair = [messages[at : at + 1] for messages in (one, other)]
             answered = [index for reply, index in replies if reply <= at]
-            for item in unequal(pair[0], pair[1], is_same=is_identical):
+            for item in unequal(pair[0], pair[1], to_the_byte=True):
                 path = f"messages[{at}]{item.path.removeprefix('[0]')}"
                 yield _of(answered[-1] if answered else None, self._name, item._replace(path=path))
 

@@ -59,8 +59,7 @@ class TaskSampler:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(f"{name} is {value!r:.80}; expected a number from 0 to 1")
         self._uniform, self._decay = uniform, decay
-        self._is_success = _is_rewarded if is_success is None else is_success
-        self._task_of = _seed_of if task_of is None else task_of
+        self._is_success, self._task_of = is_success, task_of
         self._random = np.random.default_rng(seed)
         self._successes = np.zeros(len(self.tasks))
         self._episodes = np.zeros(len(self.tasks))
@@ -68,12 +67,17 @@ class TaskSampler:
     @property
     def success_rates(self) -> dict[Hashable, float]:
         """The estimated success rate of each task."""
-        return dict(zip(self.tasks, self._rates().tolist(), strict=True))
+        return dict(zip(self.tasks, ((self._successes + 1) / (self._episodes + 2)).tolist(), strict=True))
 
     @property
     def probabilities(self) -> dict[Hashable, float]:
         """The probability of each task in a draw."""
-        return dict(zip(self.tasks, self._weights().tolist(), strict=True))
+        rates = np.array([*self.success_rates.values()])
+        learnable = rates * (1 - rates)
+        total = float(learnable.sum())
+        share = learnable / total if total and math.isfinite(total) else np.full(len(rates), 1 / len(rates))
+        weights = self._uniform / len(rates) + (1 - self._uniform) * share
+        return dict(zip(self.tasks, weights.tolist(), strict=True))
 
     def draw(self, count: int) -> list[Any]:
         """Draw tasks, none of them twice unless there are fewer.
@@ -85,7 +89,7 @@ class TaskSampler:
         drawn: list[int] = []
         while len(drawn) < count:
             size = min(count - len(drawn), len(self.tasks))
-            weights = self._weights()
+            weights = np.array([*self.probabilities.values()])
             # The keys of Efraimidis and Spirakis (2006): the largest are a draw without replacement.
             with np.errstate(divide="ignore"):
                 keys = np.log(self._random.random(len(weights))) / weights
@@ -98,13 +102,17 @@ class TaskSampler:
         Those that failed, and those of other tasks, are left out; and without `is_success` those that were not scored.
         """
         for trajectory in trajectories:
-            place = self._places.get(self._task_of(trajectory))
+            place = self._places.get(trajectory.seed if self._task_of is None else self._task_of(trajectory))
             if place is None or trajectory.status == "error":
                 continue
-            if self._is_success is _is_rewarded and trajectory.scored_reward is None:
+            if self._is_success is not None:
+                is_solved = bool(self._is_success(trajectory))
+            elif trajectory.scored_reward is None:
                 continue
+            else:
+                is_solved = trajectory.reward > 0.5
             self._episodes[place] = self._episodes[place] * self._decay + 1
-            self._successes[place] = self._successes[place] * self._decay + bool(self._is_success(trajectory))
+            self._successes[place] = self._successes[place] * self._decay + is_solved
 
     def state(self) -> str:
         """Return the counts and the random state as JSON, to continue a run with `restore`."""
@@ -127,21 +135,3 @@ class TaskSampler:
             raise ConfigError(f"the state of a TaskSampler cannot be read: {error}") from error
         self._successes, self._episodes = successes, episodes
         return self
-
-    def _rates(self) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        return (self._successes + 1) / (self._episodes + 2)
-
-    def _weights(self) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        rates = self._rates()
-        learnable = rates * (1 - rates)
-        total = float(learnable.sum())
-        share = learnable / total if total and math.isfinite(total) else np.full(len(rates), 1 / len(rates))
-        return self._uniform / len(rates) + (1 - self._uniform) * share
-
-
-def _is_rewarded(trajectory: Trajectory) -> bool:
-    return trajectory.reward > 0.5
-
-
-def _seed_of(trajectory: Trajectory) -> Hashable:
-    return trajectory.seed

@@ -358,7 +358,8 @@ class Rollouts:
             self._thread.stop()
             weights = WeightState(self._policy_version)
             player = WorkerPool(self._executor, self._settings, self._n_workers, at_once, weights)
-        self._player = self.statistics.player = player
+        self._player = player
+        self.statistics.read_play = lambda: player.statistics
         jobs = iter(self._jobs)
 
         async def work() -> None:

@@ -1,4 +1,4 @@
-"""Shows the progress of a run: live on a terminal, as a line now and then elsewhere."""
+"""Show the progress of a run: live on a terminal, and as a line every 30 s elsewhere."""
 
 import os
 import sys
@@ -14,19 +14,15 @@ if TYPE_CHECKING:
 Progress: TypeAlias = "bool | Literal['auto'] | Console"
 """Whether to show progress, or the rich console to show it on."""
 
-LINES_EVERY_S = 30.0
-"""The time between two lines, where there is no terminal, in seconds."""
-DISPLAY_EVERY_S = 0.5
-"""The time between two updates of the live display, in seconds."""
 _END_S = 2.0
-"""How long the last update may take, in seconds. A terminal that is stopped (Ctrl-S) would take forever."""
+"""The longest time for the last update, in seconds. A terminal that is stopped (Ctrl-S) would take forever."""
 
 
 def find_progress(progress: Progress) -> Reporter | None:
-    """Return what shows the progress, or None.
+    """Return the reporter that shows the progress, or None.
 
     Raises:
-        ConfigError: If `progress` is something else.
+        ConfigError: If `progress` is anything but True, False, `"auto"`, or a console.
     """
     if isinstance(progress, (bool, str)):
         if progress not in (True, False, "auto"):
@@ -45,18 +41,16 @@ def _has_terminal() -> bool:
     """Return whether standard error is a terminal that can move its cursor."""
     try:
         return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-    except (AttributeError, ValueError):  # there is no standard error, or it is closed
+    except (AttributeError, ValueError):  # standard error is missing or closed
         return False
 
 
 class ProgressLines(Reporter):
-    """Prints a line on standard error every `LINES_EVERY_S` seconds, and one at the end."""
+    """Print a line on standard error every 30 seconds, and one at the end."""
 
     name = "the progress lines"
+    every_s = 30.0
     end_s = _END_S
-
-    def __init__(self) -> None:
-        self.every_s = LINES_EVERY_S
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Print a line."""
@@ -69,11 +63,11 @@ class Display(Reporter):
     """A live display.
 
     Args:
-        console: The rich console that it is on; None for one on standard error.
+        console: The rich console to draw on; None for one on standard error.
     """
 
     name = "the progress display"
-    every_s = DISPLAY_EVERY_S
+    every_s = 0.5
     end_s = _END_S
 
     def __init__(self, console: "Console | None" = None) -> None:
@@ -86,7 +80,7 @@ class Display(Reporter):
 
         drawn = drawing_of(values)
         if self._live is None:
-            # What is printed meanwhile appears above the display, unless standard output goes somewhere else.
+            # Other output appears above the display, unless standard output goes somewhere else.
             same = sys.stdout is not None and sys.stdout.isatty()  # pyright: ignore[reportUnnecessaryComparison]
             console = self._console or _new_console()
             live = Live(drawn, console=console, auto_refresh=False, redirect_stdout=same)
@@ -127,7 +121,7 @@ def drawing_of(values: Mapping[str, float]) -> "RenderableType":
 
 
 def counts(values: Mapping[str, float]) -> str:
-    """Return how many episodes have ended, the time since the beginning, and the time left."""
+    """Describe the number of episodes that have ended, the time since the beginning, and the time left."""
     done, total, seconds = (values[f"rollouts/{name}"] for name in ("episodes", "total", "elapsed_s"))
     text = f"{done:,.0f}/{total:,.0f} episodes in {_time(seconds)}"
     here = done - values["rollouts/resumed"]
@@ -135,9 +129,14 @@ def counts(values: Mapping[str, float]) -> str:
 
 
 def facts_of(values: Mapping[str, float]) -> dict[str, str]:
-    """Return what else there is to know, by its label. What has not happened is left out."""
+    """Return the other facts by label, without those that have not happened."""
+    seconds = max(values["rollouts/elapsed_s"], 1e-3)
+    speeds = [
+        f"{values[f'rollouts/{unit}_per_second']:,.4g} {unit}/s (overall {values[total] / seconds:,.4g})"
+        for unit, total in (("steps", "rollouts/steps"), ("tokens", "rollouts/sampled_tokens"))
+    ]
     facts = {
-        "speed": f"{_rate(values, 'steps', 'steps')}, {_rate(values, 'tokens', 'sampled_tokens')}",
+        "speed": ", ".join(speeds),
         "mean reward": f"{values['rollouts/reward_mean']:.4g}" if "rollouts/reward_mean" in values else "",
         "waiting": _listed(values, "rollouts/waiting/", "{} {:.0%}"),
         "failures": _listed(values, "rollouts/failures/", "{} {:,.0f}"),
@@ -147,11 +146,6 @@ def facts_of(values: Mapping[str, float]) -> dict[str, str]:
         "event loop": f"{1000 * values['rollouts/lag_p99_s']:.3g} ms late (p99)",
     }
     return {label: text for label, text in facts.items() if text}
-
-
-def _rate(values: Mapping[str, float], unit: str, total: str) -> str:
-    overall = values[f"rollouts/{total}"] / max(values["rollouts/elapsed_s"], 1e-3)
-    return f"{values[f'rollouts/{unit}_per_second']:,.4g} {unit}/s (overall {overall:,.4g})"
 
 
 def _listed(values: Mapping[str, float], prefix: str, form: str) -> str:

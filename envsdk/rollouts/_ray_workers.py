@@ -17,14 +17,14 @@ from ._worker import Report, WeightState, Worker
 
 _log = logging.getLogger(__name__)
 _FIRST_LINE_S = 10.0
-"""How long a worker waits for a CPU before a line is logged, in seconds."""
+"""The time that a worker waits for a CPU before a line is logged, in seconds."""
 _LINE_S = 60.0
-"""How often the line is repeated, in seconds."""
+"""The time between two such lines, in seconds."""
 
 _connecting = threading.Lock()
 _n_connected = 0
 _is_ours = False
-"""Whether the connection was made here, for as many runs as there are."""
+"""True if a run connected this process; the last of the runs that use the connection ends it."""
 
 
 def load_ray() -> Any:
@@ -68,22 +68,32 @@ class RayHosts:
         )(RayWorker)
         self._logged_at = 0.0
 
-    async def connect(self) -> int:
-        """Connect to a cluster as `ray.init()` does, unless that was done; return how many CPUs it has.
+    def connect(self) -> int:
+        """Connect to a cluster as `ray.init()` does, unless that was done; return the number of its CPUs.
 
         Raises:
-            ConnectionError: If there is no cluster at the address in `RAY_ADDRESS`.
+            ConnectionError: If no cluster is at the address in `RAY_ADDRESS`.
         """
-        resources = await asyncio.to_thread(self._connect)
-        return max(1, int(resources.get("CPU", 1)))
+        global _n_connected, _is_ours
+        with _connecting:
+            _n_connected += 1
+            if not self._ray.is_initialized():
+                _is_ours = True
+                self._ray.init()
+            return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def disconnect(self) -> None:
+        """Shut Ray down if `connect` started it, and no other run needs it."""
+        global _n_connected, _is_ours
+        with _connecting:
+            _n_connected -= 1
+            if _is_ours and not _n_connected:
+                _is_ours = False
+                self._ray.shutdown()
 
     def new(self, settings: PlaySettings, weights: WeightState) -> "RayHost":
         """Make an actor, which begins when a CPU is free."""
         return RayHost(self._ray, self._make_actor.remote(settings, weights), self)
-
-    async def disconnect(self) -> None:
-        """Shut Ray down if `connect` started it, and no other run needs it."""
-        await asyncio.to_thread(self._disconnect)
 
     async def still_waiting(self, seconds: float) -> None:
         """Check that Ray runs on the node of this process, and log that an actor has waited for a CPU.
@@ -111,23 +121,6 @@ class RayHosts:
             free.get("CPU", 0),
             total.get("CPU", 0),
         )
-
-    def _connect(self) -> dict[str, float]:
-        global _n_connected, _is_ours
-        with _connecting:
-            _n_connected += 1
-            if not self._ray.is_initialized():
-                _is_ours = True
-                self._ray.init()
-            return self._ray.cluster_resources()
-
-    def _disconnect(self) -> None:
-        global _n_connected, _is_ours
-        with _connecting:
-            _n_connected -= 1
-            if _is_ours and not _n_connected:
-                _is_ours = False
-                self._ray.shutdown()
 
 
 class RayHost:

@@ -1,10 +1,10 @@
-"""Reports the statistics of a run while it runs. What a reporter does, or fails to do, never ends or slows the run."""
+"""Report the statistics of a run while it runs. A reporter that fails or hangs never ends or slows the run."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from typing import Any
 
 from ..episodes._event_loops import MethodThread
 from ..errors import ConfigError
@@ -14,16 +14,16 @@ _log = logging.getLogger(__name__)
 _TICK_S = 0.25
 """The shortest time between two updates, in seconds."""
 _BEGIN_S = 120.0
-"""How long a reporter may take to begin, in seconds."""
+"""The longest time that a reporter may take to begin, in seconds."""
 
 
 class Reporter:
     """Shows or stores the statistics of a run. All of its methods are called in one thread.
 
     Attributes:
-        name: What to call it in an error.
+        name: Its name in errors.
         every_s: The time between two updates, in seconds.
-        end_s: How long the last `update` may take, in seconds, and `end` after it.
+        end_s: The longest time for the last `update`, in seconds, and for `end` after it.
     """
 
     name: str
@@ -31,13 +31,13 @@ class Reporter:
     end_s: float
 
     def begin(self) -> None:
-        """Prepare. The run begins after it; what it raises ends the run."""
+        """Prepare. The run begins after it; an exception ends the run."""
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
-        """Report. What it raises is logged the first time.
+        """Report. The first exception is logged, and none ends the run.
 
         Args:
-            step: How many episodes have ended, including those that were in the run folder already.
+            step: The number of episodes that have ended, including those that were in the run folder already.
             values: The statistics by name; see docs/how-to/scale.md.
         """
         raise NotImplementedError
@@ -51,7 +51,7 @@ class Reporting:
 
     Args:
         statistics: The statistics of the run.
-        reporters: What reports on it.
+        reporters: The reporters that show or store them.
     """
 
     def __init__(self, statistics: Statistics, reporters: Sequence[Reporter]) -> None:
@@ -70,7 +70,11 @@ class Reporting:
         for reporter in self._reporters:
             channel = _Channel(reporter)
             self._channels.append(channel)
-            await channel.begin()
+            try:
+                await channel.call(_BEGIN_S, reporter.begin)
+            except Exception as error:  # trackers raise anything: no account, no permission, no network
+                raise ConfigError(f"{reporter.name} could not begin: {type(error).__name__}: {error}") from error
+            channel.has_begun = True
         if self._channels:
             self._rates = Rates(self._statistics)
             self._updates = asyncio.create_task(self._update())
@@ -82,8 +86,8 @@ class Reporting:
             self._updates.cancel()
             await asyncio.wait({self._updates})
         if channels:
-            values = self._values()
-            await asyncio.gather(*(channel.end(values) for channel in channels))
+            last = self._last_update()
+            await asyncio.gather(*(channel.end(*last) for channel in channels))
 
     async def _update(self) -> None:
         """Send updates to the reporters that are due, and are not at work on the last one."""
@@ -93,14 +97,16 @@ class Reporting:
             await asyncio.sleep(_TICK_S)
             self._rates.count()
             ready = [channel for channel, at in due.items() if now() >= at and not channel.thread.is_busy]
-            values = self._values() if ready else {}
+            update = self._last_update() if ready else ()
             for channel in ready:
                 due[channel] = now() + channel.reporter.every_s
-                channel.updating = asyncio.create_task(channel.update(values, None))
+                channel.updating = asyncio.create_task(channel.attempt(None, channel.reporter.update, *update))
 
-    def _values(self) -> dict[str, float]:
+    def _last_update(self) -> tuple[int, dict[str, float]]:
+        """Return the step and the values to report now."""
         self._rates.count()
-        return scalars(self._statistics) | self._rates.scalars()
+        values = scalars(self._statistics) | self._rates.scalars()
+        return int(values["rollouts/episodes"]), values
 
 
 class _Channel:
@@ -110,49 +116,35 @@ class _Channel:
         self.reporter = reporter
         self.thread = MethodThread()
         self.updating: asyncio.Task[None] | None = None
-        self._has_begun = self._has_failed = False
+        self.has_begun = self._has_failed = False
 
-    async def begin(self) -> None:
-        """Let the reporter begin.
+    async def call(self, seconds: float | None, method: Callable[..., None], *arguments: Any) -> None:
+        """Call a method of the reporter in its thread."""
 
-        Raises:
-            ConfigError: If it could not.
-        """
+        def contained() -> None:
+            try:
+                method(*arguments)
+            except (SystemExit, KeyboardInterrupt) as error:  # which would end the event loop
+                raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+        await self.thread.call_within(seconds, f"{method.__name__}() of {self.reporter.name}", contained)
+
+    async def attempt(self, seconds: float | None, method: Callable[..., None], *arguments: Any) -> None:
+        """Call a method of the reporter in its thread, and log its first error."""
         try:
-            await self._call(self.reporter.begin, "begin()", _BEGIN_S)
-        except Exception as error:  # trackers raise anything: no account, no permission, no network
-            raise ConfigError(f"{self.reporter.name} could not begin: {type(error).__name__}: {error}") from error
-        self._has_begun = True
-
-    async def update(self, values: Mapping[str, float], seconds: float | None) -> None:
-        """Send an update."""
-        step = int(values["rollouts/episodes"])
-        await self._attempt(partial(self.reporter.update, step, values), "update()", seconds)
-
-    async def end(self, values: Mapping[str, float]) -> None:
-        """Send the last update, then let the reporter and its thread end."""
-        try:
-            if self._has_begun:
-                await self.update(values, self.reporter.end_s)
-                await self._attempt(self.reporter.end, "end()", self.reporter.end_s)
-        finally:
-            self.thread.stop()
-
-    async def _attempt(self, function: Callable[[], None], what: str, seconds: float | None) -> None:
-        """Call a function of the reporter, and log its first error."""
-        try:
-            await self._call(function, what, seconds)
+            await self.call(seconds, method, *arguments)
         except Exception as error:
             if not self._has_failed:
                 self._has_failed = True
                 with contextlib.suppress(ValueError):  # standard error may be what is closed
                     _log.warning("%s failed; the run continues: %s", self.reporter.name, error, exc_info=error)
 
-    async def _call(self, function: Callable[[], None], what: str, seconds: float | None) -> None:
-        def contained() -> None:
-            try:
-                function()
-            except (SystemExit, KeyboardInterrupt) as error:  # which would end the event loop
-                raise RuntimeError(f"{type(error).__name__}: {error}") from error
-
-        await self.thread.call_within(seconds, f"{what} of {self.reporter.name}", contained)
+    async def end(self, *last: Any) -> None:
+        """Send the last update, then let the reporter and its thread end."""
+        seconds = self.reporter.end_s
+        try:
+            if self.has_begun:
+                await self.attempt(seconds, self.reporter.update, *last)
+                await self.attempt(seconds, self.reporter.end)
+        finally:
+            self.thread.stop()

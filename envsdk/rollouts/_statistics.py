@@ -1,4 +1,4 @@
-"""What a run has done so far, and the same as named numbers, for displays and trackers.
+"""The statistics of a run, and the same as named numbers, for displays and trackers.
 
 docs/how-to/scale.md lists the names.
 """
@@ -6,9 +6,8 @@ docs/how-to/scale.md lists the names.
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from .._visible import on_one_line
 from ..trajectories._tally import Tally, sum_by_name
@@ -22,13 +21,13 @@ _MAX_NAME = 100
 
 @dataclass(slots=True)
 class Lag:
-    """How late an event loop runs what is due: a histogram with buckets of a fifth of an octave.
+    """The delays of an event loop: a histogram with buckets of a fifth of an octave.
 
     A loop that is busy, or blocked by a function that waits, is late. Percentiles are exact to 15 %.
     """
 
     buckets: Counter[int] = field(default_factory=Counter[int])
-    """How many delays are in each bucket."""
+    """The number of delays in each bucket."""
     largest_s: float = 0.0
     """The longest delay, in seconds."""
 
@@ -54,16 +53,17 @@ class Lag:
 
 @dataclass(slots=True)
 class PlayStatistics:
-    """What happened while episodes were played in one process.
+    """The statistics of playing episodes in one process.
 
     Attributes:
-        retries: How many episodes began again after an infrastructure error, by the error's type.
-        abandoned: How many methods never returned in time, so that their environment and its worker were replaced.
+        retries: The number of episodes that began again after an infrastructure error, by the error's type.
+        abandoned: The number of methods that did not return in time, so that their environment and its worker were
+            replaced.
         waiting_s: Time that episodes waited, in seconds, by cause: `policy`; `method`;
             `turn` (for the event loop); `pause`.
-        steps: How many steps were answered so far, those of episodes that run and of attempts that failed included.
-        sampled_tokens: How many tokens their answers have.
-        lag: How late the event loop ran.
+        steps: The number of steps that were answered so far, including those of running episodes and failed attempts.
+        sampled_tokens: The number of tokens in their answers.
+        lag: The delays of the event loop.
     """
 
     retries: Counter[str] = field(default_factory=Counter[str])
@@ -78,7 +78,7 @@ class PlayStatistics:
         self.waiting_s[cause] = self.waiting_s.get(cause, 0.0) + seconds
 
     def merge(self, other: "PlayStatistics") -> None:
-        """Add what happened in another process."""
+        """Add the statistics of another process."""
         self.retries.update(other.retries)
         self.abandoned += other.abandoned
         self.waiting_s = sum_by_name((self.waiting_s, other.waiting_s))
@@ -87,26 +87,17 @@ class PlayStatistics:
         self.lag.merge(other.lag)
 
 
-class HasPlayStatistics(Protocol):
-    """What plays episodes."""
-
-    @property
-    def statistics(self) -> PlayStatistics:
-        """What happened so far."""
-        ...
-
-
 @dataclass(slots=True)
 class Statistics:
-    """What a run has done so far.
+    """The statistics of a run.
 
     Attributes:
-        total: How many episodes the run has.
-        resumed: How many of them were in the run folder already.
+        total: The number of episodes of the run.
+        resumed: The number of them that were in the run folder already.
         tally: The facts of those that ended since the run began, failed and stale ones included. The metrics are those
             of the episodes that did not fail.
-        stale: How many were too old (`max_staleness`).
-        player: What plays them; None before the run begins.
+        stale: The number of episodes that were too old (`max_staleness`).
+        read_play: Returns the statistics of playing the episodes; empty ones before the run begins.
         began_at: When the run began, on the clock of `time.monotonic`.
         ended_at: When it ended; None before.
     """
@@ -115,14 +106,14 @@ class Statistics:
     resumed: int = 0
     tally: Tally = field(default_factory=Tally)
     stale: int = 0
-    player: "HasPlayStatistics | None" = None
+    read_play: Callable[[], PlayStatistics] = PlayStatistics
     began_at: float = field(default_factory=time.monotonic)
     ended_at: float | None = None
 
     @property
     def play(self) -> PlayStatistics:
-        """What happened while the episodes were played."""
-        return PlayStatistics() if self.player is None else self.player.statistics
+        """The statistics of playing the episodes."""
+        return self.read_play()
 
     @property
     def elapsed_s(self) -> float:
@@ -131,17 +122,17 @@ class Statistics:
 
     @property
     def episodes(self) -> int:
-        """How many episodes ended since the run began."""
+        """The number of episodes that ended since the run began."""
         return self.tally.episodes
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """How many of them failed, by `Trajectory.error_kind`."""
+        """The number of them that failed, by `Trajectory.error_kind`."""
         return self.tally.failures
 
     @property
     def mean_reward(self) -> float:
-        """The mean reward of the episodes that were scored; NaN if there is none."""
+        """The mean reward of the episodes that were scored; NaN if none was."""
         return math.nan if self.tally.mean_reward is None else self.tally.mean_reward
 
     def add(self, trajectory: Trajectory) -> None:
@@ -151,7 +142,7 @@ class Statistics:
 
 
 class Rates:
-    """Measures how many episodes, steps and tokens a run does per second, over the last `WINDOW_S` seconds.
+    """Measure the episodes, steps and tokens of a run per second, over the last `WINDOW_S` seconds.
 
     Args:
         statistics: The statistics of the run.
@@ -163,7 +154,7 @@ class Rates:
         self.count()
 
     def count(self) -> None:
-        """Note what the run has done by now. The rates are as recent as the last call."""
+        """Record the current counts. The rates are as recent as the last call."""
         statistics, play = self._statistics, self._statistics.play
         now = time.monotonic()
         while len(self._counts) > 1 and now - self._counts[0][0] > WINDOW_S:
@@ -182,7 +173,7 @@ class Rates:
 
 
 def scalars(statistics: Statistics) -> dict[str, float]:
-    """Return the statistics of a run by name. What is not known yet, such as a mean reward of nothing, is left out."""
+    """Return the statistics of a run by name, without those that are not known yet, such as the first mean reward."""
     play, facts = statistics.play, statistics.tally
     values: dict[str, float] = {
         "rollouts/episodes": statistics.resumed + facts.episodes,

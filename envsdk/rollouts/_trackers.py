@@ -13,10 +13,6 @@ from ._reporting import Reporter
 LogTo: TypeAlias = str | Callable[[int, Mapping[str, float]], Any]
 """The name of a tracker, or a function that gets the step and the values."""
 
-EVERY_S = 10.0
-"""The time between two entries in a tracker's log, in seconds."""
-_END_S = 60.0
-"""How long a tracker may take for its last entry, in seconds, and to finish after it."""
 _PROJECT = "envsdk"
 
 
@@ -24,7 +20,7 @@ def find_tracker(log_to: LogTo) -> Reporter:
     """Return the tracker of a name such as `wandb:my-project/run-name`.
 
     Raises:
-        ConfigError: If there is no such tracker.
+        ConfigError: If no tracker has that name.
         MissingPackage: If its package is not installed.
     """
     if inspect.iscoroutinefunction(log_to):
@@ -40,26 +36,23 @@ def find_tracker(log_to: LogTo) -> Reporter:
     return _TRACKERS[name](where)
 
 
-class _Tracker(Reporter):
-    """What trackers have in common."""
+class Tracker(Reporter):
+    """A reporter that logs the values."""
 
-    end_s = _END_S
-
-    def __init__(self) -> None:
-        self.every_s = EVERY_S
+    every_s = 10.0
+    end_s = 60.0
 
 
-class FunctionTracker(_Tracker):
+class FunctionTracker(Tracker):
     """A function that logs.
 
     Args:
-        function: It is called with the step and the values, in a thread of its own.
+        function: It is called with the step and the values, in a separate thread.
     """
 
     name = "the function log_to"
 
     def __init__(self, function: Callable[[int, Mapping[str, float]], Any]) -> None:
-        super().__init__()
         self._function = function
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
@@ -67,8 +60,8 @@ class FunctionTracker(_Tracker):
         self._function(step, values)
 
 
-class RunTracker(_Tracker):
-    """A package with runs in projects: Weights & Biases or trackio. Its run is its own, next to one of a trainer.
+class RunTracker(Tracker):
+    """A package with runs in projects: Weights & Biases or trackio. It opens a new run next to that of a trainer.
 
     Args:
         package: The name of the package.
@@ -77,7 +70,6 @@ class RunTracker(_Tracker):
     """
 
     def __init__(self, package: str, where: str, **options: Any) -> None:
-        super().__init__()
         self.name = package
         self._package = load(package, f"log_to={package!r} needs", f"pip install 'envsdk[{package}]'")
         project, _, run = where.partition("/")
@@ -98,17 +90,16 @@ class RunTracker(_Tracker):
         self._run.finish()
 
 
-class TensorBoardTracker(_Tracker):
+class TensorBoardTracker(Tracker):
     """Event files for TensorBoard.
 
     Args:
-        folder: Where to write them; if empty, `runs/` with the time and the name of the machine.
+        folder: The folder to write them to; if empty, `runs/` with the time and the name of the machine.
     """
 
     name = "tensorboard"
 
     def __init__(self, folder: str) -> None:
-        super().__init__()
         self._package = load("tensorboardX", "log_to='tensorboard' needs", "pip install 'envsdk[tensorboard]'")
         self._folder = folder or None
         self._writer: Any = None

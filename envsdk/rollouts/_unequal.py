@@ -1,6 +1,6 @@
 """Compares two JSON values and names each place where they differ."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 from ..errors import around_difference
@@ -23,33 +23,22 @@ class Unequal(NamedTuple):
     given: str
 
 
-def is_equal(stored: Any, given: Any) -> bool:
-    """Return whether two values are equal, where 600 equals 600.0, and 1 does not equal True."""
-    return stored == given and isinstance(stored, bool) == isinstance(given, bool)
-
-
-def is_identical(stored: Any, given: Any) -> bool:
-    """Return whether two values are written with the same bytes."""
-    return repr(stored) == repr(given)
-
-
-def unequal(
-    stored: Any, given: Any, path: str = "", is_same: Callable[[Any, Any], bool] = is_equal
-) -> Iterator[Unequal]:
+def unequal(stored: Any, given: Any, path: str = "", *, to_the_byte: bool = False) -> Iterator[Unequal]:
     """Yield each place where two JSON values differ.
 
     Args:
         stored: A value.
         given: Another value.
         path: Where both are.
-        is_same: Compares two numbers, strings, and so on.
+        to_the_byte: Whether two values are equal only if they are written with the same bytes; by default, 600 equals
+            600.0, but 1 does not equal True.
     """
     if isinstance(stored, dict) and isinstance(given, dict):
         objects = cast("tuple[dict[str, Any], dict[str, Any]]", (stored, given))
         for name in dict.fromkeys([*objects[0], *objects[1]]):
             where = f"{path}.{name}" if path else name
             if name in objects[0] and name in objects[1]:
-                yield from unequal(objects[0][name], objects[1][name], where, is_same)
+                yield from unequal(objects[0][name], objects[1][name], where, to_the_byte=to_the_byte)
             else:
                 yield Unequal(where, *(f"{one[name]!r:.200}" if name in one else MISSING for one in objects))
         return
@@ -57,8 +46,9 @@ def unequal(
         lists = cast("tuple[list[Any], list[Any]]", (stored, given))
         if len(lists[0]) == len(lists[1]):
             for index, (one, other) in enumerate(zip(*lists, strict=True)):
-                yield from unequal(one, other, f"{path}[{index}]", is_same)
+                yield from unequal(one, other, f"{path}[{index}]", to_the_byte=to_the_byte)
             return
-    if not is_same(stored, given):
-        one, other = around_difference(repr(cast("Any", stored)), repr(cast("Any", given)), 200)
-        yield Unequal(path, one, other)
+    is_equal = stored == given and isinstance(stored, bool) == isinstance(given, bool)
+    one, other = (repr(value) for value in cast("tuple[Any, Any]", (stored, given)))
+    if not (one == other if to_the_byte else is_equal):
+        yield Unequal(path, *around_difference(one, other, 200))

@@ -1,4 +1,4 @@
-"""What runs in a worker process: an event loop that plays jobs, and the calls that bring jobs and fetch results."""
+"""A worker process: an event loop that plays jobs, and the calls that bring jobs and fetch results."""
 
 import asyncio
 import contextlib
@@ -24,13 +24,13 @@ from ._player import EpisodeResult, Player, PlaySettings
 from ._statistics import PlayStatistics
 
 _WAIT_S = 0.1
-"""How long a worker waits for a result before it answers without one, in seconds."""
+"""The time that a worker waits for a result before it answers without one, in seconds."""
 _NO_JOB = -1
 
 
 @dataclass(frozen=True, slots=True)
 class WeightState:
-    """What a worker has to know of the weights.
+    """The state of the weights, as far as a worker has to know it.
 
     Attributes:
         policy_version: See `Player.resume`.
@@ -45,14 +45,14 @@ class WeightState:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker answers.
+    """The answer of a worker.
 
     Attributes:
-        played: The jobs that ended, by index, with what became of them.
-        error: What ends the whole run, or None.
-        statistics: All that happened in the worker so far.
-        stalled_s: How long its event loop has not run, in seconds.
-        weights: What it knows of the weights. A pause is known once no call of the policy is running.
+        played: The jobs that ended, by index, with their results.
+        error: The error that ends the whole run, or None.
+        statistics: The statistics of the worker so far.
+        stalled_s: The time since its event loop last ran, in seconds.
+        weights: The state of the weights that it has reached: a pause once no call of the policy is running.
     """
 
     played: Sequence[tuple[int, EpisodeResult]] = ()
@@ -63,13 +63,13 @@ class Report:
 
 
 class Worker:
-    """Plays jobs in an event loop that runs in a thread of its own.
+    """Plays jobs in an event loop that runs in a separate thread.
 
     `exchange` therefore answers even if a method blocks that loop.
 
     Args:
         settings: How to play.
-        weights: What is known of the weights.
+        weights: The state of the weights.
     """
 
     def __init__(self, settings: PlaySettings, weights: WeightState) -> None:
@@ -102,7 +102,7 @@ class Worker:
         return Report(ended, None, self._player.statistics, time.monotonic() - self._beat, self._weights)
 
     def end(self) -> PlayStatistics:
-        """Close the environments and the policy; return all that happened in the worker."""
+        """Close the environments and the policy; return the statistics of the worker."""
         self._thread.submit(self._close()).result()
         return self._player.statistics
 
@@ -141,7 +141,7 @@ class Worker:
 
     async def _close(self) -> None:
         await self._player.aclose()
-        close: Any = getattr(self._settings.policy, "aclose", None)  # this process has a copy of its own
+        close: Any = getattr(self._settings.policy, "aclose", None)  # this process has its own copy
         if close is not None:
             await close()
 
@@ -162,7 +162,14 @@ def _sendable(error: BaseException) -> BaseException:
 def serve(connection: Connection, settings: PlaySettings, weights: WeightState) -> None:
     """Make this process's worker, and answer the calls that arrive, until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
-    threading.Thread(target=_end_with_parent, name="envsdk-parent", daemon=True).start()
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            multiprocessing.connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, name="envsdk-parent", daemon=True).start()
     worker = Worker(settings, weights)
     with contextlib.suppress(EOFError):
         while True:
@@ -172,10 +179,3 @@ def serve(connection: Connection, settings: PlaySettings, weights: WeightState) 
             except BaseException as error:  # the caller gets it
                 answer = None, _sendable(error)
             connection.send(answer)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)

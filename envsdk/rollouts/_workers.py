@@ -1,4 +1,4 @@
-"""Plays jobs in other processes, on this machine or on a Ray cluster. A process that ends is replaced.
+"""Play jobs in other processes, on this machine or on a Ray cluster. A process that ends is replaced.
 
 A worker is called like a function, `exchange(jobs, weights) -> Report`, again and again. A pipe or Ray carries the
 calls.
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ..episodes._concurrent import run_all
 from ..episodes._event_loops import MethodThread
@@ -23,36 +23,16 @@ from ..errors import ConfigError, WorkerLost
 from . import _worker as worker
 from ._jobs import EpisodeJob
 from ._player import EpisodeResult, PlaySettings, failed_before_it_began
-from ._ray_workers import RayHosts, load_ray
+from ._ray_workers import RayHost, RayHosts, load_ray
 from ._statistics import PlayStatistics
 from ._worker import Report, WeightState
 
 _log = logging.getLogger(__name__)
 Executor: TypeAlias = Literal["processes", "ray"]
 _START_S = 120.0
-"""How long a process may take to start, in seconds."""
+"""The longest time for the start of a process, in seconds."""
 _ANSWER_S = 30.0
-"""How much longer than a method of an environment an answer may take, in seconds."""
-
-
-class _Host(Protocol):
-    """A process that has a worker."""
-
-    async def begin(self) -> None:
-        """Wait until there is a place for the process; raise `WorkerLost` if it has ended."""
-        ...
-
-    async def exchange(self, jobs: Sequence[EpisodeJob], weights: WeightState) -> Report:
-        """Call the worker; raise `WorkerLost` if the process has ended."""
-        ...
-
-    async def end(self) -> PlayStatistics:
-        """End the worker and its process."""
-        ...
-
-    def kill(self) -> None:
-        """End the process at once."""
-        ...
+"""The longest time for an answer, on top of that of a method of an environment, in seconds."""
 
 
 class _ProcessHost:
@@ -99,6 +79,9 @@ class _ProcessHost:
         return answer
 
 
+_Host: TypeAlias = _ProcessHost | RayHost
+
+
 @dataclass(eq=False)
 class _Assignment:
     """A job that waits for a worker, or is with one."""
@@ -106,22 +89,22 @@ class _Assignment:
     job: EpisodeJob
     played: "asyncio.Future[EpisodeResult]"
     losses: int = 0
-    """How many workers ended while they had it."""
+    """The number of workers that ended while they had it."""
 
 
 class WorkerPool:
     """Plays jobs in worker processes, each of which plays many at a time.
 
     A worker that ends, or whose event loop stalls for longer than `method_timeout_s`, is replaced, and its episodes
-    begin again. An episode that has lost as many workers as `max_retries` is played alone the last time, so that one
-    that ends its process fails, and no other.
+    begin again. An episode that has lost as many workers as `max_retries` is played alone the last time, so that
+    an episode that ends its process fails, and no other.
 
     Args:
         executor: Where the workers run.
         settings: How to play.
-        n_workers: How many processes; None for one for each core of the machine, or of the cluster.
-        max_concurrency: How many episodes run at the same time, in all of them together.
-        weights: What is known of the weights.
+        n_workers: The number of processes; None for one for each core of the machine, or of the cluster.
+        max_concurrency: The number of episodes that run at the same time, in all of them together.
+        weights: The state of the weights.
     """
 
     def __init__(
@@ -149,7 +132,7 @@ class WorkerPool:
 
     @property
     def statistics(self) -> PlayStatistics:
-        """What happened in all workers so far."""
+        """The statistics of all workers so far."""
         total = PlayStatistics()
         for known in (*self._known, self._lost):
             total.merge(known)
@@ -167,7 +150,7 @@ class WorkerPool:
             self._open.discard(assignment)
 
     def _end_open(self, serving: "asyncio.Task[None]") -> None:
-        """Tell those who wait for an episode that the workers have ended."""
+        """End the calls of `play` that still wait: the workers have ended."""
         error = None if serving.cancelled() else serving.exception()
         for assignment in self._open:
             if not assignment.played.done():
@@ -204,7 +187,7 @@ class WorkerPool:
 
     async def _serve_all(self, n_workers: int | None, max_concurrency: int) -> None:
         try:
-            n_cores = os.cpu_count() or 1 if self._ray is None else await self._ray.connect()
+            n_cores = os.cpu_count() or 1 if self._ray is None else await asyncio.to_thread(self._ray.connect)
             count = min(n_workers or n_cores, max_concurrency)
             self._capacity = math.ceil(max_concurrency / count)
             self._known = [PlayStatistics() for _ in range(count)]
@@ -212,7 +195,7 @@ class WorkerPool:
             await run_all(self._serve(number) for number in range(count))
         finally:
             if self._ray is not None:
-                await self._ray.disconnect()
+                await asyncio.to_thread(self._ray.disconnect)
 
     async def _serve(self, number: int) -> None:
         """Keep one worker busy, and replace it when it ends."""
@@ -220,8 +203,8 @@ class WorkerPool:
         failed_starts = 0
         while not self._closing.is_set():
             weights = self._weights
-            new = _ProcessHost if self._ray is None else self._ray.new
-            host: _Host = new(self._settings, weights)
+            make_host = _ProcessHost if self._ray is None else self._ray.new
+            host = make_host(self._settings, weights)
             try:
                 if not await self._begins(host):
                     host.kill()
@@ -299,7 +282,7 @@ class WorkerPool:
                     break
                 is_alone = True
             assignment = self._waiting.popleft()
-            if assignment.played.done():  # nobody waits for it
+            if assignment.played.done():  # its caller no longer waits for it
                 continue
             running[assignment.job.index] = assignment
             jobs.append(assignment.job)
@@ -324,7 +307,7 @@ class WorkerPool:
 
 
 def check_sendable(settings: PlaySettings, executor: Executor) -> None:
-    """Check that worker processes can be told how to play.
+    """Check that the settings can be sent to worker processes.
 
     Raises:
         ConfigError: If something cannot be pickled. Ray can send more than pickle.

@@ -15,7 +15,7 @@ from ..messages import Message
 from ..rendering._parity import CONVERSATIONS, Conversation, has_generation_blocks, own_template, render_spans
 from ..rendering.renderer import Renderer
 
-__all__ = ["compare_masks", "differences"]
+__all__ = ["compare_masks"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

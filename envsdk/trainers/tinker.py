@@ -29,7 +29,6 @@ __all__ = [
     "CookbookEnv",
     "CookbookEnvGroupBuilder",
     "loss_fn_inputs",
-    "model_input",
     "to_datums",
     "with_logprobs",
 ]

@@ -27,7 +27,10 @@ from ._rows import check_one_reward, response_start
 from ._rows import routed_experts as experts_of
 from ._single import OnBreak, check_on_break, single_sample
 
-__all__ = ["EnvAgentLoop", "to_outputs", "untrained_output"]
+__all__ = [
+    "EnvAgentLoop",
+    "to_outputs",
+]
 
 CAPABILITY = Capability(
     "verl, with its V1 trainer",

@@ -17,16 +17,16 @@ import orjson
 from .._untrusted import check_values
 
 _BEFORE, _AFTER, _MOST_FOUND = 40, 90, 90
-"""The number of characters that are shown before a match, after it, and of it."""
+"""The maximum number of characters shown before a match, after it, and of the match itself."""
 _MOST_HITS = 3
-"""The number of matches of an episode that are shown."""
+"""The maximum number of matches shown for an episode."""
 _PLAIN = re.compile(r"[ !#-.0-\[\]-~]+")
 """Characters that JSON never has to escape."""
 FOLDED_TO_ASCII: tuple[bytes, ...] = (
     *(character.encode() for character in "ßİŉſǰ\u212a"),
     *(b"\xe1\xba", b"\xef\xac"),  # the beginnings of ẖẗẘẙẚẞ, and of the ligatures of Latin letters
 )
-"""In UTF-8, the characters that are not ASCII, but whose folded form has ASCII characters, such as ß and the Kelvin."""
+"""Non-ASCII characters, as UTF-8, whose case-folded form contains ASCII characters, such as ß and the Kelvin sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Hit:
     Attributes:
         context: The name of the context.
         message: The index of the message in the context.
-        step: The index of the step that wrote the message, or else was the first to observe it; None if there is none.
+        step: The index of the step that wrote the message or first observed it; None if there is no such step.
         role: The role of the message.
         part: The part of the message with the match: `text`, `reasoning`, `call`, `result` or `error`.
         before: The text before the match, shortened.
@@ -61,7 +61,7 @@ class Match:
     Attributes:
         line: The number of its line, from 1.
         count: The number of messages with a match.
-        hits: The first of them.
+        hits: The first of these messages.
         searched: The searched strings, as `str.casefold` returns them.
     """
 
@@ -188,7 +188,7 @@ def find(text: str, folded: str) -> tuple[int, int] | None:
 
 
 def _first_place(message: Mapping[str, Any], folded: Collection[str]) -> tuple[str, str, int, int] | None:
-    """Return the part and the string of a message with the first match, and its start and stop."""
+    """Return the first match in a message: its part, the string of this part, and the match's start and stop in it."""
     for part, text in texts_of(message):
         for one in folded:
             if (place := find(text, one)) is not None:

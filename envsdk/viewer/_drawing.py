@@ -7,7 +7,7 @@
     ✂ summary: 210 kept, 3,400 dropped
     ● step 6 · main · observed 120, sampled 53
 
-All texts are safe to print (see `visible`).
+All strings are safe to print (see `visible`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from ._json import EpisodeJSON, LinkJSON, StepJSON
 from ._transcript import break_text
 
 Kind: TypeAlias = Literal["steps", "handoff", "return", "switch", "rewrite", "end"]
-"""What a row of a drawing shows."""
+"""The event that a row of a drawing shows."""
 _STEP, _CUT, _LANE = "●", "✂", "│"
 
 
@@ -28,10 +28,10 @@ class DrawnRow:
     """A row of a drawing.
 
     Attributes:
-        kind: What it shows.
-        lanes: The lanes, as characters of one cell each.
-        text: What happened.
-        steps: The indices of its steps; of a break, that of the step that it belongs to.
+        kind: The event that the row shows.
+        lanes: The lanes, one character for each cell of the terminal.
+        text: A description of the event.
+        steps: The indices of the row's steps; for a break, the index of its step.
     """
 
     kind: Kind
@@ -46,7 +46,7 @@ def drawing(shown: EpisodeJSON) -> list[DrawnRow]:
     Steps that follow each other in a context, with nothing between them, are one row.
 
     Args:
-        shown: What `episode` returns.
+        shown: The episode, as `episode` returns it.
     """
     rows = [*_Lanes(shown).rows()]
     width = max(len(row.lanes) for row in rows)
@@ -54,13 +54,13 @@ def drawing(shown: EpisodeJSON) -> list[DrawnRow]:
 
 
 class _Lanes:
-    """The lanes while steps are drawn. A lane belongs to a context from its first event to its last one."""
+    """Lays out the lanes while steps are drawn. A lane belongs to a context from its first event to its last one."""
 
     def __init__(self, shown: EpisodeJSON) -> None:
         self._shown = shown
         self._lanes: list[str | None] = []
         self._last: dict[str, int] = {}
-        """The index of the step at which each context is needed last: its own, a return of it, or a handoff."""
+        """The index of the last step that needs each context: its own step, its return, or a handoff."""
         for step in shown["steps"]:
             self._last[step["context"]] = step["index"]
         for link in shown["links"]:
@@ -120,7 +120,7 @@ class _Lanes:
         return DrawnRow("steps", lanes, on_one_line(text), tuple(step["index"] for step in steps))
 
     def _lane(self, context: str) -> int:
-        """Return the lane of a context; a new one takes the first that is free."""
+        """Return the lane of a context. A new context takes the first free lane."""
         if context not in self._lanes:
             free = self._lanes.index(None) if None in self._lanes else len(self._lanes)
             self._lanes[free : free + 1] = [context]
@@ -135,7 +135,7 @@ class _Lanes:
         return " ".join(mark if n == lane else " " if name is None else _LANE for n, name in enumerate(self._lanes))
 
     def _joined(self, lane: int, other: int, corner: str) -> str:
-        """Return the lanes with a line from one to another, which ends in a corner there."""
+        """Return the lanes with a line from one lane to another, which ends in a corner."""
         cells = [*self._with(lane, "├" if lane < other else "┤")]
         left, right = sorted((2 * lane, 2 * other))
         for at in range(left + 1, right):

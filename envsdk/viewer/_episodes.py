@@ -24,15 +24,15 @@ from ._json import (
 from ._ranges import StepRanges, sample_segments, step_ranges, tree_nodes
 
 _RUN_TOKENS = 8
-"""How many tokens in a row have to be equal for tokens of an observation to count as observed again."""
+"""The minimum length of a run of equal tokens that counts as observed again."""
 _SIGNATURES: Mapping[str, bytes] = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
 _HASH_CHARS = 12
 
 
 def episode(trajectory: Trajectory) -> EpisodeJSON:
-    """Return everything about an episode but its tokens, as plain values for JSON.
+    """Return everything about an episode except its tokens, as plain values for JSON.
 
-    Its texts are as recorded: escape them before you show them.
+    Its strings are as recorded: escape them before you show them.
 
     Returns:
         `id`, `env`, `status` and the other fields of the trajectory; `contexts` (in order, with `messages`), `steps`,
@@ -224,7 +224,7 @@ def _break(break_: Break, observed_again: int) -> BreakJSON:
 
 
 def _observed_again(trajectory: Trajectory, ranges: StepRanges) -> int:
-    """Return how many tokens of an observation were dropped by it: runs of at least 8 tokens that are equal."""
+    """Return how many tokens an observation both drops and contains again, in equal runs of at least 8 tokens."""
     step, windows = ranges.step.step, np.lib.stride_tricks.sliding_window_view
     observed = trajectory.contexts[step.context].tokens[step.start : step.action_start]
     dropped = [trajectory.contexts[one.context].tokens[one.start : one.stop] for one in ranges.dropped]
@@ -241,7 +241,7 @@ def _observed_again(trajectory: Trajectory, ranges: StepRanges) -> int:
 def _links(trajectory: Trajectory) -> list[LinkJSON]:
     """Return the handoffs and returns in the order of the steps. Sub-agents return in the next step of their parent."""
     links: list[LinkJSON] = []
-    waiting: dict[str, dict[str, None]] = {}  # of each context, its sub-agents that acted since its last step
+    waiting: dict[str, dict[str, None]] = {}  # for each context, the sub-agents that acted since its last step
     for index, step in enumerate(trajectory.steps):
         parent = trajectory.contexts[step.context].parent
         if step.break_ is not None and step.break_.reason == "handoff":
@@ -266,7 +266,7 @@ class ImageFile(NamedTuple):
 
 
 def image_facts(trajectory: Trajectory) -> dict[str, ImageFactsJSON]:
-    """Return what is known of each image, by its hash: `media_type`, `width`, `height`, `file` and `tokens`.
+    """Return the facts of each image by its hash: `media_type`, `width`, `height`, `file` and `tokens`.
 
     `file` is its name in the folder `media/` of a run. `tokens` is the number of its placeholders; None if it is not
     in a log.
@@ -286,7 +286,7 @@ def image_facts(trajectory: Trajectory) -> dict[str, ImageFactsJSON]:
 
 
 def image_name(sha256: str, facts: Mapping[str, Any]) -> str:
-    """Return an image in words: its size, format, number of tokens, and the beginning of its hash."""
+    """Describe an image in words: its size, format, number of tokens, and the beginning of its hash."""
     tokens = "" if facts["tokens"] is None else f", {facts['tokens']:,} tokens"
     kind = facts["media_type"].removeprefix("image/").upper()
     return f"image {facts['width']} x {facts['height']} {kind}{tokens}, {sha256[:_HASH_CHARS]}"

@@ -56,9 +56,9 @@ TEXTS: Mapping[str, _Texts] = {
     "env": lambda row: [row.env],
     "error": lambda row: [row.error or "", row.damage],
 }
-"""The fields that match a part of a text."""
+"""The fields that match a substring."""
 CONTENTS = "text"
-"""The field that matches a part of the contents."""
+"""The field that matches a substring of the contents."""
 _GROUPS: Mapping[str, Callable[[EpisodeRow], Mapping[str, float | int]]] = {
     "reward": lambda row: row.rewards,
     "metric": lambda row: row.metrics,
@@ -83,9 +83,9 @@ class TextTerm(NamedTuple):
     """A term about the contents of an episode."""
 
     values: tuple[str, ...]
-    """The texts, as `str.casefold` returns them: one of them has to occur."""
+    """The strings, as `str.casefold` returns them: one of them has to occur."""
     is_negated: bool
-    """Whether none of them may occur."""
+    """Whether the term is negated: none of the strings may occur."""
 
     def matches(self, contents: Contents) -> bool:
         """Return whether the term holds."""
@@ -97,7 +97,7 @@ class Filter:
     """A filter of rows; make one with `parse_filter`.
 
     Attributes:
-        text: What it was read from.
+        text: The string that the filter was parsed from.
         terms: Functions that return whether a term holds for a row.
         texts: The terms about the contents of an episode, which a row does not have.
     """
@@ -108,7 +108,7 @@ class Filter:
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """The texts that are to occur in the contents, as `str.casefold` returns them."""
+        """The strings to find in the contents, as `str.casefold` returns them."""
         return tuple(dict.fromkeys(value for term in self.texts if not term.is_negated for value in term.values))
 
     def matches(self, row: EpisodeRow, contents: Contents | None = None) -> bool:
@@ -116,15 +116,17 @@ class Filter:
 
         Args:
             row: Its row.
-            contents: Its line; needed if the filter has `texts`.
+            contents: The contents of its line; required if the filter has `texts`.
 
         Raises:
-            ConfigError: If it is needed and not given.
+            ConfigError: If `contents` is required and not given.
         """
         if not all(term(row) for term in self.terms):
             return False
         if self.texts and contents is None:
-            raise ConfigError(f"the filter {self.text!r} is about contents, which a row does not have: Source.search")
+            raise ConfigError(
+                f"the filter {self.text!r} has a term about contents, which a row does not have; use Source.search"
+            )
         return contents is None or all(term.matches(contents) for term in self.texts)
 
 
@@ -133,7 +135,7 @@ def parse_filter(text: str) -> Filter:
 
     Raises:
         InvalidFilter: If a field is unknown, a number or a value is missing, or a quote is not closed; the message
-            names the position and what is known.
+            names the position and the valid fields.
     """
     terms = [_term(found[0], found.start()) for found in _TERM.finditer(text)]
     texts = tuple(term for term in terms if isinstance(term, TextTerm))
@@ -170,18 +172,18 @@ def _word(word: str) -> Callable[[EpisodeRow], bool]:
 
 
 def _comparison(field: str, operator: str, given: str) -> Callable[[EpisodeRow], bool]:
-    """Return whether a row's number compares with another one.
+    """Return a function that compares a number of a row with `given`.
 
     Raises:
-        ValueError: If the field is not a number, or `given` is not.
+        ValueError: If the field does not hold numbers, or `given` is not a number.
     """
     key, holds = field.lower(), _OPERATORS[operator]
     group, dot, name = field.partition(".")
     number, values = NUMBERS.get(key), _GROUPS.get(group.lower()) if dot else None
     if number is None and values is None:
         is_text = key in {*NAMES, *TEXTS, CONTENTS}
-        kind = f"is matched with a text, such as {field}:..." if is_text else "is unknown"
-        raise ValueError(f"{field!r} {kind}; numbers are {', '.join(NUMBERS)}, reward.NAME, metric.NAME, break.REASON")
+        kind = f"is matched with a string, such as {field}:..." if is_text else "is unknown"
+        raise ValueError(f"{field!r} {kind}; expected {', '.join(NUMBERS)}, reward.NAME, metric.NAME or break.REASON")
     if _NUMBER.fullmatch(given) is None:
         raise ValueError(f"{field}{operator} needs a number such as 0.5, not {given!r}")
     wanted = float(given)
@@ -197,17 +199,17 @@ def _comparison(field: str, operator: str, given: str) -> Callable[[EpisodeRow],
 
 
 def _match(field: str, values: list[str]) -> Callable[[EpisodeRow], bool]:
-    """Return whether a text of a row has one of several values.
+    """Return a function that returns whether a field of a row matches one of several values.
 
     Raises:
-        ValueError: If the field is not a text, or there is no value.
+        ValueError: If the field is not matched with strings, or no value is given.
     """
     texts = NAMES.get(field) or TEXTS.get(field)
     if texts is None and field != CONTENTS:
         kind = f"is a number, such as {field}>=1" if field in NUMBERS else "is unknown"
-        raise ValueError(f"{field!r} {kind}; texts are {', '.join([*NAMES, *TEXTS, CONTENTS])}")
+        raise ValueError(f"{field!r} {kind}; expected {', '.join([*NAMES, *TEXTS])} or {CONTENTS}")
     if texts is None or not values:
-        raise ValueError(f"{field}: needs a text, such as {field}:word")
+        raise ValueError(f"{field}: needs a value, such as {field}:word")
     if field in NAMES:
         return lambda row: any(text.casefold() in values for text in texts(row))
     return lambda row: any(value in text.casefold() for text in texts(row) for value in values)

@@ -30,7 +30,7 @@ class RowsAnswerJSON(TypedDict):
 
 
 class MatchJSON(TypedDict):
-    """An episode that matches a filter, and where its texts were found first."""
+    """An episode that matches a filter, with its first matches."""
 
     line: int
     count: int
@@ -57,13 +57,13 @@ class ImageFactsJSON(TypedDict):
 
 
 class TextPartJSON(TypedDict):
-    """A text in a message with images."""
+    """A text part of a message with images."""
 
     text: str
 
 
 class ImagePartJSON(TypedDict):
-    """An image in a message, by its hash."""
+    """An image part of a message, by its hash."""
 
     image: str
 
@@ -79,7 +79,7 @@ class CallJSON(TypedDict):
 
 
 class MessageJSON(TypedDict):
-    """A message. `answers` are the index of a message and that of a call in it; `steps` wrote the message."""
+    """A message. `answers` has the indices of a message and of the call in it that this one answers."""
 
     role: str
     content: str
@@ -115,7 +115,7 @@ class ContextJSON(TypedDict):
 
 
 class BreakJSON(TypedDict):
-    """A break. `observed_again` tokens of its observation were dropped by it."""
+    """A break. `observed_again` is the number of dropped tokens that its observation contains again."""
 
     kind: str
     reason: str
@@ -249,6 +249,6 @@ class TokensJSON(TypedDict):
 
 
 class PromptJSON(TypedDict):
-    """Where the tokens of a prompt are."""
+    """The ranges of the logs that make up a prompt."""
 
     ranges: list[RangeJSON]

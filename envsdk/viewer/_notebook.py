@@ -22,7 +22,7 @@ from ._sources import Source
 
 _EPISODE = "#/run/0/1"
 _LARGEST_FRAME = 1_400_000
-"""Bytes of a page that browsers open in a frame: Chromium refuses addresses of more than 2 MiB, in base64."""
+"""The maximum size of a page in a frame, in bytes: Chromium refuses base64 addresses of more than 2 MiB."""
 _HEIGHT = 640
 
 
@@ -45,7 +45,7 @@ class TrajectoryPage:
         return f"<TrajectoryPage {str(self.path)!r}>"
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame of its own, which shares nothing with the notebook."""
+        """Return the page in an iframe, isolated from the notebook."""
         page = self.path.read_bytes()
         if len(page) > _LARGEST_FRAME:
             return f"<p>The page is too large for a notebook ({len(page) / 1e6:.1f} MB). Open {escape(self.url)}</p>"
@@ -61,7 +61,7 @@ def view(trajectory: Trajectory, tokenizer: Any = None) -> TrajectoryPage:
 
     Args:
         trajectory: The episode.
-        tokenizer: The tokenizer of the episode: what `load_tokenizer` accepts. None is the embedded vocabulary. Tokens
+        tokenizer: The episode's tokenizer: anything that `load_tokenizer` accepts. None is the embedded one. Tokens
             of another tokenizer are shown by their ids.
 
     Raises:
@@ -71,7 +71,7 @@ def view(trajectory: Trajectory, tokenizer: Any = None) -> TrajectoryPage:
     loaded = load_tokenizer("embedded" if tokenizer is None else tokenizer)
     folder = Path(tempfile.mkdtemp(prefix="envsdk-view-"))
     for image in trajectory.images:
-        with suppress(ImageError):  # without its bytes, it is only named
+        with suppress(ImageError):  # an image without bytes is shown by its name
             write_images([image], folder / MEDIA)
     with storing(folder / PLAIN):
         (folder / PLAIN).write_bytes(trajectory.to_json(embed_images=False) + b"\n")

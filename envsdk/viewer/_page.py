@@ -1,4 +1,4 @@
-"""The page: one HTML file, which asks a server for its data, or holds the data itself.
+"""The page: one HTML file, which requests its data from a server, or contains the data.
 
 `page.html` is built from the folder `viewer/` of the repository with `make page`. Data in the page is compressed and
 written in base64, whose characters mean nothing in HTML.
@@ -24,8 +24,8 @@ def write_page(path: Path, resources: Resources, chosen: Filter) -> int:
 
     Args:
         path: The file; it works without a network.
-        resources: What to show.
-        chosen: Which episodes.
+        resources: The runs.
+        chosen: The filter.
 
     Returns:
         The number of episodes in it.
@@ -47,7 +47,7 @@ def write_page(path: Path, resources: Resources, chosen: Filter) -> int:
 
 
 def _answers(resources: Resources, chosen: Filter) -> Iterator[tuple[str, Any]]:
-    """Yield what the page holds: the name that it asks for, and the answer. Each image is in it once."""
+    """Yield the data of the page: the name of each request, and its answer. Each image occurs once."""
     written: set[str] = set()
     yield "runs", {**resources.runs(), "follow": False}
     for run, source in enumerate(resources.sources):

@@ -1,4 +1,4 @@
-"""Where the tokens of an episode are in the logs of its contexts: of each prompt, each break, each sample and the tree.
+"""Ranges of the logs of an episode's contexts: of each prompt, each break, each sample and the nodes of the tree.
 
 Everything follows from `trajectories/_replay.py` and `trajectories/_segments.py`; no rule of theirs is repeated here.
 """
@@ -29,7 +29,7 @@ class Range(NamedTuple):
 
 
 def merged(pieces: Sequence[LogPiece] | Sequence[Range]) -> list[Range]:
-    """Return pieces as ranges, with those that follow each other in a log as one."""
+    """Return pieces as ranges, and merge those that follow each other in a log."""
     found: list[Range] = []
     context, first, last = "", 0, 0
     for piece in pieces:
@@ -53,7 +53,7 @@ class StepRanges(NamedTuple):
 
 
 def step_ranges(trajectory: Trajectory) -> Iterator[StepRanges]:
-    """Yield where the tokens of each step's prompt are, and those that it dropped from its context.
+    """Yield, for each step, the ranges of its prompt and of the tokens that it dropped from its context.
 
     Raises:
         InvalidRecord: If the steps do not fit the logs.
@@ -74,7 +74,7 @@ def step_ranges(trajectory: Trajectory) -> Iterator[StepRanges]:
 
 
 def prompt_of(trajectory: Trajectory, step: int) -> list[Range]:
-    """Return where the tokens of the prompt of one step are.
+    """Return the ranges of the prompt of one step.
 
     Raises:
         InvalidRecord: If the episode does not have that step.
@@ -105,12 +105,12 @@ def sample_segments(trajectory: Trajectory) -> list[tuple[int, TrainedSegment]]:
 
 
 def segment_ranges(segment: TrainedSegment) -> list[Range]:
-    """Return where the tokens of a segment are, up to its last trained token, in order."""
+    """Return the ranges of a segment, in order, up to its last trained token."""
     return _first(merged(segment.pieces), len(segment.tokens))
 
 
 def _first(ranges: Iterable[Range], count: int) -> list[Range]:
-    """Return where the first tokens of ranges are."""
+    """Return the ranges of the first `count` tokens of ranges."""
     found: list[Range] = []
     for own in ranges:
         if count:
@@ -124,7 +124,7 @@ def tree_nodes(trajectory: Trajectory) -> list[NodeJSON]:
 
     A node ends where a later step continues from its last token in another way: after a rewrite, or in another context.
     """
-    branches: dict[tuple[str, int], tuple[Range | None, int]] = {}  # where each begins: what it follows, its step
+    branches: dict[tuple[str, int], tuple[Range | None, int]] = {}  # by start: the range that it continues, its step
     cuts: dict[str, set[int]] = defaultdict(set)
     for ranges in step_ranges(trajectory):
         step = ranges.step.step
@@ -144,7 +144,7 @@ def tree_nodes(trajectory: Trajectory) -> list[NodeJSON]:
         if (own.context, own.start) in branches:
             kept, step_index = branches[own.context, own.start]
             parent = -1 if kept is None else ending_at[kept.context, kept.stop]
-        else:  # the rest of a run that another branch leaves
+        else:  # the tokens after a point where another branch leaves
             parent, step_index = number - 1, nodes[-1]["step"] if nodes else 0
         nodes.append(
             {

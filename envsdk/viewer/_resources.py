@@ -23,17 +23,17 @@ from ._tokens import context_tokens
 
 _BATCHES_AT_ONCE = 500
 _MATCHES_AT_ONCE, _SEARCH_S = 500, 0.2
-"""The most matches of an answer, and about how long it takes: a search shows partial results and can be stopped."""
+"""The maximum number of matches in an answer, and about how long it takes: the page shows partial results."""
 _KEPT = 4
-"""The number of episodes that stay in memory, since a page asks for several things about one."""
+"""The number of episodes that stay in memory, since a page sends several requests about each."""
 
 
 class Resources:
-    """Answers what a page asks for. It may be called from several threads.
+    """Answers the requests of a page. It may be called from several threads.
 
     Args:
         sources: The runs to show.
-        follow: Whether the page asks for new episodes again and again.
+        follow: Whether the page polls for new episodes.
     """
 
     def __init__(self, sources: Sequence[Source], *, follow: bool = False) -> None:
@@ -42,7 +42,7 @@ class Resources:
         self._episodes: OrderedDict[tuple[int, int, int], Trajectory] = OrderedDict()
 
     def runs(self) -> RunsAnswerJSON:
-        """Return what is known about the runs."""
+        """Return a description of each run."""
         return {"follow": self._follow, "runs": [source.info for source in self.sources]}
 
     def rows(self, run: int, after: int = 0, generation: int = 0) -> RowsAnswerJSON:
@@ -50,8 +50,8 @@ class Resources:
 
         Args:
             run: The index of the run.
-            after: How many rows the page has.
-            generation: The generation of these rows; with another one than the run's, the page begins again.
+            after: The number of rows that the page has.
+            generation: The generation of these rows; if the run's differs, the page begins again.
 
         Raises:
             UnknownName: If there is no such run.
@@ -74,16 +74,16 @@ class Resources:
             }
 
     def search(self, run: int, text: str, after: int = 0, generation: int = 0) -> SearchAnswerJSON:
-        """Search the next rows of a run, as many as take a moment.
+        """Search the next rows of a run, for about 0.2 seconds.
 
         Args:
             run: The index of the run.
             text: A filter.
-            after: How many rows have been searched.
-            generation: The generation of these rows; with another one than the run's, the search begins again.
+            after: The number of rows that were searched before.
+            generation: The generation of these rows; if the run's differs, the search begins again.
 
         Returns:
-            `matches`, `searched` (how many rows now have been), `more` (whether there are others), and `generation`.
+            `matches`, `searched` (the number of rows searched), `more` (whether rows are left), and `generation`.
 
         Raises:
             UnknownName: If there is no such run.
@@ -115,7 +115,7 @@ class Resources:
     def tokens(self, run: int, line: int, context: str) -> TokensJSON:
         """Return the tokens of a context as columns.
 
-        If the stored samples are not those of the episode, the columns are without them, and `problem` names why.
+        If the stored samples are not those of the episode, the columns do not have them, and `problem` states why.
 
         Raises:
             UnknownName: If there is no such run.
@@ -132,7 +132,7 @@ class Resources:
             return {**context_tokens(trajectory, context, tokenizer), "problem": str(error)}
 
     def prompt(self, run: int, line: int, step: int) -> PromptJSON:
-        """Return where the tokens of the prompt of a step are: ranges of logs.
+        """Return the ranges of the logs that make up the prompt of a step.
 
         Raises:
             UnknownName: If there is no such run.
@@ -167,7 +167,7 @@ class Resources:
         key = (run, source.generation, line)
         with self._mutex:
             if key not in self._episodes:
-                while line > len(source.rows) and source.refresh():  # of a link to an episode
+                while line > len(source.rows) and source.refresh():  # for a link to an episode
                     pass
                 self._episodes[key] = source.trajectory(line)
             self._episodes.move_to_end(key)

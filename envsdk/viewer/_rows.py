@@ -1,4 +1,4 @@
-"""One row for each episode of a list: what people sort, filter and compare by.
+"""One row for each episode of a list: the facts that users sort, filter and compare by.
 
 A row is read from the JSON of a line without checking the whole record, so that thousands of episodes are listed in a
 second. `Source.trajectory` checks an episode when it is opened.
@@ -34,17 +34,17 @@ class EpisodeRow:
         status: `terminated`, `truncated` or `error`; `damaged` if the line cannot be read.
         damage: What is damaged in the line; empty otherwise. All fields below then have their defaults.
         id: The episode's id.
-        group_id: What episodes of the same task share, or None.
+        group_id: The id that the episodes of a task share, or None.
         env: The environment's id.
-        seed: What the episode was reset with, or None.
-        task: The task as a short text: the task's data, else the first message of a user.
+        seed: The seed of the episode, or None.
+        task: The task as a short string: the task's data, else the first message of a user.
         stop_reason: Why the episode ended.
         error: What failed, or None.
-        error_kind: Whose error it was, or None.
+        error_kind: What caused the error: `environment`, `policy` or `infrastructure`; or None.
         reward: The sum of the steps' rewards. Without `is_scored`, it means nothing.
         rewards: The sum of each named reward over all steps.
         is_scored: Whether the episode was scored; see `Trajectory.not_scored_because`.
-        not_scored: Why it was not; empty if it was.
+        not_scored: Why the episode was not scored; empty if it was.
         steps: The number of steps.
         breaks: The number of breaks by reason.
         roles: The roles of its contexts, each once.
@@ -101,7 +101,7 @@ class EpisodeRow:
 
     @property
     def task_key(self) -> str:
-        """What episodes of the same task share: the group, else the environment and the seed, else the task."""
+        """A key that the episodes of a task share: the group, else the environment and the seed, else the task."""
         return self.group_id or (f"{self.env}/{self.seed}" if self.seed is not None else self.task or self.id)
 
     @classmethod
@@ -124,7 +124,7 @@ def read_row(number: int, line: bytes) -> EpisodeRow:
         return _row(number, fields)
     except (ValueError, InvalidRecord, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         damage = f"{type(error).__name__}: {error}"
-    try:  # the full check of the record has better words where it finds the same
+    try:  # the full check of the record reports the same problem in better words
         Trajectory.from_json(line)
     except InvalidRecord as invalid:
         damage = str(invalid)
@@ -132,7 +132,7 @@ def read_row(number: int, line: bytes) -> EpisodeRow:
 
 
 def _row(number: int, fields: Mapping[str, Any]) -> EpisodeRow:
-    """Return what `Tally` counts, from the JSON of a record."""
+    """Return the row of a record, from its JSON; `Tally` counts the same facts."""
     steps, contexts = cast("list[Any]", fields["steps"]), cast("dict[str, Any]", fields["contexts"])
     breaks = [step["break_"] for step in steps if step["break_"] is not None]
     breaks += [] if fields["final_break"] is None else [fields["final_break"]]
@@ -145,7 +145,7 @@ def _row(number: int, fields: Mapping[str, Any]) -> EpisodeRow:
         has_reward=any(step["reward"] is not None for step in steps)
         or next((log["reward"] is not None for log in contexts.values()), False),
     )
-    images: list[int] = []  # the number of tokens of each that was observed
+    images: list[int] = []  # the number of tokens of each observed image
     for step in steps:
         media = contexts[step["context"]].get("media", ())
         first, stop = (bisect_left(media, step[at], key=itemgetter("start")) for at in ("start", "action_start"))

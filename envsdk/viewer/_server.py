@@ -45,11 +45,11 @@ class ViewerServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
     max_connections = 64
-    """How many connections may be open, each with a thread. Of more, the one that was unused the longest is closed."""
+    """The maximum number of open connections, each with a thread. Then the least recently used one is closed."""
 
     def __init__(self, resources: Resources, port: int = 0) -> None:
         self.resources = resources
-        self.connections: OrderedDict[Any, None] = OrderedDict()  # the one that was used the longest time ago first
+        self.connections: OrderedDict[Any, None] = OrderedDict()  # the least recently used one first
         self.lock = threading.Lock()
         try:
             super().__init__((_HOST, port), _Handler)
@@ -59,7 +59,7 @@ class ViewerServer(ThreadingHTTPServer):
             ) from error
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own."""
+        """Answer a connection in a separate thread."""
         with self.lock:
             self.connections[request] = None
             if len(self.connections) > self.max_connections:
@@ -80,7 +80,7 @@ class ViewerServer(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The values of the Host header that are answered: pages of other sites cannot reach the data by their name."""
+        """The accepted values of the Host header, so that other sites cannot reach the data by DNS rebinding."""
         names = (_HOST, "localhost", "[::1]")
         return frozenset(f"{name}:{self.server_port}" for name in names)
 
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "envsdk"
     sys_version = ""
     timeout = 75.0
-    """How long a connection may be silent, in seconds."""
+    """The maximum time that a connection may be silent, in seconds."""
 
     def do_GET(self) -> None:
         """Answer a request."""
@@ -122,11 +122,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(HTTPStatus.OK, answer)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a request that cannot be read, or another method than GET."""
+        """Answer a request that cannot be read, or whose method is not GET."""
         self._refuse(HTTPStatus(code), "RequestRefused", message or HTTPStatus(code).phrase)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing: a page asks often."""
+        """Print nothing, since a page sends many requests."""
 
     def _refuse(self, status: HTTPStatus, kind: str, why: str) -> None:
         self.close_connection = True
@@ -149,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _answer(resources: Resources, path: str, query: Mapping[str, list[str]]) -> Any:
-    """Return what a path asks for.
+    """Return the answer to a path and its query.
 
     Raises:
         UnknownName: If there is no such path, or a number in the query is missing or wrong.

@@ -31,12 +31,12 @@ from ._rows import EpisodeRow, read_row
 
 _SAMPLES = "samples.jsonl"
 _MAX_DAMAGED = 1000
-"""How many damaged lines are read: a file with more is not one of records."""
+"""The maximum number of damaged lines: a file with more is not a file of records."""
 _OWNER = re.compile(rb'"trajectory_id":("(?:[^"\\]|\\.)*")')
 
 
 class _LinePlace(NamedTuple):
-    """Where a line is: in the batch that begins at byte `start`, number `offset` of it."""
+    """The place of a line: number `offset` in the batch that begins at byte `start`."""
 
     start: int
     offset: int
@@ -44,21 +44,21 @@ class _LinePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What is known about all episodes of a source.
+    """A description of a source: the facts that hold for all its episodes.
 
     Attributes:
         name: A short name for headings: the folder's, or the file's.
-        path: Where it is.
+        path: The path of the source.
         env: The environment's id; empty if there is no `run.json`, and so for all below.
         policy: The policy's name.
         model: The model's name, if the policy has one.
         renderer: The renderer's name.
         history: The history policy's name.
         created: When the run began: ISO 8601, in UTC.
-        episodes: How many episodes the run is to have; 0 if that is unknown.
-        is_complete: Whether the run came to its end; None if that is unknown.
-        versions: The versions of the packages that it ran on.
-        configuration: What the caller of the run gave.
+        episodes: The planned number of episodes; 0 if that is unknown.
+        is_complete: Whether the run is complete; None if that is unknown.
+        versions: The versions of the packages that it ran with.
+        configuration: The arguments that the caller of the run gave.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Source:
         RunFolderError: If its `run.json` or `manifest.json` is damaged.
 
     Attributes:
-        path: What was given.
+        path: The path that was given.
         file: The file of trajectories.
         rows: The rows that were read so far; see `refresh`.
         generation: How often the file was replaced by another one, so that `rows` began again.
@@ -108,11 +108,11 @@ class Source:
 
     @property
     def info(self) -> RunInfo:
-        """What is known about all episodes."""
+        """A description of the source."""
         name = (self.path if self.path.is_dir() else self.file).resolve().name
         if self._stored is None:
             return RunInfo(name, str(self.path))
-        stored = StoredRun(self.path)  # the manifest is written again and again
+        stored = StoredRun(self.path)  # read anew, since a run in progress rewrites its manifest
         configuration = stored.configuration
         policy, model = _policy_and_model(configuration.get("policy"))
         texts = {"env": configuration.get("env")}
@@ -159,7 +159,7 @@ class Source:
             for count, batch in enumerate(read_batches(self.file, self._stop, self._folder), start=1):
                 for index, line in enumerate(batch.lines):
                     row = read_row(len(self.rows) + 1, line)
-                    if row.id not in self._times and not has_read_times:  # a run notes the time before the line
+                    if row.id not in self._times and not has_read_times:  # a run writes the time before the line
                         self._times, has_read_times = read_times(self.file.parent), True
                     if (time := self._times.get(row.id)) is not None:
                         row = replace(row, ended=time.ended, duration_s=time.duration_s)
@@ -176,7 +176,7 @@ class Source:
                 if self._stored is not None and self._stored.manifest is not None and not self._is_compared:
                     self._is_compared = True  # a run in progress is not read again and again
                     damage = difference_from_manifest(self.file, self._stored.manifest)
-        except InvalidRecord as error:  # such as of a compressed frame: nothing after it can be found
+        except InvalidRecord as error:  # such as a damaged compressed frame: lines after it cannot be found
             damage = f"{error}; what follows cannot be read"
         if damage:
             self._is_damaged = True
@@ -186,14 +186,14 @@ class Source:
 
     @property
     def unread_bytes(self) -> int:
-        """How many bytes of the file follow the last row: a line that is being written, or was cut off."""
+        """The number of bytes after the last row: a line that is being written, or was cut off."""
         return max(0, self.file.stat().st_size - self._stop) if self.file.exists() else 0
 
     def line(self, number: int) -> bytes:
         """Return a line as it is in the file, without the line end.
 
         Args:
-            number: The number of the line, from 1, of those that `rows` has.
+            number: The number of the line, from 1; `rows` has it.
 
         Raises:
             InvalidRecord: If there is no such line, or it cannot be read.
@@ -213,7 +213,7 @@ class Source:
             number: The number of its line, from 1.
 
         Raises:
-            InvalidRecord: If there is no such line, or it is damaged; the message names what.
+            InvalidRecord: If there is no such line, or it is damaged; the message names the damage.
         """
         line = self.line(number)
         try:
@@ -244,7 +244,7 @@ class Source:
 
     def _lines_from(self, place: _LinePlace) -> Iterator[bytes]:
         left_out = place.offset
-        with suppress(InvalidRecord):  # of a compressed frame: the last row reports it
+        with suppress(InvalidRecord):  # a damaged compressed frame: the last row reports it
             for batch in read_batches(self.file, place.start, self._folder):
                 yield from batch.lines[left_out:]
                 left_out = 0
@@ -254,10 +254,10 @@ class Source:
 
         Args:
             chosen: The filter.
-            after: How many rows at the start to leave out.
+            after: The number of rows to skip at the start.
 
         Yields:
-            Each row with how it matches; with None if it does not.
+            Each row with its match; with None if it does not match.
 
         Raises:
             OSError: If the file cannot be read.
@@ -269,14 +269,14 @@ class Source:
 
         def searched() -> Iterator[tuple[EpisodeRow, Match | None]]:
             for row in rows:
-                contents = Contents(next(lines, b""))  # of a line that cannot be read, nothing
+                contents = Contents(next(lines, b""))  # empty for a line that cannot be read
                 is_match = chosen.matches(row, contents)
                 yield row, contents.match(row.line, chosen.searched) if is_match else None
 
         return searched()
 
     def tokenizer_of(self, trajectory: Trajectory, context: str) -> Tokenizer | None:
-        """Return the tokenizer of a context, by its fingerprint; None if the source does not have it, or not intact."""
+        """Return the tokenizer of a context, by its fingerprint; None if the source has no intact one."""
         return self._tokenizers.get(trajectory.contexts[context].tokenizer or trajectory.tokenizer)
 
     @cached_property
@@ -294,7 +294,7 @@ class Source:
         return self.file.parent / MEDIA
 
     def sample_lines(self, trajectory_id: str) -> list[bytes]:
-        """Return the lines of `samples.jsonl` next to the file that are of one episode, in their order.
+        """Return the lines of one episode in the `samples.jsonl` next to the file, in order.
 
         Raises:
             InvalidRecord: If it has a line that is too long, or is not a regular file in the folder.
@@ -305,7 +305,7 @@ class Source:
         if not size:
             return []
         with open_file(path, inside=path.parent) as file:
-            if size != self._samples[0]:  # where the samples of each episode begin, without reading their arrays
+            if size != self._samples[0]:  # find where the samples of each episode begin, without reading their arrays
                 places, start = dict[str, list[int]](), 0
                 for line in read_lines(file):
                     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""The tokens of one context as columns for any front end: what each is, who wrote it, and what became of it."""
+"""The tokens of one context as columns for any front end: their text, steps, samples and log-probabilities."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,7 @@ def context_tokens(
         samples: The stored samples of the episode, which may have advantages and a reference's log-probabilities.
 
     Returns:
-        `ids`: the token ids, n of them. `texts`: by id, the text of the tokens that are whole UTF-8. `bytes`: by id,
+        `ids`: the token ids, n of them. `texts`: by id, the text of each token that is valid UTF-8. `bytes`: by id,
         the bytes of all others, as hexadecimal digits. `controls`: the ids of control tokens. `logprobs`: n numbers;
         None where a token was observed or the policy gave none. `reference_logprobs`, `advantages`: n numbers or None;
         None in place of the list if the samples have none. As runs: `steps` (the index of the step), `sampled` (whether
@@ -90,7 +90,7 @@ def context_tokens(
 def _pieces(
     tokens: "NDArray[np.int32]", tokenizer: Tokenizer | None
 ) -> tuple[dict[str, str], dict[str, str], list[int]]:
-    """Return what the ids are: texts by id, bytes by id of what is not whole UTF-8, and ids of control tokens."""
+    """Return the text by id, the bytes by id where they are not valid UTF-8, and the ids of control tokens."""
     texts: dict[str, str] = {}
     partial: dict[str, str] = {}
     if tokenizer is None:
@@ -105,7 +105,7 @@ def _pieces(
 
 
 def _sample_runs(length: int, context: str, segments: Sequence[TrainedSegment]) -> list[tuple[int, list[int]]]:
-    """Return which samples have each token, as runs."""
+    """Return the indices of the samples that contain each token, as runs."""
     changes: dict[int, list[tuple[int, int]]] = {0: []} if length else {}
     for index, segment in enumerate(segments):
         for own, _ in _placed(segment, context):
@@ -134,7 +134,7 @@ def _placed(segment: TrainedSegment, context: str) -> Iterable[tuple[Range, int]
 def _added(
     trajectory: Trajectory, context: str, numbered: Sequence[tuple[int, TrainedSegment]], samples: Sequence[Sample]
 ) -> dict[str, list[float | None] | None]:
-    """Return what a trainer added to stored samples, at the tokens of a context that each of them trains.
+    """Return the columns that a trainer added to stored samples, at the trained tokens of a context.
 
     Raises:
         InvalidRecord: If a sample is not one of this episode's.
@@ -169,6 +169,6 @@ def _numbers(values: "NDArray[np.floating[Any]]") -> list[float | None]:
 
 
 def _runs(values: "NDArray[Any]") -> list[tuple[int, Any]]:
-    """Return where each run of equal values begins, and its value; None in place of -1."""
+    """Return the start and the value of each run of equal values; None in place of -1."""
     starts = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
     return [(int(start), None if values[start] == -1 else values[start].item()) for start in starts]

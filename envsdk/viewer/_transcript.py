@@ -21,14 +21,14 @@ _FOLDED: Mapping[Kind, tuple[int, int]] = {"reasoning": (3, 300), "result": (8, 
 
 
 class TranscriptPart(NamedTuple):
-    """A piece of the text of an entry. An image is shown as its name, and has its hash."""
+    """A part of the text of an entry. An image is shown by its name, and has its hash."""
 
     kind: Kind
     text: str
     sha256: str = ""
 
     def folded(self) -> tuple[str, str]:
-        """Return the first lines, and how much is left out, such as `12 lines`; an empty text if nothing is."""
+        """Return the first lines, and how much is left out, such as `12 lines`; empty if nothing is."""
         most_lines, most_chars = _FOLDED.get(self.kind, (0, 0))
         lines = self.text.split("\n")
         if not most_lines or (len(lines) <= most_lines and len(self.text) <= most_chars):
@@ -41,7 +41,7 @@ class TranscriptPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TranscriptEntry:
-    """Something to read as one: the head of the episode or of a context, a message, or messages of another context.
+    """A block of a transcript: the head of the episode or of a context, a message, or messages of another context.
 
     Attributes:
         kind: `episode`, `context`, `inherited`, `break`, or the role of a message.
@@ -69,7 +69,7 @@ def transcript(trajectory: Trajectory, shown: EpisodeJSON | None = None) -> Iter
 
     Args:
         trajectory: The episode.
-        shown: What `episode` returns for it, if that is known already.
+        shown: The result of `episode` for it, if the caller has it.
 
     Raises:
         InvalidRecord: If the steps do not fit the logs.
@@ -137,7 +137,7 @@ def _message(shown: EpisodeJSON, context: ContextJSON, index: int) -> Transcript
 
 
 def hit_text(hit: Hit) -> str:
-    """Return where a text was found, and what is around it."""
+    """Describe a match: its place, and the text around it."""
     step = [] if hit.step is None else [f"step {hit.step + 1}"]
     where = " · ".join([*step, hit.context, hit.role if hit.part == "text" else hit.part])
     return on_one_line(f"found in {where}: {hit.before}{hit.found}{hit.after}")

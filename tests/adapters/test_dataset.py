@@ -123,7 +123,7 @@ def test_a_row_without_a_value_is_no_question():
 
 def test_without_rows_there_is_nothing_to_ask_but_a_row_can_be_given():
     env = Dataset(score=scoring.exact)
-    with pytest.raises(ConfigError, match="there are no rows; expected tasks="):
+    with pytest.raises(ConfigError, match="task data is missing; expected tasks="):
         env.reset(seed=0)
     assert play(env, options={"task": ROWS[2]}).reward == 1.0
 

@@ -346,7 +346,7 @@ def test_a_task_that_does_not_fit_its_model_is_named() -> None:
 
 def test_a_task_index_out_of_range_is_refused() -> None:
     env = envsdk.make("envsdk/GuessNumber-v1", tasks=[{"secret": 1}])
-    with pytest.raises(errors.TaskError, match="there is no task 1"):
+    with pytest.raises(errors.TaskError, match="task 1 does not exist"):
         env.reset(options={"task": 1})
 
 

@@ -114,7 +114,7 @@ def test_a_record_reads_back_with_its_images_embedded_or_in_a_folder(tmp_path):
     assert again.to_json() == trajectory.to_json()
     assert [image.data for image in again.images] == [image.data for image in trajectory.images]
     bare = Trajectory.from_json(trajectory.to_json(embed_images=False))
-    with pytest.raises(ValueError, match="not next to its images"):
+    with pytest.raises(ValueError, match="without its image files"):
         _ = bare.images[0].data
 
 

@@ -190,6 +190,6 @@ def test_a_class_may_not_use_the_names_of_the_sdk() -> None:
 def test_a_method_that_the_sdk_calls_is_no_flag() -> None:
     with pytest.raises(ReservedName, match=r"self\.finish is set to True; expected a function"):
         Look().finish = True
-    with pytest.raises(ReservedName, match=r"Named\.finish is a method that envsdk calls"):
+    with pytest.raises(ReservedName, match=r"Named\.finish is not callable"):
         type("Named", (Look,), {"finish": False})
     Talk().finish = True

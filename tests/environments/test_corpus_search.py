@@ -77,7 +77,7 @@ def test_there_is_no_question_after_the_last():
     questions = get_questions("easy", "train")
     with pytest.raises(IndexError, match=f"question {len(questions)} is out of range"):
         questions[len(questions)]
-    with pytest.raises(errors.TaskError, match="there is no task"):
+    with pytest.raises(errors.TaskError, match="does not exist"):
         CorpusSearch().reset(options={"task": 10**9})
 
 

@@ -183,13 +183,14 @@ def test_text_that_a_late_closer_may_make_reasoning_waits() -> None:
     fed = at_each_token("One two</think>\n\nThree<|im_end|>")
     assert when(fed, ReasoningText) == ["\n\n"]  # after them nothing else closes it
     assert joined([event for _, events in fed for event in events], ReasoningText) == "One two"
-    assert when(at_each_token(f"One two{CALL}"), ContentText) == [""]
+    assert when(at_each_token(f"One two{CALL}"), ContentText) == [CLOSER]
 
 
-def test_a_call_ends_when_what_follows_is_known() -> None:
-    fed = at_each_token(f"{CALL}\n{CALL}<|im_end|>", "<think>\n\n</think>\n\n")
-    assert [len(events) for _, events in fed if events] == [3, 4]
-    assert when(fed, CallEnded)[-1] == ""
+@pytest.mark.parametrize("city", ["Oslo", "Oslo {} " * 500], ids=["short", "long"])
+def test_a_call_ends_with_its_last_token_though_another_may_follow(city: str) -> None:
+    call = CALL.replace("Oslo", city)
+    fed = at_each_token(f"{call}\n{call}<|im_end|>", "<think>\n\n</think>\n\n")
+    assert when(fed, CallEnded) == [CLOSER, CLOSER]
 
 
 def test_a_character_that_is_cut_waits_for_its_last_token() -> None:

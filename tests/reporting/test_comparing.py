@@ -7,7 +7,8 @@ import pytest
 from made_runs import episodes, store
 
 from envsdk.rollouts.scores import compare
-from envsdk.viewer.reporting import QuantityDifference, report
+from envsdk.viewer.reporting import report
+from envsdk.viewer.reporting._figures import QuantityDifference
 
 
 def difference(path: Path, first: list, second: list, quantity: str = "reward") -> QuantityDifference:

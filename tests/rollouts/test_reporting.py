@@ -152,7 +152,7 @@ def test_statistics_of_workers_add_up_and_can_be_sent() -> None:
 
 
 def test_a_tracker_gets_values_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "EVERY_S", 0.3)
+    monkeypatch.setattr(trackers.Tracker, "every_s", 0.3)
     found = logged(policy=answers_slowly, max_concurrency=2)
     assert len(found) >= 3
     steps = [step for step, _ in found]
@@ -163,7 +163,7 @@ def test_a_tracker_gets_values_while_the_run_goes_on(monkeypatch: pytest.MonkeyP
 def test_a_tracker_that_fails_is_logged_once_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trackers, "EVERY_S", 0.1)
+    monkeypatch.setattr(trackers.Tracker, "every_s", 0.1)
     calls: list[int] = []
 
     def fails(step: int, values: Mapping[str, float]) -> None:
@@ -177,7 +177,7 @@ def test_a_tracker_that_fails_is_logged_once_and_ends_nothing(
 
 
 def test_a_tracker_that_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(trackers, "EVERY_S", 0.1)
+    monkeypatch.setattr(trackers.Tracker, "every_s", 0.1)
     monkeypatch.setattr(trackers.FunctionTracker, "end_s", 0.2)
     release = threading.Event()
     calls: list[int] = []
@@ -316,7 +316,7 @@ def test_text_from_records_is_shown_as_it_is() -> None:
 def test_without_a_terminal_a_line_is_printed_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "LINES_EVERY_S", 0.3)
+    monkeypatch.setattr(progress.ProgressLines, "every_s", 0.3)
     run_of(policy=answers_slowly, max_concurrency=2, progress=True).run()
     captured = capsys.readouterr()
     lines = [line for line in captured.err.splitlines() if line.startswith("rollouts: ")]
@@ -336,7 +336,7 @@ def test_a_closed_standard_error_ends_nothing(
 ) -> None:
     closed = io.StringIO()
     closed.close()
-    monkeypatch.setattr(progress, "LINES_EVERY_S", 0.2)
+    monkeypatch.setattr(progress.ProgressLines, "every_s", 0.2)
     monkeypatch.setattr(sys, "stderr", closed)
     assert len(run_of(policy=answers_slowly, seeds=range(3), progress=True).run()) == 3
     assert [one.getMessage() for one in caplog.records if "progress" in one.getMessage()] == [

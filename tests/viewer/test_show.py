@@ -84,7 +84,7 @@ def test_lines_after_the_chosen_one_are_not_read_and_a_damaged_one_is_named(tmp_
     with pytest.raises(InvalidRecord, match="line 2"):
         show(file, 2)
     file.write_bytes(NOTES.to_json())
-    with pytest.raises(ConfigError, match="bytes of a line that has no end"):
+    with pytest.raises(ConfigError, match="bytes of an incomplete line"):
         show(file)
 
 

@@ -149,15 +149,15 @@ function numberOf(field: string, fail: (why: string) => never): OfNumber {
   if (has(GROUPS, group)) return (row) => (has(GROUPS[group]!(row), name) ? GROUPS[group]!(row)[name] : group === "break" ? 0 : null);
   if (dot < 0 && has(NUMBERS, field.toLowerCase())) return NUMBERS[field.toLowerCase()]!;
   const isText = has(NAMES, field.toLowerCase()) || has(TEXTS, field.toLowerCase()) || field.toLowerCase() === CONTENTS;
-  const kind = isText ? `is matched with a text, such as ${field}:...` : "is unknown";
-  return fail(`'${field}' ${kind}; numbers are ${Object.keys(NUMBERS).join(", ")}, reward.NAME, metric.NAME, break.REASON`);
+  const kind = isText ? `is matched with a string, such as ${field}:...` : "is unknown";
+  return fail(`'${field}' ${kind}; expected ${Object.keys(NUMBERS).join(", ")}, reward.NAME, metric.NAME or break.REASON`);
 }
 
 function matched(field: string, given: string, fail: (why: string) => never): Test {
   const texts = has(NAMES, field) ? NAMES[field]! : has(TEXTS, field) ? TEXTS[field]! : null;
   if (!texts) {
     const kind = has(NUMBERS, field) ? `is a number, such as ${field}>=1` : "is unknown";
-    return fail(`'${field}' ${kind}; texts are ${[...Object.keys(NAMES), ...Object.keys(TEXTS), CONTENTS].join(", ")}`);
+    return fail(`'${field}' ${kind}; expected ${[...Object.keys(NAMES), ...Object.keys(TEXTS)].join(", ")} or ${CONTENTS}`);
   }
   const values = valuesOf(field, given, fail);
   if (has(NAMES, field)) return (row) => texts(row).some((text) => values.includes(folded(text)));
@@ -166,6 +166,6 @@ function matched(field: string, given: string, fail: (why: string) => never): Te
 
 function valuesOf(field: string, given: string, fail: (why: string) => never): string[] {
   const values = [...given.matchAll(VALUE)].map((found) => folded(found[1] || found[2] || ""));
-  if (!values.length || (field === CONTENTS && values.includes(""))) fail(`${field}: needs a text, such as ${field}:word`);
+  if (!values.length || (field === CONTENTS && values.includes(""))) fail(`${field}: needs a value, such as ${field}:word`);
   return values;
 }

@@ -67,7 +67,7 @@ class Dataset(Env):
     def start(self) -> Turn:
         """Ask the question."""
         if self.task is None:
-            raise ConfigError("there are no rows; expected tasks=<rows, the path of a JSONL file, or a data set>")
+            raise ConfigError("task data is missing; expected tasks=<rows, the path of a JSONL file, or a data set>")
         config: DatasetConfig = self.config
         if "{" in config.question:
             try:
@@ -95,7 +95,7 @@ class Dataset(Env):
     def reference_reply(self) -> str:
         """Return the answer of the row."""
         if self.config.answer is None:
-            raise NotImplementedError("there is no reference reply, because the rows have no column with an answer")
+            raise NotImplementedError("a reference reply needs an answer, but the rows have no column with an answer")
         return str(self._value(self.config.answer))
 
     def _envsdk_waits(self) -> bool:

@@ -69,7 +69,7 @@ class GymnasiumTextConfig(GymnasiumConfig):
     """The Gymnasium environment, and how it is converted to text."""
 
     show: Literal["auto", "render", "observation"] = "auto"
-    """What the model sees: the rendered text (`render_mode="ansi"`), or the observation. `auto` renders, if the
+    """The content of messages: the rendered text (`render_mode="ansi"`), or the observation. `auto` renders if the
     environment can render text and its observations are not strings."""
 
 

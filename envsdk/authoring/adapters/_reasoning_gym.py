@@ -69,7 +69,7 @@ class ReasoningGymConfig(EnvConfig):
     split: Split = "train"
     """The split that the tasks are drawn from."""
     trust_scorer: Annotated[bool, NeedsTrust("isolation")] = False
-    """Whether to use the data set's scorer for every reply. Some scorers run the reply as code in this process, so set
+    """True to use the data set's scorer for every reply. Some scorers run the reply as code in this process, so set
     it only for replies that you trust."""
 
     @field_validator("options")

@@ -1,7 +1,7 @@
 """History policies: which part of the past stays visible to the model.
 
-A policy examines what was added since its last call, and either keeps the past or declares a rewrite of it. Policies
-are frozen configuration; their state is in the context, so one object serves many contexts.
+A policy examines the messages that were added since its last call, and either keeps the past or declares a rewrite of
+it. Policies are immutable; their state is in the context, so one object serves many contexts.
 """
 
 from collections.abc import Mapping
@@ -29,12 +29,12 @@ _POLICIES: dict[str, type[HistoryPolicy]] = {
 
 
 def is_named(policy: HistoryPolicy) -> bool:
-    """Return whether `get_history` finds the policy by its name."""
+    """Return whether `get_history` can make the policy from its name."""
     return _POLICIES.get(policy.name) is type(policy)
 
 
 def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPolicy:
-    """Return a history policy.
+    """Return a history policy, given as an object, a name, or a name with options.
 
     Args:
         value: A policy; a name (`"keep"`); or a name with options (`{"name": "compact", "every": 10}`, or

@@ -20,11 +20,11 @@ class Budget(HistoryPolicy):
     Attributes:
         max_tokens: The longest prompt, in tokens.
         target: The fraction of `max_tokens` that a rewrite aims at, above 0 and at most 1.
-        order: What is dropped, in this order, the oldest first: `thinking` (reasoning), `tool_results` (their content,
-            which a notice replaces), `oldest` (replies together with the messages that answer them), `images` (a notice
-            replaces each). The first turn stays, except its images, and so do the last reply and the messages that
-            answer it.
-        keep_images: How many of the last images `images` leaves; it needs `images` in `order`.
+        order: The stages of dropping, in order; each drops the oldest parts first: `thinking` (reasoning),
+            `tool_results` (their content is replaced by a notice), `oldest` (replies together with the messages that
+            answer them), `images` (each is replaced by a notice). The first turn stays, except its images, and so do
+            the last reply and the messages that answer it.
+        keep_images: The number of last images that the stage `images` keeps; it needs `images` in `order`.
     """
 
     name: ClassVar[str] = "budget"
@@ -101,7 +101,7 @@ class _Draft:
         return Rewrite(start, left, "budget", detail)
 
     def _drop_images(self, index: int, message: Message) -> None:
-        """Drop images of an old message, the first ones first, as long as enough images come after them."""
+        """Drop images of an old message, from the first one on, as long as `keep_images` images follow."""
         later = sum(len(m.images) for m in self._messages[index + 1 :] if m is not None)
         while self.length > self._goal and message.images and len(message.images) + later > self._keep_images:
             message = without_images(message, 1)
@@ -109,7 +109,7 @@ class _Draft:
                 return
 
     def _drop_round(self, index: int) -> None:
-        """Drop a reply and all messages up to the next one, so that no tool result stays without its call."""
+        """Drop a reply and all messages up to the next reply, so that no tool result stays without its call."""
         replies = (i for i in range(index, len(self._messages)) if self._is_reply(i))
         if index < self._history.opening or next(replies, None) != index or (end := next(replies, None)) is None:
             return
@@ -122,7 +122,7 @@ class _Draft:
         return message is not None and message.role == "assistant"
 
     def _replace(self, index: int, message: Message) -> bool:
-        """Replace a message, if the other one is shorter."""
+        """Replace a message if the new one has fewer tokens; return whether it has."""
         before = self._tokens.get(index, self._history.tokens(index))
         after = self._history.measure(index, message)
         if after < before:

@@ -1,4 +1,4 @@
-"""Drops images from messages; a notice takes the place of each."""
+"""Replace images in messages by a notice."""
 
 from collections.abc import Iterable, Sequence
 
@@ -21,7 +21,7 @@ def without_images(message: Message, count: int) -> Message:
 
 
 def without_old_images(messages: Sequence[Message], keep: int) -> list[Message]:
-    """Return messages without their images, except the last `keep` of them."""
+    """Return messages without their images, except the last `keep` images."""
     left = max(0, sum(len(message.images) for message in messages) - keep)
     shown: list[Message] = []
     for message in messages:
@@ -32,6 +32,6 @@ def without_old_images(messages: Sequence[Message], keep: int) -> list[Message]:
 
 
 def names_of(images: Iterable[Image]) -> str:
-    """Return how the detail of a break names images that were dropped, each once; empty if there are none."""
+    """Return the end of a break's detail, which names the dropped images once each; empty if there are none."""
     names = [image.sha256[:12] for image in dict.fromkeys(images)]
     return f"; dropped image{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else ""

@@ -18,7 +18,7 @@ HEADING = "Summary of the conversation so far:\n\n"
 
 
 class Summarize(HistoryPolicy):
-    """Replace old messages by a summary that the model writes, or a function.
+    """Replace old messages by a summary that the model or a function writes.
 
     The first turn stays, and so do the last reply and the messages that answer it; the messages between become one user
     message. The model writes the summary in a separate context that starts with all of this one; these tokens are
@@ -28,11 +28,11 @@ class Summarize(HistoryPolicy):
 
     Attributes:
         threshold: A summary is requested when the context, the last reply included, has more tokens than this.
-        summarizer: Writes the summary of the messages that it replaces. None: the model does.
+        summarizer: The function that writes the summary of the messages. If it is None, the model writes it.
         instruction: The user message that requests the summary from the model.
         heading: The text before the summary.
-        max_tokens: How many tokens the model may sample for it, its reasoning included; None without a limit.
-        accept: Returns whether a summary is good enough; None accepts all.
+        max_tokens: The most tokens that the model may sample for it, its reasoning included; None for no limit.
+        accept: A function that returns whether a summary is good enough; None accepts all.
     """
 
     name: ClassVar[str] = "summarize"
@@ -62,7 +62,7 @@ class Summarize(HistoryPolicy):
         return SummaryRequest(old, self.summarizer, self.instruction, self.max_tokens)
 
     def rejects(self, history: History, summary: str) -> str | None:
-        """Reject a summary that is empty, not shorter, or not accepted."""
+        """Return why a summary is rejected: it is empty, not shorter than what it replaces, or not accepted."""
         if not summary.strip():
             return "it is empty"
         old = sum(history.tokens(index) for index in range(history.opening, _last_reply(history)))
@@ -75,12 +75,12 @@ class Summarize(HistoryPolicy):
 
     @property
     def needs_model(self) -> bool:
-        """Whether the model writes the summaries."""
+        """True if the model writes the summaries."""
         return self.summarizer is None
 
     @property
     def is_async(self) -> bool:
-        """Whether the summarizer is `async def`."""
+        """True if the summarizer is `async def`."""
         return inspect.iscoroutinefunction(self.summarizer)
 
     def specification(self) -> dict[str, Any]:

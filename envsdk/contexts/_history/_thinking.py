@@ -28,15 +28,15 @@ class Strip(HistoryPolicy):
     name: ClassVar[str] = "strip"
 
     def view(self, history: History) -> Rewrite | None:
-        """Rewrite the view from the first message on that the template shows differently."""
+        """Rewrite the view, starting at the first message that the template shows differently."""
         renderer, messages, state = history.renderer, history.messages, history.state
         settles = [renderer.settles(message) for message in messages[history.new :]]
         if None in settles:
             state["unknown"] = True  # only a rendering of the whole conversation shows what the template shows
         if "unknown" in state:
             return self._whole(history)
-        # A new query may change the messages since the last query (the last N, if the template shows the reasoning
-        # after N of them). Without one, only the message before the new ones may change, which was the last one.
+        # A new query may change the messages since the last query (or since the last N queries, if the template shows
+        # the reasoning after N of them). Without a new query, only the message before the new ones may change.
         settled, count = max(0, history.new - 1), renderer.settling_messages
         if any(settles):
             before: list[int] = state.get("queries", [])
@@ -46,7 +46,7 @@ class Strip(HistoryPolicy):
             shown = renderer.visible(messages, settled)
         elif isinstance(renderer, WholeRenderer):
             return self._whole(history)
-        else:  # there is no query yet, so the new messages are a conversation without one
+        else:  # no query so far, so the new messages are a conversation without one
             shown = renderer.visible(messages[settled:])
         changed = [i for i, message in enumerate(shown, settled) if message is not messages[i]]
         if not changed:
@@ -54,7 +54,7 @@ class Strip(HistoryPolicy):
         return Rewrite(changed[0], shown[changed[0] - settled :], self._reason(history, changed), as_template=True)
 
     def _whole(self, history: History) -> Rewrite:
-        """Return the whole conversation as the template renders it, since its rule is not known. O(context)."""
+        """Return a rewrite to the whole conversation as the template shows it, if its rule is not known. O(context)."""
         shown = history.renderer.visible(history.messages)
         changed = [i for i, message in enumerate(shown) if message is not history.messages[i]]
         return Rewrite(0, shown, self._reason(history, changed), as_template=True)
@@ -65,13 +65,13 @@ class Strip(HistoryPolicy):
 
 
 class Compact(HistoryPolicy):
-    """Keep all reasoning for `every` steps, then drop that of the older replies at once, the current query included.
+    """Keep all reasoning for `every` steps, then drop the reasoning of older replies, after the current query as well.
 
     Attributes:
-        every: N: steps 1 to N form one segment, steps N + 1 to 2N the next.
-        keep_last: How many of the last replies keep their reasoning when the older ones lose theirs.
-        keep_images: How many of the last images stay then; None keeps all of them. Images that the model has not seen
-            yet always stay.
+        every: The number of steps per segment: steps 1 to N form the first segment, steps N + 1 to 2N the next.
+        keep_last: The number of last replies that keep their reasoning when the older ones lose theirs.
+        keep_images: The number of last images that stay then; None keeps all of them. Images that the model has not
+            seen yet always stay.
     """
 
     name: ClassVar[str] = "compact"

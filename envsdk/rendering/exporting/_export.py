@@ -40,13 +40,13 @@ class ExportedTemplate:
     history: ExportedHistory
     """The part of the past that it shows."""
     source: Literal["tokenizer", "measured"]
-    """Whether it is the tokenizer's own template with fixed arguments, or was written from measurements."""
+    """True if it is the tokenizer's own template with fixed arguments, or was written from measurements."""
     renderer: Mapping[str, Any]
     """The specification of the renderer."""
     conversations: tuple[str, ...]
     """The conversations that it was proved on."""
     same_at_end: bool
-    """Whether it is also the same for conversations without a generation prompt, which no server renders."""
+    """True if it is also the same for conversations without a generation prompt, which no server renders."""
 
     def save(self, path: str | Path) -> Path:
         """Write the template to a file, and return its path."""

@@ -96,7 +96,7 @@ class Start:
     """With a system message, whose text is `SYSTEM`."""
     slot: Slot
     needs_text: bool
-    """Whether a system message without text is written like none."""
+    """True if a system message without text is written like none."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Body:
     """With the text `CONTENT`."""
     slot: Slot
     needs_text: bool
-    """Whether a text of only spaces is written like none."""
+    """True if a text of only spaces is written like none."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class Calls:
     argument: tuple[str, str, str] | None = None
     """The text before a key, before its value, and after the value; None if the arguments are one JSON object."""
     is_python: bool = False
-    """Whether numbers, booleans and null are written as Python does, not as JSON."""
+    """True if numbers, booleans and null are written as Python does, not as JSON."""
     text_arguments: str = "refused"
-    """Whether arguments given as a text are `verbatim`, a `JSON` string, or refused."""
+    """True if arguments given as a text are `verbatim`, a `JSON` string, or refused."""
 
 
 def shared_length(texts: Sequence[str]) -> int:

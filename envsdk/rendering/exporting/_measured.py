@@ -108,7 +108,7 @@ class Measured:
 
     @cached_property
     def writes_reasoning(self) -> bool:
-        """Whether the reasoning of a reply is written."""
+        """True if the reasoning of a reply is written."""
         return REASONING in (self._reply_text(True, True, False) or "")
 
     @cached_property
@@ -260,7 +260,7 @@ class Measured:
 
     @cached_property
     def ignores_tools(self) -> bool:
-        """Whether tools are neither written nor refused."""
+        """True if tools are neither written nor refused."""
         return self.text([query()], tools=True) == self.text([query()])
 
     def start(self, *, tools: bool) -> Start | None:

@@ -61,7 +61,7 @@ class NamedTokenizer(ABC):
     name: str
     chat_template: ChatTemplateSource | None = None
     is_default: bool = False
-    """Whether it is the default because no tokenizer was given; see `load_tokenizer`."""
+    """True if it is the default because no tokenizer was given; see `load_tokenizer`."""
 
     def __init__(self, name: str, control_tokens: Mapping[str, int], named: int, vocab_size: int | None) -> None:
         padded = -(-named // _PADDING) * _PADDING

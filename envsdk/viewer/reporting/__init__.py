@@ -3,33 +3,13 @@
 `report` reads runs one episode at a time and returns frozen figures; the other functions write them.
 """
 
-from ._figures import (
-    Breaks,
-    Damage,
-    Distribution,
-    Divergence,
-    EpisodeLink,
-    FailureClass,
-    MeanReward,
-    QuantityDifference,
-    RunComparison,
-    RunFigures,
-    RunReport,
-)
+from ._figures import RunComparison, RunFigures, RunReport
 from ._html import as_html
 from ._markdown import as_markdown
 from ._plots import write_plots
 from ._report import report
 
 __all__ = [
-    "Breaks",
-    "Damage",
-    "Distribution",
-    "Divergence",
-    "EpisodeLink",
-    "FailureClass",
-    "MeanReward",
-    "QuantityDifference",
     "RunComparison",
     "RunFigures",
     "RunReport",

@@ -56,7 +56,7 @@ class Histogram:
     """The distribution of a quantity in one run, on the scale of all runs.
 
     Attributes:
-        title: What it shows.
+        title: The caption.
         distribution: The values of the run.
         low: The smallest value of all runs.
         high: The largest value of all runs.
@@ -96,7 +96,7 @@ class Section:
 
 
 def interval_of(one: QuantityDifference) -> tuple[float, float, float]:
-    """Return the lower end, the difference, and the upper end; without an interval, all are the difference."""
+    """Return the lower end, the difference, and the upper end; without an interval, all three are the difference."""
     low, high = (one.difference if end is None else end for end in (one.low, one.high))
     return low, one.difference, high
 
@@ -110,7 +110,7 @@ def interval_scales(comparisons: Iterable[RunComparison]) -> dict[str, float]:
 
 
 def number(value: float) -> str:
-    """Return a number as people read it: thousands with commas, and about four digits."""
+    """Format a number for reading: thousands with commas, and about four digits."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:
@@ -119,12 +119,12 @@ def number(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a number with its sign."""
+    """Format a number with its sign."""
     return number(value) if value < 0 or value == 0 else f"+{number(value)}"
 
 
 def clipped(text: str, most: int) -> str:
-    """Return a string, or its beginning and an ellipsis."""
+    """Return a string, cut with an ellipsis if it is longer than `most`."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

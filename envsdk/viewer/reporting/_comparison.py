@@ -46,7 +46,7 @@ def compare_runs(first: RunFigures, one: TaskValues, second: RunFigures, other: 
     differences = tuple(_difference(name, one[name], other[name]) for name in ordered)
     notes: list[str] = []
     if first.envs.keys() != second.envs.keys():
-        notes.append("The runs have different environments, so a difference may be one of the tasks.")
+        notes.append("The runs have different environments, so a difference may come from the tasks.")
     if not differences:
         notes.append("There is nothing to compare: a run has no episode that could be read.")
     if any(difference.low is None for difference in differences):
@@ -59,7 +59,7 @@ def compare_runs(first: RunFigures, one: TaskValues, second: RunFigures, other: 
 def _difference(
     quantity: str, one: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]]
 ) -> QuantityDifference:
-    """Compare paired by task if the runs have the same tasks: at least half of the tasks of each, and at least two."""
+    """Compare two runs, paired by task if they share at least half of the tasks of each, and at least two."""
     common = one.keys() & other.keys()
     is_paired = len(common) >= max(2, len(one) / 2, len(other) / 2)
     tasks = (common, common) if is_paired else (one.keys(), other.keys())

@@ -1,4 +1,4 @@
-"""The figures of runs, and of comparisons: frozen data that becomes JSON. They know nothing about files or pages."""
+"""The figures of runs, and of comparisons: frozen data that becomes JSON, independent of files and pages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -118,7 +118,7 @@ class Breaks:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLink:
-    """One episode, and how to look at it.
+    """One episode, with the command and the address that show it.
 
     Attributes:
         line: The number of its line, from 1.
@@ -126,9 +126,9 @@ class EpisodeLink:
         reward: Its reward; None if it failed or was not scored.
         steps: The number of its steps.
         stop_reason: Why it ended.
-        task: Its task as a short text.
+        task: Its task as a short string.
         command: The command that prints it.
-        url: Its place in the page of `envsdk view`.
+        url: Its address in the page of `envsdk view`.
     """
 
     line: int
@@ -146,7 +146,7 @@ class FailureClass:
     """The failures of one class.
 
     Attributes:
-        kind: Whose error it was: `environment`, `policy`, `infrastructure`; `unknown` if that was not recorded.
+        kind: What caused the error: `environment`, `policy`, `infrastructure`; `unknown` if that was not recorded.
         error: The type of the error.
         count: How many episodes failed with it.
         message: The message of the first one.
@@ -203,19 +203,19 @@ class RunFigures:
     """The figures of one run. Its strings are as recorded: escape them before you print them.
 
     Attributes:
-        name: A short name, which no other run of the report has.
+        name: A short name, unique in the report.
         path: Where the run is.
         envs: How many episodes there are of each environment.
         policy: The policy's name; empty if there is no `run.json`, and so for the next three.
         model: The model's name.
         renderer: The renderer's name.
         created: When the run began: ISO 8601, in UTC.
-        is_complete: Whether the run came to its end; None if that is unknown.
-        planned: How many episodes the run is to have; 0 if that is unknown.
+        is_complete: Whether the run is complete; None if that is unknown.
+        planned: The planned number of episodes; 0 if that is unknown.
         policy_versions: The versions of the weights that sampled it, in order.
         episodes: How many episodes could be read, failed ones included.
         failed: How many of them failed.
-        not_scored: How many did not fail and were not scored. They are not in the rewards: they did not earn 0.
+        not_scored: How many did not fail and were not scored. They are left out of the rewards.
         not_scored_because: How many episodes have each reason of `Trajectory.not_scored_because`, failed ones included.
         statuses: How many episodes have each status.
         stop_reasons: How many ended for each reason, the most frequent first.
@@ -226,17 +226,17 @@ class RunFigures:
         steps: The steps of the episodes that did not fail, and so for the next three.
         observed_tokens: Their observed tokens.
         sampled_tokens: Their sampled tokens.
-        duration_s: How long they took, in seconds, if the run noted it.
+        duration_s: How long they took, in seconds, if the run recorded it.
         reply_errors: How many errors their replies have (`Message.errors`).
         breaks: The breaks by reason.
         costs: The cost of the episodes by history policy.
         failures: The failures by class, the most frequent first.
-        divergence: How far the sampler is from the trainer or the reference; None if the run does not have that.
+        divergence: The divergence of the sampler from the trainer or the reference; None if it cannot be computed.
         no_divergence_because: Why `divergence` is None; empty otherwise.
         best: The scored episodes with the highest rewards.
         worst: Those with the lowest rewards, if they are lower than the highest one and not in `best`.
         damaged: The lines that could not be read.
-        unread_bytes: How many bytes follow the last whole line: one that is being written, or was cut off.
+        unread_bytes: The number of bytes after the last whole line: a line that is being written, or was cut off.
     """
 
     name: str
@@ -290,7 +290,7 @@ class QuantityDifference:
         high: The upper end.
         p_value: The two-sided probability of such a difference by chance, from the same bootstrap.
         tasks: How many tasks of the first and of the second run are compared.
-        episodes: How many episodes of each these are.
+        episodes: How many episodes of each run these tasks have.
     """
 
     quantity: str
@@ -313,7 +313,7 @@ class RunComparison:
         first: The name of the run that it is compared with.
         second: The name of the run that is compared.
         differences: The differences, one for each quantity.
-        notes: What to know about them, in words.
+        notes: Caveats, as sentences.
     """
 
     first: str
@@ -328,8 +328,8 @@ class RunReport:
 
     Attributes:
         runs: The figures of each run.
-        comparisons: How each further run differs from the first.
-        viewer: The command that shows the runs in a browser, where the links lead.
+        comparisons: The comparison of each further run with the first.
+        viewer: The command that serves the page to which the links lead.
     """
 
     runs: tuple[RunFigures, ...]

@@ -129,12 +129,12 @@ def _text(text: str) -> str:
 
 
 def _data(text: str) -> str:
-    """Return text that cannot reorder the text around it, in any script."""
+    """Return text as HTML, isolated so that a right-to-left script does not reorder the text around it."""
     return _text(text) if text.isascii() else f"<bdi>{_text(text)}</bdi>"
 
 
 def _histogram(chart: Histogram) -> str:
-    """Draw a histogram. Its height is the largest share that a bin of any run has."""
+    """Draw a histogram. Its full height is the largest share that a bin of any run has."""
     own, bins = chart.distribution, len(chart.distribution.counts)
     most, step, bottom = chart.share * own.count, _WIDTH / bins, 16 + _HEIGHT
     width = max(1.0, min(step - 1, 60))

@@ -48,7 +48,7 @@ def write_plots(report: RunReport, folder: Path | str) -> list[Path]:
     with storing(target):
         target.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a box is drawn in its place
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # matplotlib draws a box instead
         for name, (size, draw, *arguments) in _drawings(report).items():
             drawn = figure.Figure(figsize=size, layout="constrained")
             draw(drawn, *arguments)
@@ -61,7 +61,7 @@ def write_plots(report: RunReport, folder: Path | str) -> list[Path]:
 
 
 def _drawings(report: RunReport) -> dict[str, tuple[Any, ...]]:
-    """Return what there is to draw: by name, the size in inches, a function that draws into a figure, its arguments."""
+    """Return the plots by name: the size in inches, a function that draws into a figure, and its arguments."""
     runs = report.runs
     found: dict[str, tuple[Any, ...]] = {}
     if any(run.reward for run in runs):
@@ -82,7 +82,7 @@ def _drawings(report: RunReport) -> dict[str, tuple[Any, ...]]:
 
 
 def _histograms(figure: Any, runs: Sequence[RunFigures], fields: Mapping[str, str]) -> None:
-    """Draw how quantities are distributed, as shares of the episodes, so that runs of any size can be compared."""
+    """Draw the distributions of quantities, as shares of the episodes, so that runs of any size can be compared."""
     axes = figure.subplots(1, len(fields), squeeze=False)[0]
     for axis, (field, label) in zip(axes, fields.items(), strict=True):
         for index, run in enumerate(runs):

@@ -48,7 +48,7 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3) -> RunReport:
 
     Args:
         runs: Run folders, or files of trajectories.
-        viewer: Where links to episodes lead: the address of `envsdk view`, or a file of `envsdk view --html`.
+        viewer: The target of links to episodes: the address of `envsdk view`, or a file of `envsdk view --html`.
         most: The maximum number of best and of worst episodes of each run.
 
     Raises:
@@ -58,7 +58,7 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3) -> RunReport:
     """
     if not runs or most < 0:
         raise ConfigError(
-            f"report() got {len(runs)} runs and most={most!r}; expected a run, and a number of at least 0"
+            f"report() got {len(runs)} runs and most={most!r}; expected at least one run, and most of at least 0"
         )
     address = urlsplit(viewer)
     if not viewer or address.scheme not in _SCHEMES or address.fragment or on_one_line(viewer) != viewer:
@@ -234,16 +234,16 @@ def history_of(trajectory: Trajectory) -> str:
 
 
 def stored_divergence(folder: Path) -> tuple[Divergence | None, str, list[Damage]]:
-    """Return how far the sampler is from its trainer or reference, from the samples that were stored with a run.
+    """Estimate the divergence of the sampler from its trainer or reference, from the samples stored with a run.
 
     Args:
         folder: The folder of the file of trajectories.
 
     Returns:
-        The estimates; why there are none (then they are None); and the lines that could not be read.
+        The estimates, or None; the reason if they are None; and the lines that could not be read.
 
     Raises:
-        OSError: If the file of samples is there and cannot be read.
+        OSError: If the file of samples exists and cannot be read.
     """
     file, damaged, number = folder / _SAMPLES, list[Damage](), 0
     if not file.is_file():

@@ -84,7 +84,7 @@ def _run_notes(run: RunFigures) -> Iterator[str]:
         if mean.low is not None and mean.tasks < FEW_TASKS:
             yield f"with fewer than {FEW_TASKS} tasks, the interval is too narrow."
     if run.damaged:
-        yield f"{_counted(len(run.damaged), 'line')} could not be read; the figures are of the others."
+        yield f"{_counted(len(run.damaged), 'line')} could not be read; the figures are for the others."
     if run.unread_bytes:
         yield f"{run.unread_bytes:,} bytes follow the last whole line: it is being written, or was cut off."
     if run.is_complete is False:
@@ -116,7 +116,7 @@ def _comparison(comparison: RunComparison, scales: Mapping[str, float]) -> Itera
         yield Table(heads, tuple(rows), texts=2)
         yield Intervals(f"{comparison.second} minus {comparison.first}", comparison.differences, scales)
         yield (
-            f"The difference is {comparison.second} minus {comparison.first}. Intervals and p-values are of a "
+            f"The difference is {comparison.second} minus {comparison.first}. Intervals and p-values are from a "
             "bootstrap over tasks, each with the mean of its episodes. Paired: over the tasks that both runs have."
         )
     yield from comparison.notes
@@ -151,7 +151,7 @@ def _lengths(runs: Sequence[RunFigures]) -> Iterator[Block]:
     for run in runs:
         if run.reply_errors:
             errors = _counted(run.reply_errors, "error")
-            yield _of(runs, run, f"replies have {errors}: what could not be read or called.")
+            yield _of(runs, run, f"replies have {errors}: malformed text or calls.")
 
 
 def _distributions(
@@ -288,7 +288,7 @@ def _damaged(runs: Sequence[RunFigures]) -> Iterator[Block]:
 
 
 def _by_run(runs: Sequence[RunFigures], heads: Sequence[str], rows: Sequence[tuple[Cell, ...]], texts: int) -> Table:
-    """Return a table whose first column is the run; of a single run, the table without this column."""
+    """Return a table whose first column is the run; with a single run, without this column."""
     first = 0 if len(runs) > 1 else 1
     return Table(tuple(heads[first:]), tuple(row[first:] for row in rows), texts - first)
 

@@ -15,8 +15,8 @@ class TerminalViewer(App[None]):
 
     Args:
         resources: The runs.
-        filter: The filter of the list at first.
-        follow: Whether new episodes are looked for once a second.
+        filter: The initial filter of the list.
+        follow: Whether to look for new episodes once a second.
 
     Raises:
         InvalidFilter: If the filter is not valid.

@@ -38,7 +38,7 @@ class ContextPair(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """The place where the messages begin to differ, in words."""
+        """A sentence about where the messages begin to differ."""
         if not all(self.counts):
             return f"only in the {'second' if not self.counts[0] else 'first'}"
         if not self.different:
@@ -52,8 +52,8 @@ def context_pairs(one: EpisodeJSON, other: EpisodeJSON) -> list[ContextPair]:
     """Return the contexts of two episodes, each with the messages that differ.
 
     Args:
-        one: What `episode` returns for the first.
-        other: What it returns for the second.
+        one: The first episode, as `episode` returns it.
+        other: The second episode.
     """
 
     def compared(message: MessageJSON) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ def context_pairs(one: EpisodeJSON, other: EpisodeJSON) -> list[ContextPair]:
 
 
 class _Row(NamedTuple):
-    """A line: two cells, or one text over the whole width."""
+    """A line: two cells, or one cell over the whole width."""
 
     left: StyledLine
     right: StyledLine | None
@@ -84,7 +84,7 @@ class ComparisonLines(LineSource):
     """Two episodes as lines. Equal messages are one line.
 
     Args:
-        shown: What `episode` returns for each.
+        shown: The episodes, as `episode` returns them.
         entries: The entries of each.
         width: The width to wrap to.
     """

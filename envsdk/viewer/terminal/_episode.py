@@ -121,13 +121,13 @@ class ConversationLines(LineSource):
         return self._starts[entry]
 
     def next_entry(self, start: int, step: int, holds: Callable[[TranscriptEntry], bool]) -> int | None:
-        """Return the next entry for which something holds, from after `start` on, forwards (1) or backwards (-1)."""
+        """Return the next entry after `start` that satisfies a condition, forwards (1) or backwards (-1)."""
         stop = len(self.entries) if step > 0 else -1
         return next((number for number in range(start + step, stop, step) if holds(self.entries[number])), None)
 
 
 def entry_lines(entry: TranscriptEntry, is_open: bool) -> Iterator[StyledLine]:
-    """Yield the lines of an entry, each as wide as it is."""
+    """Yield the lines of an entry, without wrapping."""
     for break_ in entry.breaks:
         yield StyledLine(f"──✂── {break_}", "red")
     style = "red" if entry.kind == "break" else f"bold {_ROLE_STYLES.get(entry.kind, '')}"
@@ -167,7 +167,7 @@ class EpisodeScreen(ViewerScreen):
     Args:
         resources: The runs.
         listed: The episodes of the list.
-        index: Which of them.
+        index: The index of the episode in the list.
         hit: The match to show first.
     """
 
@@ -197,7 +197,7 @@ class EpisodeScreen(ViewerScreen):
         self._searched = "" if hit is None else hit.found.rstrip("…")
 
     def on_mount(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self.read_episode()
 
     @work(exclusive=True)

@@ -1,4 +1,4 @@
-"""The parts of the screens: a widget that makes only the visible lines, a screen around it, and dialogs."""
+"""The parts of the screens: a widget that renders only the visible lines, a screen around it, and dialogs."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Protocol, cast
@@ -36,7 +36,7 @@ class LineSource(Protocol):
         ...
 
     def resize(self, width: int, cursor: int) -> int:
-        """Lay out for another width; return where the line of the cursor is now. By default, nothing changes."""
+        """Lay out the lines for another width; return the new line of the cursor. By default, nothing changes."""
         return cursor
 
 
@@ -44,10 +44,10 @@ class LineView(Widget, can_focus=True):
     """Lines with a cursor. The cursor moves by keys, the wheel, and clicks.
 
     Args:
-        source: What makes the lines.
+        source: The source of the lines.
 
     Attributes:
-        source: What makes the lines.
+        source: The source of the lines.
         cursor: The index of the line with the cursor.
     """
 
@@ -142,7 +142,7 @@ class ViewerScreen(Screen[Any]):
     """A screen with lines, and text above and below them.
 
     Args:
-        source: What makes the lines at first.
+        source: The initial source of the lines.
 
     Attributes:
         PARTS: Its parts from top to bottom: ids of text widgets, and `lines`.
@@ -171,12 +171,12 @@ class ViewerScreen(Screen[Any]):
         self.query_one(f"#{part}", Static).update(shown)
 
     def open_screen(self, screen: Screen[Any], answer: Callable[[Any], None] | None = None) -> None:
-        """Show another screen; a function gets what it returns."""
+        """Show another screen; `answer` is called with its result."""
         cast("App[None]", self.app).push_screen(screen, answer)  # pyright: ignore[reportUnknownMemberType]
 
 
 class Question(ModalScreen[str | None]):
-    """Asks for a line of text; None if it was left with Escape.
+    """Asks for a line of text; the result is None after Escape.
 
     Args:
         question: The question.

@@ -49,10 +49,10 @@ class Column:
     Attributes:
         title: Its heading.
         width: Its width; 0 takes what is left.
-        text: What it shows of a row.
-        key: What it is sorted by: None comes last.
+        text: A function that returns the cell of a row.
+        key: A function that returns the sort key of a row; None comes last.
         is_right: Whether it is aligned to the right.
-        from_width: The width of the terminal from which on it is shown.
+        from_width: The minimum width of a terminal that shows it.
     """
 
     title: str
@@ -64,7 +64,7 @@ class Column:
 
 
 def _cell(text: str, width: int, *, is_right: bool = False) -> str:
-    """Return a string in the width of a column, and a space."""
+    """Return a string, cut or padded to the width of a column, and a space."""
     fitted = Text(on_one_line(text))
     fitted.truncate(width, overflow="ellipsis")
     fitted.align("right" if is_right else "left", width)
@@ -160,7 +160,7 @@ class EpisodeLines(LineSource):
 
 @dataclass(slots=True)
 class RunProgress:
-    """The rows of a run that were read, and how far it was searched; each of one generation of its file."""
+    """The rows of a run that were read, and its matches so far, for one generation of its file."""
 
     generation: int
     rows: list[EpisodeRow] = field(default_factory=list[EpisodeRow])
@@ -175,8 +175,8 @@ class ListScreen(ViewerScreen):
 
     Args:
         resources: The runs.
-        filter: The filter at first.
-        follow: Whether new episodes are looked for once a second.
+        filter: The initial filter.
+        follow: Whether to look for new episodes once a second.
     """
 
     PARTS = ("title", "heading", "lines", "details", "status")
@@ -207,7 +207,7 @@ class ListScreen(ViewerScreen):
             self._title.append(f"  {on_one_line(' · '.join(about))}", "not bold")
 
     def on_mount(self) -> None:
-        """Begin to read."""
+        """Start reading."""
         self.write("title", self._title)
         self.read_rows()
         if self._follow:
@@ -215,7 +215,7 @@ class ListScreen(ViewerScreen):
 
     @work(exclusive=True)
     async def read_rows(self) -> None:
-        """Read the rows that are new, and show them now and then meanwhile."""
+        """Read the new rows, and show them from time to time."""
 
         async def read(run: int) -> bool:
             known = self._runs[run]
@@ -233,7 +233,7 @@ class ListScreen(ViewerScreen):
 
     @work(exclusive=True, group="search")
     async def search_rows(self) -> None:
-        """Search the contents of the rows that were not searched yet, and show what was found now and then."""
+        """Search the contents of the rows that were not searched yet, and show the matches from time to time."""
 
         async def search(run: int) -> bool:
             own = self._runs[run]
@@ -252,7 +252,7 @@ class ListScreen(ViewerScreen):
             self.show_rows()
 
     async def _work_through(self, read: Callable[[int], Awaitable[bool]], problem: str) -> None:
-        """Read each run until nothing more is there, and show the rows now and then."""
+        """Read each run to its end, and show the rows from time to time."""
         drawn = time.monotonic()
         try:
             for run in range(len(self._runs)):
@@ -294,7 +294,7 @@ class ListScreen(ViewerScreen):
         self.on_line_view_moved()
 
     def on_line_view_moved(self) -> None:
-        """Describe the row with the cursor, and what is shown."""
+        """Describe the row with the cursor, and the list."""
         self.write("heading", self.source.heading(self.size.width, COLUMNS[self._column], self._is_reversed))
         match = None if self.current is None else self._runs[self.current.run].matches.get(self.current.row.line)
         self.write("details", Text() if self.current is None else _details(self.current.row, match))
@@ -322,7 +322,7 @@ class ListScreen(ViewerScreen):
         self.open_screen(EpisodeScreen(self._resources, listed, listed.index(one), hit))
 
     def action_group(self) -> None:
-        """Put the episodes of a task together, or not."""
+        """Turn grouping by task on or off."""
         self._is_grouped = not self._is_grouped
         self.show_rows()
 
@@ -352,7 +352,7 @@ class ListScreen(ViewerScreen):
         self.open_screen(Question(question, self._filter.text, parse_filter), self.action_use_filter)
 
     def action_use_filter(self, text: str | None) -> None:
-        """Use another filter, or none if the text is empty. None changes nothing."""
+        """Use another filter; an empty string removes it, and None changes nothing."""
         if text is not None:
             self._filter = parse_filter(text)
             for own in self._runs:
@@ -361,7 +361,7 @@ class ListScreen(ViewerScreen):
             self.search_rows()
 
     def action_sort(self, step: int) -> None:
-        """Sort by the next column that is in sight."""
+        """Sort by the next visible column."""
         shown = [n for n, column in enumerate(COLUMNS) if self.size.width >= column.from_width]
         at = shown.index(self._column) if self._column in shown else 0
         self._column, self._is_reversed = shown[(at + step) % len(shown)], False
@@ -378,7 +378,7 @@ def _is_same(one: ListedEpisode | TaskHeading, other: ListedEpisode) -> bool:
 
 
 def _details(row: EpisodeRow, match: Match | None) -> Text:
-    """Return what the columns of a row have no room for, as two lines; of a search, what was found."""
+    """Return two lines with facts of a row that the columns do not show, and with the match of a search."""
     if row.is_damaged:
         return Text(on_one_line(row.damage), "red")
     named = ", ".join(f"{name} {value:g}" for name, value in (*row.rewards.items(), *row.metrics.items()))

@@ -29,7 +29,7 @@ class TokenColumns:
     """The columns of the tokens of one context, by position.
 
     Args:
-        columns: What `Resources.tokens` returns.
+        columns: The columns, as `Resources.tokens` returns them.
     """
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class TokenColumns:
         """The positions at which the runs of equal values of a column begin."""
 
     def at(self, name: str, position: int) -> Any:
-        """Return the value of a column at a position; None if the column knows nothing there."""
+        """Return the value of a column at a position; None if the column has no value there."""
         if name not in self.starts:
             return None if self._columns[name] is None else self._columns[name][position]
         index = bisect_right(self.starts[name], position) - 1
@@ -62,7 +62,7 @@ class TokenColumns:
         return Text(on_one_line(text).replace(" ", "·"), "bold magenta" if token in self._controls else "")
 
     def details(self, position: int) -> str:
-        """Return what the line of a token has no room for."""
+        """Return the facts of a token that its line does not show."""
         dropped = self.at("dropped", position)
         facts = {
             "trainer's logprob": self.at("reference_logprobs", position),
@@ -90,7 +90,7 @@ class TokenLines(LineSource):
     """The tokens of ranges, one after the other, as lines. The placeholders of an image are one line.
 
     Args:
-        ranges: Which tokens.
+        ranges: The ranges of the tokens.
         columns: The columns of each context.
         images: The facts of each image, by its hash; see `image_facts`.
     """
@@ -115,7 +115,7 @@ class TokenLines(LineSource):
         return self._starts[-1]
 
     def place(self, index: int) -> tuple[str, int, str]:
-        """Return the context and the position of the token of a line, and the hash of the image that it is of."""
+        """Return the context and the position of the token of a line, and the hash of its image."""
         number = bisect_right(self._starts, index, hi=len(self._runs)) - 1
         run = self._runs[number]
         return run.context, run.start + index - self._starts[number], run.sha256
@@ -137,7 +137,7 @@ class TokenLines(LineSource):
 
     @cached_property
     def _step_edges(self) -> list[int]:
-        """The lines that steps begin at, and those that ranges begin at."""
+        """The lines at which steps or ranges begin."""
         edges, last = set[int](), None
         for own, start in zip(self._runs, self._starts, strict=False):
             if last is None or (last.context, last.stop) != (own.context, own.start):
@@ -179,11 +179,11 @@ def shade(logprob: float) -> Style:
 
 
 class TokensScreen(ViewerScreen):
-    """The tokens of ranges.
+    """The screen with the tokens of ranges.
 
     Args:
         title: The heading.
-        ranges: Which tokens.
+        ranges: The ranges of the tokens.
         read: Reads the columns of a context.
         start: The position in all ranges that has the cursor at first.
         images: The facts of each image, by its hash.

@@ -35,6 +35,8 @@ class ReadCall(NamedTuple):
     """Whether the reply ended inside the call."""
     last: int = 0
     """The position after its last field."""
+    is_ended: bool = False
+    """Whether the call ends as it was read, although it may be undecided which constant follows it."""
 
 
 class _CallFields(NamedTuple):
@@ -46,6 +48,8 @@ class _CallFields(NamedTuple):
     position: int
     """The position after the constant that follows."""
     following: Constant | None
+    is_ended: bool
+    """See `ReadCall`."""
 
 
 class Unreadable(ValueError):
@@ -88,7 +92,8 @@ class CallReader:
     def read(self, start: int, since: int) -> ReadCall:
         """Read the call whose first field begins at `start`; a broken call ends where a call is closed or opened.
 
-        If `Source.undecided` is set then, the call, or what follows it, depends on text that has not come yet.
+        If `CodedReply.undecided` is set then, what follows the call depends on text that has not come yet, and so does
+        the call unless it `is_ended`.
 
         Args:
             start: The position.
@@ -99,12 +104,13 @@ class CallReader:
             first = self._grammar.call[0]
             read = {"object": self._read_object, "python": self._read_python}.get(first, self._read_parts)
             found = read(start)
-            call = ReadCall(self._with_raw(found, start, since), found.position, found.following, last=found.end)
+            call = self._with_raw(found, start, since)
+            read_call = ReadCall(call, found.position, found.following, last=found.end, is_ended=found.is_ended)
         except Unreadable as broken:
-            call = self._broken(start, since, broken)
+            read_call = self._broken(start, since, broken)
         if self._source.undecided is not None:
             self._searched = searched
-        return call
+        return read_call
 
     def _with_raw(self, found: _CallFields, start: int, since: int) -> ToolCall:
         """Return the call with its sampled text if the template would write another one."""
@@ -251,7 +257,7 @@ class CallReader:
             texts[field] = text.strip()
             following = grammar.call[index + 1] if index + 1 < len(grammar.call) else "end"
             if field == grammar.last_fields[0] and "key" in grammar.call and constant.target != "key":
-                return _CallFields(self._made(texts, {}, start), raw.end, position, constant)
+                return _CallFields(self._made(texts, {}, start), raw.end, position, constant, raw.ends_call)
             if constant.target != following:
                 error = f"a tool call has no {following} after its {field}"
                 raise self._misformed(error, position, texts.get("name", ""))
@@ -273,17 +279,29 @@ class CallReader:
     def _raw(self, start: int, field: Field, name: str) -> "_RawField":
         """Read a field up to the first constant that may follow it."""
         pattern, constants = self._patterns.after_or_control[field]
+        is_decided = self._source.undecided is None
         found = self._source.search(pattern, start)
+        begun = self._source.undecided
         if found is None or found.lastindex == len(constants) + 1:
             where = found.start() if found else start
             is_open = found is None and any(self._patterns.closers)
             raise self._misformed(f"a tool call has no end of its {field}", where, name, is_open=is_open)
-        constant = constants[(found.lastindex or 1) - 1]
+        index = (found.lastindex or 1) - 1
+        constant = constants[index]
         text = constant.strip_before(self._source.text[start : found.start()])
         has_opener = self._patterns.opener.complete.search(text) is not None
         if field != "value" and (not text.strip() or "\n" in text.strip() or has_opener):
             raise self._misformed(f"a tool call has no {field}", start, name)
-        return _RawField(text, start + len(text), self._source.skip(constant.tail, found.end(), start), constant)
+        position = self._source.skip(constant.tail, found.end(), start)
+        longer = [other for other in constants if other.core.startswith(constant.core)]
+        ends_call = (
+            is_decided
+            and begun in (None, found.start())
+            and field in self._grammar.last_fields
+            and not pattern.alternatives[index].is_last
+            and all(other.lead == constant.lead and other.target not in self._grammar.call[1:] for other in longer)
+        )
+        return _RawField(text, start + len(text), position, constant, ends_call)
 
     def _read_pairs(self, start: int, position: int, texts: dict[str, str]) -> _CallFields:
         name, pairs = self._name(texts, start), list[tuple[str, str, Any]]()
@@ -294,7 +312,8 @@ class CallReader:
             position = raw.position
             pairs.append((key, raw.text, kind))
         arguments, errors = self._typed(name, pairs)
-        return _CallFields(self._made(texts, arguments, start, errors), raw.end, position, raw.following)
+        call = self._made(texts, arguments, start, errors)
+        return _CallFields(call, raw.end, position, raw.following, raw.ends_call)
 
     def _key(self, start: int, name: str) -> tuple[str, int, Any]:
         pattern, constants, kinds = self._patterns.before_values
@@ -374,14 +393,14 @@ class CallReader:
         """Read the constant after a field that shows itself where it ends."""
         pattern, constants = self._patterns.after[field]
         after = skip_space(self._source.text, end)
-        is_closed = not self._patterns.ends_itself
+        is_read = self._source.undecided is None
         found = self._source.match(pattern, after)
         constant = constants[(found.lastindex or 1) - 1] if found else None
         position = self._source.skip(constant.tail, found.end(), end) if found and constant else end
         if constant is not None:
-            return _CallFields(call, end, position, constant)
-        if not is_closed:
-            return _CallFields(call, end, end, None)
+            return _CallFields(call, end, position, constant, is_read)
+        if self._patterns.ends_itself:
+            return _CallFields(call, end, end, None, is_read)
         if after == len(self._source.text) or pattern.begun(self._source.text[after:]):
             raise Unreadable(NOT_CLOSED, end, call.name, is_open=True)
         raise Unreadable("a tool call has text after its arguments", end, call.name)
@@ -395,6 +414,8 @@ class _RawField(NamedTuple):
     position: int
     """The position after the constant."""
     following: Constant
+    ends_call: bool
+    """Whether the call ends with this field, whichever constant follows that begins as this one."""
 
 
 def _at(value: Any, path: Path, missing: Any = None) -> Any:

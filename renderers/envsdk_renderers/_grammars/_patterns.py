@@ -282,6 +282,7 @@ class Patterns:
         opener: Matches what opens a call. Where a text contains it and no call follows, a call is broken.
         call_tags: The coded tags around each call, if every call has a pair of its own.
         closers: The tags that close calls at the end of a reply.
+        call_end_mark: Matches a character with which a call may end.
         reasoning_closer: Matches what closes reasoning.
         opens_reasoning: Whether something opens reasoning, so that a blank text before it is dropped.
         in_text: Matches what may come in or after a text, whether it is in place or not; see `kind_in_text`.
@@ -350,6 +351,13 @@ class Patterns:
             e.is_written and e.source in CALL_FIELDS and e.target == "text" for e in grammar.edges
         )
         self.ends_itself = not all(map(self._is_closed, grammar.call[-1:]))
+        ends = [
+            *(c.core for c in self.constants if c.edge.source in grammar.last_fields),
+            *self._openers,
+            *self.closers,
+        ]
+        marks = {*(end[-1] for end in ends if end), *("}])" if self.ends_itself else "")}
+        self.call_end_mark = re.compile(f"[{''.join(map(re.escape, sorted(marks)))}\ud800-\udfff]")
         opener, closer = map(code, grammar.wrapper)
         self.wrapper = opener, closer
         quotes, keys = tuple(map(code, style.quotes)), tuple(map(code, style.key_quotes))

@@ -25,6 +25,8 @@ _AFTER_CALL = "there is text after a tool call"
 _SECTION_OPEN = "the section of tool calls was not closed"
 _SHORT = 256
 """How much undecided text is read again whenever more comes; longer text is when it has grown by an eighth."""
+_RATE = 32
+"""How many characters may be read again early, because a call may end, for each character of the reply."""
 
 
 class GrammarReader:
@@ -94,14 +96,23 @@ class GrammarReading:
         """How many parts of the content were reported."""
         self._waiting = ""
         """What has come and was not read yet."""
+        self._is_call_reported = False
+        """Whether the current call was reported, although it is undecided what follows it."""
+        self._read_early: int = 0
+        """How many characters were read again because a call may end."""
         self._call_reader = CallReader(patterns.grammar, patterns, self._source, tools)
 
     def feed(self, segments: Iterable[Segment]) -> None:
         """Read more of the reply."""
         self._waiting += self._patterns.code.segments(segments)
         held = len(self._source.text)  # it is undecided
-        if self._state == "end" or not self._waiting or len(self._waiting) * 8 < held - _SHORT:
+        if self._state == "end" or not self._waiting:
             return
+        if len(self._waiting) * 8 < held - _SHORT:
+            may_end_call = self._is_call_reported or self._patterns.call_end_mark.search(self._waiting)
+            if not may_end_call or self._read_early + held > _RATE * self._source.length:
+                return
+            self._read_early += held
         self._source.grow(self._waiting)
         self._waiting = ""
         self._run()
@@ -313,11 +324,14 @@ class GrammarReading:
             read = self._call_reader.broken(self._position, self._since)
         else:
             read = self._call_reader.read(self._position, self._since)
-        if self._source.undecided is not None:
-            return None
-        if self._is_reported:
+        is_decided = self._source.undecided is None
+        if self._is_reported and not self._is_call_reported and (is_decided or read.is_ended):
             self._report_content(is_settled=True)
             self._events.append((len(self._calls), read.call))
+            self._is_call_reported = True
+        if not is_decided:
+            return None
+        self._is_call_reported = False
         self._calls.append(read.call)
         if read.call.error:
             self._note(read.call.error)

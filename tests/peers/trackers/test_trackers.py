@@ -44,7 +44,7 @@ async def answers(prompt: np.ndarray, **_: object) -> Action:
 
 @pytest.fixture(autouse=True)
 def log_often(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setattr(trackers, "EVERY_S", 0.3)
+    monkeypatch.setattr(trackers.Tracker, "every_s", 0.3)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
