@@ -71,13 +71,13 @@ class Renderer(ABC):
     """The name in the registry."""
     roles: ClassVar[frozenset[str]]
     """The roles that the family can express."""
-    stop_tokens: ClassVar[tuple[str, ...]]
+    stop_tokens: tuple[str, ...]
     """The tokens that end a reply; the first is the one that the family's history shows."""
-    opening: ClassVar[str]
+    opening: str
     """The scaffold that begins an assistant's message; never sampled."""
-    blocks: ClassVar[Mapping[str, str]]
+    blocks: Mapping[str, str]
     """For each control token that opens a block inside a reply, the scaffold that closes it; reasoning comes first."""
-    structure: ClassVar[tuple[str, ...]]
+    structure: tuple[str, ...]
     """The other control tokens that `parse` distinguishes from text."""
     chosen_because: str = ""
     """The reason why `renderer="auto"` chose it, if it did."""

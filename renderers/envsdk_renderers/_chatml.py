@@ -48,11 +48,11 @@ class ChatML(FamilyRenderer):
 
     name: ClassVar[str] = "chatml"
     roles: ClassVar[frozenset[str]] = frozenset({"system", "user", "assistant"})
-    stop_tokens: ClassVar[tuple[str, ...]] = ("<|im_end|>",)
+    stop_tokens: tuple[str, ...] = ("<|im_end|>",)
     after_turn: ClassVar[str] = "\n"
-    opening: ClassVar[str] = "<|im_start|>assistant\n"
-    blocks: ClassVar[Mapping[str, str]] = {}
-    structure: ClassVar[tuple[str, ...]] = ("<|im_start|>",)
+    opening: str = "<|im_start|>assistant\n"
+    blocks: Mapping[str, str] = {}
+    structure: tuple[str, ...] = ("<|im_start|>",)
     message_end: ClassVar[str] = "<|im_end|>"
     """The scaffold that ends a message; in an assistant's message it is sampled."""
     image: ClassVar[str] = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -186,9 +186,9 @@ class ToolChatML(ChatML):
     """
 
     roles: ClassVar[frozenset[str]] = frozenset({"system", "user", "assistant", "tool"})
-    stop_tokens: ClassVar[tuple[str, ...]] = ("<|im_end|>", "<|endoftext|>")
-    blocks: ClassVar[Mapping[str, str]] = {"<tool_call>": "\n</tool_call>"}
-    structure: ClassVar[tuple[str, ...]] = ("</tool_call>",)
+    stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
+    blocks: Mapping[str, str] = {"<tool_call>": "\n</tool_call>"}
+    structure: tuple[str, ...] = ("</tool_call>",)
     grammar: ClassVar[Grammar] = tagged(HERMES)
     default_system: ClassVar[str | None] = None
     """The text of the system block if there is no system message; None for no such block."""
