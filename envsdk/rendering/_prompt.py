@@ -128,13 +128,11 @@ class WrittenPrompt:
                 deltas.append(EmittedDelta(reply, tokens, not is_last or self.body > self.end))
         return deltas
 
-    def placed_images(self, vision: "Vision | None", keep: int = 0) -> list[PlacedImage]:
+    def placed_images(self, vision: "Vision", keep: int = 0) -> list[PlacedImage]:
         """Return the images whose tokens end after the first `keep` tokens, with their positions in the prompt.
 
         Only the tokens of messages that were added since the last call are read.
         """
-        if vision is None:
-            return []
         for index in range(self._n_placed, len(self.messages)):
             if images := self.messages[index].images:
                 start = self.starts[index]

@@ -18,7 +18,7 @@ from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
 from ._prompt import EmittedDelta, Rendered, WrittenPrompt
 from .emission import Emission, Encoder
-from .reading import Marks, ReplyReader, WholeReader
+from .reading import Marks, ReplyReader, Segment, SplitReply, WholeReader
 from .tokenizers import Tokenizer
 
 __all__ = ["Rendered", "Renderer", "TokenIds", "errors_at_end"]
@@ -486,6 +486,11 @@ class Renderer(ABC):
             prompt_tail: The end of the prompt, from the assistant's opening on; see `parse`.
         """
         return WholeReader(lambda tokens: self.parse(tokens, prompt_tail=prompt_tail, tools=tools))
+
+    def _split_reply(self, tokens: TokenIds, prompt_tail: TokenIds) -> tuple[list[Segment], SplitReply]:
+        """Return the beginning of a reply that is in the prompt, and the sampled rest, cut at the control tokens."""
+        begun = self.after_opening(prompt_tail)
+        return self.marks.split(begun).segments if len(begun) else [], self.marks.split(tokens)
 
     def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
         """Return the part of a prompt's end that belongs to the reply, such as an empty think block or a prefill."""
