@@ -90,7 +90,7 @@ class OpenSession:
         session: The session.
         bucket: Limits its requests; None if they are not limited.
         opened: When it was opened, in seconds since the epoch.
-        used_s: When its last request came or was answered, on the monotonic clock.
+        used_s: When its last request came, or was answered or rewarded, on the monotonic clock.
         requests: How many requests for a reply came.
         waiting: How many requests are being answered.
         memory: What the protocols remember of earlier requests.
@@ -117,11 +117,7 @@ class OpenSession:
             yield
         finally:
             self.waiting -= 1
-            self.touch()
-
-    def touch(self) -> None:
-        """Start the time after which the session is idle."""
-        self.used_s = time.monotonic()
+            self.used_s = time.monotonic()
 
     def idle_s(self) -> float:
         """Return for how many seconds no request came or was being answered."""
@@ -152,9 +148,6 @@ class Sessions:
         self._burst = burst or math.ceil(requests_per_s or 1)
         self.by_id: dict[str, OpenSession] = {}
         self.by_key: dict[str, OpenSession] = {}
-
-    def __len__(self) -> int:
-        return len(self.by_id)
 
     def add(self, session: Session) -> OpenSession:
         """Serve a session from now on.

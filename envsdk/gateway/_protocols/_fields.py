@@ -32,7 +32,7 @@ _KINDS: dict[type, str] = {
     bool: "a boolean",
     int: "a number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     list: "a list",
 }
 
@@ -56,7 +56,7 @@ def json_bytes(value: Any, field: str) -> bytes:
     """Return a value as JSON, in one form for equal objects with the same order of keys.
 
     Raises:
-        RequestError: If it contains half of a surrogate pair, or is nested too deeply.
+        RequestError: If it contains an unpaired surrogate, or is nested too deeply.
     """
     try:
         return orjson.dumps(value)  # fast, but it refuses long integers, too
@@ -94,16 +94,16 @@ class Fields:
         """Return a field's value unchecked."""
         return self.value.get(key)
 
-    def text(self, key: str, *, is_required: bool = False) -> str | None:
-        """Return a string; one that is required must not be empty."""
-        value = self._typed(key, str, "a text")
-        if is_required and not value:
-            raise refused(self.name(key), "it is required: give a text that is not empty")
-        return value
+    def text(self, key: str) -> str | None:
+        """Return a string."""
+        return self._typed(key, str, "a string")
 
     def required_text(self, key: str) -> str:
-        """Return a string that has to be there and must not be empty."""
-        return self.text(key, is_required=True) or ""
+        """Return a string that is required and must not be empty."""
+        value = self.text(key)
+        if not value:
+            raise refused(self.name(key), "it is required: give a string that is not empty")
+        return value
 
     def boolean(self, key: str) -> bool | None:
         """Return a boolean."""
@@ -147,7 +147,7 @@ class Fields:
             raise refused(self.name(key), f"expected at most {_MAX_STOPS} strings, got {len(stops)}")
         for i, stop in enumerate(stops):
             if not isinstance(stop, str) or not stop:
-                raise refused(f"{self.name(key)}[{i}]", "expected a text that is not empty")
+                raise refused(f"{self.name(key)}[{i}]", "expected a string that is not empty")
         return tuple(stops)
 
     def content(self, key: str, texts: Mapping[str, str], image: str | None = None) -> Content:
@@ -165,7 +165,7 @@ class Fields:
         if isinstance(given, str):
             return given
         if not isinstance(given, list):
-            raise not_of_kind(self.name(key), "a text or a list of parts", given)
+            raise not_of_kind(self.name(key), "a string or a list of parts", given)
         parts: list[str | ImagePart] = []
         for i, item in enumerate(cast("list[Any]", given)):
             part = Fields(item, f"{self.name(key)}[{i}]")
@@ -229,7 +229,7 @@ def check_unique(ids: Sequence[str | None], field: str) -> None:
         RequestError: If an id comes twice.
     """
     if len(set(ids)) < len(ids):
-        raise refused(field, "an id comes twice in one message: give each call an id of its own")
+        raise refused(field, "two in one message have the same id: give each call a different one")
 
 
 # Images.
@@ -250,7 +250,7 @@ class RequestImages:
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Read the images of messages in this way, in this thread."""
+        """Read the images of messages in this way, in this task and the threads that it starts."""
         token = _images.set(self)
         try:
             yield
