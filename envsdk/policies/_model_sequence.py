@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class ModelSequence:
-    """A prompt, and what was sampled so far.
+    """A prompt, and the tokens that were sampled after it so far.
 
     Args:
         torch: The module.
-        images: What the model gets for images.
+        images: Makes the model's inputs of images.
         prompt: The whole prompt, int32 of shape (n,).
         media: The images in it.
 

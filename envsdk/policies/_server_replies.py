@@ -1,4 +1,4 @@
-"""Replies of model servers: what a server is asked for, what it answers, and the checks that make it an action.
+"""Requests to model servers, their replies, and the checks that turn a reply into an action.
 
 Nothing is repaired: an answer that is not exactly what the request allows raises `ServerReplyError`.
 """
@@ -25,13 +25,13 @@ TokenId: TypeAlias = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 UNKNOWN_LOGPROB = -9999.0
 """What vLLM returns instead of a log-probability that is NaN, infinite or missing."""
 _UNNAMED_WEIGHTS = "default"
-"""What both vLLM and SGLang call the weights that they were started with."""
+"""The name that vLLM and SGLang give to the weights that they were started with."""
 _FINISH_REASONS = get_args(FinishReason)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """A reply that a server is asked for."""
+    """A request for a reply."""
 
     id: str
     """The same for all attempts."""
@@ -45,9 +45,9 @@ class ServerRequest:
     seed: int | None = None
     priority: int | None = None
     cache_key: str | None = None
-    """What requests have to share to read each other's prefixes in the server's cache; None for no restriction."""
+    """A key that requests share if they may read each other's prefixes in the server's cache; None: all may."""
     top_logprobs: int = 0
-    """How many of the most likely tokens to return at each position, with their log-probabilities."""
+    """The number of most likely tokens to return at each position, with their log-probabilities."""
     media: Sequence[PlacedImage] = ()
     """The images of the prompt, in order, each with the range of its placeholder tokens."""
 
@@ -66,7 +66,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """What a server sampled, not checked yet."""
+    """A reply that a server sampled, not checked yet."""
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
@@ -74,12 +74,12 @@ class ServerReply:
     stop_string: str | None = None
     """The stop string that ended the reply, if the server returns it."""
     stop_token: int | None = None
-    """The token at which the server says that the reply ended, if it returns that; it may be the model's own."""
+    """The token at which the reply ended, if the server returns it; it may be the model's own end token."""
     weights: Sequence[Weights] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """As `Action.extra`."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """What the server counted, if it reports its cache hits: `cached_tokens`, and mostly `prompt_tokens`."""
+    """The server's counts, if it reports its cache hits: `cached_tokens`, and usually `prompt_tokens`."""
     top_logprobs: Sequence[Sequence[float]] = ()
     """At each position, the log-probabilities of the most likely tokens, and of the sampled one."""
 
@@ -97,7 +97,7 @@ class _PromptTokensDetails(BaseModel):
 
 
 class ServerUsage(BaseModel):
-    """What a server that speaks OpenAI's protocol counted for a request."""
+    """The counts of a request, as a server with OpenAI's protocol reports them."""
 
     prompt_tokens: Annotated[int, Field(ge=0)] | None = None
     prompt_tokens_details: _PromptTokensDetails | None = None
@@ -109,7 +109,7 @@ class ServerUsage(BaseModel):
 
 
 def cache_counts(cached_tokens: int | None, prompt_tokens: int | None) -> dict[str, int]:
-    """Return what an action carries of a server's cache hits: nothing that the server did not report."""
+    """Return a server's cache hits for `Action.extra`, without the counts that it did not report."""
     if cached_tokens is None:
         return {}
     counts = {"prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens}
@@ -129,7 +129,7 @@ def read_response(model: type[M], response: Any) -> M:
 
 
 def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | None) -> list[Action]:
-    """Return the actions that a server's reply is: one for each version of the weights, in order.
+    """Split a server's reply into actions: one for each version of the weights, in order.
 
     All but the last have the finish reason `abort`, because the next action continues the reply.
 

@@ -63,7 +63,7 @@ class SGLang(ServedPolicy):
 
     @property
     def flags(self) -> Mapping[str, str]:
-        """What to change on the server if a check fails, by the name of the check."""
+        """The change to the server that fixes a check that fails, by the name of the check."""
         return {
             "model": "start SGLang with --served-model-name {}",
             "models": "If it needs a key (--api-key), pass api_key",
@@ -99,7 +99,7 @@ class SGLang(ServedPolicy):
         """
         raise ConfigError(
             "the prompt has an image: SGLang's /generate may decode the tokens of a prompt with images and encode the "
-            "text again, so the model may get other tokens than those that are trained. Use VLLM or TransformersPolicy"
+            "text again, so the model's tokens may differ from those that are trained. Use VLLM or TransformersPolicy"
         )
 
     async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:

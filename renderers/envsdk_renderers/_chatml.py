@@ -100,7 +100,7 @@ class ChatML(FamilyRenderer):
 
     def texts(self, message: Message) -> list[str]:
         """Return the texts before, between and after the images of a message, whose content is trimmed as a whole."""
-        if not message.images:
+        if message.parts is None:
             return [self.trimmed(message.content)]
         texts = [""]
         for part in message.parts or ():
@@ -166,10 +166,8 @@ class ChatML(FamilyRenderer):
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
-        begun = self.after_opening(prompt_tail)
-        sampled = self.marks.split(tokens)
-        segments = [*(self.marks.split(begun).segments if len(begun) else ()), *sampled.segments]
-        return self._reader.read(segments, sampled, tools)
+        begun, sampled = self._split_reply(tokens, prompt_tail)
+        return self._reader.read([*begun, *sampled.segments], sampled, tools)
 
     def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
         """See `Renderer.reader`; a reply is read as it arrives."""
@@ -236,13 +234,11 @@ class ToolChatML(ChatML):
         if message.role != "tool":
             self.emit_block(out, message)
             return
-        if previous is None or previous.role != "tool":
-            out.scaffold("<|im_start|>user")
-        out.scaffold("\n<tool_response>\n")
+        begins = previous is None or previous.role != "tool"
+        ends = following is None or following.role != "tool"
+        out.scaffold(("<|im_start|>user" if begins else "") + "\n<tool_response>\n")
         self.emit_content(out, message)
-        out.scaffold("\n</tool_response>")
-        if following is None or following.role != "tool":
-            out.scaffold("<|im_end|>\n")
+        out.scaffold("\n</tool_response>" + ("<|im_end|>\n" if ends else ""))
 
     def seam(self, message: Message, neighbor: Message | None) -> object:
         """Return whether a tool message shares its block with the neighbor."""

@@ -660,10 +660,9 @@ class FixedBase(WholeRenderer):
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse a reply by its format, or with the tokenizer's own response template; see `Renderer.parse`."""
-        begun = self.after_opening(prompt_tail)
-        sampled = self.marks.split(tokens)
+        begun, sampled = self._split_reply(tokens, prompt_tail)
         return self._facts.reader.read(
-            [*(self.marks.split(begun).segments if len(begun) else []), *sampled.segments],
+            [*begun, *sampled.segments],
             sampled,
             opening=self.opening,
             stop_tokens=self.stop_tokens,
