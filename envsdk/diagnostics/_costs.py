@@ -183,8 +183,8 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
     for index, trajectory in enumerate(episodes):
         if not isinstance(trajectory, Trajectory):
             raise ConfigError(f"trajectory {index} is a {type(trajectory).__name__}; expected a Trajectory")
-        total += Tally.of(trajectory, copied=False)
         sizes = trajectory.sample_sizes()  # checks the record
+        total += Tally.of(trajectory, copied=False)
         samples += len(sizes)
         trained += sum(size.trained for size in sizes)
         as_samples += sum(size.tokens for size in sizes)
@@ -216,7 +216,7 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
 
 
 def cache_hits(steps: Iterable[Step]) -> CacheHits | None:
-    """Add up what servers reported of their caches in the calls of some steps; None if they reported nothing."""
+    """Add up the cache hits that servers reported in the calls of some steps; None if they reported none."""
 
     def count(extra: Mapping[str, Any], name: str, missing: int) -> int:
         value: Any = extra.get(name)  # a policy may write anything in `Action.extra`
