@@ -65,7 +65,7 @@ def check_expressible(
 def most_tokens(placed: Continues | Opens, turn: Turn, contexts: Mapping[str, Context], renderer: Renderer) -> int:
     """Return how many tokens a prompt has at most. It costs O(new messages), or O(messages) if the request edits.
 
-    A text has at most as many tokens as bytes. Messages that the model sees already are counted exactly.
+    A string has at most as many tokens as bytes. Messages that the model sees already are counted exactly.
 
     Args:
         placed: What the request is.

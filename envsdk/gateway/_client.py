@@ -1,4 +1,4 @@
-"""The client at the other end of a request: whether it is still there, and how it gets a reply that is streamed."""
+"""The client at the other end of a request: it may go away, and it gets a reply while that is streamed."""
 
 import asyncio
 import contextlib
@@ -41,10 +41,8 @@ class WaitingClient:
 
     async def is_gone(self) -> bool:
         """Return whether the client closed the connection. Ask before the last part of the response is sent."""
-        for _ in range(
-            2
-        ):  # a failed write is noted in the next turn of the event loop, and by `leave` in the one after
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)  # a failed write is noted in the next turn of the event loop,
+        await asyncio.sleep(0)  # and by `leave` in the one after
         return self._leaving.done()
 
     async def wait_for(self, work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:
