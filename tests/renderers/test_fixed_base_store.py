@@ -51,7 +51,7 @@ def first_tool_step(name: str) -> list[int]:
     context = Context("main", "", renderer, Strip())
     context.open([user()], TOOLS)
     context.act(renderer.reply(called("search")), None)
-    context.add_reply(context.parse_reply())
+    context.take_reply()
     context.observe([result(context.view[-1].tool_calls[0])])
     return context.prompt().tolist()
 
