@@ -12,7 +12,7 @@ import pydantic_core
 
 from ..trainers.foreign._values import LoggedValue
 
-# What a chunk repeats or sends once; other texts and lists of chunks are parts of one.
+# Fields that a chunk repeats or sends once; other strings and lists of chunks are parts of one value.
 _ONCE = frozenset({"id", "type", "role", "index", "finish_reason", "stop_reason", "prompt_token_ids", "meta_info"})
 _ENDED = ("response.completed", "response.incomplete", "response.failed")
 
@@ -103,7 +103,7 @@ def _index_in(item: Any) -> Any:
 
 
 def _responses(events: Sequence[LoggedValue]) -> dict[str, Any] | None:
-    """Return the response of the last event. Its output may be missing there: each item has an event of its own."""
+    """Return the response of the last event. Its output may be missing there: each item has a separate event."""
     last = next((event for event in reversed(events) if event.get("type").value in _ENDED), None)
     if last is None:
         return None

@@ -1,7 +1,7 @@
-"""Compares messages by their meaning, in whatever form a program sends them. It knows no contexts.
+"""Compares messages by their meaning, in whatever form a program sends them. It does not depend on contexts.
 
 FIELD: clients strip text, re-serialize arguments, drop reasoning, move text between strings and blocks, and write calls
-into the text, and characters of no width into the model's control tokens. None of this changes what a message means.
+into the text, and zero-width characters into the model's control tokens. None of this changes a message's meaning.
 """
 
 import ast
@@ -26,8 +26,8 @@ _CODE_CALL = "\nCalling tools:\n"
 _WORD = re.compile(r"\w{3,}")
 _TAG = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>|\[(\w*think\w*)\]", re.IGNORECASE)
 _TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
-_INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens in a text
-EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
+_INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens in text
+EVIDENCE = 24  # characters: a shorter string may be in two conversations by chance
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +40,7 @@ class RecordedMessage:
         calls: The calls of an assistant message.
         tagged: The reasoning between tags at the start of an assistant message's text, and the text after it; an empty
             string and the whole text if there are no such tags.
-        reply: The id of the reply that it is; None for a message that the program wrote.
+        reply: The reply's id; None for a message that the program wrote.
     """
 
     message: Message
@@ -70,15 +70,15 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
 
     Args:
         message: The message.
-        reply: The id of the reply that it is.
-        tags: The tags in which the model's family writes reasoning, besides the well-known ones.
+        reply: The id of the reply, if the message is one.
+        tags: The tags in which the model's family writes reasoning, in addition to the well-known ones.
     """
     text = message.content.strip()
     if message.role == "assistant":
         text = _INVISIBLE.sub("", text).strip()
         calls = tuple(call_form(call) for call in message.tool_calls)
         return RecordedMessage(message, ("assistant", calls, text), calls, _split_reasoning(text, tags), reply)
-    images: list[tuple[str, int]] = []  # the hash of each, and how many characters without white space come before it
+    images: list[tuple[str, int]] = []  # the hash of each, and the number of non-white-space characters before it
     before = 0
     for part in message.parts or () if message.images else ():
         if isinstance(part, ImagePart):
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def is_same_reply(sent: RecordedMessage, recorded: RecordedMessage, stop: Collection[str] = ()) -> bool:
-    """Return whether a message is what a program made of the assistant's message, and says the same.
+    """Return whether a message is a program's copy of the assistant's message, with the same meaning.
 
     A program may drop the reasoning or all but its end, or write it in its tags before the text, write the calls into
     the text, lose arguments that are not the JSON of an object, put back the stop string at which sampling stopped, and
@@ -122,7 +122,7 @@ def is_same_reply(sent: RecordedMessage, recorded: RecordedMessage, stop: Collec
     is_own = reasoning in ("", (recorded.message.reasoning or "").strip())
     for text in (sent.text, *([rest] if is_own else [])):
         if calls and not sent.calls:
-            written = sorted(_written_calls(text.removeprefix(recorded.text)), key=call_form)  # as their results came
+            written = sorted(_written_calls(text.removeprefix(recorded.text)), key=call_form)  # like their results
             is_same = text.startswith(recorded.text) and _are_same_calls(written, sorted(calls, key=call_form))
         else:
             own = _without_own_code(text)
@@ -144,7 +144,7 @@ def has_same_reasoning(sent: RecordedMessage, recorded: RecordedMessage) -> bool
 
 
 def _split_reasoning(text: str, tags: tuple[str, str] | None) -> tuple[str, str]:
-    """Return the reasoning that is written in its tags at the start of a text, and the rest."""
+    """Return the reasoning in its tags at the start of a string, and the rest."""
     opening, closing = tags or ("", "")
     if not (opening and text.startswith(opening)):
         found = _TAG.match(text)
@@ -162,14 +162,14 @@ def _are_same_calls(sent: Sequence[ToolCall], recorded: Sequence[ToolCall]) -> b
         if isinstance(known.arguments, str):
             forms += [{}, {INVALID_JSON: known.arguments}]
             with contextlib.suppress(ValueError, RecursionError):
-                forms.append(json.loads(known.arguments))  # a key comes twice, or a number is not JSON's
+                forms.append(json.loads(known.arguments))  # a key occurs twice, or a number is not valid JSON
         if call_form(call) not in [call_form(ToolCall.model_construct(name=known.name, arguments=f)) for f in forms]:
             return False
     return len(sent) == len(recorded)
 
 
 def _written_calls(text: str) -> Sequence[ToolCall]:
-    """Return the calls that a text is, as smolagents writes them: a list of Python."""
+    """Return the calls in a string, as smolagents writes them: a Python list."""
     try:
         calls = ast.literal_eval(text.strip().removeprefix(_CODE_CALL.strip()).strip())
         return [ToolCall.from_openai(call) for call in calls]
@@ -178,7 +178,7 @@ def _written_calls(text: str) -> Sequence[ToolCall]:
 
 
 def _without_own_code(text: str) -> str:
-    """Return a text without the call at its end that repeats code of the text, as smolagents' CodeAgent writes it."""
+    """Return a string without the call at its end that repeats code in it, as smolagents' CodeAgent writes it."""
     own, mark, written = text.rpartition(_CODE_CALL)
     if not mark:
         return text
@@ -192,19 +192,19 @@ def _without_own_code(text: str) -> str:
 
 
 def without_stop(text: str, stop: Collection[str]) -> str:
-    """Return a text without the stop string at its end."""
+    """Return a string without the stop string at its end."""
     end = next((end for end in stop if end.strip() and text.endswith(end.strip())), "")
     return text.removesuffix(end.strip()).strip()
 
 
 def is_edited_reply(sent: RecordedMessage, recorded: RecordedMessage) -> bool:
-    """Return whether a program wrote a message with the help of a reply: it extended it, or took a part of it."""
+    """Return whether a program derived a message from a reply: it extended the reply, or took a part of it."""
     texts = sorted((sent.text, recorded.text), key=len)
     return bool((texts[0] and texts[0] in texts[1]) or set(sent.calls) & set(recorded.calls))
 
 
 def is_quoted(reply: RecordedMessage, texts: Sequence[str]) -> bool:
-    """Return whether texts contain the longest line of a reply. Programs remove the tags around a summary."""
+    """Return whether strings contain the longest line of a reply. Programs remove the tags around a summary."""
     longest = max((piece.strip() for piece in _TAG_OR_LINE.split(reply.text)), key=len)
     return len(longest) >= EVIDENCE and any(longest in text for text in texts)
 
@@ -239,10 +239,10 @@ class Setting:
         return self.tools == other.tools or _by_name(self.tools) == _by_name(other.tools)
 
     def may_replace(self, other: "Setting", *, is_instructed: bool) -> bool:
-        """Return whether a request with this setting may continue a conversation with another one.
+        """Return whether a request with this setting may continue a conversation with a different one.
 
-        Both the system message and the tools are other in another conversation. Fewer tools and an instruction, or
-        another system message without any tools, are those of a side request, such as for a title.
+        In another conversation, both the system message and the tools differ. Fewer tools and an instruction, or
+        another system message without any tools, belong to a side request, such as for a title.
 
         Args:
             other: The setting of the conversation.

@@ -32,7 +32,7 @@ class LoggedAnswer:
     Attributes:
         message: The reply. Its calls have the ids of the log.
         ids: Its token ids and log-probabilities, as far as they were logged.
-        finish_reason: The server's name for how it ended.
+        finish_reason: The finish reason that the server reported.
     """
 
     message: Message
@@ -46,9 +46,9 @@ class Exchange:
 
     Attributes:
         where: The record, such as `record 3`.
-        request: The request. `previous` is the id of a response of the log.
+        request: The request. `previous` is the id of a logged response.
         answers: The replies; empty if the record is left out.
-        left_out: Why it is left out.
+        left_out: Why the record is left out.
         id: The id of the response, or None.
         temperature: The sampling temperature that the request named, or None.
         policy_version: The version of the weights, or None.
@@ -75,8 +75,8 @@ class RecordReader:
     def __init__(self, protocol: str | None = None) -> None:
         self._protocol = protocol
         self._memory = SessionMemory()
-        self._items: dict[str, list[Any]] = {}  # of Responses: the conversation up to a response, by its id
-        self._by_id: dict[str, Any] = {}  # of Responses: items by their id
+        self._items: dict[str, list[Any]] = {}  # for Responses: the conversation up to a response, by its id
+        self._by_id: dict[str, Any] = {}  # for Responses: items by their id
         self._seen: dict[str, tuple[str, Any, Any]] = {}  # the records by the id of their response
 
     def read(self, record: Any, index: int) -> Exchange:
@@ -173,7 +173,7 @@ def _read_request(
         (key for key, value in headers.items() if key.startswith("x-envsdk-") and not isinstance(value, str)), None
     )
     if wrong is not None:
-        raise RequestError(f"headers.{wrong}: expected a text")
+        raise RequestError(f"headers.{wrong}: expected a string")
     own = {key: value for key, value in headers.items() if key.startswith("x-envsdk-")}
     body = {"model": "logged", **({"max_tokens": 1} if name == "anthropic" else {}), **said}
     return load_protocol(name).read(body, own, memory)
@@ -255,7 +255,7 @@ def _sglang_ids(place: LoggedValue) -> tuple[LoggedValue, LoggedValue] | None:
     triples = [item.items() for item in field.items()]
     for item, triple in zip(field.items(), triples, strict=True):
         if len(triple) < 2:
-            raise item.invalid("a log-probability, an id and a text")
+            raise item.invalid("a log-probability, an id and a string")
     ids, logprobs = [triple[1].value for triple in triples], [triple[0].value for triple in triples]
     return LoggedValue(ids, field.where), LoggedValue(logprobs, field.where)
 
@@ -277,7 +277,7 @@ def _column(content: LoggedValue, key: str) -> list[Any]:
 
 
 def _ids_in(content: LoggedValue | None) -> LoggedValue | None:
-    """Return the ids that vLLM writes in the place of the tokens' texts."""
+    """Return the ids that vLLM writes in place of the tokens' strings."""
     texts = [] if content is None else _column(content, "token")
     found = [text.removeprefix(_PREFIX) for text in texts if isinstance(text, str) and text.startswith(_PREFIX)]
     if content is None or not found or len(found) < len(texts):
@@ -288,7 +288,7 @@ def _ids_in(content: LoggedValue | None) -> LoggedValue | None:
 
 
 def with_unique_call_ids(exchanges: Sequence[Exchange]) -> tuple[list[Exchange], dict[str, str]]:
-    """Give each call that shares its id with a call of another reply an id of its own.
+    """Give each call that shares its id with a call of another reply a unique id.
 
     Some servers number the calls of each reply from 0. An id that two replies have identifies neither.
 

@@ -23,7 +23,7 @@ _UNSUPPORTED = {
     "function_call": "give functions as `tools`, and choose one by `tool_choice`",
     "logit_bias": "it is not supported: leave it out",
     "audio": "only text is supported",
-    "web_search_options": "there is no web search: give a tool for it",
+    "web_search_options": "web search is not supported: give a tool for it",
     "guided_json": NO_GRAMMAR,
     "guided_regex": NO_GRAMMAR,
     "guided_choice": NO_GRAMMAR,
@@ -38,7 +38,7 @@ class Chat(OpenAIFormat):
     name = "chat"
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
-        """Return what a request asks for; see `WireFormat.read`."""
+        """Read a request; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "messages")
         check_supported(fields, _UNSUPPORTED)
@@ -109,7 +109,7 @@ class Chat(OpenAIFormat):
     def stream(
         self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
     ) -> ReplyStream:
-        """Return what writes the events of a reply while it is sampled; see `WireFormat.stream`."""
+        """Return a writer of the events of a reply while it is sampled; see `WireFormat.stream`."""
         return _ChatStream(request, body, created, index, id)
 
     def last_events(
@@ -133,7 +133,7 @@ class Chat(OpenAIFormat):
 
 
 def _received(value: Any, index: int) -> ReceivedMessage:
-    """Return the message that a value of `messages` is."""
+    """Read a value of `messages` as a message."""
     fields = Fields(value, f"messages[{index}]")
     role, read, image = fields.text("role"), dict[str, Any](), None
     if role == "assistant":
@@ -154,7 +154,7 @@ def _received(value: Any, index: int) -> ReceivedMessage:
 
 
 def _calls_and_reasoning(fields: Fields) -> dict[str, Any]:
-    """Return the fields of an assistant message besides its content."""
+    """Return the fields of an assistant message other than its content."""
     if fields.get("function_call") is not None:
         raise refused(fields.name("function_call"), "give calls as `tool_calls`")
     calls: list[ToolCall] = []
@@ -165,7 +165,7 @@ def _calls_and_reasoning(fields: Fields) -> dict[str, Any]:
         function = Fields(call.get("function"), call.name("function"))
         arguments = function.get("arguments")
         if not isinstance(arguments, (str, dict)):
-            raise not_of_kind(function.name("arguments"), "a text", arguments)
+            raise not_of_kind(function.name("arguments"), "a string", arguments)
         name, call_id = function.required_text("name"), call.required_text("id")
         calls.append(valid(ToolCall, call.path, id=call_id, name=name, arguments=read_arguments(arguments)))
     check_unique([call.id for call in calls], fields.name("tool_calls"))

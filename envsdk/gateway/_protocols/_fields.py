@@ -1,4 +1,4 @@
-"""Read the fields of a request, which may hold anything: a field of a wrong type is an error that names it."""
+"""Read the fields of a request, which may have any value: a field of a wrong type raises an error that names it."""
 
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -32,7 +32,7 @@ _KINDS: dict[type, str] = {
     bool: "a boolean",
     int: "a number",
     float: "a number",
-    str: "a text",
+    str: "a string",
     list: "a list",
 }
 
@@ -43,7 +43,7 @@ def refused(field: str, reason: str) -> RequestError:
 
 
 def not_of_kind(field: str, expected: str, given: Any) -> RequestError:
-    """Return the error that a field has a value of another kind than expected, without the value itself."""
+    """Return the error for a field whose value is not of the expected kind, without the value itself."""
     return refused(field, f"expected {expected}, got {kind_of(given)}")
 
 
@@ -56,7 +56,7 @@ def json_bytes(value: Any, field: str) -> bytes:
     """Return a value as JSON, in one form for equal objects with the same order of keys.
 
     Raises:
-        RequestError: If it contains half of a surrogate pair, or is nested too deeply.
+        RequestError: If it contains an unpaired surrogate, or is nested too deeply.
     """
     try:
         return orjson.dumps(value)  # fast, but it refuses long integers, too
@@ -96,13 +96,13 @@ class Fields:
 
     def text(self, key: str, *, is_required: bool = False) -> str | None:
         """Return a string; one that is required must not be empty."""
-        value = self._typed(key, str, "a text")
+        value = self._typed(key, str, "a string")
         if is_required and not value:
-            raise refused(self.name(key), "it is required: give a text that is not empty")
+            raise refused(self.name(key), "it is required: give a non-empty string")
         return value
 
     def required_text(self, key: str) -> str:
-        """Return a string that has to be there and must not be empty."""
+        """Return a required string, which must not be empty."""
         return self.text(key, is_required=True) or ""
 
     def boolean(self, key: str) -> bool | None:
@@ -147,7 +147,7 @@ class Fields:
             raise refused(self.name(key), f"expected at most {_MAX_STOPS} strings, got {len(stops)}")
         for i, stop in enumerate(stops):
             if not isinstance(stop, str) or not stop:
-                raise refused(f"{self.name(key)}[{i}]", "expected a text that is not empty")
+                raise refused(f"{self.name(key)}[{i}]", "expected a non-empty string")
         return tuple(stops)
 
     def content(self, key: str, texts: Mapping[str, str], image: str | None = None) -> Content:
@@ -165,7 +165,7 @@ class Fields:
         if isinstance(given, str):
             return given
         if not isinstance(given, list):
-            raise not_of_kind(self.name(key), "a text or a list of parts", given)
+            raise not_of_kind(self.name(key), "a string or a list of parts", given)
         parts: list[str | ImagePart] = []
         for i, item in enumerate(cast("list[Any]", given)):
             part = Fields(item, f"{self.name(key)}[{i}]")
@@ -226,10 +226,10 @@ def check_unique(ids: Sequence[str | None], field: str) -> None:
     """Check that the calls or the results of one message have different ids.
 
     Raises:
-        RequestError: If an id comes twice.
+        RequestError: If an id occurs twice.
     """
     if len(set(ids)) < len(ids):
-        raise refused(field, "an id comes twice in one message: give each call an id of its own")
+        raise refused(field, "an id occurs twice in one message: give each call a unique id")
 
 
 # Images.
@@ -237,12 +237,12 @@ def check_unique(ids: Sequence[str | None], field: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RequestImages:
-    """The way in which the images of one request are read: `with RequestImages(...).reading():`.
+    """The settings for reading the images of one request: `with RequestImages(...).reading():`.
 
     Attributes:
         check: Called with None before an image is decoded, and with the image then. It raises `RenderError` or
             `ConfigError` if the model does not take it.
-        budget: What the images may cost together.
+        budget: The pixels that the images may have together.
     """
 
     check: Callable[[Image | None], object] = lambda image: None
@@ -250,7 +250,7 @@ class RequestImages:
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Read the images of messages in this way, in this thread."""
+        """Read the images of messages with these settings, in this thread."""
         token = _images.set(self)
         try:
             yield
@@ -262,7 +262,7 @@ _images: ContextVar[RequestImages | None] = ContextVar("_images", default=None)
 
 
 def content_of(parts: "Sequence[str | ImagePart]") -> Content:
-    """Return the content of a message with the given parts: one text is a plain string, several parts stay parts."""
+    """Return the content of a message with these parts: a single text becomes a string; several parts stay parts."""
     if all(isinstance(part, str) for part in parts) and len(parts) < 2:
         return "".join(str(part) for part in parts)
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]

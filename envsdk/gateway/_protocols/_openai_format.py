@@ -54,7 +54,7 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
 
 
 def check_supported(fields: Fields, unsupported: Mapping[str, str]) -> None:
-    """Check that a request does not ask for what no reply can have here.
+    """Check that a request does not ask for features that are not supported.
 
     Args:
         fields: The request.
@@ -62,7 +62,7 @@ def check_supported(fields: Fields, unsupported: Mapping[str, str]) -> None:
             reason, and what to do instead.
 
     Raises:
-        RequestError: If it does, also if it asks for log-probabilities of tokens that were not sampled.
+        RequestError: If it does, or if it asks for log-probabilities of tokens that were not sampled.
     """
     for key, reason in unsupported.items():
         if fields.get(key) not in (None, False, [], {}):
@@ -72,7 +72,7 @@ def check_supported(fields: Fields, unsupported: Mapping[str, str]) -> None:
 
 
 def read_choice(fields: Fields, named: "str | None") -> str | dict[str, str]:
-    """Return which tool has to be called.
+    """Return the choice of a tool that has to be called.
 
     Args:
         fields: The request.
@@ -87,7 +87,7 @@ def read_choice(fields: Fields, named: "str | None") -> str | dict[str, str]:
     if isinstance(choice, str):
         return fields.one_of("tool_choice", ("auto", "none", "required")) or "auto"
     if not isinstance(choice, dict):
-        raise not_of_kind("tool_choice", "a text or an object", choice)
+        raise not_of_kind("tool_choice", "a string or an object", choice)
     given = Fields(choice, "tool_choice")
     if given.text("type") != "function":
         raise refused("tool_choice.type", f"got {given.text('type')!r:.40}; only 'function' is supported")

@@ -66,7 +66,7 @@ def output_items(body: Any, request: ModelRequest, reply: ModelReply) -> list[di
 
 
 class ResponseStream(ReplyStream):
-    """The events of a response: reasoning and text as they come, then the calls.
+    """The events of a response: reasoning and text as they arrive, then the calls.
 
     Args:
         request: The request.
@@ -130,7 +130,7 @@ class ResponseStream(ReplyStream):
         whole = self._write(reply)
         for item in whole["output"][self._items :]:
             yield self._added(item)
-            if item["type"] == "message":  # without a text
+            if item["type"] == "message":  # without text
                 yield self._part_added("content", item["content"][0])
                 yield from self._part_done("content", item["content"][0])
             else:
@@ -143,7 +143,7 @@ class ResponseStream(ReplyStream):
         yield self._event(ResponseIncompleteEvent if is_cut else ResponseCompletedEvent, response=whole)
 
     def _item(self, kind: Kind, text: str) -> dict[str, Any]:
-        """Return the item of a text that is not the last one."""
+        """Return the item of a reasoning or text that is not the last one."""
         message = Message(role="assistant", content="x").model_copy(update={kind: text})
         items = output_items(self._body, self._request, replace(self._begun, message=message))
         return {**items[0], "status": "completed"}

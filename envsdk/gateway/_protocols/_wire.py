@@ -26,7 +26,7 @@ _MIN_PIECE = 8
 class WireFormat(ABC):
     """A protocol: how a request, a reply and an error are written. It keeps no state and does no I/O.
 
-    What a protocol lets a client ask for, but no model can be made to do here, is either refused with an error that
+    A parameter that a protocol has, but that cannot be enforced on a model here, is either refused with an error that
     names the field, or, where a reply is of use without it, accepted and not enforced: `parallel_tool_calls: false`
     (Anthropic: `disable_parallel_tool_use`), `strict` tools, the effort and the length of reasoning, and `verbosity`.
     Fields that have no meaning here (caching, metadata, tiers, unknown ones) are ignored.
@@ -36,12 +36,12 @@ class WireFormat(ABC):
 
     @abstractmethod
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
-        """Return what a request asks for.
+        """Read a request.
 
         Args:
             body: The parsed JSON body.
             headers: The request's headers, with lower-case names or case-insensitive.
-            memory: What the session remembers; without it, each message is read again, and no response can be named.
+            memory: The memory of the session; without it, each message is read again, and no response can be named.
 
         Raises:
             RequestError: If the request is invalid, or asks for something that is not supported.
@@ -70,13 +70,13 @@ class WireFormat(ABC):
     def stream(
         self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
     ) -> "ReplyStream":
-        """Return what writes the events of a reply while it is sampled; see `write`.
+        """Return a writer of the events of a reply while it is sampled; see `write`.
 
         Args:
             request: The request.
             body: Its JSON body.
             created: The time in seconds since 1970.
-            index: Which of the replies it is.
+            index: The index of the reply.
             id: The id of the first reply; None if it is this one.
         """
 
@@ -101,13 +101,13 @@ class WireFormat(ABC):
 
         Args:
             names: The names of the models.
-            created: The time in seconds since 1970 since when there are these models.
+            created: The time in seconds since 1970 at which the models were created.
         """
 
     def remember(
         self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory, created: int
     ) -> None:
-        """Keep what later requests may name. A server calls it before it sends the response, created at that time."""
+        """Store the values that later requests may name. A server calls it, at time `created`, before it responds."""
         del request, replies, memory, created
 
     @abstractmethod
@@ -122,7 +122,7 @@ class WireFormat(ABC):
             messages: The field of the messages. Its values and those of `tools` are checked when they are read.
 
         Raises:
-            RequestError: If it is not an object, contains half of a surrogate pair, or is nested too deeply. The error
+            RequestError: If it is not an object, contains an unpaired surrogate, or is nested too deeply. The error
                 names the field.
         """
         if not isinstance(body, dict):
@@ -188,7 +188,7 @@ class ReplyStream(ABC):
         """Yield the events of the next piece; the first one is a reply without a message.
 
         Args:
-            piece: What was read of the reply.
+            piece: The next piece of the reply.
         """
         match piece:
             case ModelReply():
@@ -201,13 +201,13 @@ class ReplyStream(ABC):
                 yield from self._call(index, call)
 
     def end(self, reply: ModelReply) -> Iterator[bytes]:
-        """Yield the events of what was not sent yet, and of the end.
+        """Yield the events of the unsent rest of the reply, and of its end.
 
         Args:
             reply: The whole reply.
 
         Raises:
-            RuntimeError: If it does not begin with what was sent.
+            RuntimeError: If it does not begin with the text that was sent.
         """
         texts: dict[Kind, str] = {"reasoning": reply.message.reasoning or "", "content": reply.message.content}
         for kind, text in texts.items():
@@ -234,15 +234,15 @@ class ReplyStream(ABC):
         """Yield the events before a reply."""
 
     def _begin(self, kind: Kind) -> Iterator[bytes]:
-        """Yield the events before a text."""
+        """Yield the events before a reasoning or a text."""
         yield from ()
 
     @abstractmethod
     def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
-        """Yield the events of a part of a text."""
+        """Yield the events of a part of a reasoning or a text."""
 
     def _close(self, kind: Kind, reply: ModelReply | None) -> Iterator[bytes]:
-        """Yield the events after a text; the reply is None if it goes on."""
+        """Yield the events after a reasoning or a text; `reply` is None if the reply continues."""
         yield from ()
 
     def _call(self, index: int, call: ToolCall) -> Iterator[bytes]:
@@ -251,7 +251,7 @@ class ReplyStream(ABC):
 
     @abstractmethod
     def _finish(self, reply: ModelReply) -> Iterator[bytes]:
-        """Yield the events of everything but the texts, and of the end."""
+        """Yield the events of the calls that were not sent, and of the end."""
 
 
 def pieces(text: str) -> list[str]:
@@ -266,9 +266,9 @@ def split_system(
     """Return the system text of a conversation, and the messages after it.
 
     Args:
-        received: The conversation. The texts of the system and developer messages at its start are joined by a blank
+        received: The conversation. The system and developer messages at its start are joined by a blank
             line.
-        first: A text that comes before them; None without one.
+        first: A string to put before them, or None.
     """
     count = 0
     while count < len(received) and received[count].message.role in ("system", "developer"):
@@ -278,7 +278,7 @@ def split_system(
 
 
 def signature(reply: ModelReply) -> str:
-    """Return the opaque text that a client sends back with the reasoning of a reply, and that identifies the reply."""
+    """Return the opaque string that a client sends back with a reply's reasoning, and that identifies the reply."""
     return _SIGNED + reply.id
 
 
@@ -288,7 +288,7 @@ def signed(text: str | None) -> str | None:
 
 
 def compact(arguments: str | Mapping[str, Any]) -> str:
-    """Return the arguments of a call as compact JSON, or the text that the model sampled instead of an object."""
+    """Return the arguments of a call as compact JSON, or the string that the model sampled instead of an object."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
 
 
