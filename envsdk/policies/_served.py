@@ -517,7 +517,8 @@ async def check_vocabulary(
             raise ServerMismatch(
                 f"the model of {server.url} does not have the vocabulary of the environment's tokenizer "
                 f"{tokenizer.name!r}: the string {text!r:.60} has the ids {found.tokens[:8]} on the server and "
-                f"{ids[:8]} in the environment. {policy.flags['vocabulary']}, or pass the model's tokenizer to the environment"
+                f"{ids[:8]} in the environment. {policy.flags['vocabulary']}, or pass the model's "
+                "tokenizer to the environment"
             )
     server.tokenizers.add(tokenizer.fingerprint)
 
