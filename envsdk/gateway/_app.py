@@ -80,7 +80,7 @@ class ServerLimits:
 
     @property
     def possible_connections(self) -> int:
-        """How many connections may be open in this process."""
+        """The number of connections that this process can keep open."""
         try:
             import resource  # not on Windows
         except ImportError:

@@ -48,7 +48,7 @@ class FullContext:
     turn: Turn
     reason: StopReason
     times: int
-    """How many requests were refused for this reason since then."""
+    """The number of requests that were refused for this reason since then."""
 
 
 class ProgramDriver(Driver):

@@ -45,7 +45,7 @@ class ProgramEnv(Env):
     """Parameters of sampling in place of those that the program requests, such as `{"temperature": 1.0}`; None takes
     the program's. Trainers usually need one temperature for all."""
     limit_grace_s: ClassVar[float | None] = 10.0
-    """How long a program may still run after a limit refused a request, in seconds; None for any time."""
+    """The time that a program may run after a limit refused a request, in seconds; None for no limit."""
 
     @property
     def has_run(self) -> bool:

@@ -107,7 +107,7 @@ class ModelServer:
         self.episodes = 0
         """The number of episodes that were assigned to it."""
         self.down_until = 0.0
-        """When it may be used again after it failed, as `time.monotonic()`."""
+        """The time, by `time.monotonic()`, at which it may be used again after a failure."""
         self.has_answered = False
         """Whether a connection to it was ever opened."""
         self.is_checked = False

@@ -106,7 +106,7 @@ class ServedPolicy(ABC):
     streams: ClassVar[bool] = False
     """Whether it reports tokens while they are sampled; see `Policy`."""
     spare_tokens: ClassVar[int] = 0
-    """How many tokens of a context the server keeps free."""
+    """The number of tokens of a context that the server keeps free."""
 
     def __init__(
         self,

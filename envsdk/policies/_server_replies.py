@@ -47,7 +47,7 @@ class ServerRequest:
     cache_key: str | None = None
     """Requests read each other's cached prefixes only if their keys are equal; None for no restriction."""
     top_logprobs: int = 0
-    """How many of the most likely tokens to return at each position, with their log-probabilities."""
+    """The number of most likely tokens to return at each position, with their log-probabilities."""
     media: Sequence[PlacedImage] = ()
     """The images of the prompt, in order, each with the range of its placeholder tokens."""
 

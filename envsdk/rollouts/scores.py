@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a model achieved in an environment.
+    """The score of a model in an environment.
 
     Episodes that were not scored are left out of the means: see `Trajectory.not_scored_because`.
 

@@ -1,4 +1,4 @@
-"""The page of errors, `docs/errors.md`, with the texts of `envsdk explain`: `make errors-page` writes it."""
+"""The page of errors, `docs/errors.md`, with the explanations of `envsdk explain`: `make errors-page` writes it."""
 
 import re
 import textwrap
