@@ -134,7 +134,7 @@ def scenes(renderer: Renderer) -> dict[str, Callable[[], Env]]:
     def scene(make: Callable[..., Env], history: Any, **options: Any) -> Callable[[], Env]:
         return lambda: make(renderer=renderer, history=history, limits=LIMITS, **options)
 
-    chat, delegate = (partial(envsdk.make, f"envsdk/{name}-v0") for name in ("MathChat", "Delegate"))
+    chat, delegate = (partial(envsdk.make, f"envsdk/{name}") for name in ("MathChat-v0", "Delegate-v1"))
     return {
         "keep": scene(Shop, "keep"),
         "edit": scene(Shop, "keep", moves=True),

@@ -183,7 +183,7 @@ def _strip_contexts(renderer: FixedBase, messages: Messages, tools: Any) -> Iter
         if following == reply + 1:
             return
         context.act(renderer.reply(messages[reply]), None)
-        context.add_reply(context.parse_reply())
+        context.take_reply()
         context.observe(messages[reply + 1 : following])
         yield context
 

@@ -17,7 +17,7 @@ from ..errors import ContextFull, UndeclaredBreak, encodable
 from ..images import PlacedImage
 from ..limits import StopReason
 from ..messages import Message, ToolSchema, check_calls
-from ..rendering.renderer import Renderer, WrittenPrompt, as_given, as_prefill
+from ..rendering.renderer import NOT_ENDED, Renderer, WrittenPrompt, as_given, as_prefill
 from ._edits import Edit, among, edited
 from ._history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
 from ._protocol import Break, RewriteReason
@@ -108,7 +108,8 @@ class Context:
 
     def media(self) -> tuple[PlacedImage, ...]:
         """Return the images of the whole context, in order, with their positions in it."""
-        return tuple(self._prompt.placed_images(self.renderer.vision))
+        vision = self.renderer.vision
+        return () if vision is None else tuple(self._prompt.placed_images(vision))
 
     @property
     def view(self) -> Sequence[Message]:
@@ -144,10 +145,22 @@ class Context:
         if self.roles is not None:
             self.roles.act(len(tokens))
 
-    def parse_reply(self) -> Message:
-        """Parse what was sampled since the generation prompt."""
-        prompt_tail, sampled = self.reply_tokens()
-        return self.renderer.parse(sampled, prompt_tail=prompt_tail, tools=self._prompt.tools)
+    def take_reply(self, count: int = 0, stops: Sequence[str] = ()) -> "tuple[Message, SampledText]":
+        """Parse what was sampled since the generation prompt, and add it to the record and the view.
+
+        Args:
+            count: How many of the reply's last tokens the returned text has.
+            stops: Strings that end a reply; if the text has one of them, no stop token is missing.
+
+        Returns:
+            The reply, and the text.
+        """
+        message, text = self._parse_reply(), self.new_text(count)
+        if stops and NOT_ENDED in message.errors and any(stop in str(text) for stop in stops):
+            errors = tuple(error for error in message.errors if error != NOT_ENDED)
+            message = message.model_copy(update={"errors": errors})
+        self._add_reply(message)
+        return message, text
 
     def read_reply(self) -> "tuple[ReplyReader, list[ReplyEvent]]":
         """Return a reader of the reply that is being sampled, and its events for the part that was sampled already."""
@@ -160,8 +173,12 @@ class Context:
         prompt = self._prompt
         return np.asarray(prompt.tokens[prompt.end : prompt.body]), np.asarray(prompt.tokens[prompt.body :])
 
-    def add_reply(self, message: Message) -> None:
-        """Add the reply to the record and the view."""
+    def _parse_reply(self) -> Message:
+        prompt_tail, sampled = self.reply_tokens()
+        tools = self._prompt.tools
+        return check_calls(self.renderer.parse(sampled, prompt_tail=prompt_tail, tools=tools), tools)
+
+    def _add_reply(self, message: Message) -> None:
         self._add([message])
         self._prompt.add(message, self._prompt.end, self._prompt.body)
         self.steps += 1
@@ -176,7 +193,7 @@ class Context:
         """Drop the last `count` tokens of the last reply. The next observation declares it as an `edit`."""
         prompt = self._prompt
         del prompt.tokens[len(prompt.tokens) - count :]
-        prompt.messages[-1] = self.conversation[-1] = check_calls(self.parse_reply(), prompt.tools)
+        prompt.messages[-1] = self.conversation[-1] = self._parse_reply()
         self._cut = count
 
     def check_end(self) -> None:
@@ -310,7 +327,7 @@ class Context:
             return self._emit(rewritten)
         # The rest of the reply does not fit: the reply is restored.
         prompt.tokens[prompt.body + kept :] = dropped
-        self.add_reply(reply)
+        self._add_reply(reply)
         if rewritten.break_ is not delta.break_:
             ended = Delta(tokens, rewritten.keep, rewritten.break_)
         else:
@@ -437,8 +454,11 @@ class Context:
             del prompt.tokens[prompt.end :]
             prompt.body = prompt.end
         tokens = prompt.tokens[delta.keep :]
-        media = tuple([image.moved(-delta.keep) for image in prompt.placed_images(self.renderer.vision, delta.keep)])
-        self.log_media += [image.moved(len(self.log_tokens)) for image in media]
+        media: tuple[PlacedImage, ...] = ()
+        if self.renderer.vision is not None:
+            placed = prompt.placed_images(self.renderer.vision, delta.keep)
+            media = tuple([image.moved(-delta.keep) for image in placed])
+            self.log_media += [image.moved(len(self.log_tokens)) for image in media]
         self.log_tokens.extend(tokens)
         self.log_logprobs.extend([0.0] * len(tokens))
         if self.roles is not None:

@@ -11,8 +11,7 @@ from ..contexts._protocol import Break, Observation
 from ..contexts._roles import RoleLog
 from ..errors import ConfigError, HandoffError, RenderError, TurnError, describe_error
 from ..limits import MAX_ABORTS, MAX_EMPTY_ABORTS, STEPS_WITHOUT_LIMIT, Limits, StopReason
-from ..messages import Message, check_calls
-from ..rendering.renderer import NOT_ENDED
+from ..messages import Message
 from ..trajectories._steps import Origin, Part, Step
 from ._actions import PromptSize, check_action
 from ._handoff import AgentEnvironment, Handoff, HandoffResult, PendingHandoffs
@@ -224,17 +223,10 @@ class Agent:
     def _read_reply(self, step: Step, length: int) -> Message:
         """Read the reply as a message, and add it to the context."""
         context = self.context
-        message, text = context.parse_reply(), context.new_text(length)
-        if NOT_ENDED in message.errors and step.finish_reason == "stop":
-            stops = (*context.renderer.stop_strings, *self.turn.stop)
-            if stops and any(stop in str(text) for stop in stops):  # it needs no stop token then
-                errors = tuple(error for error in message.errors if error != NOT_ENDED)
-                message = message.model_copy(update={"errors": errors})
-        if message.tool_calls:
-            message = check_calls(message, context.tools)
-            self.count(tool_calls=len(message.tool_calls))
-        step.reply = len(context.messages)
-        context.add_reply(message)
+        stops = (*context.renderer.stop_strings, *self.turn.stop) if step.finish_reason == "stop" else ()
+        message, text = context.take_reply(length, stops)
+        step.reply = len(context.messages) - 1
+        self.count(tool_calls=len(message.tool_calls))
         return message.as_reply(text)
 
     def shorten_reply(self, step: Step, turn: Turn, *, is_last: bool) -> None:

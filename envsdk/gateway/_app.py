@@ -108,14 +108,14 @@ def model_app(
         routes: More routes, which come first.
         lifespan: The lifespan of the application: it runs from its start to its end.
     """
-    metrics = metrics or Metrics(lambda: len(sessions))
+    metrics = metrics or Metrics(lambda: len(sessions.by_id))
     app = Starlette(
         routes=[*routes, *ModelRoutes(sessions, limits, model, metrics).routes()],
         middleware=[Middleware(Guard, metrics=metrics)],
         exception_handlers={RequestError: answer_refusal, 404: answer_refusal},
         lifespan=lifespan,
     )
-    app.router.redirect_slashes = False  # a redirect would be an answer in no protocol's form
+    app.router.redirect_slashes = False  # a redirect would not be in the form of any protocol
     return app
 
 
@@ -306,14 +306,9 @@ class ModelRoutes:
         body, size = await read_json(request, limits.max_body_bytes, limits.body_timeout_s)
         opened.largest_body = max(opened.largest_body, size)
         images = RequestImages(opened.session.check_image, PixelBudget(limits.max_pixels, limits.max_image_pixels))
-
-        def read_it() -> ModelRequest:
-            with images.reading():
-                return read(body, request.headers, opened.memory)
-
         async with opened.reading, self._readers:
-            asked = await asyncio.to_thread(read_it)
-        return asked, body
+            with images.reading():  # in the thread, too, which gets the context of this task
+                return await asyncio.to_thread(read, body, request.headers, opened.memory), body
 
 
 def _last_part(body: bytes, send: Send) -> Callable[[], Awaitable[None]]:

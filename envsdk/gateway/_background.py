@@ -24,17 +24,18 @@ class BackgroundServer:
 
     Attributes:
         sessions: The sessions that it serves. Requests that are being answered are not interrupted when one is removed.
+        socket: The socket at which it listens.
     """
 
     def __init__(self, limits: ServerLimits | None = None) -> None:
         self.sessions = Sessions()
-        self._socket = listen("127.0.0.1", 0)
-        self._address = "http://{}:{}".format(*self._socket.getsockname())
+        self.socket = listen("127.0.0.1", 0)
+        self._address = "http://{}:{}".format(*self.socket.getsockname())
         limits = limits or ServerLimits()
         self._server = Server(model_app(self.sessions, limits=limits), grace_s=_GRACE_S, limits=limits)
         self._thread = LoopThread("envsdk-gateway")
-        # The server must not inherit context variables of the first caller, such as its collector of tasks.
-        self._serving = contextvars.Context().run(self._thread.submit, self._server.serve([self._socket]))
+        # No context variable of the first caller, such as its collector of tasks, belongs to the server.
+        self._serving = contextvars.Context().run(self._thread.submit, self._server.serve([self.socket]))
 
     @property
     def is_running(self) -> bool:
@@ -49,10 +50,6 @@ class BackgroundServer:
         """Return the base URL of a session for clients of Anthropic's protocol."""
         return f"{self._address}/s/{session.id}"
 
-    def leave_to_parent(self) -> None:
-        """Close the inherited socket in a forked child: else the port would stay open as long as the child lives."""
-        self._socket.close()
-
     def stop(self) -> None:
         """Stop answering, and close all connections. Requests that are being answered have a second to end."""
         self._server.should_exit = True
@@ -60,37 +57,30 @@ class BackgroundServer:
         self._thread.stop(_STOP_S)
 
 
-class _Process:
-    """The server of this process."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.server: BackgroundServer | None = None
-
-
-_process = _Process()
-_of_parents: list[_Process] = []
-"""Servers that a forked child inherited. Their threads do not exist in it, so their event loops must not be closed."""
+_server: BackgroundServer | None = None
+_starting = threading.Lock()
+_of_parents: list[BackgroundServer] = []
+"""A child keeps what it inherited: the thread does not exist in it, so its event loop must not be torn down there."""
 
 
 def background_server() -> BackgroundServer:
     """Return the server of this process, which is started at the first call, and again in each forked child."""
-    process = _process
-    with process.lock:
-        if process.server is None or not process.server.is_running:
-            process.server = BackgroundServer()
-            atexit.register(process.server.stop)
-        return process.server
+    global _server
+    with _starting:
+        if _server is None or not _server.is_running:
+            _server = BackgroundServer()
+            atexit.register(_server.stop)
+        return _server
 
 
 def _forget_parent() -> None:
-    """In a forked child: leave the parent's server to the parent."""
-    global _process
-    if _process.server is not None:
-        _process.server.leave_to_parent()
-        atexit.unregister(_process.server.stop)
-    _of_parents.append(_process)
-    _process = _Process()
+    """Leave the parent's server to the parent, in a forked child."""
+    global _server, _starting
+    if _server is not None:
+        _server.socket.close()  # else the port would stay open as long as the child lives
+        atexit.unregister(_server.stop)
+        _of_parents.append(_server)
+    _server, _starting = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget_parent)

@@ -348,8 +348,10 @@ class Conversations:
             for step, near in enumerate(self._near(candidates, request)):
                 new = [one for one in dict.fromkeys(near) if one not in fits and self._open.get(one.name) is one]
                 fits |= self._fits_in(new, request)
-                if any(fit.reach >= 0 or (step and fit.reading.knows(index)) for fit in fits.values()):
-                    return list(fits.values())
+                for fit in fits.values():
+                    keep = fit.reading.keep
+                    if fit.reach >= 0 or (step and dict(fit.reading.starts).get(index, keep) < keep):
+                        return list(fits.values())
         return list(fits.values())
 
     def _fits_in(self, conversations: Sequence[ProgramConversation], request: ModelRequest) -> FitsIn:

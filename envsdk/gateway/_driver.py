@@ -27,7 +27,7 @@ from ._checks import check_expressible, inexpressible, most_tokens
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
 from ._live import LiveReply
-from ._programs import CommandProgram, Endpoint, ProgramHandle, ThreadProgram
+from ._programs import CommandProgram, Endpoint, ThreadProgram
 from ._requests import ModelReply, ModelRequest
 from ._session import PendingRequest, ProgramEnd, ProgramSession, until_done
 
@@ -58,7 +58,7 @@ class ProgramDriver(Driver):
 
     def __init__(self, *given: Any) -> None:
         self._session: ProgramSession | None = None
-        self._program: ProgramHandle | None = None
+        self._program: ThreadProgram | CommandProgram | None = None
         self._asked: PendingRequest | None = None  # the request that is being answered
         self._placed: deque[tuple[PendingRequest, Turn]] = deque()  # requests whose turns come next
         self._why_not_sampled: Callable[[str, str, Any], str | None] | None = None
@@ -86,17 +86,16 @@ class ProgramDriver(Driver):
         self._ids = 0
         self._forget_reply()
         self._full: FullContext | None = None
-        self._session = self.new_session()
-        self.open_session(self._session)
+        session = self.open_session()
         turn = await self._next()
         if not isinstance(turn, ProgramEnd):
             return turn
         if self._full is not None:
             return self._full.turn
-        if self._session.refused:
+        if session.refused:
             raise EpisodeError(
-                f"the program ended without a reply of the model: {self._session.refused} requests were refused, "
-                f"the last one because: {self._session.refusal:.500}"
+                f"the program ended without a reply of the model: {session.refused} requests were refused, "
+                f"the last one because: {session.refusal:.500}"
             )
         raise EpisodeError(f"the program ended without a request to the model: it returned {turn.outcome!r:.200}")
 
@@ -106,8 +105,13 @@ class ProgramDriver(Driver):
         self._remember_nothing()
 
     def _remember_nothing(self) -> None:
-        """Reset the requests and replies."""
-        self._conversations = Conversations(self._role_of, self.renderer.reasoning_in_content)
+        """Begin without requests and replies."""
+
+        def role_of(messages: Sequence[Message]) -> str | None:
+            role = self.env.role_of(messages)
+            return role if role is not None or self._session is None else self._session.role
+
+        self._conversations = Conversations(role_of, self.renderer.reasoning_in_content)
         self._inner: dict[int, tuple[Message, Message]] = {}
         self._calls: dict[str, ToolCall] = {}
         self._replies: list[ModelReply] = []
@@ -119,8 +123,7 @@ class ProgramDriver(Driver):
         assert asked is not None
         self._replies.append(self._outer_reply(reply))
         if len(self._replies) < asked.request.n and self._limit() is None and not self._is_given_up:
-            self._go_on()
-            return self._turn_of(asked.request, self._conversations.branch(asked.request))
+            return self._taken(asked, self._turn_of(asked.request, self._conversations.branch(asked.request)))
         replies, self._replies, self._asked = self._replies, [], None
         self._conversations.answer(asked.request, replies)
         if not self._is_given_up:
@@ -138,12 +141,9 @@ class ProgramDriver(Driver):
             return outcome
         return Turn(reward=cast("float | Mapping[str, float] | None", outcome), terminated=not is_limited)
 
-    def new_session(self) -> ProgramSession:
-        """Return the session of an episode."""
-        return ProgramSession(self.count_tokens, partial(check_image, self.renderer))
-
-    def open_session(self, session: ProgramSession) -> None:
-        """Serve the session, and start the program."""
+    def open_session(self) -> ProgramSession:
+        """Serve the session of an episode, and start the program."""
+        session = self._session = ProgramSession(self.count_tokens, partial(check_image, self.renderer))
         server = background_server()
         server.sessions.add(session)
         endpoint = Endpoint(
@@ -161,6 +161,7 @@ class ProgramDriver(Driver):
             self._program = CommandProgram(
                 lambda: self.env.command, self.env.prepare, self.env.score, environ, session.put, session.id
             )
+        return session
 
     def end_program(self, error: RequestError = _OVER) -> None:
         """End the program, if it runs, and refuse its requests, including those that are being answered or waiting."""
@@ -169,7 +170,7 @@ class ProgramDriver(Driver):
         self._session = self._program = self._asked = None
         self._placed.clear()
         for each in asked:
-            each.refuse(error)
+            each.answer(error)
         if session is not None:
             session.close(error)
             self.close_session(session)
@@ -270,7 +271,7 @@ class ProgramDriver(Driver):
             if limit is not None:
                 grace_s = self.env.limit_grace_s
                 deadline = deadline or (None if grace_s is None else now() + grace_s)
-                event.refuse(_at_limit(f"the episode ends here: {limit}", limit))
+                event.answer(_at_limit(f"the episode ends here: {limit}", limit))
                 if program is not None:
                     program.stop()
             elif not event.is_abandoned and (turn := self._turn(event, session.cut())) is not None:
@@ -300,10 +301,12 @@ class ProgramDriver(Driver):
                 yield turn
 
     def _taken(self, asked: PendingRequest, turn: Turn) -> Turn:
-        """Take the turn of a request, which is answered next."""
+        """Take the turn of a request, which is answered next: what was full before does not end the episode."""
         self._asked = asked
         self._forget_reply()
-        self._go_on()
+        self._full = None
+        if self.running.cut == StopReason.MAX_CONTEXT_TOKENS:
+            self.running.cut = None
         return turn
 
     def _turn(self, asked: PendingRequest, cut: Sequence[ModelRequest]) -> Turn | None:
@@ -326,7 +329,7 @@ class ProgramDriver(Driver):
             self._check(placed, turn)
         except RequestError as error:
             self._conversations.fail(asked.request)
-            asked.refuse(error)
+            asked.answer(error)
             if self._session is not None:
                 self._session.note_refusal(error)
             return None
@@ -340,12 +343,6 @@ class ProgramDriver(Driver):
             return None
         limit = self.running.limit_now()
         return self.running.limit_reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
-
-    def _go_on(self) -> None:
-        """Record that a request was accepted, so that an earlier full context does not end the episode."""
-        self._full = None
-        if self.running.cut == StopReason.MAX_CONTEXT_TOKENS:
-            self.running.cut = None
 
     def _check(self, placed: Continues | Opens, turn: Turn) -> None:
         """Check that a request can be answered.
@@ -402,26 +399,22 @@ class ProgramDriver(Driver):
             options["edit"] = Edit(placed.keep, placed.changed)
         return Turn([self._inner_message(message) for message in placed.messages], **options)
 
-    def _role_of(self, messages: Sequence[Message]) -> str | None:
-        role = self.env.role_of(messages)
-        return role if role is not None or self._session is None else self._session.role
-
     # Messages: the program knows a reply by the ids of the gateway, the context by those of the model family.
 
     def _inner_message(self, message: Message) -> Message:
-        def inner_id(outer: str | None, name: str | None) -> str | None:
-            """Return the id of a call in its context; that of the program for a call that it renamed."""
-            call = self._calls.get(outer or "")
-            return outer if call is None or call.name != name else call.id
-
         known = self._inner.get(id(message))
         if known is not None:
             return known[1]
         inner = as_given(self.renderer, message)
+        named = [(call.id, call.name) for call in message.tool_calls]
+        ids: list[str | None] = []
+        for outer, name in [(message.tool_call_id, message.name)] if message.role == "tool" else named:
+            call = self._calls.get(outer or "")
+            ids.append(outer if call is None or call.name != name else call.id)  # the program may rename a call
         if message.role == "tool":
-            inner = inner.model_copy(update={"tool_call_id": inner_id(message.tool_call_id, message.name)})
-        elif message.tool_calls:  # a reply that the program changed, or wrote
-            calls = [call.model_copy(update={"id": inner_id(call.id, call.name)}) for call in message.tool_calls]
+            inner = inner.model_copy(update={"tool_call_id": ids[0]})
+        elif ids:  # a reply that the program changed, or wrote
+            calls = [call.model_copy(update={"id": own}) for call, own in zip(message.tool_calls, ids, strict=True)]
             inner = inner.model_copy(update={"tool_calls": tuple(calls)})
         self._inner[id(message)] = message, inner
         return inner
@@ -450,10 +443,8 @@ class ProgramDriver(Driver):
         logprobs = np.asarray(context.log_logprobs[step.action_start : step.stop])
         is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
         decode = context.renderer.tokenizer.token_bytes
-        reply_id = self._id()
-        self._forget_reply()
         return ModelReply(
-            id=reply_id,
+            id=self._id(),
             message=message,
             finish_reason="length" if step.finish_reason == "length" else "tool_calls" if calls else "stop",
             stop_sequence=stop,
@@ -498,12 +489,12 @@ class ProgramDriver(Driver):
 
 
 def _at_limit(text: str, limit: str | None) -> RequestError:
-    """Return the error for a program at a limit. Its code is the limit's name, or the code that clients know for it."""
+    """Return what a program gets at a limit: its name is the code, except for the code that clients know."""
     return RequestError(text, 400, "context_length_exceeded" if limit in _CONTEXT_IS_FULL else str(limit))
 
 
 def failure(error: BaseException, *, is_of_policy: bool) -> RequestError:
-    """Return the error for a program whose episode failed. The cause, which may quote a message, is only in the record.
+    """Return what a program gets when its episode failed. The cause, which may quote a message, is in the record only.
 
     Args:
         error: What failed.

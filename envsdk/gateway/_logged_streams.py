@@ -12,19 +12,9 @@ import pydantic_core
 
 from ..trainers.foreign._values import LoggedValue
 
-# Fields that a chunk repeats or sends once; other strings and lists of chunks are parts of one value.
+# The fields that a chunk repeats or sends once; other strings and lists of chunks are parts of one.
 _ONCE = frozenset({"id", "type", "role", "index", "finish_reason", "stop_reason", "prompt_token_ids", "meta_info"})
 _ENDED = ("response.completed", "response.incomplete", "response.failed")
-
-
-def is_stream(response: LoggedValue) -> bool:
-    """Return whether a response was logged as a list of events."""
-    return isinstance(response.value, (list, tuple))
-
-
-def is_anthropic(events: LoggedValue) -> bool:
-    """Return whether events are those of Anthropic Messages and not the chunks of Chat Completions."""
-    return any("type" in event.mapping() for event in events.items()[:1])
 
 
 def assembled(name: str, events: LoggedValue) -> LoggedValue | None:
@@ -78,21 +68,17 @@ def _add(whole: dict[str, Any], part: LoggedValue) -> None:
             raise part.get(key).invalid(f"a {type(before).__name__}, as in the chunks before it")
         elif isinstance(value, dict):
             _add(whole.setdefault(key, {}), part.get(key))
-        elif isinstance(value, list):
-            _extend(whole.setdefault(key, []), part.get(key))
+        elif isinstance(value, list):  # the items with an `index`, the calls, come in parts
+            items: list[Any] = whole.setdefault(key, [])
+            for item in part.get(key).items():
+                index = _index_in(item.value)
+                known = None if index is None else next((entry for entry in items if _index_in(entry) == index), None)
+                if known is None:
+                    items.append(deepcopy(item.value))
+                else:
+                    _add(known, item)
         else:
             whole[key] = value if before is None else before + value
-
-
-def _extend(whole: list[Any], part: LoggedValue) -> None:
-    """Add the items of a chunk to those of the chunks before it. Items with an `index`, the calls, come in parts."""
-    for item in part.items():
-        index = _index_in(item.value)
-        known = None if index is None else next((entry for entry in whole if _index_in(entry) == index), None)
-        if known is None:
-            whole.append(deepcopy(item.value))
-        else:
-            _add(known, item)
 
 
 def _index_in(item: Any) -> Any:
@@ -103,7 +89,7 @@ def _index_in(item: Any) -> Any:
 
 
 def _responses(events: Sequence[LoggedValue]) -> dict[str, Any] | None:
-    """Return the response of the last event. Its output may be missing there: each item has a separate event."""
+    """Return the response of the last event. Its output may be missing there: each item has its own event."""
     last = next((event for event in reversed(events) if event.get("type").value in _ENDED), None)
     if last is None:
         return None
@@ -135,7 +121,11 @@ def _anthropic(events: Sequence[LoggedValue]) -> dict[str, Any] | None:
                 texts = {k: v for k, v in delta.mapping().items() if k in ("text", "thinking", "signature")}
                 _add(blocks[index], LoggedValue(texts, delta.where))
         elif kind == "content_block_stop" and inputs.get(_index(event)):
-            blocks[_index(event)]["input"] = _arguments(inputs[_index(event)], event)
+            text = inputs[_index(event)]
+            try:
+                blocks[_index(event)]["input"] = pydantic_core.from_json(text, allow_partial=True)  # a reply may be cut
+            except ValueError as error:
+                raise event.invalid(f"the end of a block whose input is JSON, which {text!r:.80} is not") from error
         elif kind == "message_delta":
             _add(whole, event.get("delta"))
     if not whole or not whole.get("stop_reason"):
@@ -148,11 +138,3 @@ def _index(event: LoggedValue) -> int:
     if index is None:
         raise event.get("index").invalid("the index of a block")
     return index
-
-
-def _arguments(text: str, event: LoggedValue) -> Any:
-    """Return the input of a call. Where the reply was cut, its JSON is not complete."""
-    try:
-        return pydantic_core.from_json(text, allow_partial=True)
-    except ValueError as error:
-        raise event.invalid(f"the end of a block whose input is JSON, which {text!r:.80} is not") from error

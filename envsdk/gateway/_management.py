@@ -165,7 +165,7 @@ class Gateway:
         return Response(generate_latest(self._sessions.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def _health(self, request: Request, send: Send) -> Response:
-        return json_response({"status": "ok", "open_sessions": len(self._sessions.open_sessions)})
+        return json_response({"status": "ok", "open_sessions": len(self._sessions.open_sessions.by_id)})
 
     async def _describe(self, request: Request, send: Send) -> Response:
         return json_response(description(OpenRequest, RewardRequest, has_token=self.has_token))

@@ -26,8 +26,8 @@ _CODE_CALL = "\nCalling tools:\n"
 _WORD = re.compile(r"\w{3,}")
 _TAG = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>|\[(\w*think\w*)\]", re.IGNORECASE)
 _TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
-_INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens in text
-EVIDENCE = 24  # characters: a shorter string may be in two conversations by chance
+_INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens
+EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
 
 
 @dataclass(eq=False, slots=True)
@@ -39,8 +39,8 @@ class RecordedMessage:
         form: Its form.
         calls: The calls of an assistant message.
         tagged: The reasoning between tags at the start of an assistant message's text, and the text after it; an empty
-            string and the whole text if there are no such tags.
-        reply: The reply's id; None for a message that the program wrote.
+            string and the whole text without such tags.
+        reply: The id of the reply that it is; None for a message that the program wrote.
     """
 
     message: Message
@@ -77,8 +77,16 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
     if message.role == "assistant":
         text = _INVISIBLE.sub("", text).strip()
         calls = tuple(call_form(call) for call in message.tool_calls)
-        return RecordedMessage(message, ("assistant", calls, text), calls, _split_reasoning(text, tags), reply)
-    images: list[tuple[str, int]] = []  # the hash of each, and the number of non-white-space characters before it
+        opening, closing = tags or ("", "")
+        if not (opening and text.startswith(opening)):
+            found = _TAG.match(text)
+            opening, closing = (found[0], f"</{found[1]}>" if found[1] else f"[/{found[2]}]") if found else ("", "")
+        tagged = "", text
+        if closing and closing in text:
+            reasoning, _, rest = text.removeprefix(opening).partition(closing)
+            tagged = reasoning.strip(), rest.strip()
+        return RecordedMessage(message, ("assistant", calls, text), calls, tagged, reply)
+    images: list[tuple[str, int]] = []  # the hash of each, and how many characters without white space come before it
     before = 0
     for part in message.parts or () if message.images else ():
         if isinstance(part, ImagePart):
@@ -122,7 +130,10 @@ def is_same_reply(sent: RecordedMessage, recorded: RecordedMessage, stop: Collec
     is_own = reasoning in ("", (recorded.message.reasoning or "").strip())
     for text in (sent.text, *([rest] if is_own else [])):
         if calls and not sent.calls:
-            written = sorted(_written_calls(text.removeprefix(recorded.text)), key=call_form)  # like their results
+            code = text.removeprefix(recorded.text).strip().removeprefix(_CODE_CALL.strip())
+            written: list[ToolCall] = []
+            with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
+                written = sorted(map(ToolCall.from_openai, _python(code)), key=call_form)  # as their results came
             is_same = text.startswith(recorded.text) and _are_same_calls(written, sorted(calls, key=call_form))
         else:
             own = _without_own_code(text)
@@ -143,18 +154,6 @@ def has_same_reasoning(sent: RecordedMessage, recorded: RecordedMessage) -> bool
     return whole.endswith(end)
 
 
-def _split_reasoning(text: str, tags: tuple[str, str] | None) -> tuple[str, str]:
-    """Return the reasoning in its tags at the start of a string, and the rest."""
-    opening, closing = tags or ("", "")
-    if not (opening and text.startswith(opening)):
-        found = _TAG.match(text)
-        opening, closing = (found[0], f"</{found[1]}>" if found[1] else f"[/{found[2]}]") if found else ("", "")
-    if not closing or closing not in text:
-        return "", text
-    reasoning, _, rest = text.removeprefix(opening).partition(closing)
-    return reasoning.strip(), rest.strip()
-
-
 def _are_same_calls(sent: Sequence[ToolCall], recorded: Sequence[ToolCall]) -> bool:
     """Return whether calls are the recorded ones. Programs replace arguments that are not the JSON of an object."""
     for call, known in zip(sent, recorded, strict=False):
@@ -168,43 +167,41 @@ def _are_same_calls(sent: Sequence[ToolCall], recorded: Sequence[ToolCall]) -> b
     return len(sent) == len(recorded)
 
 
-def _written_calls(text: str) -> Sequence[ToolCall]:
-    """Return the calls in a string, as smolagents writes them: a Python list."""
-    try:
-        calls = ast.literal_eval(text.strip().removeprefix(_CODE_CALL.strip()).strip())
-        return [ToolCall.from_openai(call) for call in calls]
-    except (SyntaxError, ValueError, TypeError, AttributeError, MemoryError, RecursionError):
-        return ()
-
-
 def _without_own_code(text: str) -> str:
-    """Return a string without the call at its end that repeats code in it, as smolagents' CodeAgent writes it."""
+    """Remove the call at the end that repeats code from before it, as smolagents' CodeAgent writes it."""
     own, mark, written = text.rpartition(_CODE_CALL)
     if not mark:
         return text
     try:
-        calls = ast.literal_eval(written)
-        code = [call["function"]["arguments"] for call in calls]
-    except (SyntaxError, ValueError, TypeError, LookupError, MemoryError, RecursionError):
+        code = [call["function"]["arguments"] for call in _python(written)]
+    except (TypeError, LookupError):
         return text
     is_repeated = all(isinstance(one, str) and all(word in own for word in _WORD.findall(one)) for one in code)
     return own.strip() if is_repeated else text
 
 
+def _python(code: str) -> Any:
+    """Return the value that smolagents writes as Python; None if it is not a literal."""
+    try:
+        return ast.literal_eval(code.strip())
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        return None
+
+
 def without_stop(text: str, stop: Collection[str]) -> str:
-    """Return a string without the stop string at its end."""
+    """Remove the stop string from the end."""
     end = next((end for end in stop if end.strip() and text.endswith(end.strip())), "")
     return text.removesuffix(end.strip()).strip()
 
 
 def is_edited_reply(sent: RecordedMessage, recorded: RecordedMessage) -> bool:
-    """Return whether a program derived a message from a reply: it extended the reply, or took a part of it."""
+    """Return whether a program wrote a message from a reply: it extended it, or took a part of it."""
     texts = sorted((sent.text, recorded.text), key=len)
     return bool((texts[0] and texts[0] in texts[1]) or set(sent.calls) & set(recorded.calls))
 
 
 def is_quoted(reply: RecordedMessage, texts: Sequence[str]) -> bool:
-    """Return whether strings contain the longest line of a reply. Programs remove the tags around a summary."""
+    """Return whether a string contains the longest line of a reply. Programs remove the tags around a summary."""
     longest = max((piece.strip() for piece in _TAG_OR_LINE.split(reply.text)), key=len)
     return len(longest) >= EVIDENCE and any(longest in text for text in texts)
 

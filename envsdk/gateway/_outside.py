@@ -63,14 +63,11 @@ class OutsideDriver(ProgramDriver):
         return options["task"]  # the program interprets it
 
     @override
-    def new_session(self) -> ProgramSession:
+    def open_session(self) -> ProgramSession:
+        """Take the session, which the server knows; the program runs elsewhere."""
         opened = self._opened(self.running_episode.id)
-        opened.env = self.env
+        opened.env, self._session = self.env, opened.session
         return opened.session
-
-    @override
-    def open_session(self, session: ProgramSession) -> None:
-        """Do nothing: the server knows the session, and the program runs elsewhere."""
 
     @override
     def close_session(self, session: ProgramSession) -> None:
@@ -245,7 +242,10 @@ class PlayedSessions:
         opened = self._opened[job.id]
         try:
             played = await self._player.play(job)
-            _release_frames(played.error)
+            error = played.error
+            while error is not None:  # let go of the frames in which it was raised: they hold the episode in a cycle
+                traceback.clear_frames(error.__traceback__)
+                error.__traceback__, error = None, error.__cause__ or error.__context__
             return played.trajectory
         except asyncio.CancelledError:
             if not opened.is_late or opened.env is None:
@@ -256,13 +256,6 @@ class PlayedSessions:
             trajectory = opened.env.fail(late)
             trajectory.error_kind = "infrastructure"
             return trajectory
-
-
-def _release_frames(error: BaseException | None) -> None:
-    """Release the frames in which an error was raised: they hold the error, and all of the episode, in a cycle."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__, error = None, error.__cause__ or error.__context__
 
 
 def _summary(trajectory: Trajectory) -> dict[str, Any]:

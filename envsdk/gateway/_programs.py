@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ..errors import ConfigError
 from ._session import ProgramEnd
@@ -62,8 +62,8 @@ class ProgramResult:
     Attributes:
         returncode: Its exit status; negative for a signal that ended it; None if it was ended because a limit was
             reached.
-        stdout: Its standard output, as text; only the end of a long output.
-        stderr: Its standard error, likewise.
+        stdout: Its standard output, decoded; of a long output the end.
+        stderr: Its standard error, in the same form.
         folder: The folder that it was started in.
     """
 
@@ -73,24 +73,12 @@ class ProgramResult:
     folder: Path
 
 
-class ProgramHandle(Protocol):
-    """A running program."""
-
-    def stop(self) -> None:
-        """Ask it to end now, and to report its result so far."""
-        ...
-
-    def kill(self) -> None:
-        """End it without waiting for a result."""
-        ...
-
-
 class ThreadProgram:
     """A function that runs in a separate thread.
 
     Args:
         function: The function; if it returns an awaitable, that is awaited in the thread's own event loop.
-        ended: Called when it has ended.
+        ended: What is called when it has ended.
     """
 
     def __init__(self, function: Callable[[], Any], ended: Callable[[ProgramEnd], None]) -> None:
@@ -179,7 +167,7 @@ class CommandProgram:
         command = self._command()
         if command is None:
             raise ConfigError("there is nothing to run: write run(), or set command, at the latest in prepare()")
-        if isinstance(command, str) or not command or not all(map(_is_argument, command)):
+        if isinstance(command, str) or not command or not all(isinstance(part, str | os.PathLike) for part in command):
             raise ConfigError(f"command is {command!r:.80}; expected a list: the program and its arguments")
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(
@@ -201,10 +189,6 @@ class CommandProgram:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _KEPT_OUTPUT))
             written, errors = (file.read().decode(errors="replace") for file in (stdout, stderr))
             return ProgramResult(None if was_stopped else process.returncode, written, errors, folder)
-
-
-def _is_argument(value: object) -> bool:
-    return isinstance(value, (str, os.PathLike))
 
 
 def _end_processes(process: "subprocess.Popen[bytes]", mark: str) -> None:

@@ -4,7 +4,7 @@ Messages with the same JSON as in the conversation's last request are neither no
 """
 
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, takewhile
@@ -13,7 +13,7 @@ from ..messages import Message, ToolCall
 from ._normalized import Form, RecordedMessage, entry_of, has_same_reasoning, is_same_reply
 from ._requests import ModelRequest, ReceivedMessage
 
-_ID = re.compile(r"[A-Za-z0-9_-]{6,}")  # a string that may be an id in text
+_ID = re.compile(r"[A-Za-z0-9_-]{6,}")  # what may be an id
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,6 @@ class RequestReading:
     keep: int = 0
     named: frozenset[RecordedMessage] = frozenset()
     changed: Mapping[RecordedMessage, RecordedMessage] = field(default_factory=dict[RecordedMessage, RecordedMessage])
-
-    def knows(self, index: int) -> bool:
-        """Return whether the assistant message that the program sent at an index is one of the first `keep`."""
-        found = bisect_left(self.starts, (index, 0))
-        return found < len(self.starts) and self.starts[found][0] == index and self.starts[found][1] < self.keep
 
     def begins_with(self, messages: Sequence[RecordedMessage]) -> bool:
         """Return whether its first messages are the same as those given."""
@@ -195,13 +190,13 @@ class _Reader:
         if entry is expected:
             self.keep += 1
         elif expected is not None:
-            self._change()
+            self._note_change()
         if self._later is not None:
             self._next = max(self._next, self._later.get(entry, -1) + 1)
         self.path.append(entry)
 
-    def _change(self) -> None:
-        """Record that a message differs from the recorded one at its place."""
+    def _note_change(self) -> None:
+        """Note that a message was not the recorded one at its place."""
         self._next, path = self.keep, self._recorded.path
         self._later = {path[place]: place for place in range(self.keep, len(path))}
 
@@ -210,7 +205,7 @@ class _Reader:
         if (expected := self._expected) is not None:
             if expected.form == sent.form and has_same_reasoning(sent, expected):
                 return expected
-            self._change()
+            self._note_change()
         if self._later is None:
             return sent
         bare = self._left(sent, (*sent.form[:-1], sent.tagged[1])) if sent.is_assistant else None
@@ -277,7 +272,7 @@ class _Reader:
         """Read messages with the text of merged or split recorded ones, and return how many messages were read."""
         expected = self._expected
         if not expected or expected.message.images or expected.message.role in ("assistant", "tool"):
-            return 0  # only text of the program is merged
+            return 0  # only the program's own messages are merged
         form, first, place, sent, recorded = expected.form[:-1], index, self.keep, "", ""
         while sent or recorded or index == first:
             if not sent:

@@ -8,7 +8,7 @@ from ..errors import InvalidRecord, RequestError
 from ..messages import Message
 from ..trainers.foreign._importer import LoggedIds
 from ..trainers.foreign._values import LoggedValue
-from ._logged_streams import assembled, is_anthropic, is_stream
+from ._logged_streams import assembled
 from ._protocols import SessionMemory, load_protocol
 from ._requests import ModelRequest
 
@@ -100,8 +100,8 @@ class RecordReader:
         if "input" in found.get("request").mapping():
             return "responses"
         response = found.get("response")
-        if is_stream(response):
-            return "anthropic" if is_anthropic(response) else "chat"
+        if isinstance(response.value, list | tuple):  # events of Anthropic Messages, or chunks of Chat Completions
+            return "anthropic" if any("type" in event.mapping() for event in response.items()[:1]) else "chat"
         return "anthropic" if "content" in response.object().mapping() else "chat"
 
     def _read(self, found: LoggedValue, name: str, body: LoggedValue, response: LoggedValue) -> Exchange:
@@ -113,7 +113,7 @@ class RecordReader:
         if request.system is None and not request.messages:
             raise body.get("input" if name == "responses" else "messages").invalid("at least one message")
         given = None if response.value is None else response
-        if is_stream(response):
+        if isinstance(response.value, list | tuple):
             given = assembled(name, response)
         response_id = None if given is None else given.get("id").text()
         left_out = self._left_out(found, given, response_id)
@@ -136,7 +136,7 @@ class RecordReader:
 
     def _left_out(self, found: LoggedValue, response: LoggedValue | None, id: str | None) -> str:
         """Return why a record is left out; empty if it is not."""
-        if response is None and is_stream(found.get("response")):
+        if response is None and found.get("response").value is not None:
             return "the stream of its response ends before the reply does: it is left out"
         if response is None or response.get("error").value is not None:
             return "the request has no reply: it is left out"
@@ -156,25 +156,22 @@ class RecordReader:
             before = self._items[previous.value]
         if isinstance(given.value, str):
             return [*before, {"role": "user", "content": given.value}]
-        return [*before, *(self._resolved(item) for item in given.items())]
-
-    def _resolved(self, item: LoggedValue) -> Any:
-        if item.get("type").value != "item_reference":
-            return item.value
-        if item.get("id").value not in self._by_id:
-            raise item.get("id").invalid("the id of an item that is in an earlier record")
-        return self._by_id[item.get("id").value]
+        items: list[Any] = []
+        for item in given.items():
+            is_reference = item.get("type").value == "item_reference"
+            if is_reference and item.get("id").value not in self._by_id:
+                raise item.get("id").invalid("the id of an item that is in an earlier record")
+            items.append(self._by_id[item.get("id").value] if is_reference else item.value)
+        return [*before, *items]
 
 
 def _read_request(
     name: str, said: Mapping[str, Any], headers: Mapping[str, Any], memory: SessionMemory | None = None
 ) -> ModelRequest:
-    wrong = next(
-        (key for key, value in headers.items() if key.startswith("x-envsdk-") and not isinstance(value, str)), None
-    )
-    if wrong is not None:
-        raise RequestError(f"headers.{wrong}: expected a string")
     own = {key: value for key, value in headers.items() if key.startswith("x-envsdk-")}
+    for key, value in own.items():
+        if not isinstance(value, str):
+            raise RequestError(f"headers.{key}: expected a string")
     body = {"model": "logged", **({"max_tokens": 1} if name == "anthropic" else {}), **said}
     return load_protocol(name).read(body, own, memory)
 
@@ -184,7 +181,14 @@ def _answers(name: str, response: LoggedValue) -> list[LoggedAnswer]:
         choices = response.get("choices").items()
         if not choices:
             raise response.get("choices").invalid("at least one choice")
-        return [_choice(choice, response) for choice in choices]
+        answers: list[LoggedAnswer] = []
+        for choice in choices:
+            given = choice.get("message")
+            fields = {key: value for key, value in given.mapping().items() if key != "role"}
+            message = _message(name, {"messages": [{"role": "assistant", **fields}]}, given)
+            ids = ids_of([choice, given, response])
+            answers.append(LoggedAnswer(message, ids, choice.get("finish_reason").value))
+        return answers
     if name == "anthropic":
         content = response.get("content")
         given = [{"role": "assistant", "content": content.value}, {"role": "user", "content": "-"}]
@@ -195,13 +199,6 @@ def _answers(name: str, response: LoggedValue) -> list[LoggedAnswer]:
     ended = response.get("incomplete_details").object().get("reason").value
     places = [*reversed(output.items()), response]
     return [LoggedAnswer(message, ids_of(places), ended or response.get("status").value)]
-
-
-def _choice(choice: LoggedValue, response: LoggedValue) -> LoggedAnswer:
-    given = choice.get("message")
-    fields = {key: value for key, value in given.mapping().items() if key != "role"}
-    message = _message("chat", {"messages": [{"role": "assistant", **fields}]}, given)
-    return LoggedAnswer(message, ids_of([choice, given, response]), choice.get("finish_reason").value)
 
 
 def _message(name: str, said: Mapping[str, Any], field: LoggedValue) -> Message:
@@ -238,7 +235,9 @@ def ids_of(places: Sequence[LoggedValue]) -> LoggedIds:
         return next((field for field in fields if field.value is not None), None)
 
     sglang = next((ids for place in places if (ids := _sglang_ids(place)) is not None), (None, None))
-    content = next((entries for place in places if (entries := _token_entries(place)) is not None), None)
+    lists = (place.get("logprobs") for place in places)  # OpenAI's: an object for each token, perhaps under `content`
+    lists = (found.get("content") if isinstance(found.value, dict) else found for found in lists)
+    content = next((found for found in lists if found.value is not None), None)
     logprobs = None if content is None else LoggedValue(_column(content, "logprob"), content.where)
     return LoggedIds(
         first(("prompt_token_ids",)) or LoggedValue(None, f"{last}.prompt_token_ids"),
@@ -258,13 +257,6 @@ def _sglang_ids(place: LoggedValue) -> tuple[LoggedValue, LoggedValue] | None:
             raise item.invalid("a log-probability, an id and a string")
     ids, logprobs = [triple[1].value for triple in triples], [triple[0].value for triple in triples]
     return LoggedValue(ids, field.where), LoggedValue(logprobs, field.where)
-
-
-def _token_entries(place: LoggedValue) -> LoggedValue | None:
-    """Return OpenAI's list of log-probabilities, one object for each token."""
-    logprobs = place.get("logprobs")
-    content = logprobs.get("content") if isinstance(logprobs.value, dict) else logprobs
-    return None if content.value is None else content
 
 
 def _column(content: LoggedValue, key: str) -> list[Any]:
@@ -288,7 +280,7 @@ def _ids_in(content: LoggedValue | None) -> LoggedValue | None:
 
 
 def with_unique_call_ids(exchanges: Sequence[Exchange]) -> tuple[list[Exchange], dict[str, str]]:
-    """Give each call that shares its id with a call of another reply a unique id.
+    """Give each call that shares its id with a call of another reply a new id.
 
     Some servers number the calls of each reply from 0. An id that two replies have identifies neither.
 

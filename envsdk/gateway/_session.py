@@ -27,15 +27,14 @@ class PendingRequest:
         """True if the program no longer waits for the replies."""
         return self.replies.cancelled()
 
-    def answer(self, replies: Sequence[ModelReply]) -> None:
-        """Send the program its replies, if it is still waiting for them."""
-        if self.replies.set_running_or_notify_cancel():
-            self.replies.set_result(replies)
-
-    def refuse(self, error: RequestError) -> None:
-        """Send the program an error, if it is still waiting."""
-        if self.replies.set_running_or_notify_cancel():
-            self.replies.set_exception(error)
+    def answer(self, given: Sequence[ModelReply] | RequestError) -> None:
+        """Give the program its replies or an error, if it still waits."""
+        if not self.replies.set_running_or_notify_cancel():
+            return
+        if isinstance(given, RequestError):
+            self.replies.set_exception(given)
+        else:
+            self.replies.set_result(given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ class ProgramSession:
                 waiting.set_result(event)
                 return
         if isinstance(event, PendingRequest):
-            event.refuse(closed)
+            event.answer(closed)
 
     # The environment's side, and the program's end.
 
@@ -162,7 +161,7 @@ class ProgramSession:
             left = [event for event in self._events if isinstance(event, PendingRequest)]
             self._events.clear()
         for asked in left:
-            asked.refuse(error)
+            asked.answer(error)
 
 
 async def until_done(future: "Future[Any]") -> None:

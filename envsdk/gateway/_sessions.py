@@ -90,8 +90,8 @@ class OpenSession:
         session: The session.
         bucket: Limits its requests; None if they are not limited.
         opened: When it was opened, in seconds since the epoch.
-        used_s: When its last request arrived or was answered, on the monotonic clock.
-        requests: The number of requests for a reply.
+        used_s: When its last request came, or was answered or rewarded, on the monotonic clock.
+        requests: How many requests for a reply came.
         waiting: How many requests are being answered.
         memory: The protocols' memory of earlier requests.
         reading: Held while a request is read, because `memory` cannot be used by two threads.
@@ -117,11 +117,7 @@ class OpenSession:
             yield
         finally:
             self.waiting -= 1
-            self.touch()
-
-    def touch(self) -> None:
-        """Restart the idle time of the session."""
-        self.used_s = time.monotonic()
+            self.used_s = time.monotonic()
 
     def idle_s(self) -> float:
         """Return the number of seconds without a request."""
@@ -152,9 +148,6 @@ class Sessions:
         self._burst = burst or math.ceil(requests_per_s or 1)
         self.by_id: dict[str, OpenSession] = {}
         self.by_key: dict[str, OpenSession] = {}
-
-    def __len__(self) -> int:
-        return len(self.by_id)
 
     def add(self, session: Session) -> OpenSession:
         """Serve a session from now on.

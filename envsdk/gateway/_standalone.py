@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import logging
 import math
+import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class ManagedSessions:
 
     def __init__(self, factory: SessionFactory, limits: SessionLimits) -> None:
         self.open_sessions = Sessions(requests_per_s=limits.requests_per_s, burst=limits.burst)
-        self.metrics = Metrics(lambda: len(self.open_sessions))
+        self.metrics = Metrics(lambda: len(self.open_sessions.by_id))
         self._factory = factory
         self._limits = limits
         self._opening = 0
@@ -116,7 +117,7 @@ class ManagedSessions:
         Raises:
             RequestError: If too many sessions are open.
         """
-        if len(self.open_sessions) + self._opening + len(self._closing) >= self._limits.max_sessions:
+        if len(self.open_sessions.by_id) + self._opening + len(self._closing) >= self._limits.max_sessions:
             message = f"{self._limits.max_sessions} sessions are open, which is the limit: close one first"
             raise Refusal(429, "too_many_sessions", message, {"retry-after": "1"})
         self._opening += 1
@@ -138,7 +139,7 @@ class ManagedSessions:
             if session_id in self._closed or session_id in self._closing:
                 raise RequestError("the session is closed", 409, "session_closed")
             raise not_found()
-        opened.touch()
+        opened.used_s = time.monotonic()
         await self._factory.reward(session_id, rewards)
         return opened
 

@@ -1,4 +1,4 @@
-"""Sends requests to model servers: one pooled client for each event loop, deadlines, retries, and typed errors.
+"""Send requests to model servers: one pooled client for each event loop, deadlines, retries, and typed errors.
 
 This module handles HTTP and JSON, and does not depend on tokens. It imports httpx when a client is created.
 """
@@ -40,7 +40,7 @@ _MAX_VALUES, _MAX_CONTAINERS = 3_000_000, 400_000
 values, for each token."""
 _DEAD = "EngineCore encountered an issue"  # vLLM's EngineDeadError
 _MAX_EPISODES = 100_000
-"""The number of episodes that are remembered. An older one that continues may move to another server."""
+"""The number of episodes whose server is remembered. An older one that continues may move to another server."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Usage:
         return Usage, ()  # a copy in another process counts its own requests
 
 
-# The server of an episode.
+# The choice of a server.
 
 
 class ModelServer:
@@ -107,7 +107,7 @@ class ModelServer:
         self.episodes = 0
         """The number of episodes that were assigned to it."""
         self.down_until = 0.0
-        """The time, by `time.monotonic()`, at which it may be used again after a failure."""
+        """The time, as `time.monotonic()`, from which it may be used again after it failed."""
         self.has_answered = False
         """Whether a connection to it was ever opened."""
         self.is_checked = False
@@ -117,7 +117,7 @@ class ModelServer:
         self.max_model_len: int | None = None
         """The largest number of tokens of a prompt and its reply; None if it is not known."""
         self.lacks_token_endpoint = False
-        """Whether it has no separate endpoint for token ids, so that `/v1/completions` is used."""
+        """Whether it lacks an endpoint for token ids, so that `/v1/completions` is used."""
         self.has_model = False
         """Whether it lists the policy's model."""
         self.adapter: str | None = None
@@ -134,7 +134,7 @@ class Servers:
 
     Args:
         urls: The base URLs.
-        rest_s: How long a failed server is not used, in seconds, unless all have failed.
+        rest_s: The time for which a server that failed is not used, in seconds, unless all have failed.
         clock: Returns the time in seconds.
     """
 
@@ -227,7 +227,7 @@ class AttemptFailure(Exception):
 
     Attributes:
         cause: `connection`, `timeout`, `partial`, or the status of the response.
-        retry_after_s: How long the server asks to wait, in seconds; None if it does not.
+        retry_after_s: The time that the server asks to wait, in seconds; None if it does not ask.
         is_unreachable: Whether no connection could be opened.
         is_dead: Whether the server reports that its engine has died.
         moves: Whether the next attempt goes to another server.
@@ -246,7 +246,7 @@ class AttemptFailure(Exception):
 
 @dataclass(slots=True)
 class _Connections:
-    """The connections and locks of one event loop."""
+    """The objects that belong to one event loop."""
 
     http: Any
     """An `httpx.AsyncClient`."""
@@ -264,7 +264,7 @@ class ServerClient:
         usage: Counts the requests.
         headers: Headers of each request.
         timeout_s: The longest duration of a request, in seconds.
-        max_retries: How often a call is tried again.
+        max_retries: The number of times that a call is tried again.
         max_in_flight: The maximum number of calls that are being answered at the same time, in each event loop.
         max_reply_bytes: The longest body of a response, in bytes.
     """
@@ -322,7 +322,7 @@ class ServerClient:
         return self._here().checks
 
     async def call(self, choose: Callable[[], ModelServer], attempt: Callable[[ModelServer], Awaitable[T]]) -> T:
-        """Return the result of an attempt; if it fails, try again, possibly on another server.
+        """Call a server; try again, maybe on another server, if the attempt fails.
 
         Args:
             choose: Returns the server of the next attempt.
@@ -331,7 +331,7 @@ class ServerClient:
         Raises:
             PolicyUnavailable: If all attempts failed.
             ServerUnreachable: At once, if no connection to any of the servers can be opened, and none has been.
-            EngineDead: If the server's engine has died, and there is no other server.
+            EngineDead: If the server's engine has died, and no other server works.
             RequestRefused: If a server refused the request; it is not tried again.
         """
         failures: list[tuple[ModelServer, AttemptFailure]] = []
@@ -358,7 +358,7 @@ class ServerClient:
             await asyncio.sleep(_wait_s(failure, attempts))
 
     def _note_failure(self, failures: Sequence[tuple[ModelServer, AttemptFailure]]) -> None:
-        """Update the state of a server after a failure.
+        """Update the state of the server that failed.
 
         Raises:
             EngineDead, ServerUnreachable: See `call`.
@@ -550,7 +550,7 @@ async def _lines(body: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
 
 
 def _error_in_stream(error: Any, data: bytes, request: str) -> Exception:
-    """Return the exception for an error event; without a status, it counts as a failure of the server."""
+    """Return the exception for an error event; without a status, it is a failure of the server."""
     code: Any = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) else 500
     if status in (408, 429) or status >= 500:

@@ -30,7 +30,7 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "atten
 class Computed:
     """The tokens of one context that a model has processed, with their keys and values."""
 
-    __slots__ = ("layers", "tokens", "weights")
+    __slots__ = ("layers", "nbytes", "tokens", "weights")
 
     def __init__(self, layers: Any, weights: object) -> None:
         self.layers = layers
@@ -39,12 +39,8 @@ class Computed:
         """The tokens, with a negative number in place of the placeholders of an image; see `keyed`."""
         self.weights = weights
         """An identifier of the weights that computed the keys and values."""
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the keys and values, in bytes."""
-        parts = [part for layer in _layers(self) for part in (layer.keys, layer.values) if part is not None]
-        return sum(part.numel() * part.element_size() for part in parts)
+        self.nbytes = 0
+        """The size of the keys and values when they were put into the cache, in bytes."""
 
     def copy(self) -> "Computed":
         """Return a copy for another context. It shares the tensors, because a layer that grows allocates new ones."""
@@ -93,15 +89,11 @@ class KVCache:
         has_state = getattr(model, "_is_stateful", False) or not set(layers) <= _ATTENTION
         self._outlives_reply = kind != "off" and not has_state
         self._entries: OrderedDict[Key, Computed] = OrderedDict()
-        self._sizes: dict[Key, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     @property
     def nbytes(self) -> int:
         """The size of the cache, in bytes. Tensors that contexts share are counted once for each context."""
-        return sum(self._sizes.values())
+        return sum(computed.nbytes for computed in self._entries.values())
 
     def take(self, key: Key, base: str, keep: int, prompt: "NDArray[np.integer[Any]]", weights: object) -> Computed:
         """Take the cached prefix of a prompt out of the cache. The caller owns it until it calls `put`.
@@ -122,7 +114,7 @@ class KVCache:
             least one token is left to compute. It has each image as a whole or not at all. It is empty if they share
             none, if the weights have changed, or if a layer has dropped tokens of the prefix.
         """
-        found = self._remove(key) if base == key[1] else None
+        found = self._entries.pop(key, None) if base == key[1] else None
         # A fork starts with the contexts of its original.
         shared_with = [(key[0], base), (key[0].rpartition(FORK)[0], base)]
         others = (self._entries.get(other) for other in shared_with)
@@ -138,26 +130,23 @@ class KVCache:
 
     def put(self, key: Key, computed: Computed) -> None:
         """Put an entry into the cache, and drop the least recently used entries that exceed its size."""
-        self._remove(key)
+        self._entries.pop(key, None)
         if not self._outlives_reply or not computed.tokens:
             return
-        self._entries[key], self._sizes[key] = computed, computed.nbytes
+        parts = [part for layer in _layers(computed) for part in (layer.keys, layer.values) if part is not None]
+        computed.nbytes = sum(part.numel() * part.element_size() for part in parts)
+        self._entries[key] = computed
         while self.nbytes > self._max_bytes:
-            self._remove(next(iter(self._entries)))
+            self._entries.popitem(last=False)
 
     def forget(self, episode_id: str) -> None:
         """Drop all contexts of an episode."""
         for key in [key for key in self._entries if key[0] == episode_id]:
-            self._remove(key)
+            del self._entries[key]
 
     def clear(self) -> None:
         """Drop all entries."""
         self._entries.clear()
-        self._sizes.clear()
-
-    def _remove(self, key: Key) -> Computed | None:
-        self._sizes.pop(key, None)
-        return self._entries.pop(key, None)
 
     def _empty(self, weights: object) -> Computed:
         if self._kind == "off":

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class ModelSequence:
-    """A prompt and the tokens sampled so far.
+    """A prompt, and the tokens that were sampled after it so far.
 
     Args:
-        torch: The module `torch`.
-        images: Makes the model's inputs for images.
+        torch: The module.
+        images: Makes the model's inputs of images.
         prompt: The whole prompt, int32 of shape (n,).
         media: The images in it.
 

@@ -1,4 +1,4 @@
-"""The base of the policies on model servers: one call of a server for each reply, with checks, retries and errors.
+"""The base class of policies on model servers: one call of a server for each reply, with retries and typed errors.
 
 A subclass implements the endpoints of one kind of server. Startup checks find out whether a server is set up so that
 its replies can be trained on. Each check that fails raises `ServerMismatch`, which names the server's flag.
@@ -85,10 +85,10 @@ class ServedPolicy(ABC):
         seed: Requests have seeds that are derived from it, from the id of the episode, the name of the context, and
             the length of the prompt. None sends no seed.
         api_key: The key for the header `Authorization`.
-        timeout_s: The maximum duration of a request, in seconds.
-        max_retries: How often a call is retried after a connection error, a timeout, a partial response, or a
-            response with the status 408, 429 or 5xx. The time between attempts grows to 30 s; `Retry-After` holds. A
-            server that was never reached is not retried.
+        timeout_s: The longest duration of a request, in seconds.
+        max_retries: The number of times that a call is tried again after a connection error, a timeout, a partial
+            response, or a response with the status 408, 429 or 5xx. The time between attempts grows to 30 s;
+            `Retry-After` holds. A server that was never reached is not tried again.
         max_in_flight: The maximum number of calls that are being answered at the same time, in each event loop.
         max_reply_bytes: The maximum size of a response, in bytes. Routed experts of long prompts may need more.
         priority: The priority of the requests, for a server that schedules by priority.
@@ -156,7 +156,7 @@ class ServedPolicy(ABC):
         self._open()
 
     def _open(self) -> None:
-        """Create the state that belongs to this process."""
+        """Create the connections and counters, which belong to this process."""
         self._servers = Servers(self._urls)
         self._client = ServerClient(
             self._servers,
@@ -184,7 +184,7 @@ class ServedPolicy(ABC):
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(self._urls)}, model={self.model!r})"
 
-    # The methods of a kind of server.
+    # Methods that depend on the kind of server.
 
     @abstractmethod
     async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
@@ -207,7 +207,7 @@ class ServedPolicy(ABC):
     @property
     @abstractmethod
     def flags(self) -> Mapping[str, str]:
-        """The advice for each check that fails, by its name: what to change on the server."""
+        """The change to the server that fixes a check that fails, by the name of the check."""
 
     def check_sampling(self, sampling: Sampling) -> None:  # noqa: B027 - a kind of server may have no restriction
         """Refuse sampling parameters that the server would change, or whose log-probabilities it does not return.
@@ -227,7 +227,7 @@ class ServedPolicy(ABC):
             "TransformersPolicy or VLLM, or remove the images"
         )
 
-    # The interface of a policy.
+    # The methods of a policy.
 
     @property
     def tokenizer(self) -> Any:
@@ -285,6 +285,10 @@ class ServedPolicy(ABC):
         if waiting and digest == _digest(prompt):
             return self._with_remainder((episode_id, context), prompt, waiting)
         room = min((count for count in (max_tokens, self._max_tokens) if count is not None), default=None)
+        seed = None
+        if self._seed is not None:
+            name = repr((self._seed, episode_id, context, len(prompt))).encode()
+            seed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") % _MAX_SEED
         request = ServerRequest(
             id=uuid.uuid4().hex,
             prompt=np.ascontiguousarray(prompt, dtype=np.int32),
@@ -292,7 +296,7 @@ class ServedPolicy(ABC):
             max_tokens=room,
             stop_token_ids=stop_token_ids,
             stop=stop,
-            seed=self._seed_of(episode_id, context, len(prompt)),
+            seed=seed,
             priority=self._priority,
             cache_key=self._cache_key,
             media=media,
@@ -301,9 +305,13 @@ class ServedPolicy(ABC):
             self._tokenizer = load_tokenizer(self._given_tokenizer)
         tokenizer = self._tokenizer if renderer is None else renderer.tokenizer
 
+        is_text = np.ones(len(prompt), dtype=np.bool_)
+        for placed in media:
+            is_text[placed.start : placed.stop] = False
+
         async def attempt(server: ModelServer) -> list[Action]:
             if self._checks:
-                await self._check(server, tokenizer, _text_of(prompt, media))
+                await self._check(server, tokenizer, prompt[is_text])
             check_length(server, limits, self.flags)
             vocab_size = None if tokenizer is None else tokenizer.vocab_size
             return await self._reply(server, request, vocab_size, on_tokens)
@@ -376,7 +384,9 @@ class ServedPolicy(ABC):
             return
         async with self._client.checking():
             if not server.is_checked:
-                await check_server(self, self._client, server, prompt)
+                await check_model(self, self._client, server)
+                await _check_logprobs(self, self._client, server, prompt[-_PROBE_TOKENS:])
+                server.is_checked = True
             if tokenizer is not None and tokenizer.fingerprint not in server.tokenizers:
                 await check_vocabulary(self, self._client, server, tokenizer)
 
@@ -407,12 +417,6 @@ class ServedPolicy(ABC):
             with self._lock:
                 self._in_flight.pop(request.id, None)
 
-    def _seed_of(self, episode_id: str, context: str, length: int) -> int | None:
-        if self._seed is None:
-            return None
-        digest = hashlib.blake2b(repr((self._seed, episode_id, context, length)).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % _MAX_SEED
-
     def _with_remainder(self, key: tuple[str, str], prompt: "NDArray[np.int32]", actions: Sequence[Action]) -> Action:
         """Return the first action; keep the others for the call that continues the reply."""
         first, *others = actions
@@ -442,14 +446,6 @@ class ServedEpisode:
         return self._policy.sample(prompt, renderer, self._env.limits, context=context, **request)
 
 
-def _text_of(prompt: "NDArray[np.int32]", media: Sequence[PlacedImage]) -> "NDArray[np.int32]":
-    """Return the tokens of a prompt that are not placeholders of images."""
-    is_text = np.ones(len(prompt), dtype=np.bool_)
-    for placed in media:
-        is_text[placed.start : placed.stop] = False
-    return prompt[is_text]
-
-
 def _digest(tokens: "NDArray[np.int32]") -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(tokens, dtype="<i4").tobytes(), digest_size=16).digest()
 
@@ -471,33 +467,13 @@ class _Tokens(BaseModel):
     tokens: list[int]
 
 
-async def check_server(
-    policy: ServedPolicy, client: ServerClient, server: ModelServer, prompt: "NDArray[np.int32]"
-) -> None:
-    """Check a server's model and its log-probabilities, and read the length of its contexts.
-
-    Args:
-        policy: The policy.
-        client: Sends the requests.
-        server: The server.
-        prompt: Tokens that the model knows, for the probe of log-probabilities.
-
-    Raises:
-        ServerMismatch: If a check fails.
-        AttemptFailure: If the server cannot be reached.
-    """
-    await check_model(policy, client, server)
-    await _check_logprobs(policy, client, server, prompt[-_PROBE_TOKENS:])
-    server.is_checked = True
-
-
 async def check_vocabulary(
     policy: ServedPolicy, client: ServerClient, server: ModelServer, tokenizer: Tokenizer
 ) -> None:
     """Check that a server's model has the same vocabulary as a tokenizer, with a few dozen strings and control tokens.
 
     Raises:
-        ServerMismatch: If a string has different ids, or the server does not tokenize.
+        ServerMismatch: If a string has other ids, or the server does not tokenize.
         AttemptFailure: If the server cannot be reached.
     """
     model = {} if policy.model is None else {"model": policy.model}

@@ -31,7 +31,7 @@ _FINISH_REASONS = get_args(FinishReason)
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """A request for a reply of a server."""
+    """A request for a reply."""
 
     id: str
     """The id of the request, the same for all attempts."""
@@ -45,7 +45,7 @@ class ServerRequest:
     seed: int | None = None
     priority: int | None = None
     cache_key: str | None = None
-    """Requests read each other's cached prefixes only if their keys are equal; None for no restriction."""
+    """A key that requests share if they may read each other's prefixes in the server's cache; None: all may."""
     top_logprobs: int = 0
     """The number of most likely tokens to return at each position, with their log-probabilities."""
     media: Sequence[PlacedImage] = ()
@@ -66,7 +66,7 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """The reply of a server, before it is checked."""
+    """A reply that a server sampled, not checked yet."""
 
     tokens: Sequence[int]
     logprobs: Sequence[float]
@@ -74,7 +74,7 @@ class ServerReply:
     stop_string: str | None = None
     """The stop string that ended the reply, if the server returns it."""
     stop_token: int | None = None
-    """The token that ended the reply, if the server returns it; it may be the model's own stop token."""
+    """The token at which the reply ended, if the server returns it; it may be the model's own end token."""
     weights: Sequence[Weights] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Data for `Action.extra`."""
@@ -97,7 +97,7 @@ class _PromptTokensDetails(BaseModel):
 
 
 class ServerUsage(BaseModel):
-    """The token counts of a request, from a server with OpenAI's protocol."""
+    """The counts of a request, as a server with OpenAI's protocol reports them."""
 
     prompt_tokens: Annotated[int, Field(ge=0)] | None = None
     prompt_tokens_details: _PromptTokensDetails | None = None
@@ -109,7 +109,7 @@ class ServerUsage(BaseModel):
 
 
 def cache_counts(cached_tokens: int | None, prompt_tokens: int | None) -> dict[str, int]:
-    """Return the counts of cache hits for an action; those that the server did not report are left out."""
+    """Return a server's cache hits for `Action.extra`, without the counts that it did not report."""
     if cached_tokens is None:
         return {}
     counts = {"prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens}
@@ -129,7 +129,7 @@ def read_response(model: type[M], response: Any) -> M:
 
 
 def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | None) -> list[Action]:
-    """Convert a server's reply to actions: one for each version of the weights, in order.
+    """Split a server's reply into actions: one for each version of the weights, in order.
 
     All but the last have the finish reason `abort`, because the next action continues the reply.
 

@@ -63,7 +63,7 @@ class SGLang(ServedPolicy):
 
     @property
     def flags(self) -> Mapping[str, str]:
-        """The advice for each check that fails, by its name: what to change on the server."""
+        """The change to the server that fixes a check that fails, by the name of the check."""
         return {
             "model": "start SGLang with --served-model-name {}",
             "models": "If it needs a key (--api-key), pass api_key",
@@ -99,7 +99,7 @@ class SGLang(ServedPolicy):
         """
         raise ConfigError(
             "the prompt has an image: SGLang's /generate may decode the tokens of a prompt with images and encode the "
-            "text again, so the model may get tokens that differ from the trained ones. Use VLLM or TransformersPolicy"
+            "text again, so the model's tokens may differ from those that are trained. Use VLLM or TransformersPolicy"
         )
 
     async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StopAfterCall:
-    """End each reply at the end of a tool call, so that the model does not continue, or invent the tool's result.
+    """End each reply at the end of a tool call, so that the model does not write more, or invent the tool's result.
 
     The action has the tokens up to the end of the call and the finish reason `stop`, without a stop token. The next
     observation closes the turn with tokens that were not sampled, as it closes every reply that did not end itself (the

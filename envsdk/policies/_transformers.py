@@ -200,9 +200,10 @@ class TransformersPolicy:
             UnknownName: If the environment requests an unknown sampling parameter.
         """
         chosen = self._sampling.updated(sampling, "TransformersPolicy")
-        self._check(prompt, stop)
-        room = self._room(len(prompt), max_tokens)
-        reply = _SampledReply(stop_token_ids, tuple(map(str.encode, stop)), room, on_tokens)
+        room = self._checked_room(prompt, max_tokens)
+        if stop and self.tokenizer is None:
+            raise ConfigError(f"the stop strings {stop!r:.80} need a tokenizer: TransformersPolicy(model, tokenizer)")
+        reply = _SampledReply(stop_token_ids, tuple(map(str.encode, stop)), on_tokens)
         version = self._policy_version
         name = repr((self._seed, version, episode_id, context)).encode()
         digest = hashlib.blake2b(name + np.ascontiguousarray(prompt, dtype="<i4").tobytes(), digest_size=16)
@@ -215,7 +216,7 @@ class TransformersPolicy:
         self.statistics.reused += reused
         self.statistics.recomputed += max(0, min(keep, len(prompt) - 1) - reused - 1)
         try:
-            await self._sample(reply, sequence, computed, chosen, rng)
+            await self._sample(reply, room, sequence, computed, chosen, rng)
         finally:
             if computed.weights == self._weights():
                 self._cache.put(key, computed)
@@ -231,13 +232,14 @@ class TransformersPolicy:
     async def _sample(
         self,
         reply: "_SampledReply",
+        room: int,
         sequence: ModelSequence,
         computed: Computed,
         sampling: Sampling,
         rng: np.random.Generator,
     ) -> None:
         begun = self._refreshed, self._aborted
-        while reply.has_room:
+        for _ in range(room):
             token, logprob = draw(self._logits(sequence, computed), sampling, rng.random())
             piece = self._tokenizer.token_bytes(np.array([token], dtype=np.int32))[0] if self._tokenizer else b""
             if reply.add(token, logprob, piece):
@@ -267,7 +269,8 @@ class TransformersPolicy:
         changes = (p._version for p in self.model.parameters() if not p.is_inference())
         return self._refreshed, sum(changes)
 
-    def _check(self, prompt: "NDArray[np.int32]", stop: tuple[str, ...]) -> None:
+    def _checked_room(self, prompt: "NDArray[np.int32]", max_tokens: int | None) -> int:
+        """Check a prompt, and return the maximum number of tokens in its reply: the smallest of all limits."""
         rows: int = self._config.vocab_size
         if not len(prompt):
             raise ConfigError("the prompt is empty; expected at least one token")
@@ -276,11 +279,7 @@ class TransformersPolicy:
                 f"the prompt has the token id {prompt.max()}, but the model has the ids 0 to {rows - 1}: the model and "
                 "the environment's tokenizer belong to different families"
             )
-        if stop and self.tokenizer is None:
-            raise ConfigError(f"the stop strings {stop!r:.80} need a tokenizer: TransformersPolicy(model, tokenizer)")
-
-    def _room(self, length: int, max_tokens: int | None) -> int:
-        """Return the maximum number of tokens in a reply: the smallest of all limits."""
+        length = len(prompt)
         positions: int | None = getattr(self._config, "max_position_embeddings", None)
         if positions is not None and length >= positions:
             raise ConfigError(
@@ -304,7 +303,6 @@ class _SampledReply:
         self,
         stop_token_ids: tuple[int, ...],
         stop: tuple[bytes, ...],
-        room: int,
         on_tokens: Callable[[Sequence[int]], bool | None] | None,
     ) -> None:
         self._on_tokens = on_tokens
@@ -315,11 +313,6 @@ class _SampledReply:
         self._stop = stop
         self._seen = max(map(len, stop), default=1) - 1  # bytes of a stop string in earlier tokens
         self._tail = b""
-        self._room = room
-
-    @property
-    def has_room(self) -> bool:
-        return len(self.tokens) < self._room
 
     def add(self, token: int, logprob: float, piece: bytes) -> bool:
         """Add a token, and return whether it ends the reply. Text after a stop string in the same token is kept."""

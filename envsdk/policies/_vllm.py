@@ -66,7 +66,7 @@ class VLLM(ServedPolicy):
 
     @property
     def flags(self) -> Mapping[str, str]:
-        """The advice for each check that fails, by its name: what to change on the server."""
+        """The change to the server that fixes a check that fails, by the name of the check."""
         return {
             "model": "start vLLM with --served-model-name {}",
             "models": "If it needs a key (--api-key), pass api_key",
@@ -136,8 +136,16 @@ class VLLM(ServedPolicy):
         self, server: ModelServer, request: ServerRequest, ask: Callable[[str, dict[str, Any]], Awaitable[Any]]
     ) -> ServerReply:
         if not server.lacks_token_endpoint:
+            parameters = _parameters(request)
+            if request.max_tokens is not None:  # without it, the reply may fill the context
+                parameters["max_tokens"] = request.max_tokens
+            if request.seed is not None:
+                parameters["seed"] = request.seed
+            body = {**self._shared(request), "token_ids": request.prompt, "sampling_params": parameters}
+            if request.media:
+                body |= image_fields(request)
             try:
-                response = await ask(_GENERATE, self._generate_body(request))
+                response = await ask(_GENERATE, body)
             except RequestRefused as error:
                 if error.status not in _MISSING:
                     raise
@@ -147,7 +155,10 @@ class VLLM(ServedPolicy):
                 return _of_generation(read_response(_GenerateResponse, response), request)
         if request.media:
             raise _no_images(server)
-        response = await ask(_COMPLETIONS, self._completions_body(request))  # it reports whether the model is missing
+        parameters = {**_parameters(request), "max_tokens": request.max_tokens, "seed": request.seed}
+        ids = {"return_token_ids": True, "return_tokens_as_token_ids": bool(request.top_logprobs)}
+        body = {**self._shared(request), **parameters, **ids, "prompt": request.prompt}
+        response = await ask(_COMPLETIONS, body)  # which knows whether the model is missing
         reply = _of_completion(read_response(_Completion, response), request)
         server.lacks_token_endpoint = True
         return reply
@@ -157,20 +168,6 @@ class VLLM(ServedPolicy):
         if not server.lacks_token_endpoint:
             body = {"request_ids": [_ID_PREFIX + one for one in ids]}
             await client.request(server, "POST", _ABORT, body, has_value=False)
-
-    def _generate_body(self, request: ServerRequest) -> dict[str, Any]:
-        parameters = _parameters(request)
-        if request.max_tokens is not None:  # without it, the reply may fill the context
-            parameters["max_tokens"] = request.max_tokens
-        if request.seed is not None:
-            parameters["seed"] = request.seed
-        body = {**self._shared(request), "token_ids": request.prompt, "sampling_params": parameters}
-        return {**body, **image_fields(request)} if request.media else body
-
-    def _completions_body(self, request: ServerRequest) -> dict[str, Any]:
-        parameters = {**_parameters(request), "max_tokens": request.max_tokens, "seed": request.seed}
-        ids = {"return_token_ids": True, "return_tokens_as_token_ids": bool(request.top_logprobs)}
-        return {**self._shared(request), **parameters, **ids, "prompt": request.prompt}
 
     def _shared(self, request: ServerRequest) -> dict[str, Any]:
         body: dict[str, Any] = {"request_id": request.id}
@@ -308,16 +305,12 @@ def _counts(usage: ServerUsage | None) -> dict[str, int]:
 def _experts(choice: _GenerationChoice | _CompletionChoice, request: ServerRequest) -> dict[str, Any]:
     if choice.routed_experts is None or not choice.token_ids:
         return {}
-    experts = routed_experts(_array(choice.routed_experts), len(request.prompt), len(choice.token_ids))
-    return {"routed_experts": experts}
-
-
-def _array(encoded: str) -> Any:
-    """Decode an array from the base64 string of an `.npy` file."""
     try:
-        return np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
+        file = io.BytesIO(base64.b64decode(choice.routed_experts, validate=True))
+        array: Any = np.load(file, allow_pickle=False)
     except (ValueError, EOFError, OSError, MemoryError) as error:
-        raise ServerReplyError(f"routed_experts is not a base64 string of an .npy file: {error}") from error
+        raise ServerReplyError(f"routed_experts is not the base64 text of an .npy file: {error}") from error
+    return {"routed_experts": routed_experts(array, len(request.prompt), len(choice.token_ids))}
 
 
 # Images: `content_parts` and `return_token_ids` of `GenerateRequest` in vLLM 0.32. A part is not one of Chat
@@ -384,8 +377,8 @@ class TokenStream:
         max_tokens: The maximum number of tokens that were requested.
 
     Attributes:
-        count: The number of reported tokens.
-        length: The length at which `on_tokens` ended the reply, if it did; later tokens are not reported.
+        count: The number of tokens that were reported.
+        length: The number of tokens after which `on_tokens` ended the reply, or None; later ones are not reported.
     """
 
     def __init__(self, on_tokens: OnTokens, max_tokens: int | None) -> None:

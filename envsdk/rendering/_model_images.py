@@ -1,8 +1,8 @@
-"""The inputs of a vision model of transformers besides tokens: the arrays of the images in them, and positions.
+"""The inputs of a vision model of transformers besides its tokens: image arrays and positions.
 
-The models are Qwen's (Qwen2-VL and later). Their language model attends to the tokens of an image as to text, causally,
-and a token has three positions: in time, height and width (mRoPE). They are those of the model's own `get_rope_index`.
-Torch is imported when something is computed.
+The supported models are Qwen's (Qwen2-VL and later). Their language model attends to the tokens of an image causally,
+as to text, and a token has three positions: in time, height and width (mRoPE). The positions come from the model's own
+`get_rope_index`. Torch is imported when something is computed.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ class _Grid(NamedTuple):
 
 
 class ModelImages:
-    """The images of a model's inputs.
+    """Prepares the image inputs of a model.
 
     Args:
         model: A model of transformers.
-        vision: What the renderer of the images has as `Renderer.vision`: the model's image processor. By default, the
-            processor in the folder that the model was loaded from.
+        vision: The model's image processor, such as the renderer's `Renderer.vision`. By default, the processor in the
+            folder that the model was loaded from.
     """
 
     def __init__(self, model: Any, vision: Vision | None = None) -> None:
@@ -47,13 +47,13 @@ class ModelImages:
 
     @cached_property
     def _rope(self) -> Any:
-        """The part of the model that computes positions in three dimensions; None if there is none."""
+        """The submodule that computes positions in three dimensions; None if the model has none."""
         modules: Any = getattr(self._model, "modules", tuple)()
         return next((module for module in modules if hasattr(module, "get_rope_index")), None)
 
     @property
     def has_positions(self) -> bool:
-        """True if the tokens of the model have three positions each. Text has three equal ones."""
+        """True if each token of the model has three positions, which are equal for text."""
         return self._rope is not None
 
     @cached_property
@@ -61,7 +61,7 @@ class ModelImages:
         """The image processor.
 
         Raises:
-            ConfigError: If none was given, and there is none in the model's folder.
+            ConfigError: If none was given, and the model's folder does not contain one.
         """
         if self._given is not None:
             return self._given
@@ -75,10 +75,10 @@ class ModelImages:
         return Vision(processor, tokenizer)
 
     def check(self, tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> None:
-        """Check that the model takes these images at these tokens.
+        """Check that the model accepts the images, and that the tokens contain exactly their placeholders.
 
         Raises:
-            ConfigError: If it does not, or the image processor makes another number of tokens of one.
+            ConfigError: If it does not, or the image processor gives a different number of tokens for an image.
         """
         if not media:
             return
@@ -92,19 +92,19 @@ class ModelImages:
             count = self._grid(placed.image).tokens
             if count != placed.stop - placed.start:
                 raise ConfigError(
-                    f"{placed.image!r} has {placed.stop - placed.start} tokens, but the image processor makes {count} "
-                    "of it: pass vision=renderer.vision, from the renderer that wrote it"
+                    f"{placed.image!r} has {placed.stop - placed.start} tokens, but the image processor gives it "
+                    f"{count}: pass vision=renderer.vision, from the renderer that wrote it"
                 )
         found = int(np.isin(tokens, self.vision.token_ids).sum())
         expected = sum(placed.stop - placed.start for placed in media)
         if found != expected:
             raise ConfigError(
                 f"{found} tokens are placeholders of images, but the images have {expected}: the model sampled the "
-                "others. It would take them for images: leave this episode out"
+                "others and would read them as images. Leave this episode out"
             )
 
     def arrays(self, media: Sequence[PlacedImage]) -> dict[str, Any]:
-        """Return the arrays of images, one after the other, by the name that the model has for them; {} without any.
+        """Return the concatenated arrays of images by the model's argument names; an empty dict without images.
 
         They are tensors on the model's device, such as `pixel_values`, float32 of shape (patches, values), and
         `image_grid_thw`, int64 of shape (images, 3).
@@ -127,7 +127,7 @@ class ModelImages:
         return self._rope.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid)[0][:, 0]
 
     def inputs(self, tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> dict[str, Any]:
-        """Return the arguments of the model for one sequence, besides the tokens: the arrays and the positions.
+        """Return the model's arguments for one sequence besides the tokens: the arrays and the positions.
 
         Raises:
             ConfigError: See `check`.
@@ -138,7 +138,7 @@ class ModelImages:
         return {**self.arrays(media), "position_ids": self.positions(tokens, media)[:, None].to(self._device)}
 
     def _grid(self, image: Image) -> _Grid:
-        """Return the grid of an image, which stays known after the processor has forgotten its arrays."""
+        """Return the grid of an image, which stays cached after the processor has dropped the image's arrays."""
         if image.sha256 not in self._grids:
             processed = self.vision.process(image)
             if len(self._grids) >= _MAX_GRIDS:
@@ -152,9 +152,9 @@ class ModelImages:
 
 
 def keyed(tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> "NDArray[np.int64]":
-    """Return tokens in which the placeholders of an image are a negative number that no other image has.
+    """Return tokens in which the placeholders of each image are a negative number that is unique to the image.
 
-    Two sequences with the same numbers have the same tokens and the same images: int64, shape (n,).
+    Two sequences are equal exactly if they have the same tokens and the same images: int64, shape (n,).
     """
     keys = np.array(tokens, dtype=np.int64)
     for placed in media:
@@ -163,5 +163,5 @@ def keyed(tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> "
 
 
 def within(media: Sequence[PlacedImage], start: int, stop: int) -> list[PlacedImage]:
-    """Return the images whose tokens are among those from `start` to `stop`."""
+    """Return the images whose tokens are all in the range from `start` to `stop`."""
     return [placed for placed in media if start <= placed.start and placed.stop <= stop]

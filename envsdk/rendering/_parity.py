@@ -1,4 +1,4 @@
-"""A comparison of a renderer with its tokenizer's chat template, which transformers runs."""
+"""Compare a renderer with its tokenizer's chat template, which transformers renders."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _NO_ARGUMENTS = frozenset({"name", "template", "template_arguments", "special_to
 
 
 class Conversation(NamedTuple):
-    """A conversation that the renderer and the template both render."""
+    """A conversation to render with both the renderer and the template."""
 
     messages: Sequence[Message]
     tools: Sequence[ToolSchema] = ()
@@ -100,7 +100,7 @@ def expected_text(renderer: Renderer, name: str, conversation: Conversation) -> 
 
 
 def rewritten_past(renderer: Renderer, conversation: Conversation) -> str:
-    """Describe which part of the context up to the last reply the template rewrites later; empty if none.
+    """Describe the first part of the context up to the last reply that the template rewrites later; empty if none.
 
     Raises:
         RenderError: If the template cannot express the conversation.
@@ -137,7 +137,7 @@ def own_template(renderer: Renderer) -> tuple[str, dict[str, Any]]:
     """
     source = renderer.chat_template
     if source is None:
-        raise RenderError("the tokenizer came without a chat template")
+        raise RenderError("the tokenizer has no chat template")
     options = renderer.specification()
     arguments: dict[str, Any] = {**source.special_tokens, **options, **options.get("template_arguments", {})}
     shown = {name: value for name, value in arguments.items() if name not in _NO_ARGUMENTS}
@@ -145,7 +145,7 @@ def own_template(renderer: Renderer) -> tuple[str, dict[str, Any]]:
 
 
 def with_fixed_date(text: str, renderer: Renderer) -> str:
-    """Return a template that has the renderer's date where it would read the clock."""
+    """Return a template that uses the renderer's date instead of the clock."""
     date = getattr(renderer, "current_date", renderer.specification().get("date", _DATE))
     now = datetime.fromisoformat(date)
     return _CLOCK.sub(lambda match: repr(now.strftime(match[2])), text)
@@ -159,7 +159,7 @@ def render_text(
     generation_prompt: bool,
     arguments: Mapping[str, Any],
 ) -> str:
-    """Render with the text of a chat template, as transformers does.
+    """Render with a chat template given as text, as transformers does.
 
     Raises:
         RenderError: If the template rejects the conversation.
@@ -175,7 +175,7 @@ def render_spans(
     generation_prompt: bool,
     arguments: Mapping[str, Any],
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Do the same as `render_text`, and also return where the text of each `generation` block starts and ends.
+    """Do the same as `render_text`, and also return the start and the end of the text of each `generation` block.
 
     Raises:
         RenderError: If the template rejects the conversation.
@@ -198,5 +198,5 @@ def render_spans(
 
 
 def has_generation_blocks(template: str) -> bool:
-    """Return whether a chat template marks the text of a model with `generation` blocks."""
+    """Return whether a chat template marks the model's text with `generation` blocks."""
     return _GENERATION.search(template) is not None

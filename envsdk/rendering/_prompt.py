@@ -1,4 +1,4 @@
-"""A prompt as data: the messages that a model sees, and their tokens. `Renderer.rewrite` changes its past."""
+"""A prompt as data: the messages that a model sees, and their tokens. `Renderer.rewrite` rewrites it."""
 
 import copy
 import operator
@@ -40,7 +40,8 @@ class Rendered:
         begun: The tokens of a prefill, which follow the generation prompt: int32, shape (m,).
         dropped: How many tokens at the end of the reply do not stay; see `Renderer.extension`.
         closed_reply: Whether the reply had to be closed, because its turn did not end.
-        rewriting: An example of earlier text that the chat template rewrites here, and that the prompt keeps; or empty.
+        rewriting: An example of earlier text that the chat template rewrites here but that the prompt keeps; empty if
+            there is no such text.
     """
 
     __slots__ = ("_emission", "begun", "closed_reply", "dropped", "rewriting", "starts", "tokens")
@@ -111,12 +112,12 @@ class WrittenPrompt:
         del self.messages[first:], self.starts[first:], self.bodies[first:]
 
     def count(self, index: int) -> int:
-        """Return how many tokens message `index` has."""
+        """Return the number of tokens of message `index`."""
         following = self.starts[index + 1] if index + 1 < len(self.starts) else self.end
         return following - self.starts[index]
 
     def emitted(self) -> list[EmittedDelta]:
-        """Return the deltas that were emitted after sampled replies, as far as they are still in the prompt."""
+        """Return those deltas after sampled replies that are still in the prompt."""
         replies = [index for index, message in enumerate(self.messages) if message.role == "assistant"]
         deltas: list[EmittedDelta] = []
         for reply, following in pairwise([*replies, len(self.messages)]):
@@ -127,13 +128,11 @@ class WrittenPrompt:
                 deltas.append(EmittedDelta(reply, tokens, not is_last or self.body > self.end))
         return deltas
 
-    def placed_images(self, vision: "Vision | None", keep: int = 0) -> list[PlacedImage]:
-        """Return the images whose tokens come after the first `keep`, with their positions in the prompt.
+    def placed_images(self, vision: "Vision", keep: int = 0) -> list[PlacedImage]:
+        """Return the images whose tokens end after the first `keep` tokens, with their positions in the prompt.
 
         Only the tokens of messages that were added since the last call are read.
         """
-        if vision is None:
-            return []
         for index in range(self._n_placed, len(self.messages)):
             if images := self.messages[index].images:
                 start = self.starts[index]

@@ -1,7 +1,7 @@
 """Images in prompts: the placeholder tokens that the model's own processor writes for an image.
 
 A chat template writes one token for an image. The processor of transformers replaces it with as many placeholders as
-the image has features, and with what the family writes around them. That text is taken from the processor itself.
+the image has features, surrounded by the family's markup. That text is taken from the processor itself.
 """
 
 import importlib
@@ -32,7 +32,7 @@ _GRID_TOKEN = "<|image_pad|>"
 _MAX_ARRAY_BYTES = 2**28  # of the images whose arrays are kept
 _CONFIGS = ("processor_config.json", "preprocessor_config.json")
 _TEXT_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
-"""The files of a repository on the hub that a processor needs."""
+"""The files that a processor needs from a repository on the hub."""
 _NAME_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _IS_PLACEHOLDER = ("mm_token_type_ids", "token_type_ids")
 _OF_TEXT = frozenset(("input_ids", "attention_mask", *_IS_PLACEHOLDER))
@@ -47,24 +47,25 @@ class ProcessedImage:
     count: int
     """The number of placeholder tokens in it."""
     token_ids: "NDArray[np.int32]"
-    """The ids of these placeholders: int32, shape (k,); usually one."""
+    """The distinct ids of these placeholders: int32, shape (k,); usually one."""
     arrays: "Mapping[str, NDArray[Any]]"
-    """The inputs of the model besides the tokens, as the processor names it: `pixel_values`, `image_grid_thw`, ..."""
+    """The model's inputs besides the tokens, by the processor's names: `pixel_values`, `image_grid_thw`, ..."""
 
 
 class Vision:
     """The processor of a vision model, applied to one image at a time.
 
     Args:
-        processor: A processor of transformers, or what its `AutoProcessor` loads: a folder or a name on the hub. Of the
-            families whose placeholders are a grid (Qwen's vision models), the image processor is enough, which
-            needs no torch; it is used where the rest of the processor cannot be loaded. A mapping has the options
-            of such an image processor as JSON, those of a `preprocessor_config.json`:
-            `{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}`.
-        tokenizer: The renderer's tokenizer. The processor's own has to have the same vocabulary.
+        processor: A processor of transformers; a folder or a name on the hub, which `AutoProcessor` loads; or a mapping
+            with the options of an image processor, as in `preprocessor_config.json`:
+            `{"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}`. For families whose placeholders form
+            a grid (Qwen's vision models), the image processor alone is enough. It does not need torch, and is used if
+            the whole processor cannot be loaded.
+        tokenizer: The renderer's tokenizer. The processor's tokenizer must have the same vocabulary.
 
     Raises:
-        ConfigError: If the processor cannot be loaded, takes no images, or has other control tokens.
+        ConfigError: If the processor cannot be loaded, does not accept images, or writes an image as something that is
+            not a control token of the tokenizer.
         MissingPackage: If Pillow is not installed.
     """
 
@@ -76,11 +77,11 @@ class Vision:
         name: Any = _GRID_TOKEN if is_alone else getattr(self.processor, "image_token", None)
         own = self.processor if is_alone else getattr(self.processor, "image_processor", None)
         self._grid: Any = own if name == _GRID_TOKEN and hasattr(own, "merge_size") else None
-        """The image processor whose grid is the number of placeholders; None for other families."""
+        """The image processor, if the size of its grid gives the number of placeholders; None for other families."""
         if not isinstance(name, str):
             raise ConfigError(
-                f"the processor {type(self.processor).__name__} takes no images: it has no image_token. Give the "
-                "processor of a vision model, as AutoProcessor loads it"
+                f"the processor {type(self.processor).__name__} does not accept images: it has no image_token. Give "
+                "the processor of a vision model, as AutoProcessor loads it"
             )
         self.placeholder: str = name
         """The token that a chat template writes for an image."""
@@ -95,12 +96,12 @@ class Vision:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it was made of, without the arrays of images."""
+        """Pickle the arguments without the cached arrays of images."""
         return type(self), (self.given, self._tokenizer)
 
     @cached_property
     def token_ids(self) -> "NDArray[np.int32]":
-        """The ids of placeholders, whose embeddings are the features of an image: int32, shape (k,); usually one."""
+        """The ids of placeholder tokens, which image features replace: int32, shape (k,); usually one."""
         if self._grid is not None:
             return self._grid_token
         return self.process(Image.read(np.zeros((64, 64, 3), np.uint8))).token_ids
@@ -119,19 +120,21 @@ class Vision:
         return self._arrays.get(image.sha256, lambda: self._process(image))
 
     def count(self, image: Image) -> int:
-        """Return how many placeholder tokens an image has."""
+        """Return the number of placeholder tokens of an image."""
         return self.process(image).count
 
     def places(self, tokens: "NDArray[np.int32]", images: Sequence[Image]) -> list[PlacedImage]:
-        """Return where the images are in tokens that were rendered for a message with exactly these images.
+        """Return the positions of images in the tokens of a message that has exactly these images.
 
         Raises:
-            RenderError: If the tokens do not have their placeholders.
+            RenderError: If the number of placeholders in the tokens differs.
         """
         positions = np.flatnonzero(np.isin(tokens, self.token_ids))
         counts = [self.count(image) for image in images]
         if len(positions) != sum(counts):
-            raise RenderError(f"there are {len(positions)} placeholders of images; expected {counts} for {images}")
+            raise RenderError(
+                f"the tokens have {len(positions)} placeholders of images; expected {counts} for {images}"
+            )
         ends = np.cumsum(counts).tolist()
         return [
             PlacedImage(image, int(positions[end - count]), int(positions[end - 1]) + 1)
@@ -139,7 +142,7 @@ class Vision:
         ]
 
     def _process(self, image: Image) -> ProcessedImage:
-        """Apply the processor to the token of one image, or the image processor, whose grid is the number of tokens."""
+        """Apply the processor to one image and its token, or the image processor alone if its grid is enough."""
         pixels = image.pixels
         if self._grid is not None:
             arrays = self._called(self._grid, image, images=[pixels])
@@ -169,12 +172,12 @@ class Vision:
 
 
 def _check_crops(processor: Any, images: Any) -> None:
-    """Refuse crops that the processor would not make.
+    """Raise an error if the processor would silently ignore the image processor's option for crops.
 
-    `Gemma3Processor` has options for its image processor, which win over the image processor's own.
+    `Gemma3Processor` passes options to its image processor that take precedence over the image processor's own ones.
 
     Raises:
-        ConfigError: If only the image processor has `do_pan_and_scan`.
+        ConfigError: If only the image processor sets `do_pan_and_scan`.
     """
     name = "do_pan_and_scan"
     options: Any = getattr(processor, "images_kwargs", None)
@@ -187,7 +190,7 @@ def _check_crops(processor: Any, images: Any) -> None:
 
 
 def joined_arrays(processed: Sequence[ProcessedImage]) -> "dict[str, NDArray[Any]]":
-    """Return the arrays of images, one image after the other, by their names; {} without images.
+    """Return the concatenated arrays of images by their names; an empty dict without images.
 
     Raises:
         ValueError: If arrays of two images differ in more than their length.
@@ -205,10 +208,10 @@ def token_types(media: Sequence[PlacedImage], length: int) -> "NDArray[np.int64]
 
 
 def check_pickles(processor: Any) -> None:
-    """Check that a processor can be pickled, as another process needs it.
+    """Check that a processor can be pickled for another process.
 
     Raises:
-        ConfigError: If it is an object that cannot be.
+        ConfigError: If it is an object that cannot be pickled.
     """
     if processor is None or isinstance(processor, (str, Path, Mapping)):
         return
@@ -222,14 +225,14 @@ def check_pickles(processor: Any) -> None:
 
 
 def find_processor(tokenizer: Tokenizer) -> str | None:
-    """Return the folder that a tokenizer was loaded from if it has the files of a processor of images."""
+    """Return the folder that a tokenizer was loaded from if it contains an image processor's files, else None."""
     folder = Path(tokenizer.name)
     return tokenizer.name if any((folder / name).is_file() for name in _CONFIGS) else None
 
 
 @cache
 def _transformers() -> Any:
-    """Import transformers with what processors need. It would report twice that there is no torch, which they need not.
+    """Import transformers and its module for processors, without its warnings that torch is missing.
 
     Raises:
         MissingPackage: If Pillow is not installed.
@@ -267,15 +270,15 @@ def _loaded(processor: Any) -> Any:
     except Exception:  # the error of the whole processor is reported
         images = None
     if not hasattr(images, "merge_size"):
-        why = "it takes no images" if failed is None else f"{type(failed).__name__}: {failed}"
+        why = "it does not accept images" if failed is None else f"{type(failed).__name__}: {failed}"
         raise ConfigError(f"the processor {str(processor)!r} cannot be loaded: {why}") from failed
     return images
 
 
 def _folder_of(source: str) -> str:
-    """Return the folder of a processor: itself, or that of a name on the hub, from its cache or downloaded.
+    """Return the folder of a processor: the given folder, or the cached or downloaded files of a name on the hub.
 
-    It is asked for once. Each class of transformers would ask again, for minutes without a network.
+    The hub is queried only once. Each class of transformers would query it again, which takes minutes offline.
 
     Raises:
         ConfigError: If it is neither a folder nor a name on the hub, or the hub cannot be reached.

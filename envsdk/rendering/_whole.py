@@ -29,10 +29,10 @@ class WholeRenderer(Renderer):
 
     @abstractmethod
     def check_tools(self, tools: Sequence[ToolSchema]) -> None:
-        """Refuse what the renderer cannot express, before an episode begins.
+        """Raise an error before an episode begins if the renderer cannot express it with these tools.
 
         Raises:
-            RenderError: If it has no place for the tools, or cannot express the turns of an environment.
+            RenderError: If it cannot write the tools, or cannot express the turns of an environment.
         """
 
     def _render_end(
@@ -46,13 +46,13 @@ class WholeRenderer(Renderer):
         """Render the end of a conversation as the official chat template does, with a generation prompt.
 
         Args:
-            history: The conversation before, at least one message. Only the first and the last one are read.
+            history: The conversation before it, at least one message. Only the first and the last message are read.
             messages: The end of the conversation; the first message is a reply.
             tools: JSON schemas of the tools that the model may call.
             prefill: The beginning of the next reply.
 
         Returns:
-            None if only a rendering of the whole conversation shows these messages.
+            None if these messages can only be rendered with the whole conversation.
         """
         return None
 
@@ -65,14 +65,15 @@ class WholeRenderer(Renderer):
         tools: Sequence[ToolSchema] | None = None,
         as_template: bool = False,
     ) -> int:
-        """See `Renderer.rewrite`. A reply that the template refuses to write keeps its own tokens."""
+        """See `Renderer.rewrite`. A reply that the template refuses to write keeps its sampled tokens."""
         shown_tools = prompt.tools if tools is None else tools
         is_new = not prompt.messages
         if is_new:
             self.check_tools(shown_tools)
         elif as_template and 0 < start < len(prompt.starts) and self._is_seam(prompt, prompt.starts[start]):
             history = [prompt.messages[0], prompt.messages[start - 1]]
-            # The template hides what is hidden: it may write that differently from a message that never had it.
+            # The messages are passed with their reasoning, which the template hides: it may write such a message
+            # differently from one that never had reasoning.
             shown = prompt.messages[start:]
             keep = self._replace(
                 prompt,
@@ -101,7 +102,7 @@ class WholeRenderer(Renderer):
         else:
             keep = self._replace(prompt, 0, whole, write)
         prompt.tools = shown_tools
-        assert keep is not None  # only `_render_end` renders nothing
+        assert keep is not None  # only `_render_end` may return None
         return keep
 
     def measure(self, prompt: WrittenPrompt, index: int, message: Message) -> int:
@@ -117,7 +118,7 @@ class WholeRenderer(Renderer):
         return np.isin(tokens, np.fromiter(self.tokenizer.control_tokens.values(), np.int32))
 
     def _is_seam(self, prompt: WrittenPrompt, position: int) -> bool:
-        """Return whether a token is a control token or follows one, so that no token crosses its beginning."""
+        """Return whether a token is a control token or follows one, so that tokenization never merges across it."""
         return bool(self._is_control(np.asarray(prompt.tokens[max(position - 1, 0) : position + 1])).any())
 
     def _replace(
@@ -127,15 +128,15 @@ class WholeRenderer(Renderer):
         messages: Sequence[Message],
         write: Callable[[Callable[[Message], Message]], Rendered | None],
     ) -> int | None:
-        """Replace the messages from `first` on with rendered ones; return how many tokens stay.
+        """Replace the messages from `first` on with rendered ones; return the number of tokens that stay.
 
-        A reply that the template refuses to write, such as one with a spoiled call, keeps its own tokens as they are.
+        A reply that the template refuses to write, such as one with an invalid call, keeps its sampled tokens.
 
         Args:
             prompt: The prompt.
-            first: The first message that is replaced.
+            first: The index of the first message that is replaced.
             messages: The messages from there on.
-            write: Renders them, each as the function writes it that it is given; None if it cannot.
+            write: Renders the messages after applying a function to each; returns None if it cannot render them.
 
         Raises:
             RenderError: If the template refuses the conversation for another reason.
@@ -168,9 +169,9 @@ class WholeRenderer(Renderer):
     def _up_to_end(
         self, own: "NDArray[np.int32]", rendered: "NDArray[np.int32]", following: "NDArray[np.int32]"
     ) -> "NDArray[np.int32]":
-        """Return a reply's own tokens up to the end of its turn, then what is rendered after the end.
+        """Return a reply's sampled tokens up to the end of its turn, followed by the rendered tokens after the end.
 
-        A rendering that begins the next message with the token that ended the turn (GLM) brings that token.
+        If the rendering begins the next message with the token that ended the turn (GLM), that token is left out here.
         """
         end, at = (
             int(np.flatnonzero(found)[-1]) + 1 if (found := np.isin(tokens, self.stop_token_ids)).any() else 0
@@ -191,10 +192,10 @@ class WholeRenderer(Renderer):
         """Replace the messages from `first` on with rendered ones, which begin at `rendered_starts` in `new`.
 
         The common text stays, up to the last control token before the first difference. The generation prompt is
-        rendered with the messages, since it may share a token with the last one; what follows it stays.
+        rendered with the messages, since it may share a token with the last one. The tokens after it stay.
 
         Returns:
-            How many tokens stay.
+            The number of tokens that stay.
         """
         offset = prompt.starts[first] if first else 0
         old = np.asarray(prompt.tokens[offset : prompt.body])
@@ -226,9 +227,9 @@ class WholeRenderer(Renderer):
         tokens: "NDArray[np.int32]",
         starts: Sequence[int],
     ) -> tuple[int, int]:
-        """Return where the first image that differs begins, in the tokens after `offset` and in rendered ones.
+        """Return where the first image that differs begins: in the tokens after `offset`, and in the rendered tokens.
 
-        The placeholders of different images may be the same tokens. Without such an image, it is their ends.
+        The placeholders of different images may be the same tokens. If all images are equal, return both lengths.
         """
         ends = prompt.body - offset, len(tokens)
         if self.vision is None:
@@ -244,14 +245,14 @@ class WholeRenderer(Renderer):
         return old[same].start if same < len(old) else ends[0], new[same].start if same < len(new) else ends[1]
 
     def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]", at_most: tuple[int, int]) -> tuple[int, int]:
-        """Return how many tokens of each have the same text at the start, cut where a control token begins.
+        """Return the number of tokens of each with the same text at the start, cut at the beginning of a control token.
 
-        A control token is not the same as a text that spells it.
+        A control token differs from text that spells its name.
 
         Args:
             old: Tokens, shape (n,).
             new: Tokens, shape (m,).
-            at_most: The largest results.
+            at_most: Upper bounds of the two results.
         """
         old, new = old[: at_most[0]], new[: at_most[1]]
         old_text, old_offsets = self._offsets(old)
@@ -268,9 +269,9 @@ class WholeRenderer(Renderer):
         return int(left[at]), int(kept[at])
 
     def _offsets(self, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
-        """Return the bytes of the tokens, and the position of each token in them, with the end of the last one.
+        """Return the bytes of the tokens, and the position of each token in them, followed by the end of the last one.
 
-        A control token is a byte that no UTF-8 has, and its id.
+        A control token is represented by a byte that never occurs in UTF-8, followed by its id.
         """
         pieces = self.tokenizer.token_bytes(tokens)
         for index in np.flatnonzero(self._is_control(tokens)).tolist():
@@ -283,7 +284,7 @@ def _unchanged(message: Message) -> Message:
 
 
 def _own_reply(prompt: WrittenPrompt, first: int, message: Message) -> int | None:
-    """Return the index of a message from `first` on, or of the sampled reply that it is without its reasoning."""
+    """Return the index of a message from `first` on; a sampled reply may differ in its reasoning. None if missing."""
     later = range(first, len(prompt.messages))
     same = [i for i in later if prompt.messages[i] is message]
     if not same and message.role == "assistant":

@@ -1,7 +1,7 @@
-"""The pieces that a conversation is written with, and the tokens that they become.
+"""The pieces in which a renderer writes a conversation, and their conversion to tokens.
 
-A renderer writes a message as a few pieces: *scaffold* (the family's own text, in which names of control tokens are
-control tokens) and *content* (text of a message, in which they never are). Adjacent text is encoded as one string,
+A renderer writes a message as a few pieces: *scaffold* (the family's own text, in which names of control tokens become
+control tokens) and *content* (text of a message, in which they never do). Adjacent text is encoded as one string,
 because byte-pair merges cross the seam between two pieces. Everything else about a rendering is derived from the same
 pieces: where each message starts, and which tokens are scaffold, content or sampled.
 """
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 _TEXT = -1
 
 MAX_REMEMBERED = 1024
-"""The number of strings of scaffold that an encoder caches. A family has a few dozen; some contain ids and names."""
+"""The number of scaffold strings that an encoder caches. A family has a few dozen; some contain ids and names."""
 
 
 class EmittedPiece(NamedTuple):
-    """A control token, or a text between two of them."""
+    """A control token, or the text between two of them."""
 
     text: str
     """The text, or the name of the control token."""
     control: int
     """The control token's id; -1 for text. The placeholders of an image are one piece."""
     is_content: bool
-    """True if the text is content, in which control tokens do not count."""
+    """True if the text is content, in which names of control tokens are plain text."""
     tokens: "NDArray[np.int32] | None" = None
     """Its tokens, shape (n,); None for text that is not encoded yet."""
 
 
 class Attribution(NamedTuple):
-    """The message that the pieces from `piece` on belong to."""
+    """The attribution of the pieces from `piece` on to a message."""
 
     piece: int
     """The index of the first piece."""
@@ -69,9 +69,9 @@ class Span(NamedTuple):
     role: str
     """The role of its author."""
     is_sampled: bool
-    """True if a model would have sampled them."""
+    """True if a model would have sampled the tokens."""
     is_content: bool
-    """True if they are the text of a message, and not the family's scaffold."""
+    """True if the tokens are the text of a message, False if they are the family's scaffold."""
 
 
 class Encoder:
@@ -80,7 +80,7 @@ class Encoder:
     Args:
         tokenizer: The tokenizer.
         unsafe_content: Whether control tokens are also matched in content, as chat templates do.
-        vision: What images are written with; None for a renderer that refuses them.
+        vision: The processor of images; None for a renderer that refuses images.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, vision: "Vision | None" = None) -> None:
@@ -94,7 +94,7 @@ class Encoder:
         self._scaffolds: dict[str, list[EmittedPiece]] = {}
 
     def scaffold(self, text: str) -> list[EmittedPiece]:
-        """Cut scaffold at its control tokens. Recent results are cached: a vocabulary may have a thousand of them."""
+        """Cut scaffold at its control tokens. Results are cached, since a vocabulary may have 1,000 control tokens."""
         pieces = self._scaffolds.get(text)
         if pieces is None:
             pieces = self._cut(text, is_content=False)
@@ -108,11 +108,11 @@ class Encoder:
         return self._cut(text, is_content=True) if self.unsafe_content else [EmittedPiece(text, _TEXT, True)]
 
     def controls_in(self, text: str) -> list[str]:
-        """Return the names of control tokens in a text, each once."""
+        """Return the names of the control tokens in a string, each once."""
         return [*dict.fromkeys(match[0] for match in self._control_token.finditer(text))]
 
     def image(self, image: Image) -> list[EmittedPiece]:
-        """Return what is written for an image in place of the token that a chat template writes."""
+        """Return the pieces of an image, which replace the token that a chat template writes."""
         if self.vision is None:
             raise RenderError(f"{image!r} cannot be written: the renderer has no processor of images")
         written: list[EmittedPiece] = []
@@ -159,10 +159,10 @@ class Emission:
     def begin(self, message: int, role: str, images: Sequence[Image] = ()) -> None:
         """Begin a message: the following pieces belong to it.
 
-        Its scaffold has one token for each of its images, as chat templates write it; the placeholders replace it.
+        Its scaffold has one token for each image, as chat templates write it, which the image's placeholders replace.
 
         Raises:
-            RenderError: If the message before had more images than its scaffold has such tokens.
+            RenderError: If the previous message has more images than its scaffold has tokens for them.
         """
         self._refuse_pending()
         self._message, self._pending = message, [*reversed(images)]
@@ -170,15 +170,15 @@ class Emission:
         self.attribute(message, role)
 
     def attribute(self, message: int, role: str, *, is_sampled: bool = False) -> None:
-        """Attribute the following pieces to a message without beginning one; a model would have sampled them or not."""
+        """Attribute the following pieces to a message without beginning a new one."""
         self._attributions.append(Attribution(len(self._pieces), message, role, is_sampled))
 
     def cut(self) -> None:
-        """Encode the following text apart from the text before it."""
+        """Encode the following text separately from the text before it."""
         self._pieces.append(EmittedPiece("", _TEXT, False, np.empty(0, dtype=np.int32)))
 
     def scaffold(self, text: str) -> None:
-        """Write the family's own text; names of control tokens in it become control tokens."""
+        """Write the family's own text. Names of control tokens in it become control tokens."""
         pieces, vision = self._encoder.scaffold(text), self._encoder.vision
         if vision is None:
             self._pieces += pieces
@@ -199,7 +199,7 @@ class Emission:
             )
 
     def content(self, text: str) -> None:
-        """Write the text of a message; it never becomes a control token."""
+        """Write the text of a message. Names of control tokens in it stay text."""
         if text:
             self._pieces += self._encoder.content(text)
 
@@ -218,7 +218,7 @@ class Emission:
             start = position + 1
 
     def cut_at(self, mark: str) -> None:
-        """Drop everything from the last `mark` in a content on."""
+        """Drop everything from the last `mark` in content on."""
         index = max(i for i, piece in enumerate(self._pieces) if piece.is_content and mark in piece.text)
         piece = self._pieces[index]
         self._pieces[index:] = [EmittedPiece(piece.text[: piece.text.rindex(mark)], _TEXT, True)]
@@ -238,7 +238,7 @@ class Emission:
             The tokens, int32 of shape (n,), and the index of the first token of each message that was begun.
 
         Raises:
-            RenderError: If images of the last message are not written.
+            RenderError: If an image of the last message was not written.
         """
         self._refuse_pending()
         chunks: list[NDArray[np.int32]] = [np.empty(0, dtype=np.int32)]
@@ -252,12 +252,12 @@ class Emission:
             chunks.append(chunk)
             length += chunk.size
         token_of_piece[len(self._pieces)] = length
-        if any(piece not in token_of_piece for piece in self._starts):  # a message begins inside a text
+        if any(piece not in token_of_piece for piece in self._starts):  # a message begins within a run of text
             token_of_piece |= {index: start for index, (start, _) in enumerate(self._places())}
         return np.concatenate(chunks), [token_of_piece[piece] for piece in self._starts]
 
     def spans(self) -> list[Span]:
-        """Return the runs of tokens with their attribution; a token across a seam belongs to the later piece."""
+        """Return the runs of tokens with their attribution. A token that crosses a seam belongs to the later piece."""
         spans: list[Span] = []
         attributions = [*self._attributions, Attribution(len(self._pieces), -1, "", False)]
         following = 1
@@ -275,7 +275,7 @@ class Emission:
     def _runs(self) -> list[tuple[int, Sequence[EmittedPiece]]]:
         """Return the runs of pieces that are encoded together, with the index of the first piece of each.
 
-        Adjacent texts that are not encoded yet are one run; every other piece is a separate run.
+        Adjacent pieces of text that are not encoded yet are one run; every other piece is a separate run.
         """
         runs: list[tuple[int, Sequence[EmittedPiece]]] = []
         start = 0
@@ -292,7 +292,7 @@ class Emission:
     def _places(self) -> Iterator[tuple[int, int]]:
         """Yield the index of each piece's first token, and the index after its last one.
 
-        Of a text that was encoded as one string, a token belongs to the piece of its last byte.
+        If several pieces were encoded as one string, a token belongs to the piece that contains its last byte.
         """
         tokenizer, at = self._encoder.tokenizer, 0
         for _, run in self._runs():

@@ -1,7 +1,7 @@
 """The base class of renderers that specify how each message is written.
 
 A family specifies once how a message is written. The full rendering, the delta after a reply, the generation prompt,
-the masks and the attribution all come from that one path.
+the masks and the attribution are all derived from this specification.
 """
 
 from abc import abstractmethod
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _BYTES_OF_TOKEN = 3
-"""Fewer than the tokens of most texts have on average."""
+"""A low estimate of the average number of bytes in a token."""
 _REPLY = Message.model_construct(role="assistant")  # without building the validator at import
 
 
@@ -39,28 +39,28 @@ class FamilyRenderer(Renderer):
     after_turn: ClassVar[str]
     """The scaffold between the end of an assistant's turn and the next message; never sampled."""
 
-    # What a family specifies.
+    # Methods that a family implements.
 
     @abstractmethod
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
         """Write the start of a conversation: its first message if that is a system message, and the tools.
 
         Raises:
-            RenderError: If the family has no place for tools.
+            RenderError: If the family cannot write tools.
         """
 
     @abstractmethod
     def emit_message(
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
-        """Write a message that is not the assistant's; it may depend on its neighbors only as `seam` specifies."""
+        """Write a message of another role than assistant. It may depend on its neighbors only as `seam` specifies."""
 
     def emit_past_reply(self, out: Emission, message: Message) -> None:
-        """Write an assistant's message as the past shows it, which is usually as it was sampled."""
+        """Write an assistant's message as later prompts show it, which is usually as it was sampled."""
         self.emit_reply(out, message)
 
     def end_of_turn(self, following: Message | None) -> str:
-        """Return the scaffold after a past reply; it may depend on the message that comes next (GLM)."""
+        """Return the scaffold after a past reply. It may depend on the next message (GLM)."""
         return self.after_turn
 
     def seam(self, message: Message, neighbor: Message | None) -> object:
@@ -71,25 +71,25 @@ class FamilyRenderer(Renderer):
         return None if neighbor is None else neighbor.role
 
     def closing(self, reply: TokenIds, following: Message | None = None) -> str:
-        """Return the scaffold that closes a reply: the end of an open block, of the turn, and the text after a turn.
+        """Return the scaffold that closes a reply: the end of an open block, the end of the turn, and `after_turn`.
 
         Args:
             reply: The reply's tokens since the generation prompt, shape (n,).
-            following: The message that comes next, if any; the end of a turn may depend on it (GLM).
+            following: The next message, if any. The end of a turn may depend on it (GLM).
         """
         if len(reply) and int(reply[-1]) == self.stop_token_ids[0]:
             return self.after_turn
         return self._close_open_block(reply) + self.stop_tokens[0] + self.after_turn
 
     def is_closed(self, reply: TokenIds) -> bool:
-        """Return whether the reply ended its turn itself, as the family's history shows it."""
+        """Return whether the reply ends with the stop token that the family's history shows."""
         return self.closing(reply) == self.after_turn
 
     def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
-        """Return how many tokens at the end of a reply are dropped if `messages` come next; see `extension`."""
+        """Return the number of tokens at the end of a reply that are dropped if `messages` follow; see `extension`."""
         return 0
 
-    # What follows from that.
+    # Methods that are derived from these.
 
     def emit_conversation(
         self,
@@ -100,7 +100,7 @@ class FamilyRenderer(Renderer):
         first: int = 0,
         stop: int | None = None,
     ) -> None:
-        """Write `messages[first:stop]`; the others only serve as their neighbors. Message 0 brings the tools.
+        """Write `messages[first:stop]`; the others are only read as neighbors. Tools are written with message 0.
 
         Raises:
             RenderError: If the family cannot express a message.
@@ -231,7 +231,7 @@ class FamilyRenderer(Renderer):
     def _write(
         self, view: Sequence[Message], at: int, past: "_Past", tools: Sequence[ToolSchema]
     ) -> "tuple[NDArray[np.int32], int]":
-        """Return the tokens of `view[at]`, and the position of its sampled part in them, or -1."""
+        """Return the tokens of `view[at]`, and the position of their sampled part, or -1."""
         source = past.find(view[at])
         if source is None:
             return self._write_again(view, at, None, tools)
@@ -247,7 +247,7 @@ class FamilyRenderer(Renderer):
     def _write_again(
         self, view: Sequence[Message], at: int, sampled: "NDArray[np.int32] | None", tools: Sequence[ToolSchema]
     ) -> "tuple[NDArray[np.int32], int]":
-        """As `_write`, with the renderer, but reuse the sampled tokens of the old message for the same text."""
+        """Render `view[at]` as `_write` returns it, but reuse the old message's sampled tokens for the same text."""
         out = self._emission()
         self.emit_conversation(out, view, tools=tools, first=at, stop=at + 1)
         if sampled is not None:
@@ -257,7 +257,7 @@ class FamilyRenderer(Renderer):
         return out.tokens()[0], -1
 
     def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
-        """Return the end of `sampled` whose text is exactly `text`, or None if no token begins there."""
+        """Return the tokens at the end of `sampled` with exactly this text, or None if no token begins there."""
         wanted = text.encode()
         end = sampled[-(len(wanted) // _BYTES_OF_TOKEN + 1) :]
         pieces = self.tokenizer.token_bytes(end)
@@ -271,7 +271,7 @@ class FamilyRenderer(Renderer):
 
 
 class _Past:
-    """The messages of a prompt from `first` on, with the one before them, before a rewrite."""
+    """A snapshot of a prompt's messages from `first` on, and of the one before them, taken before a rewrite."""
 
     def __init__(self, prompt: WrittenPrompt, first: int) -> None:
         lead = min(first, 1)
@@ -287,7 +287,7 @@ class _Past:
         self._next = lead
 
     def find(self, message: Message) -> int | None:
-        """Return the index of a message, or of the reply that it is without its reasoning; they come in order."""
+        """Return the index of a message; a reply may differ in its reasoning. Messages are looked up in order."""
         index = self._same.get(id(message))
         if index is None and message.role == "assistant":
             later = range(self._next, len(self.messages))
@@ -301,12 +301,12 @@ class _Past:
         return self._tokens[self._bounds[index] : self._bounds[index + 1]]
 
     def sampled(self, index: int) -> "NDArray[np.int32] | None":
-        """Return its tokens from the first sampled one on, its end included; None if the model did not write it."""
+        """Return the tokens of message `index` from the first sampled one on; None if the model did not sample it."""
         return self._tokens[self._bodies[index] : self._bounds[index + 1]] if self._bodies[index] >= 0 else None
 
 
 def _start_of_round(messages: Sequence[Message], index: int) -> int:
-    """Return the first message that the tokens of message `index` may depend on: a result depends on its reply."""
+    """Return the index of the first message that message `index` may depend on: a result depends on its reply."""
     start = max(index - 1, 0)
     while start > 0 and messages[start].role == "tool":
         start -= 1

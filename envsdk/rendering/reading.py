@@ -1,6 +1,6 @@
-"""Reading a reply: how it is cut at the control tokens of its family, and what a reader reports while it is sampled.
+"""Reading a reply: cutting it at the control tokens of its family, and the events that a reader reports.
 
-Knows nothing about formats: a family gives a `Reading`, which reads a reply that is cut at its control tokens.
+This module knows nothing about formats: a family implements a `Reading`, which reads the segments of a reply.
 """
 
 import codecs
@@ -54,12 +54,12 @@ class SplitReply(NamedTuple):
 
 
 class Marks:
-    """The control tokens that the replies of a family are cut at.
+    """The control tokens at which the replies of a family are cut.
 
     Args:
         tokenizer: The tokenizer.
         names: The names of the control tokens.
-        stops: Those that end a reply.
+        stops: The names of the tokens that end a reply.
     """
 
     def __init__(self, tokenizer: Tokenizer, names: Sequence[str], stops: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class Marks:
             self._number_of_token[tokenizer.token_id(name)] = number
 
     def places(self, tokens: "Sequence[int] | NDArray[np.int32]") -> list[tuple[int, str]]:
-        """Return the positions of marks in tokens of shape (n,), each with the name of the mark."""
+        """Return the positions of these control tokens in tokens of shape (n,), each with its name."""
         numbers = self._number_of_token.take(np.asarray(tokens, dtype=np.int32), mode="clip")
         return [(position, self.names[int(numbers[position]) - 1]) for position in numbers.nonzero()[0].tolist()]
 
@@ -84,21 +84,21 @@ class Marks:
 
 
 class Splitter:
-    """Cuts one reply, of which any number of tokens comes at a time.
+    """Cuts one reply into segments, given any number of tokens at a time.
 
     Args:
-        marks: The control tokens that it is cut at.
+        marks: The control tokens at which it is cut.
     """
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
         self._held = b""
-        """The beginning of a character that is cut."""
+        """The bytes of a character that is not complete yet."""
         self._is_ended = False
         self._overrun: list[bytes] = []
 
     def feed(self, tokens: "NDArray[np.int32]") -> list[Segment]:
-        """Return the next segments; a character that is cut is held back, and nothing comes after a stop token."""
+        """Return the next segments. An incomplete character is held back; nothing is returned after a stop token."""
         pieces = self._marks.token_bytes(tokens)
         if self._is_ended:
             self._overrun += pieces
@@ -204,29 +204,29 @@ def call_events(index: int, call: ToolCall) -> list[ReplyEvent]:
 class ReplyReader(ABC):
     """Reads one reply while it is sampled; see `Renderer.reader`.
 
-    What was reported stays true: the texts of the events, joined, are the message's reasoning, content and arguments.
+    Events are never revised: their texts, concatenated, are the message's reasoning, content and arguments.
     """
 
     def __init__(self) -> None:
         self._is_over = False
 
     def feed(self, tokens: "int | Sequence[int] | NDArray[np.int32]") -> list[ReplyEvent]:
-        """Return what the next tokens report.
+        """Return the events of the next tokens.
 
         Args:
             tokens: One token, or several of shape (n,).
 
         Raises:
-            RuntimeError: If the reply was ended.
+            RuntimeError: If `end` was called already.
         """
         self._refuse_more()
         return self._feed(np.atleast_1d(np.asarray(tokens, dtype=np.int32)))
 
     def end(self) -> list[ReplyEvent]:
-        """Return the rest, after the last token; the last event is a `ReplyRead`.
+        """Return the remaining events after the last token. The last event is a `ReplyRead`.
 
         Raises:
-            RuntimeError: If the reply was ended already.
+            RuntimeError: If `end` was called already.
         """
         self._refuse_more()
         self._is_over = True
@@ -255,16 +255,16 @@ class Reading(Protocol):
         ...
 
     def events(self) -> list[ReplyEvent]:
-        """Return what was read since the last call."""
+        """Return the events since the last call."""
         ...
 
     @property
     def has_reasoning(self) -> bool:
-        """True if there is reasoning, also an empty one."""
+        """True if there is reasoning, even if it is empty."""
         ...
 
     def message(self, sampled: SplitReply) -> Message:
-        """Return the message after everything was read; `sampled` specifies how the reply ended."""
+        """Return the message after `end`. `sampled` specifies how the reply ended."""
         ...
 
 
@@ -272,8 +272,8 @@ class StreamedReader(ReplyReader):
     """Reads a reply as it arrives.
 
     Args:
-        reading: Reads the text; `Renderer.parse` uses the same.
-        marks: The control tokens that the reply is cut at.
+        reading: The reader of the text, the same as for `Renderer.parse`.
+        marks: The control tokens at which the reply is cut.
         begun: The beginning of the reply in the prompt, shape (n,).
     """
 
@@ -303,7 +303,7 @@ class StreamedReader(ReplyReader):
 
 
 class WholeReader(ReplyReader):
-    """Reads a reply at its end, for families that cannot read a part of one.
+    """Reads a reply at its end, for families that cannot read partial replies.
 
     Args:
         parse: Parses the tokens of a reply.

@@ -18,7 +18,7 @@ from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
 from ._prompt import EmittedDelta, Rendered, WrittenPrompt
 from .emission import Emission, Encoder
-from .reading import Marks, ReplyReader, WholeReader
+from .reading import Marks, ReplyReader, Segment, SplitReply, WholeReader
 from .tokenizers import Tokenizer
 
 __all__ = ["Rendered", "Renderer", "TokenIds", "errors_at_end"]
@@ -44,7 +44,7 @@ _PREFILL_END = "\ue000"  # a private-use character that marks where in a reply a
 
 
 def errors_at_end(*, is_ended: bool, overrun: str) -> list[str]:
-    """Return what is wrong with the end of a reply: text after its first stop token, or no stop token."""
+    """Return the errors at the end of a reply: text after its first stop token, or no stop token."""
     errors = [f"there is text after the end of the turn: {overrun[:40]!r}"] if overrun else []
     return errors if is_ended else [*errors, NOT_ENDED]
 
@@ -59,9 +59,9 @@ class Renderer(ABC):
         tokenizer: The model's tokenizer.
         unsafe_content: Match control tokens inside content, as chat templates do. It is meant for parity tests: a user
             or a tool can then forge a turn.
-        processor: The processor of a vision model: one of transformers, a folder or a name on the hub, or a mapping
-            with the options of an image processor (see `Vision`). By default, the one in the tokenizer's folder, if
-            there is one. Without a processor, images are refused.
+        processor: The processor of a vision model: a processor of transformers, a folder, a name on the hub, or a
+            mapping with the options of an image processor (see `Vision`). By default, the processor in the tokenizer's
+            folder, if it has one. Without a processor, images are refused.
 
     Raises:
         TokenizerError: If the tokenizer lacks a control token of the family.
@@ -71,22 +71,22 @@ class Renderer(ABC):
     """The name in the registry."""
     roles: ClassVar[frozenset[str]]
     """The roles that the family can express."""
-    stop_tokens: ClassVar[tuple[str, ...]]
+    stop_tokens: tuple[str, ...]
     """The tokens that end a reply; the first is the one that the family's history shows."""
-    opening: ClassVar[str]
+    opening: str
     """The scaffold that begins an assistant's message; never sampled."""
-    blocks: ClassVar[Mapping[str, str]]
+    blocks: Mapping[str, str]
     """For each control token that opens a block inside a reply, the scaffold that closes it; reasoning comes first."""
-    structure: ClassVar[tuple[str, ...]]
+    structure: tuple[str, ...]
     """The other control tokens that `parse` distinguishes from text."""
     chosen_because: str = ""
-    """The reason why `renderer="auto"` chose it, if it did."""
+    """The reason why `renderer="auto"` chose this renderer, if it did."""
     known_differences: ClassVar[Mapping[str, str]] = {}
     """The differences from the family's chat template, keyed by words in the name of a conformance check."""
     stop_strings: ClassVar[tuple[str, ...]] = ()
     """Strings that also end a reply, for models without a stop token; the policy receives them through `info`."""
     writes_images: ClassVar[bool] = False
-    """True if the family can write images; a renderer that does also needs a processor."""
+    """True if the family can write images. To do so, a renderer also needs a processor."""
 
     def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, processor: Any = None) -> None:
         if not isinstance(unsafe_content, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -101,22 +101,22 @@ class Renderer(ABC):
         self.tokenizer = tokenizer
         self.unsafe_content = unsafe_content
         self.marks = Marks(tokenizer, names, self.stop_tokens)
-        """The control tokens that a reply is cut at."""
+        """The control tokens at which a reply is cut."""
         self._processor = processor
         if processor is not None:
             if not self.writes_images:
                 raise ConfigError(
-                    f"{self.name!r} has a processor of images, but the model family has no place for images"
+                    f"processor= is given, but the model family of {self.name!r} cannot write images; leave it out"
                 )
             from ._vision import Vision  # only models with images need it
 
             self.vision = Vision(processor, tokenizer)
 
-    # What a family implements.
+    # Methods that a family implements.
 
     @abstractmethod
     def emit_reply(self, out: Emission, message: Message) -> None:
-        """Write what an assistant samples: from the end of the generation prompt to the end of its turn."""
+        """Write the part of a message that the model samples: from the generation prompt to the end of its turn."""
 
     @abstractmethod
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
@@ -124,20 +124,19 @@ class Renderer(ABC):
 
         Args:
             messages: A conversation.
-            settled: The number of messages at its start that are known to stay as they are. If it is not 0, one of them
-                `settles` the messages before it, or no message before `messages[settled]` settles anything.
+            settled: The number of messages at its start that are known to be shown unchanged. If it is not 0, either
+                one of them `settles` the messages before it, or none of them settles anything.
 
         Returns:
-            As many messages as `messages[settled:]` has; an unchanged message is the same object.
+            One message for each of `messages[settled:]`; an unchanged message is the same object.
         """
 
     @abstractmethod
     def settles(self, message: Message) -> bool | None:
-        """Return whether no earlier message can change any more once this one is shown (Qwen3: a user query).
+        """Return whether earlier messages cannot change anymore once this message follows (Qwen3: a user query).
 
         Returns:
-            None if it is not known what the template shows of a conversation with this message; only a rendering of all
-            of it shows that then.
+            None if it is not known; then only a rendering of the whole conversation shows what the template shows.
         """
 
     @abstractmethod
@@ -146,8 +145,8 @@ class Renderer(ABC):
 
         Args:
             tokens: The sampled tokens, shape (n,).
-            prompt_tail: The end of the prompt, from the assistant's opening on: an empty block, a prefill. It is parsed
-                as the beginning of the reply.
+            prompt_tail: The end of the prompt, from the assistant's opening on, such as an empty block or a prefill. It
+                is parsed as the beginning of the reply.
             tools: JSON schemas of the tools that the model has. A family that writes the values of a call as bare text
                 parses each of them by the type of its parameter; without a schema, they are text.
         """
@@ -173,9 +172,9 @@ class Renderer(ABC):
             tools: The tools that the model has; only `fixed_base` reads them.
             generation_prompt: Whether to end with the generation prompt.
             prefill: The beginning of the next reply.
-            drops_end: Whether tokens at the end of the reply may be dropped, a `template` break: what the family's own
-                history writes differently, or a sampled opener of another message (GLM). `Rendered.dropped` is their
-                number.
+            drops_end: Whether tokens at the end of the reply may be dropped, which is a `template` break: tokens that
+                the family's own history writes differently, or a sampled opener of the next message (GLM).
+                `Rendered.dropped` is their number.
         """
 
     @abstractmethod
@@ -188,20 +187,20 @@ class Renderer(ABC):
         tools: Sequence[ToolSchema] | None = None,
         as_template: bool = False,
     ) -> int:
-        """Replace the messages of a prompt from `start` on, or write the first ones; the generation prompt stays.
+        """Replace the messages of a prompt from `start` on, or write the first ones. The generation prompt stays.
 
-        A rewrite renders as little as possible. Messages that stay are copied, token for token. Of a reply that lost
-        its reasoning, the rest is copied if the cut falls on a token boundary.
+        A rewrite renders as little as possible. Messages that stay are copied, token for token. If a reply lost its
+        reasoning, the rest of it is copied if the cut falls on a token boundary.
 
         Args:
-            prompt: The prompt; it is changed in place, and unchanged if an error is raised.
+            prompt: The prompt. It is changed in place, but stays unchanged if an error is raised.
             start: The index of the first message that changes.
             messages: The messages from there on.
-            tools: The tools of the model, if they change; the whole prompt is then rendered again.
+            tools: The tools of the model, if they change. The whole prompt is then rendered again.
             as_template: For a `WholeRenderer`: render as its template does, not by joining replies and deltas.
 
         Returns:
-            How many tokens stay: those before the first message that differs, or is rendered differently.
+            The number of tokens that stay: those before the first message that is rendered differently.
 
         Raises:
             RenderError: If the family cannot express a message.
@@ -209,7 +208,7 @@ class Renderer(ABC):
 
     @abstractmethod
     def measure(self, prompt: WrittenPrompt, index: int, message: Message) -> int:
-        """Return how many tokens a message would have in place of message `index` of a prompt."""
+        """Return the number of tokens that a message would have in place of message `index` of a prompt."""
 
     @abstractmethod
     def _emit_whole(
@@ -223,13 +222,13 @@ class Renderer(ABC):
     ) -> None:
         """Write a whole conversation without its generation prompt; the arguments are those of `render`."""
 
-    # What a family may specify.
+    # Members that a family may override.
 
     @property
     def reasoning_in_content(self) -> tuple[str, str] | None:
         """The tags between which the official template reads reasoning at the start of an assistant's content.
 
-        None if it reads none there.
+        None if it does not read reasoning there.
         """
         return None
 
@@ -240,43 +239,43 @@ class Renderer(ABC):
 
     @property
     def knows_history(self) -> bool:
-        """True if `visible` knows what the template shows of the past; if not, only a rendering of all of it does."""
+        """True if `visible` computes what the template shows; False if that takes a rendering of the conversation."""
         return True
 
     @property
     def history_note(self) -> str:
-        """A description of the rule for the past that was measured, for reports; empty if the family specifies it."""
+        """A description of the measured rule for the past, for reports; empty if the family specifies the rule."""
         return ""
 
     @property
     def rewriting_note(self) -> str:
         """An example of how the official chat template rewrites earlier text of users or the system, for reports.
 
-        A prompt keeps that text as the model saw it first. Empty if there is none, or that is not known.
+        A prompt keeps that text as the model first saw it. Empty if there is no such example, or it is not known.
         """
         return ""
 
     @property
     def settling_messages(self) -> int:
-        """N: nothing before the last N messages that `settles` accepts can change anymore."""
+        """N, where messages before the last N messages for which `settles` is true cannot change anymore."""
         return 1
 
     @property
     def chat_template(self) -> "ChatTemplateSource | None":
-        """The chat template that came with the tokenizer; a conformance check compares the renderer with it."""
+        """The tokenizer's chat template. A conformance check compares the renderer with it."""
         return self.tokenizer.chat_template
 
     @property
     def template_form(self) -> Callable[[Message], dict[str, Any]]:
-        """Converts a message to the form in which the chat template reads it: OpenAI's, for most templates."""
+        """A function that converts a message to the form that the chat template expects, usually OpenAI's."""
         return Message.to_openai
 
     @property
     def proved_reading(self) -> str | None:
-        """A description of what can be relied on when replies are read; None if the family measures nothing.
+        """A description of what was proved about the reading of replies; None if the family measures nothing.
 
         Raises:
-            RenderError: If replies with calls do not read back, or the family has none.
+            RenderError: If replies with calls cannot be read back, or the family does not write calls.
         """
         return None
 
@@ -289,7 +288,7 @@ class Renderer(ABC):
     def check_episode(  # noqa: B027 - most families have nothing to prove
         self, messages: Sequence[Message], deltas: Sequence[EmittedDelta], tools: Sequence[ToolSchema]
     ) -> None:
-        """Validate an episode when it has ended; only `fixed_base` has something to prove.
+        """Validate an episode when it has ended. Only `fixed_base` overrides this.
 
         Args:
             messages: The messages that the model saw.
@@ -300,7 +299,7 @@ class Renderer(ABC):
             TemplateUnsupported: If a delta is not what the template would have written.
         """
 
-    # What follows from that.
+    # Members that are derived from these.
 
     @cached_property
     def opening_tokens(self) -> "NDArray[np.int32]":
@@ -329,7 +328,7 @@ class Renderer(ABC):
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Encodes scaffold and content with the tokenizer."""
+        """The encoder of scaffold and content."""
         return Encoder(self.tokenizer, unsafe_content=self.unsafe_content, vision=self.vision)
 
     def render(
@@ -340,7 +339,7 @@ class Renderer(ABC):
         generation_prompt: bool = False,
         history: Literal["template", "keep"] = "template",
     ) -> Rendered:
-        """Render a whole conversation that was given; see `as_given`.
+        """Render a whole conversation; see also `as_given`.
 
         Args:
             messages: The conversation, at least one message.
@@ -350,10 +349,10 @@ class Renderer(ABC):
                 `"keep"` renders the messages as they are.
 
         Raises:
-            RenderError: If there is no message, or the family cannot express one.
+            RenderError: If `messages` is empty, or the family cannot express a message.
         """
         if not messages:
-            raise RenderError("there is no message to render")
+            raise RenderError("messages is empty; expected at least one message")
         if history not in ("template", "keep"):
             raise RenderError(f"history is {history!r}; expected 'template' or 'keep'")
         given = [as_given(self, message) for message in messages]
@@ -368,13 +367,13 @@ class Renderer(ABC):
         generation_prompt: bool = False,
         prefill: str | Message | None = None,
     ) -> Rendered:
-        """Do the same as `render` with messages that are known to be read as the family reads them."""
+        """Do the same as `render`, for messages to which `as_given` was applied already."""
         out = self._emission()
         self._emit_whole(out, messages, history, tools=tools, generation_prompt=generation_prompt)
         return self._prompted(out, len(messages), prefill) if generation_prompt else Rendered(out)
 
     def _prompted(self, out: Emission, index: int, prefill: str | Message | None) -> Rendered:
-        """Return what was written, followed by the generation prompt of message `index` and a prefill."""
+        """Add the generation prompt of message `index` and a prefill, and return all of it."""
         self._emit_generation_prompt(out, index, prefill)
         return Rendered(out, None if prefill is None else self._prefill(prefill))
 
@@ -396,10 +395,10 @@ class Renderer(ABC):
     def reply(self, message: Message) -> "NDArray[np.int32]":
         """Return the tokens that a model would sample for `message`: int32, shape (n,), with the stop token.
 
-        The message is read as one that was given; see `as_given`.
+        `as_given` is applied to the message.
 
         Raises:
-            RenderError: If the family cannot express the message, or would read other arguments from these tokens.
+            RenderError: If the family cannot express the message, or would read different arguments from its tokens.
         """
         return self._written_reply(as_given(self, message))
 
@@ -420,9 +419,9 @@ class Renderer(ABC):
         """Return the tokens that begin an assistant's message before the model continues it.
 
         Args:
-            start: A text, which follows the generation prompt verbatim. Or an assistant's message: if its `content` is
-                not set, the model continues its reasoning, else its content (`content=""` closes the reasoning and
-                leaves the content to the model).
+            start: A string, which follows the generation prompt verbatim; or an assistant's message. If the message's
+                `content` is not set, the model continues its reasoning, else its content (`content=""` closes the
+                reasoning and leaves the content to the model).
 
         Returns:
             int32 of shape (n,); they follow the generation prompt that `_emit_generation_prompt` writes for them.
@@ -446,8 +445,8 @@ class Renderer(ABC):
 
         Args:
             reply: The reply's tokens since the generation prompt, shape (n,).
-            addition: A text, which is appended verbatim. Or an assistant's message: its reasoning is appended to the
-                open think block; if its `content` is set, the block is closed and the content follows.
+            addition: A string, which is appended verbatim; or an assistant's message. The message's reasoning is
+                appended to the open think block; if its `content` is set, the block is closed and the content follows.
 
         Returns:
             The number of the reply's tokens that stay, which are those before its first stop token, and the tokens to
@@ -477,10 +476,10 @@ class Renderer(ABC):
         return kept, out.tokens()[0]
 
     def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
-        """Return a reader of one reply that is given the tokens as they are sampled and reports what they contain.
+        """Return a reader of one reply, which receives tokens as they are sampled and returns events.
 
-        Its last event holds the message that `parse` returns for the same tokens. A family that cannot read a part of a
-        reply reports everything at its end.
+        The last event holds the message that `parse` returns for the same tokens. A family that cannot read partial
+        replies reports everything at the end.
 
         Args:
             tools: JSON schemas of the tools that the model has; see `parse`.
@@ -488,8 +487,13 @@ class Renderer(ABC):
         """
         return WholeReader(lambda tokens: self.parse(tokens, prompt_tail=prompt_tail, tools=tools))
 
+    def _split_reply(self, tokens: TokenIds, prompt_tail: TokenIds) -> tuple[list[Segment], SplitReply]:
+        """Return the beginning of a reply that is in the prompt, and the sampled rest, cut at the control tokens."""
+        begun = self.after_opening(prompt_tail)
+        return self.marks.split(begun).segments if len(begun) else [], self.marks.split(tokens)
+
     def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
-        """Return the part of a prompt's end that belongs to the reply: an empty think block, a prefill."""
+        """Return the part of a prompt's end that belongs to the reply, such as an empty think block or a prefill."""
         count = len(self.opening_tokens)
         has_opening = np.array_equal(prompt_tail[:count], self.opening_tokens)
         return prompt_tail[count:] if has_opening else prompt_tail
@@ -499,7 +503,7 @@ class Renderer(ABC):
         return Emission(self.encoder)
 
     def _emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
-        """Write the generation prompt of message `index`; a prefill with reasoning brings its own think block."""
+        """Write the generation prompt of message `index`. A prefill with reasoning writes its own think block."""
         out.begin(index, "assistant")
         has_block = isinstance(prefill, Message) and prefill.reasoning is not None
         out.scaffold(self.opening if has_block else self.generation_prompt)
@@ -532,15 +536,15 @@ class Renderer(ABC):
 
     @property
     def images_note(self) -> str:
-        """A note for reports: what writes images, or why they are refused. No processor is loaded for it."""
+        """A note for reports: the processor that writes images, or why they are refused. It does not load anything."""
         if not self.writes_images:
-            return f"images are refused: {self.name!r} has no place for them"
+            return f"images are refused: {self.name!r} cannot write them"
         given = self._processor_name
         return "images are refused without processor=" if given is None else f"images are written with {given!r:.200}"
 
     @property
     def images_advice(self) -> str:
-        """Advice where the renderer cannot write images; empty if it can. No processor is loaded for it."""
+        """Advice for errors if the renderer cannot write images; empty if it can. It does not load a processor."""
         if not self.writes_images:
             return "use the renderer of a vision model"
         return "" if self._processor_name is not None else "give the model's processor, processor='FOLDER'"
@@ -568,7 +572,7 @@ class Renderer(ABC):
         return self  # it is immutable, so gymnasium's deep copies of keyword arguments may share it
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled.
+        """Return the state to pickle.
 
         Raises:
             ConfigError: If the processor of images is an object that cannot be pickled.
@@ -581,7 +585,7 @@ class Renderer(ABC):
 
 
 def refuse_images(renderer: Renderer, messages: Sequence[Message], first: int = 0) -> None:
-    """Refuse images if a renderer cannot write them.
+    """Raise an error if messages have images and the renderer cannot write them.
 
     Args:
         renderer: The renderer.
@@ -589,7 +593,7 @@ def refuse_images(renderer: Renderer, messages: Sequence[Message], first: int = 
         first: The index of the first of them in the conversation.
 
     Raises:
-        RenderError: If one of them has an image; the message has its index.
+        RenderError: If a message has an image. The error names its index.
     """
     for index, message in enumerate(messages, start=first):
         if message.parts is not None and message.images and renderer.vision is None:
@@ -598,7 +602,7 @@ def refuse_images(renderer: Renderer, messages: Sequence[Message], first: int = 
 
 
 def check_image(renderer: Renderer, image: "Image | None") -> None:
-    """Check that a renderer can write an image, or images at all (None). The processor's results are cached.
+    """Check that a renderer can write an image, or any images if `image` is None. The result is cached.
 
     Raises:
         RenderError: If it cannot.
@@ -611,14 +615,14 @@ def check_image(renderer: Renderer, image: "Image | None") -> None:
 
 
 def as_given(renderer: Renderer, message: Message) -> Message:
-    """Return a message that no model sampled here (an author, a data set or a client wrote it) as it is rendered.
+    """Prepare a message for rendering that was not sampled here: an author, a data set or a client wrote it.
 
     Reasoning between tags at the start of an assistant's content becomes its `reasoning` if the official template reads
-    it there (`Renderer.reasoning_in_content`). Any other name of a control token in an assistant's content is text,
-    with a `PlainTagsWarning`. Content of other roles is always text.
+    it there (`Renderer.reasoning_in_content`). All other names of control tokens in an assistant's content stay plain
+    text, with a `PlainTagsWarning`. Content of other roles is always plain text.
 
     Returns:
-        The message itself if nothing is read in its content.
+        The message itself if it is unchanged.
     """
     if message.role != "assistant":
         return message
@@ -630,9 +634,9 @@ def as_given(renderer: Renderer, message: Message) -> Message:
 
 
 def as_prefill(renderer: Renderer, start: str | Message) -> str | Message:
-    """Return the beginning of a reply as it is written; see `as_given`.
+    """Prepare the beginning of a reply for rendering; see `as_given`.
 
-    A string that opens with the family's reasoning tag is reasoning. The model continues it if the tag is not closed.
+    A string that begins with the family's reasoning tag is reasoning. The model continues it if the tag is not closed.
     """
     text = start if isinstance(start, str) else start.content if start.reasoning is None else ""
     found = _reasoning_in(renderer, text)
@@ -642,10 +646,10 @@ def as_prefill(renderer: Renderer, start: str | Message) -> str | Message:
 
 
 def _reasoning_in(renderer: Renderer, text: str) -> dict[str, Any]:
-    """Return the fields of the message that a text with reasoning tags is; nothing if the family does not read it.
+    """Return the fields `reasoning` and `content` of a string with reasoning tags; empty if there is nothing to read.
 
-    There is no `content` if the tag is not closed. Text before the tags and further tags would be lost, or read in
-    another way by each template, so nothing is read then.
+    `content` is missing if the tag is not closed. Templates lose text before the tags and further tags, or read them in
+    different ways, so such a string is not read.
     """
     tags = None if renderer.unsafe_content else renderer.reasoning_in_content
     if tags is None or not any(tag in text for tag in tags):
@@ -670,7 +674,7 @@ def warn_of_tags(renderer: Renderer, text: str) -> None:
         warnings.warn(
             f"an assistant's content has {', '.join(map(repr, [*names][:8]))}, which the renderer {renderer.name!r} "
             "writes as plain text there. Pass reasoning as reasoning_content= and calls as "
-            "tool_calls= of the message; begin or continue a reply with a Message instead of a text",
+            "tool_calls= of the message; begin or continue a reply with a Message instead of a string",
             PlainTagsWarning,
             stacklevel=3,
         )
@@ -682,7 +686,7 @@ def sets_content(start: Message) -> bool:
 
 
 def writable(message: Message) -> Message:
-    """Return a reply without the arguments of calls that could not be read, which some chat templates refuse to write.
+    """Return a reply without the arguments of unreadable calls, which some chat templates refuse to write.
 
     Returns:
         The message itself if all of its calls could be read.

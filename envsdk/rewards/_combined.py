@@ -4,7 +4,7 @@ import asyncio
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..episodes._concurrent import run_all
 from ..errors import ConfigError, TaskError
@@ -16,6 +16,8 @@ S = TypeVar("S", Scorer, "Scorer | AsyncScorer")
 class _Weighted(Generic[S]):
     """Named scorers with their weights."""
 
+    _takes_async: ClassVar[bool]
+
     def __init__(self, **parts: tuple[float, S]) -> None:
         if not parts:
             raise ConfigError("there are no parts; expected name=(weight, scorer), such as correct=(1.0, exact())")
@@ -23,7 +25,13 @@ class _Weighted(Generic[S]):
             if not isinstance(part, tuple) or len(part) != 2:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise ConfigError(f"{name} is {part!r:.80}; expected a weight and a scorer, such as (0.5, exact())")
             check_number(f"the weight of {name}", part[0])
-            check_scorer(f"the scorer of {name}", part[1])
+            scorer = part[1]
+            check_scorer(f"the scorer of {name}", scorer)
+            is_async = inspect.iscoroutinefunction(scorer) or inspect.iscoroutinefunction(type(scorer).__call__)
+            if is_async and not self._takes_async:
+                raise ConfigError(
+                    f"the scorer of {name} is async; expected a plain one. Use aweighted, and await its result"
+                )
         self.parts: Mapping[str, tuple[float, S]] = parts
 
     @property
@@ -58,13 +66,7 @@ class weighted(_Weighted[Scorer]):  # noqa: N801 - it is called like a function
         ConfigError: If there are no parts, a weight is not finite, or a scorer is not a scorer or is async.
     """
 
-    def __init__(self, **parts: tuple[float, Scorer]) -> None:
-        super().__init__(**parts)
-        for name, (_, scorer) in parts.items():
-            if inspect.iscoroutinefunction(scorer) or inspect.iscoroutinefunction(type(scorer).__call__):
-                raise ConfigError(
-                    f"the scorer of {name} is async; expected a plain one. Use aweighted, and await its result"
-                )
+    _takes_async = False
 
     def __call__(self, reply: str, target: Any = None, /) -> dict[str, float] | None:
         """Return the rewards of a reply by name.
@@ -87,6 +89,8 @@ class aweighted(_Weighted[Scorer | AsyncScorer]):  # noqa: N801 - it is called l
     Raises:
         ConfigError: If there are no parts, a weight is not finite, or a scorer is not a scorer.
     """
+
+    _takes_async = True
 
     async def __call__(self, reply: str, target: Any = None, /) -> dict[str, float] | None:
         """Return the rewards of a reply by name; see `weighted`.

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import sqlite3
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -46,6 +46,7 @@ First reply, up to the line {boundary}:
 Second reply, up to the line {boundary}:
 {second}
 {boundary}"""
+_TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, score REAL, answer TEXT)"
 _VERDICT = re.compile(r"verdict:[ \t]*+(.*)", re.IGNORECASE)  # of a stripped line
 
 
@@ -102,14 +103,30 @@ class judge:  # noqa: N801 - it is called like a function
         check_count("max_tokens", max_tokens)
         self._policy = policy
         self._question = question
-        self._verdicts = _checked(verdicts)
+        scores = {verdict: check_score(f"for the verdict {verdict!r}", score) for verdict, score in verdicts.items()}
+        for verdict, score in scores.items():
+            if score is None or verdict != verdict.strip().casefold() or len(verdict.splitlines()) != 1:
+                raise ConfigError(
+                    f"the verdict {verdict!r} has the score {score}; expected one lower-case line, and a score from 0 "
+                    "to 1"
+                )
+        if not scores:
+            raise ConfigError("verdicts is empty; expected a mapping from each verdict to its score")
+        self._verdicts = {verdict: score for verdict, score in scores.items() if score is not None}
         self._prompt = prompt
         self._renderer = find_renderer(renderer, tokenizer)
         check_tokenizer(policy, self._renderer)
         self._max_tokens = max_tokens
         self._sampling = dict(sampling or {})
         self._name = name
-        self._file = None if cache is None else _VerdictFile(Path(cache))
+        self._file = None if cache is None else Path(cache)
+        try:
+            if self._file is not None:
+                _execute(self._file, _TABLE)
+        except sqlite3.Error as error:
+            raise ConfigError(
+                f"cache is {str(cache)!r}, which cannot store verdicts: {error}; expected the path of a sqlite file"
+            ) from error
         self._kept: dict[str, float | None] = {}
         self._asked: dict[str, asyncio.Task[float | None]] = {}
 
@@ -122,8 +139,9 @@ class judge:  # noqa: N801 - it is called like a function
         """
         messages = self.messages(reply, target)
         key = self._key(messages)
-        if key not in self._kept and self._file is not None and (found := self._file.find(key)) is not None:
-            self._kept[key] = found[0]
+        if key not in self._kept and self._file is not None:
+            row = _execute(self._file, "SELECT score FROM verdicts WHERE key = ?", key)
+            self._kept |= {} if row is None else {key: row[0]}
         if key in self._kept:
             return self._kept[key]
         task = self._asked.get(key)
@@ -173,7 +191,8 @@ class judge:  # noqa: N801 - it is called like a function
         score = None if is_cut else self.read(question.answer)
         self._kept[key] = score
         if self._file is not None:
-            self._file.keep(key, score, question.answer.content)
+            values = key, score, question.answer.content
+            _execute(self._file, "INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?)", *values)
         return score
 
 
@@ -195,52 +214,11 @@ class _JudgeQuestion(Env):
         return Turn(reward=None, terminated=True)
 
 
-class _VerdictFile:
-    """Verdicts in a sqlite file. Each use opens the file, so the object can be copied, pickled and shared."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            with self._open() as file:
-                file.execute("CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, score REAL, answer TEXT)")
-        except sqlite3.Error as error:
-            raise ConfigError(
-                f"cache is {str(path)!r}, which cannot store verdicts: {error}; expected the path of a sqlite file"
-            ) from error
-
-    def find(self, key: str) -> tuple[float | None] | None:
-        """Return the stored score, which may be None, in a tuple; None if no verdict is stored."""
-        with self._open() as file:
-            found: tuple[float | None] | None = file.execute(
-                "SELECT score FROM verdicts WHERE key = ?", [key]
-            ).fetchone()
-        return found
-
-    def keep(self, key: str, score: float | None, answer: str) -> None:
-        """Store a verdict, unless one is stored already."""
-        with self._open() as file:
-            file.execute("INSERT OR IGNORE INTO verdicts VALUES (?, ?, ?)", [key, score, answer])
-
-    @contextlib.contextmanager
-    def _open(self) -> Generator[sqlite3.Connection]:
-        connection = sqlite3.connect(self._path, timeout=30)
-        try:
-            with connection:
-                yield connection
-        finally:
-            connection.close()
-
-
-def _checked(verdicts: Mapping[str, float]) -> dict[str, float]:
-    scores = {verdict: check_score(f"for the verdict {verdict!r}", score) for verdict, score in verdicts.items()}
-    for verdict, score in scores.items():
-        if score is None or verdict != verdict.strip().casefold() or len(verdict.splitlines()) != 1:
-            raise ConfigError(
-                f"the verdict {verdict!r} has the score {score}; expected one lower-case line, and a score from 0 to 1"
-            )
-    if not scores:
-        raise ConfigError("verdicts is empty; expected a mapping from each verdict to its score")
-    return {verdict: score for verdict, score in scores.items() if score is not None}
+def _execute(path: Path, command: str, *values: str | float | None) -> tuple[float | None] | None:
+    """Run a command on a sqlite file, which several processes may share, and return the first row of its result."""
+    with contextlib.closing(sqlite3.connect(path, timeout=30)) as file, file:
+        row: tuple[float | None] | None = file.execute(command, values).fetchone()
+    return row
 
 
 async def compare(

@@ -125,7 +125,9 @@ class unit_tests:  # noqa: N801 - it is called like a function
     def _program(self, code: str, case: Program) -> bool:
         """Return whether a program prints the expected output."""
         result = self._run(code, case.stdin)
-        return result.ok and not result.stdout_cut and _lines(result.stdout) == _lines(case.stdout)
+        texts = result.stdout, case.stdout
+        printed, expected = ([line.rstrip() for line in text.rstrip().splitlines()] for text in texts)
+        return result.ok and not result.stdout_cut and printed == expected
 
     def _tests(self, code: str, tests: str) -> bool:
         """Return whether a string of tests passes."""
@@ -220,7 +222,3 @@ def _with_lists(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _with_lists(item) for key, item in cast("dict[Any, Any]", value).items()}
     return value
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -118,7 +118,15 @@ class ObjectServer(Pipe):
 
     def serve(self) -> NoReturn:
         """Run the code, then answer requests until the pipe is closed."""
-        self.send(outcome_of(lambda: exported(run_code(self.receive()))))
+        self.send(
+            outcome_of(
+                lambda: {
+                    name: value
+                    for name, value in run_code(self.receive()).items()
+                    if not isinstance(value, types.ModuleType)
+                }
+            )
+        )
         while True:
             name, args, named = self.receive()
             outcome = outcome_of(lambda name=name, args=args, named=named: _OPERATIONS[name](*args, **named))
@@ -146,35 +154,28 @@ def run_code(code: str) -> dict[str, Any]:
     return vars(module)
 
 
-def exported(names: dict[str, Any]) -> dict[str, Any]:
-    """Return the names that the code defines, without modules."""
-    return {name: value for name, value in names.items() if not isinstance(value, types.ModuleType)}
+def request(name: str) -> Callable[..., Any]:
+    """Return a method that requests an operation on the proxied object from the child."""
+
+    def ask(self: "Remote", *args: Any, **named: Any) -> Any:
+        pipe: ObjectClient = self.__dict__["_pipe"]
+        return pipe.ask(name, self, *args, **named)
+
+    return ask
 
 
 class Remote:
     """A proxy of an object in the child. The tests can call it, iterate over it, and get attributes and items."""
 
+    __call__ = request("call")
+    __getattr__ = request("get")
+    __getitem__ = request("item")
+    __iter__ = request("iter")
+    __next__ = request("next")
+    __len__ = request("len")
+
     def __init__(self, pipe: "ObjectClient", number: int) -> None:
         self.__dict__.update(_pipe=pipe, _number=number)
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        """Call the object in the child."""
-        return self._pipe.ask("call", self, *args, **named)
-
-    def __getattr__(self, name: str) -> Any:
-        return self._pipe.ask("get", self, name)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._pipe.ask("item", self, key)
-
-    def __iter__(self) -> Any:
-        return self._pipe.ask("iter", self)
-
-    def __next__(self) -> Any:
-        return self._pipe.ask("next", self)
-
-    def __len__(self) -> int:
-        return self._pipe.ask("len", self)
 
     def __bool__(self) -> bool:
         raise TypeError("the truth value of an object of the reply is not available: compare a plain value instead")
@@ -256,32 +257,29 @@ def run_tests(namespace: dict[str, Any], tests: str) -> int:
     Raises:
         TestWouldNotRun: If something looks like a test but would not run.
     """
-    before = dict(namespace)
+    import ast
+
+    before, tree = dict(namespace), ast.parse(tests)
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block: Any = getattr(node, field, [])
+            if isinstance(block, ast.AST):
+                continue  # the value of a lambda or of a conditional expression
+            for at in range(len(block) - 1, -1, -1):
+                if isinstance(block[at], ast.Assert):
+                    block.insert(at + 1, ast.copy_location(ast.parse(f"{_ASSERTED}.append(None)").body[0], block[at]))
     asserted: list[None] = []
     namespace[_ASSERTED] = asserted
-    exec(counting_asserts(tests), namespace)
+    exec(compile(ast.fix_missing_locations(tree), "tests.py", "exec"), namespace)
     own = [value for name, value in namespace.items() if before.get(name, namespace) is not value]
     functions = [one for one in own if isinstance(one, types.FunctionType) and one.__name__.startswith("test")]
     classes = [one for one in own if isinstance(one, type)]
     for function in functions:
         check_function(function, function.__name__)
-    for kind in classes:
-        check_class(kind)
+    cases = [kind for kind in classes if is_case(kind)]
     for function in functions:
         function()
-    return sum(map(run_cases, classes)) + len(functions) + len(asserted)
-
-
-def counting_asserts(tests: str) -> types.CodeType:
-    """Compile a string of tests, with a statement after each assert that counts it."""
-    import ast
-
-    class Counting(ast.NodeTransformer):
-        def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
-            """Append a statement that counts the assert."""
-            return [node, *(ast.copy_location(one, node) for one in ast.parse(f"{_ASSERTED}.append(None)").body)]
-
-    return compile(ast.fix_missing_locations(Counting().visit(ast.parse(tests))), "tests.py", "exec")
+    return sum(map(run_cases, cases)) + len(functions) + len(asserted)
 
 
 def check_function(function: object, name: str) -> None:
@@ -293,33 +291,26 @@ def check_function(function: object, name: str) -> None:
         raise TestWouldNotRun(f"{name} is async or a generator: calling it tests nothing")
 
 
-def check_class(kind: type[object]) -> None:
-    """Raise TestWouldNotRun for a class `Test...` that `unittest` does not run, and for methods that test nothing."""
+def is_case(kind: type[object]) -> bool:
+    """Return whether a class is a `unittest.TestCase`.
+
+    Raises:
+        TestWouldNotRun: If it is a class `Test...` that `unittest` does not run, or has methods that test nothing.
+    """
+    unittest: Any = sys.modules.get("unittest")
     names = [name for name in dir(kind) if name.startswith("test")]
-    if not is_case(kind):
+    if unittest is None or not issubclass(kind, unittest.TestCase):
         if names and kind.__name__.startswith("Test") and kind.__module__ == "tests":
             raise TestWouldNotRun(f"the class {kind.__name__} is not a unittest.TestCase, so its methods would not run")
-        return
-    import unittest
-
+        return False
     if not issubclass(kind, unittest.IsolatedAsyncioTestCase):
         for name in names:
             check_function(getattr(kind, name), f"{kind.__name__}.{name}")
-
-
-def is_case(kind: type) -> bool:
-    """Return whether a class is a `unittest.TestCase`."""
-    if "unittest" not in sys.modules:
-        return False
-    import unittest
-
-    return issubclass(kind, unittest.TestCase)
+    return True
 
 
 def run_cases(kind: type) -> int:
-    """Run the tests of a `unittest` class, and return the number that were not skipped; 0 for any other class."""
-    if not is_case(kind):
-        return 0
+    """Run the tests of a `unittest` class, and return the number that were not skipped."""
     import unittest
 
     class Result(unittest.TestResult):
@@ -336,17 +327,6 @@ def run_cases(kind: type) -> int:
     return result.passed + len(result.expectedFailures)
 
 
-def child(read: int, write: int) -> NoReturn:
-    """Serve the objects of the reply's code, without access to the standard streams."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nothing, stream)
-    try:
-        ObjectServer(read, write).serve()
-    finally:
-        os._exit(1)
-
-
 def test() -> None:
     """Fork, read the task, run the tests, and print the verdict if all of them pass.
 
@@ -354,16 +334,22 @@ def test() -> None:
     """
     to_child, from_child = os.pipe(), os.pipe()
     if os.fork() == 0:
-        os.close(to_child[1])
-        os.close(from_child[0])
-        child(to_child[0], from_child[1])
+        try:
+            os.close(to_child[1])
+            os.close(from_child[0])
+            nothing = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(nothing, stream)
+            ObjectServer(to_child[0], from_child[1]).serve()
+        finally:
+            os._exit(1)
     os.close(to_child[0])
     os.close(from_child[1])
     if sys.platform == "linux" and ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0):
         raise OSError("this process could not forbid tracing (prctl PR_SET_DUMPABLE)")
     task: dict[str, str] = json.load(sys.stdin)
     client = ObjectClient(from_child[0], to_child[1])
-    with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):  # noqa: PTH123
+    with open(os.devnull, "w", encoding="utf-8") as ignored, contextlib.redirect_stdout(ignored):  # noqa: PTH123
         names = client.run(task["code"])
         try:
             outcome: int | str = run_tests({"__name__": "tests", **names}, task["tests"])

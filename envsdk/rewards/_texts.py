@@ -57,13 +57,10 @@ class exact:  # noqa: N801 - it is called like a function
         Raises:
             TaskError: If the target is not a string.
         """
-        return float(self._normalized(reply) == self._normalized(text_of(target, "exact")))
-
-    def _normalized(self, text: str) -> str:
-        text = _without(text, case=self.ignore_case, punctuation=self.ignore_punctuation, articles=self.ignore_articles)
+        given, expected = (_without_ignored(text, self) for text in (reply, text_of(target, "exact")))
         if self.whitespace == "collapse":
-            return " ".join(text.split())
-        return text.strip() if self.whitespace == "trim" else text
+            return float(given.split() == expected.split())
+        return float(given.strip() == expected.strip() if self.whitespace == "trim" else given == expected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +94,12 @@ class f1:  # noqa: N801 - it is called like a function
         Raises:
             TaskError: If the target is not a string.
         """
-        words, expected = self._words(reply), self._words(text_of(target, "f1"))
+        texts = reply, text_of(target, "f1")
+        words, expected = (Counter(_without_ignored(text, self).split()) for text in texts)
         if words == expected:
             return 1.0
         common = (words & expected).total()
         return 2 * common / (words.total() + expected.total())
-
-    def _words(self, text: str) -> Counter[str]:
-        return Counter(
-            _without(
-                text, case=self.ignore_case, punctuation=self.ignore_punctuation, articles=self.ignore_articles
-            ).split()
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +139,16 @@ class regex:  # noqa: N801 - it is called like a function
         return float(found is not None)
 
 
-def _without(text: str, *, case: bool, punctuation: bool, articles: bool) -> str:
-    """Return a string in composed form (NFC), without case, punctuation and articles where these are ignored."""
+def _without_ignored(text: str, scorer: exact | f1) -> str:
+    """Return a string in composed form (NFC), without the case, punctuation and articles that a scorer ignores."""
     if len(text) <= _MAX_COMPOSED_CHARS:
         text = unicodedata.normalize("NFC", text)
-    if case:
+    if scorer.ignore_case:
         text = text.casefold()
-    if punctuation:
+    if scorer.ignore_punctuation:
         marks = {char for char in set(text) if char in string.punctuation or unicodedata.category(char)[0] == "P"}
         text = text.translate(dict.fromkeys(map(ord, marks)))
-    return _ARTICLES.sub(" ", text) if articles else text
+    return _ARTICLES.sub(" ", text) if scorer.ignore_articles else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +193,8 @@ class json_schema:  # noqa: N801 - it is called like a function
         if len(reply) > self.max_chars:
             return 0.0
         try:
-            value = json.loads(reply, parse_constant=_refuse)
-            check_json(value)
+            value = json.loads(reply)
+            check_json(value)  # refuses NaN and infinity, which Python reads
         except (ValueError, RecursionError):
             return 0.0
         registry = importlib.import_module("referencing").Registry()  # an empty registry loads nothing
@@ -221,7 +212,3 @@ class json_schema:  # noqa: N801 - it is called like a function
         load("referencing", *_JSONSCHEMA)  # jsonschema installs it since 4.18
         jsonschema = load("jsonschema", *_JSONSCHEMA)
         return jsonschema.validators.validator_for(self.schema, default=jsonschema.Draft202012Validator)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

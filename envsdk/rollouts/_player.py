@@ -192,11 +192,6 @@ class _Seat:
         threads = [*([] if self.thread is None else [self.thread]), *self.others.values()]
         return self.is_lost or any(thread.is_busy for thread in threads)
 
-    def forget(self) -> None:
-        """Release the environment's last episode while it waits for the next one."""
-        if not self.is_stuck():
-            driver_of(self.env).forget()
-
 
 class _SharedEnvironment(ConfigError):
     """Two concurrent episodes would share an environment."""
@@ -312,7 +307,8 @@ class Player:
         try:
             attempt = _Attempt(self, await self._take_seat(), job, policy)
             try:
-                result = EpisodeResult(await attempt.play())
+                seconds = self.settings.episode_timeout_s
+                result = EpisodeResult(await self.within("the episode", attempt.run(), seconds, None, attempt.seat))
             finally:
                 self._leave(attempt.seat)
         except Exception as error:  # users' code may raise any exception
@@ -322,8 +318,8 @@ class Player:
             self._log_failure(job, error, kind)
             trajectory = _failed(None if attempt is None else attempt.seat.env, job, error, kind)
             result = EpisodeResult(trajectory, "".join(traceback.format_exception(error)), error)
-        if attempt is not None:
-            attempt.seat.forget()
+        if attempt is not None and not attempt.seat.is_stuck():
+            driver_of(attempt.seat.env).forget()  # its environment may wait long for the next episode
         return result
 
     def _log_failure(self, job: EpisodeJob, error: Exception, kind: ErrorKind) -> None:
@@ -482,21 +478,7 @@ class Player:
         return task.result()
 
     async def call_policy(self, call: Callable[[], Any]) -> Any:
-        """Call the policy, unless it is paused, and take a turn in the event loop."""
-        action = await self._sampled(call)
-        if isinstance(action, Action) and hasattr(action.tokens, "__len__"):  # the environment refuses other actions
-            self.statistics.steps += action.finish_reason != "abort"  # an aborted reply continues in the same step
-            self.statistics.sampled_tokens += len(action.tokens)
-        return action
-
-    async def take_turn(self) -> None:
-        """Wait until the event loop has time for a step."""
-        since = time.monotonic()
-        async with self._turns:
-            await asyncio.sleep(0)
-        self.statistics.waited("turn", time.monotonic() - since)
-
-    async def _sampled(self, call: Callable[[], Any]) -> Any:
+        """Call the policy, once it may be called, and take a turn in the event loop."""
         seconds = self.settings.policy_timeout_s
         while True:
             while not self._may_sample.is_set():
@@ -514,11 +496,22 @@ class Player:
                     self._no_call.set()
             if not isinstance(action, Action):
                 return action
-            if action.finish_reason == "abort" and not len(action.tokens) and not self._may_sample.is_set():
-                continue  # it was aborted before its first token: call again after the pause
-            if action.policy_version is None and version is not None:
-                action = replace(action, policy_version=version)
-            return action
+            if action.finish_reason != "abort" or len(action.tokens) or self._may_sample.is_set():
+                break
+            # It was aborted before its first token: call again after the pause.
+        if action.policy_version is None and version is not None:
+            action = replace(action, policy_version=version)
+        if hasattr(action.tokens, "__len__"):  # the environment refuses other actions
+            self.statistics.steps += action.finish_reason != "abort"  # an aborted reply continues in the same step
+            self.statistics.sampled_tokens += len(action.tokens)
+        return action
+
+    async def take_turn(self) -> None:
+        """Wait until the event loop has time for a step."""
+        since = time.monotonic()
+        async with self._turns:
+            await asyncio.sleep(0)
+        self.statistics.waited("turn", time.monotonic() - since)
 
     async def _keep_house(self) -> None:
         """Measure the lag of the event loop, and free the thread places of calls that wait for something."""
@@ -542,17 +535,12 @@ class _Attempt:
         self._job = job
         self._policy = policy
 
-    async def play(self) -> Trajectory:
+    async def run(self) -> Trajectory:
         """Play the episode and return its trajectory.
 
         Raises:
-            DeadlineExceeded: If the episode took too long.
-            Exception: Any exception of the environment or the policy.
+            Exception: Whatever the environment or the policy raised.
         """
-        seconds = self._player.settings.episode_timeout_s
-        return await self._player.within("the episode", self._run(), seconds, None, self.seat)
-
-    async def _run(self) -> Trajectory:
         env, job, player = self.seat.env, self._job, self._player
         driver = driver_of(env)
         policy = find_policy(self._policy, env, job.seed)

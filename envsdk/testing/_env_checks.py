@@ -19,6 +19,7 @@ from ..rendering._vision import Vision
 from ..trajectories._trajectory import Trajectory
 from ._env_episodes import (
     MAX_REPLIES,
+    NO_END,
     Episodes,
     NoEnd,
     closing,
@@ -128,7 +129,7 @@ def reference_policy(episodes: Episodes) -> str:
         if errors:
             raise CheckFailure(f"{errors:g} of its tool calls failed", seed)
         most = declared_range(episodes)[1]
-        if not _is(trajectory.reward, most):
+        if abs(trajectory.reward - most) > _TOLERANCE:
             raise CheckFailure(
                 f"the reward is {trajectory.reward:g}; expected the maximum of reward_range, {most:g}", seed
             )
@@ -173,7 +174,7 @@ def every_option(episodes: Episodes) -> str:
     ends = {"null": least, episodes.policy: most if episodes.has_reference else least}
     for policy in ends:
         rewards = [episodes.play(policy, seed).reward for seed in episodes.few_seeds[:_TRIES]]
-        if not _holds(policy, [_is(reward, ends[policy]) for reward in rewards]):
+        if not _holds(policy, [abs(reward - ends[policy]) <= _TOLERANCE for reward in rewards]):
             raise NotPossible(f'the check already fails with the default options: see "{policy} policy"')
     results = [_option(episodes, name, value, ends) for name, values in choices.items() for value in values]
     return "; ".join(results)
@@ -194,7 +195,7 @@ def _option(episodes: Episodes, name: str, value: Any, ends: Mapping[str, float]
                         rewards[seed] = roll_out(env, policy, seed).reward
                     except SandboxUnavailable as error:
                         return f"{name}={value!r} is not available here ({error})"
-        wrong = {seed: reward for seed, reward in rewards.items() if not _is(reward, ends[policy])}
+        wrong = {seed: reward for seed, reward in rewards.items() if abs(reward - ends[policy]) > _TOLERANCE}
         if not _holds(policy, [seed not in wrong for seed in rewards]):
             seed, reward = next(iter(wrong.items()))
             raise CheckFailure(
@@ -233,10 +234,6 @@ def check_in_range(episodes: Episodes, reward: float, seed: int, what: str = "")
     least, most = episodes.sample.reward_range
     if not least - _TOLERANCE <= reward <= most + _TOLERANCE:
         raise CheckFailure(f"{what}the reward is {reward:g}; expected the declared range, {least:g} to {most:g}", seed)
-
-
-def _is(reward: float, end: float) -> bool:
-    return abs(reward - end) <= _TOLERANCE
 
 
 # Tasks: different seeds give different tasks, and splits have no task in common.
@@ -370,7 +367,7 @@ def _replayed(env: Env, policy: str, seed: int) -> "list[NDArray[np.int32]]":
     prompts: list[NDArray[np.int32]] = []
     while env.trajectory is None:
         if len(prompts) == MAX_REPLIES:
-            raise NoEnd(MAX_REPLIES)
+            raise NoEnd(NO_END)
         before = contexts.get(observation.base, np.empty(0, dtype=np.int32))
         old = contexts.get(observation.context)
         only_grew = old is not None and observation.base == observation.context and observation.keep == len(old)
@@ -438,7 +435,7 @@ def _check_observed_images(env: Env, policy: str, seed: int) -> None:
     contexts: dict[str, list[PlacedImage]] = {}
     while env.trajectory is None:
         if count == MAX_REPLIES:
-            raise NoEnd(MAX_REPLIES)
+            raise NoEnd(NO_END)
         where = f"an observation of {observation.context!r}"
         _check_places(
             observation.tokens, observation.media, env.episode.contexts[observation.context].renderer.vision, where

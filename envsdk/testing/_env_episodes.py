@@ -90,14 +90,14 @@ NOT_REPRODUCIBLE = 'the same seed does not give the same bytes: see "same bytes"
 How: TypeAlias = Literal["rollout", "another rollout", "step"]
 
 
+NO_END = (
+    f"after {MAX_REPLIES:,} replies the episode has not ended: return Turn(terminated=True) when the task is over, and "
+    "set default_limits: ClassVar[Limits] = Limits(max_steps=...)"
+)
+
+
 class NoEnd(Exception):
     """An episode does not end."""
-
-    def __init__(self, replies: int) -> None:
-        super().__init__(
-            f"after {replies:,} replies the episode has not ended: return Turn(terminated=True) when the task is over, "
-            "and set default_limits: ClassVar[Limits] = Limits(max_steps=...)"
-        )
 
 
 class EpisodeFailed(Exception):
@@ -124,21 +124,15 @@ class Episodes:
     def __init__(self, subject: Subject, seeds: range) -> None:
         self.subject = subject
         self.seeds = seeds
+        self.few_seeds = seeds[:FEW]
+        """The first seeds."""
+        self.half_of_seeds = seeds[: max(FEW, len(seeds) // 2)]
+        """The first half of the seeds, for checks that repeat whole episodes."""
         self.sample = subject.make()
         """An environment whose class and options are read, but that is never reset."""
         self.seed: int | None = None
         """The seed of the last episode."""
         self._played: dict[tuple[str, int, How], Trajectory | EpisodeFailed] = {}
-
-    @property
-    def few_seeds(self) -> range:
-        """The first seeds."""
-        return self.seeds[:FEW]
-
-    @property
-    def half_of_seeds(self) -> range:
-        """The first half of the seeds, for checks that repeat whole episodes."""
-        return self.seeds[: max(FEW, len(self.seeds) // 2)]
 
     @property
     def is_random(self) -> bool:
@@ -189,9 +183,19 @@ class Episodes:
         """
         key = (policy, seed, how)
         if key not in self._played:
-            self._played[key] = self._play(policy, seed, how)
-        played = self._played[key]
-        self.seed = seed
+            try:
+                with self.attempt(seed, f"the {policy} policy"), closing(self.subject.make()) as env:
+                    if how == "step":
+                        env.reset(seed=seed)
+                        step_with(env, policy, seed)
+                    trajectory = trajectory_of(env) if how == "step" else roll_out(env, policy, seed)
+                check_not_failed(trajectory, seed)
+                self._played[key] = trajectory
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # an environment may raise anything
+                self._played[key] = EpisodeFailed(policy, seed, error)
+        self.seed, played = seed, self._played[key]
         if isinstance(played, EpisodeFailed):
             raise played
         return played
@@ -214,20 +218,6 @@ class Episodes:
         if not self.is_reproducible(self.policy, seed):
             raise NotPossible(NOT_REPRODUCIBLE)
         return self.play(self.policy, seed, how)
-
-    def _play(self, policy: str, seed: int, how: How) -> Trajectory | EpisodeFailed:
-        try:
-            with self.attempt(seed, f"the {policy} policy"), closing(self.subject.make()) as env:
-                if how == "step":
-                    env.reset(seed=seed)
-                    step_with(env, policy, seed)
-                trajectory = trajectory_of(env) if how == "step" else roll_out(env, policy, seed)
-            check_not_failed(trajectory, seed)
-            return trajectory
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # an environment may raise anything
-            return EpisodeFailed(policy, seed, error)
 
 
 @contextlib.contextmanager
@@ -252,7 +242,7 @@ def roll_out(env: Env, policy: str, seed: int) -> Trajectory:
         nonlocal count
         count += 1
         if count > MAX_REPLIES:
-            raise NoEnd(MAX_REPLIES)
+            raise NoEnd(NO_END)
         await asyncio.sleep(0)  # let concurrent sub-agents run
         return reply(prompt, **request)
 
@@ -279,7 +269,7 @@ def step_with(env: Env, policy: str, seed: int, replies: int | None = None) -> i
     sample, count = sampler(env, policy, seed), 0
     while env.trajectory is None and count != replies:
         if count == MAX_REPLIES:
-            raise NoEnd(MAX_REPLIES)
+            raise NoEnd(NO_END)
         env.step(sample())
         count += 1
     return count

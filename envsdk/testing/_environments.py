@@ -144,15 +144,12 @@ def check_env(
         raise unknown_name("check", only, CHECKS)
     subject = replace(Subject.of(env), command_line=command_line)
     chosen = CHECKS if only is None else {only: CHECKS[only]}
-    arguments = subject, range(first_seed, first_seed + seeds), chosen, on_progress or _no_progress
+    progress: OnProgress = on_progress or (lambda name, check: None)
+    arguments = subject, range(first_seed, first_seed + seeds), chosen, progress
     if in_event_loop():  # as in a notebook: a second event loop needs its own thread
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(_check_all, *arguments).result()
     return _check_all(*arguments)
-
-
-def _no_progress(name: str, check: EnvCheck | None) -> None:
-    """Do nothing."""
 
 
 def _check_all(subject: Subject, seeds: range, chosen: dict[str, _EnvCheckKind], on_progress: OnProgress) -> EnvReport:

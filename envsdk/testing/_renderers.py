@@ -72,7 +72,7 @@ def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tupl
     if renderer.chosen_because:
         yield "chosen by `auto`", lambda: f"{renderer.name!r}: {renderer.chosen_because}"
     yield "stop tokens", lambda: _stop_tokens(renderer)
-    yield "same input, same tokens", lambda: _determinism(renderer)
+    yield "same input, same tokens", lambda: _repeats(renderer)
     has_template = renderer.chat_template is not None
     for name, conversation in parity.CONVERSATIONS.items() if has_template else ():
         yield f"matches the template: {name}", lambda item=(name, conversation): _parity(renderer, *item)
@@ -81,7 +81,10 @@ def _checks(renderer: Renderer, random_replies: int, seed: int) -> Iterator[tupl
                 f"past that the template rewrites: {name}",
                 lambda item=conversation: parity.rewritten_past(renderer, item),
             )
-    yield "earlier text of users and the system", lambda: _rewriting(renderer)
+    yield (
+        "earlier text of users and the system",
+        lambda: (note := renderer.rewriting_note) and f"the template rewrites it, and prompts keep it: {note}",
+    )
     yield "images", lambda: _images(renderer)
     if renderer.history_note:
         yield "cost of a step under `strip`", lambda: renderer.history_note
@@ -161,11 +164,6 @@ NEXT = {
 }
 
 
-def _prompt(renderer: Renderer, reply: Message) -> "NDArray[np.int32]":
-    tools = [TOOL] if reply.tool_calls else []
-    return renderer.render([_QUESTION], tools=tools, generation_prompt=True, history="keep").tokens
-
-
 def _stop_tokens(renderer: Renderer) -> None:
     if not renderer.stop_token_ids:
         raise CheckFailure("the renderer has no stop tokens")
@@ -178,16 +176,11 @@ def _stop_tokens(renderer: Renderer) -> None:
 
 
 def _parity(renderer: Renderer, name: str, conversation: parity.Conversation) -> None:
-    expected = _scaffold(renderer, parity.expected_text(renderer, name, conversation))
+    out = Emission(renderer.encoder)
+    out.scaffold(parity.expected_text(renderer, name, conversation))
     messages, tools, generation_prompt = conversation
     found = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
-    _compare(renderer, found, expected, "the renderer and the template")
-
-
-def _rewriting(renderer: Renderer) -> str:
-    """Return how the template rewrites earlier text that prompts keep; empty if it does not."""
-    example = renderer.rewriting_note
-    return f"the template rewrites it, and prompts keep it: {example}" if example else ""
+    _compare(renderer, found, out.tokens()[0], "the renderer and the template")
 
 
 def _images(renderer: Renderer) -> str:
@@ -210,7 +203,7 @@ def _images(renderer: Renderer) -> str:
     return f"written with {name}: {counts} placeholders, {[place.stop - place.start for place in places]} tokens"
 
 
-def _determinism(renderer: Renderer) -> None:
+def _repeats(renderer: Renderer) -> None:
     first, second = (renderer.render([_QUESTION, REPLIES["reasoned"]], history="keep").tokens for _ in range(2))
     _compare(renderer, first, second, "the same conversation rendered twice")
 
@@ -218,7 +211,8 @@ def _determinism(renderer: Renderer) -> None:
 def _extension(renderer: Renderer, reply: Message, messages: Sequence[Message]) -> None:
     """Check that prompt, reply and delta equal the rendered conversation, except for the end that was sampled."""
     tools = [TOOL] if reply.tool_calls else []
-    prompt, sampled = _prompt(renderer, reply), renderer.reply(reply)
+    prompt = renderer.render([_QUESTION], tools=tools, generation_prompt=True, history="keep").tokens
+    sampled = renderer.reply(reply)
     read = renderer.parse(sampled, prompt_tail=_tail(renderer))
     whole = renderer.render([_QUESTION, read, *messages], tools=tools, generation_prompt=True, history="keep").tokens
     extension = renderer.extension(sampled, messages, history=[_QUESTION, read], tools=tools, drops_end=True)
@@ -240,20 +234,15 @@ def _round_trip(renderer: Renderer, reply: Message) -> None:
     if found != expected or read.errors:
         raise CheckFailure(f"{expected} was rendered, but {found} was parsed, with the errors {read.errors}")
     if reply.reasoning and renderer.reply(reply).tolist() == renderer.reply(reply.with_reasoning(None)).tolist():
-        _check_no_reasoning_is_shown(renderer, reply)
+        shown = renderer.visible([_QUESTION, reply])[-1].reasoning
+        if shown and renderer.knows_history and not renderer.writes_reasoning:
+            raise CheckFailure(
+                f"`visible` shows the reasoning {shown!r}, which `emit_reply` does not write: return such a message "
+                "without it (`message.with_reasoning(None)`), or write it in `emit_reply`"
+            )
         raise RenderError("the family has no reasoning, or its generation prompt closes the reasoning")
     if (read.reasoning or "") != (reply.reasoning or ""):
         raise CheckFailure(f"the reasoning {reply.reasoning!r} was rendered, but {read.reasoning!r} was parsed")
-
-
-def _check_no_reasoning_is_shown(renderer: Renderer, reply: Message) -> None:
-    """Check that `visible` shows no reasoning if `emit_reply` writes none."""
-    shown = renderer.visible([_QUESTION, reply])[-1].reasoning
-    if shown and renderer.knows_history and not renderer.writes_reasoning:
-        raise CheckFailure(
-            f"`visible` shows the reasoning {shown!r}, which `emit_reply` does not write: return such a message "
-            "without it (`message.with_reasoning(None)`), or write it in `emit_reply`"
-        )
 
 
 def _tail(renderer: Renderer) -> "NDArray[np.int32]":
@@ -282,12 +271,6 @@ def _cuts(renderer: Renderer, reply: "NDArray[np.int32]", *, is_odd: bool = Fals
         is_ended = np.isin(part, renderer.stop_token_ids).any()
         if not is_odd and not is_ended and renderer.parse(np.concatenate([part, closing])).open_block is not None:
             raise CheckFailure(f"cut at {cut}, {_shown(renderer, part)} is not closed by {_shown(renderer, closing)}")
-
-
-def _scaffold(renderer: Renderer, text: str) -> "NDArray[np.int32]":
-    out = Emission(renderer.encoder)
-    out.scaffold(text)
-    return out.tokens()[0]
 
 
 def _odd_replies(renderer: Renderer) -> Iterator[tuple[str, "NDArray[np.int32]"]]:

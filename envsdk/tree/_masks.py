@@ -5,7 +5,7 @@ This module knows nothing of samples. It imports torch only inside the functions
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, get_args
 
@@ -16,7 +16,7 @@ from ..errors import ConfigError, TreeTooLarge, TreeUnsupported, unknown_name
 from ..images import PlacedImage
 from ..rendering._vision import Vision
 from ._images import image_inputs
-from ._run_attention import RUNS, TreeRuns, install, own_attention, placeholder, text_config
+from ._run_attention import PLACEHOLDER, RUNS, TreeRuns, install, own_attention, text_config
 from ._runs import Runs
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ def dense_mask(
 ) -> "NDArray[np.bool_] | dict[str, NDArray[np.bool_]]":
     """See `TreeBatch.dense_mask`."""
     _check_window(sliding_window)
-    full = _full_mask(tree, max_tokens)
-    return full if sliding_window is None else {FULL: full, SLIDING: full & (_distances(tree) < sliding_window)}
+    full = _full_mask(tree, None, max_tokens)
+    return full if sliding_window is None else {FULL: full, SLIDING: _full_mask(tree, sliding_window, max_tokens)}
 
 
-def _full_mask(tree: MaskedTree, max_tokens: int) -> "NDArray[np.bool_]":
+def _full_mask(tree: MaskedTree, window: int | None, max_tokens: int) -> "NDArray[np.bool_]":
     count = len(tree.tokens)
     if count > max_tokens:
         raise TreeTooLarge(
@@ -76,7 +76,8 @@ def _full_mask(tree: MaskedTree, max_tokens: int) -> "NDArray[np.bool_]":
             'attn_implementation="flex_attention" and use tree.block_mask(), or pass a larger limit'
         )
     index = np.arange(count, dtype=np.int32)
-    return (index <= index[:, None]) & (index[:, None] < tree.exit)
+    sees = (index <= index[:, None]) & (index[:, None] < tree.exit)
+    return sees if window is None else sees & (tree.position_ids[:, None] - tree.position_ids < window)
 
 
 def _check_window(window: int | None) -> None:
@@ -85,10 +86,6 @@ def _check_window(window: int | None) -> None:
             f"sliding_window is {window}; expected at least 1, because a query sees at least itself (or None: no "
             "sliding window)"
         )
-
-
-def _distances(tree: MaskedTree) -> "NDArray[np.int32]":
-    return tree.position_ids[:, None] - tree.position_ids
 
 
 def block_mask(tree: MaskedTree, sliding_window: int | None, *, device: Any) -> Any:
@@ -178,14 +175,13 @@ def model_inputs(
     }
     if chosen == "runs":
         install(model)
-        mask = placeholder(device)
+        mask = torch.zeros(PLACEHOLDER, device=device)  # a model passes it on as it is: runs need no mask
         return {**inputs, "attention_mask": _by_layer(config, lambda window: mask), RUNS: TreeRuns(Runs.of(tree))}
     if chosen == "flex":
         return {**inputs, "attention_mask": _by_layer(config, lambda window: _block_mask(tree, window, device))}
-    full = _full_mask(tree, max_dense_tokens)
 
     def additive(window: int | None) -> Any:
-        sees = torch.as_tensor(full if window is None else full & (_distances(tree) < window), device=device)
+        sees = torch.as_tensor(_full_mask(tree, window, max_dense_tokens), device=device)
         zero = torch.zeros((), dtype=dtype, device=device)
         return torch.where(sees, zero, torch.finfo(dtype).min)[None, None]
 
@@ -224,16 +220,10 @@ def check_model(model: Any) -> None:
             to do.
     """
     config = text_config(model)
-    dropout = _dropout_problems(config) if getattr(model, "training", True) else ()
-    problems = chain(_layer_problems(config), _attention_problems(config), dropout, _module_problems(model))
-    reason = next(problems, None)
+    reason = next(chain(_layer_problems(config), _attention_problems(config), _module_problems(model, config)), None)
     if reason is not None:
         name = getattr(config, "model_type", None) or type(model).__name__
         raise TreeUnsupported(f"a tree is not exact for {name}: {reason}")
-
-
-def _fields(config: Any) -> Mapping[str, Any]:
-    return {name: value for name, value in cast("dict[str, Any]", vars(config)).items() if value}
 
 
 _SEPARATE = "train the samples as separate sequences"
@@ -248,8 +238,8 @@ def _layer_problems(config: Any) -> Iterator[str]:
     model_type: str = getattr(config, "model_type", None) or ""
     if _STATE_MODELS.search(model_type):
         yield f"its layers carry a state through all tokens (model_type {model_type!r}): {_SEPARATE}"
-    for name in _fields(config):
-        if _STATE.match(name):
+    for name, value in cast("dict[str, Any]", vars(config)).items():
+        if value and _STATE.match(name):
             yield f"the field {name} indicates recurrent, convolution or state-space layers: {_SEPARATE}"
 
 
@@ -278,16 +268,14 @@ def _attention_problems(config: Any) -> Iterator[str]:
             yield f"{name} makes experts drop tokens depending on the number of tokens: {_SEPARATE}"
 
 
-def _dropout_problems(config: Any) -> Iterator[str]:
-    for name, value in _fields(config).items():
-        if _DROPOUT.search(name) and not _OTHER_DROPOUT.search(name) and isinstance(value, float):
+def _module_problems(model: Any, config: Any) -> Iterator[str]:
+    is_training = getattr(model, "training", True)
+    for name, value in cast("dict[str, Any]", vars(config)).items() if is_training else ():
+        if value and isinstance(value, float) and _DROPOUT.search(name) and not _OTHER_DROPOUT.search(name):
             yield f"{name}={value} is dropout, which makes the output at a shared token random: set it to 0.0"
-
-
-def _module_problems(model: Any) -> Iterator[str]:
     for name, module in getattr(model, "named_modules", lambda: ())():
         kind = type(module).__name__
         if _STATE_MODULES.search(kind) and not re.search("vision|visual|audio", name):
             yield f"the layer {name} is a {kind}, which a mask cannot restrict to one branch: {_SEPARATE}"
-        if getattr(model, "training", True) and "Dropout" in kind and getattr(module, "p", 0.0) and module.training:
+        if is_training and "Dropout" in kind and getattr(module, "p", 0.0) and module.training:
             yield f"the layer {name} has a dropout of {module.p}: set it to 0.0"

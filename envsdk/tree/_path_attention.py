@@ -11,7 +11,7 @@ This module imports torch.
 from typing import Any
 
 from .._packages import load
-from ._paths import Prefix, TreePath
+from ._paths import TreePath
 
 torch: Any = load("torch", "attention over a tree needs", "pip install 'envsdk[torch]'")
 
@@ -51,7 +51,15 @@ class _PathAttention(torch.autograd.Function):
         sums = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
         keys, values = ([_at(each, path) for path in paths] for each in (key, value))
         for index, path in enumerate(paths):
-            part, its_sum = _of_path(_at(query, path), index, path.prefixes, keys, values, scale)
+            own = _at(query, path)
+            part, its_sum = _FORWARD(own, keys[index], values[index], 0.0, True, scale=scale)
+            grouped = _grouped(own, key) if path.prefixes else None
+            for other, length in path.prefixes:
+                its_keys, its_values = keys[other][:, :, :length], values[other][:, :, :length]
+                found, found_sum = _FORWARD(grouped, its_keys, its_values, scale=scale)
+                found, found_sum = found.reshape(part.shape), found_sum.reshape(its_sum.shape)
+                both = torch.logaddexp(its_sum, found_sum)
+                part, its_sum = part * _share(its_sum, both) + found * _share(found_sum, both), both
             if sinks is not None:
                 both = torch.logaddexp(its_sum, sinks[:, None].to(its_sum.dtype))
                 part, its_sum = part * _share(its_sum, both), both  # sinks are keys without values
@@ -94,18 +102,6 @@ class _PathAttention(torch.autograd.Function):
         return *gradients, of_sinks, None, None
 
 
-def _of_path(
-    query: Any, index: int, prefixes: list[Prefix], keys: list[Any], values: list[Any], scale: float
-) -> tuple[Any, Any]:
-    """Return the outputs of a path's queries, and the log-sum-exps of their scores."""
-    part, its_sum = _FORWARD(query, keys[index], values[index], 0.0, True, scale=scale)
-    grouped = _grouped(query, keys[index]) if prefixes else None
-    for other, length in prefixes:
-        found, found_sum = _FORWARD(grouped, keys[other][:, :, :length], values[other][:, :, :length], scale=scale)
-        part, its_sum = _merged(part, its_sum, found.reshape(part.shape), found_sum.reshape(its_sum.shape))
-    return part, its_sum
-
-
 def _backward(given: list[Any], key: Any, value: Any, is_causal: bool, scale: float) -> list[Any]:
     gradient, query, output, sums = given
     return list(_BACKWARD(gradient, query, key, value, output, sums, 0.0, is_causal, scale=scale))
@@ -133,12 +129,6 @@ def _grouped(tensor: Any, key: Any) -> Any:
     if heads == tensor.shape[1] or heads < torch.get_num_threads():
         return tensor
     return tensor.reshape(1, heads, -1, *tensor.shape[3:])
-
-
-def _merged(first: Any, first_sum: Any, second: Any, second_sum: Any) -> tuple[Any, Any]:
-    """Return attention to two sets of keys from the attention to each, and their log-sum-exps."""
-    both = torch.logaddexp(first_sum, second_sum)
-    return first * _share(first_sum, both) + second * _share(second_sum, both), both
 
 
 def _share(part: Any, whole: Any) -> Any:

@@ -5,7 +5,6 @@ This module knows nothing of trajectories and samples: a token is trained or it 
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -184,7 +183,13 @@ class PrefixTree:
 
         For one context, whose tokens are only appended and dropped, this is the order in which the tokens were added.
         """
-        nodes = list(self._in_order())
+        nodes: list[PrefixNode] = []
+        unvisited = [self._root]
+        while unvisited:
+            nodes.append(unvisited.pop())
+            children = [child for siblings in nodes[-1].children.values() for child in siblings]
+            unvisited.extend(sorted(children, key=lambda child: -child.start))
+        del nodes[0]  # the root, which has no tokens
         numbers: dict[PrefixNode | None, int] = {self._root: NO_TOKEN, **{node: i for i, node in enumerate(nodes)}}
         lengths = np.array([len(node) for node in nodes], dtype=np.int64)
         stops = np.cumsum(lengths)
@@ -205,15 +210,6 @@ class PrefixTree:
             parent=parent.astype(np.int32),
             exit=np.repeat(np.array(exits, dtype=np.int32), lengths),
         )
-
-    def _in_order(self) -> Iterator[PrefixNode]:
-        unvisited = [self._root]
-        while unvisited:
-            node = unvisited.pop()
-            if node is not self._root:
-                yield node
-            children = [child for siblings in node.children.values() for child in siblings]
-            unvisited.extend(sorted(children, key=lambda child: -child.start))
 
 
 def _common(first: "NDArray[np.int32]", second: "NDArray[np.int32]") -> int:

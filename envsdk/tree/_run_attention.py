@@ -19,6 +19,8 @@ from ._runs import Runs, Sequences
 
 RUNS = "tree_runs"
 """The argument of a model's forward pass that holds the runs of its tree, and the prefix of the attention's names."""
+PLACEHOLDER = (1, 1, 1, 1)
+"""The shape of the mask that a model passes on as it is: attention by runs needs none."""
 _PREFIX = f"{RUNS}_"
 
 
@@ -50,9 +52,24 @@ def install(model: Any) -> None:
     own = own_attention(config)
     name = _PREFIX + own
     functions: Any = _module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+    function: Callable[..., Any] | None = functions.get(own)  # None for `eager`, which is in the model's own module
+
+    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        tree: TreeRuns | None = options.pop(RUNS, None)
+        if tree is None:
+            if tuple(getattr(attention_mask, "shape", ())) == PLACEHOLDER and query.shape[2] > 1:
+                raise TreeUnsupported(
+                    f"{type(module).__name__} does not get the arguments of the forward pass, which the attention of a "
+                    'tree needs: use model_inputs(model, attention="dense")'
+                )
+            ordinary = function or sys.modules[type(module).__module__].eager_attention_forward
+            return ordinary(module, query, key, value, attention_mask, **options)
+        return attend(query, key, value, tree, **options).transpose(1, 2).contiguous(), None
+
     if name not in functions:
         masks: Any = _module("transformers.masking_utils").ALL_MASK_ATTENTION_FUNCTIONS
-        functions.register(name, _attention(own, functions.get(own)))
+        attention.__name__ = name
+        functions.register(name, attention)
         masks.register(name, masks[own])
     config._attn_implementation = name
 
@@ -73,35 +90,6 @@ def own_attention(config: Any) -> str:
     return (getattr(config, "_attn_implementation", None) or "eager").removeprefix(_PREFIX)
 
 
-def _attention(own: str, function: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return the function that transformers calls in each layer.
-
-    Args:
-        own: The name of the model's own attention.
-        function: That attention; None if it is the one in the model's own module (`eager`).
-    """
-
-    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-        tree: TreeRuns | None = options.pop(RUNS, None)
-        if tree is None:
-            if tuple(getattr(attention_mask, "shape", ())) == (1, 1, 1, 1) and query.shape[2] > 1:  # a `placeholder`
-                raise TreeUnsupported(
-                    f"{type(module).__name__} does not get the arguments of the forward pass, which the attention of a "
-                    'tree needs: use model_inputs(model, attention="dense")'
-                )
-            ordinary = function or sys.modules[type(module).__module__].eager_attention_forward
-            return ordinary(module, query, key, value, attention_mask, **options)
-        return attend(query, key, value, tree, **options).transpose(1, 2).contiguous(), None
-
-    attention.__name__ = _PREFIX + own
-    return attention
-
-
-def placeholder(device: Any) -> Any:
-    """Return a mask that a model passes on as it is: attention by runs needs none."""
-    return _module("torch").zeros((1, 1, 1, 1), device=device)
-
-
 class TreeRuns:
     """The runs of one tree, with what all layers of a forward pass share.
 
@@ -111,6 +99,7 @@ class TreeRuns:
 
     def __init__(self, runs: Runs) -> None:
         self.sizes = runs.sizes
+        self.longest = runs.longest
         self._runs = runs
         self._views: dict[tuple[int | None, Any, Any], list[_View]] = {}
         self._sequences: dict[Any, Sequences] = {}
@@ -122,11 +111,6 @@ class TreeRuns:
         if key not in self._views:
             self._views[key] = [_view(path, self.sizes, window, like) for path in self._runs.paths()]
         return self._views[key]
-
-    @property
-    def longest(self) -> int:
-        """The number of tokens of the longest branch."""
-        return self._runs.longest
 
     def paths(self, device: Any) -> list[TreePath]:
         """Return the paths of the tree, with tensors on a device for arrays."""
@@ -167,15 +151,10 @@ def _view(path: list[int], sizes: list[int], window: int | None, like: Any) -> _
         first -= 1
         keys += sizes[path[first]]
     keys = keys if needed is None else min(keys, needed)
-    return _View(path[first:], keys, _mask(queries, keys, window, like))
-
-
-def _mask(queries: int, keys: int, window: int | None, like: Any) -> Any:
-    """Return the mask of queries and keys that end at the same token."""
-    torch = _module("torch")
-    hidden = torch.full((queries, keys), float("-inf"), dtype=like.dtype, device=like.device)
-    mask = hidden.triu(keys - queries + 1)
-    return mask if window is None else mask + hidden.tril(keys - queries - window)
+    hidden = _module("torch").full((queries, keys), float("-inf"), dtype=like.dtype, device=like.device)
+    mask = hidden.triu(keys - queries + 1)  # queries and keys end at the same token
+    mask = mask if window is None else mask + hidden.tril(keys - queries - window)
+    return _View(path[first:], keys, mask)
 
 
 def attend(

@@ -48,11 +48,11 @@ class ChatML(FamilyRenderer):
 
     name: ClassVar[str] = "chatml"
     roles: ClassVar[frozenset[str]] = frozenset({"system", "user", "assistant"})
-    stop_tokens: ClassVar[tuple[str, ...]] = ("<|im_end|>",)
+    stop_tokens: tuple[str, ...] = ("<|im_end|>",)
     after_turn: ClassVar[str] = "\n"
-    opening: ClassVar[str] = "<|im_start|>assistant\n"
-    blocks: ClassVar[Mapping[str, str]] = {}
-    structure: ClassVar[tuple[str, ...]] = ("<|im_start|>",)
+    opening: str = "<|im_start|>assistant\n"
+    blocks: Mapping[str, str] = {}
+    structure: tuple[str, ...] = ("<|im_start|>",)
     message_end: ClassVar[str] = "<|im_end|>"
     """The scaffold that ends a message; in an assistant's message it is sampled."""
     image: ClassVar[str] = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -100,7 +100,7 @@ class ChatML(FamilyRenderer):
 
     def texts(self, message: Message) -> list[str]:
         """Return the texts before, between and after the images of a message, whose content is trimmed as a whole."""
-        if not message.images:
+        if message.parts is None:
             return [self.trimmed(message.content)]
         texts = [""]
         for part in message.parts or ():
@@ -166,10 +166,8 @@ class ChatML(FamilyRenderer):
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse the think block, the text and the calls, as far as the family has them; see `Renderer.parse`."""
-        begun = self.after_opening(prompt_tail)
-        sampled = self.marks.split(tokens)
-        segments = [*(self.marks.split(begun).segments if len(begun) else ()), *sampled.segments]
-        return self._reader.read(segments, sampled, tools)
+        begun, sampled = self._split_reply(tokens, prompt_tail)
+        return self._reader.read([*begun, *sampled.segments], sampled, tools)
 
     def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
         """See `Renderer.reader`; a reply is read as it arrives."""
@@ -188,9 +186,9 @@ class ToolChatML(ChatML):
     """
 
     roles: ClassVar[frozenset[str]] = frozenset({"system", "user", "assistant", "tool"})
-    stop_tokens: ClassVar[tuple[str, ...]] = ("<|im_end|>", "<|endoftext|>")
-    blocks: ClassVar[Mapping[str, str]] = {"<tool_call>": "\n</tool_call>"}
-    structure: ClassVar[tuple[str, ...]] = ("</tool_call>",)
+    stop_tokens: tuple[str, ...] = ("<|im_end|>", "<|endoftext|>")
+    blocks: Mapping[str, str] = {"<tool_call>": "\n</tool_call>"}
+    structure: tuple[str, ...] = ("</tool_call>",)
     grammar: ClassVar[Grammar] = tagged(HERMES)
     default_system: ClassVar[str | None] = None
     """The text of the system block if there is no system message; None for no such block."""
@@ -236,13 +234,11 @@ class ToolChatML(ChatML):
         if message.role != "tool":
             self.emit_block(out, message)
             return
-        if previous is None or previous.role != "tool":
-            out.scaffold("<|im_start|>user")
-        out.scaffold("\n<tool_response>\n")
+        begins = previous is None or previous.role != "tool"
+        ends = following is None or following.role != "tool"
+        out.scaffold(("<|im_start|>user" if begins else "") + "\n<tool_response>\n")
         self.emit_content(out, message)
-        out.scaffold("\n</tool_response>")
-        if following is None or following.role != "tool":
-            out.scaffold("<|im_end|>\n")
+        out.scaffold("\n</tool_response>" + ("<|im_end|>\n" if ends else ""))
 
     def seam(self, message: Message, neighbor: Message | None) -> object:
         """Return whether a tool message shares its block with the neighbor."""

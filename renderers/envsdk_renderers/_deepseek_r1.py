@@ -31,15 +31,15 @@ class DeepSeekR1(ThinkingChatML):
 
     name: ClassVar[str] = "deepseek-r1"
     roles: ClassVar[frozenset[str]] = ChatML.roles
-    stop_tokens: ClassVar[tuple[str, ...]] = ("<｜end▁of▁sentence｜>",)
+    stop_tokens: tuple[str, ...] = ("<｜end▁of▁sentence｜>",)
     message_end: ClassVar[str] = "<｜end▁of▁sentence｜>"
     after_turn: ClassVar[str] = ""
     known_differences: ClassVar[Mapping[str, str]] = {
         "system after": "the template moves every system message to the beginning; the renderer refuses a later one"
     }
-    opening: ClassVar[str] = "<｜Assistant｜>"
-    blocks: ClassVar[Mapping[str, str]] = {"<think>": "\n</think>\n\n"}
-    structure: ClassVar[tuple[str, ...]] = ("</think>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
+    opening: str = "<｜Assistant｜>"
+    blocks: Mapping[str, str] = {"<think>": "\n</think>\n\n"}
+    structure: tuple[str, ...] = ("</think>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
     grammar: ClassVar[Grammar] = tagged(think=THINK)
     prompt_opens_block: ClassVar[bool] = True
 

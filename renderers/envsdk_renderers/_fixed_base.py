@@ -139,9 +139,8 @@ class FixedBase(WholeRenderer):
             own_template=source.response_template,
         )
         self._writer, self._probe = self._facts.writer, self._facts.probe
-        for name in ("stop_tokens", "opening", "blocks"):  # which other families specify for the class
-            setattr(self, name, getattr(self._facts, name))
-        setattr(self, "structure", self._facts.reader.structure)  # noqa: B010 - a class attribute of other families
+        self.stop_tokens, self.opening = self._facts.stop_tokens, self._facts.opening
+        self.blocks, self.structure = self._facts.blocks, self._facts.reader.structure
         super().__init__(loaded, unsafe_content=unsafe_content, processor=processor)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -661,10 +660,9 @@ class FixedBase(WholeRenderer):
 
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse a reply by its format, or with the tokenizer's own response template; see `Renderer.parse`."""
-        begun = self.after_opening(prompt_tail)
-        sampled = self.marks.split(tokens)
+        begun, sampled = self._split_reply(tokens, prompt_tail)
         return self._facts.reader.read(
-            [*(self.marks.split(begun).segments if len(begun) else []), *sampled.segments],
+            [*begun, *sampled.segments],
             sampled,
             opening=self.opening,
             stop_tokens=self.stop_tokens,
@@ -736,7 +734,7 @@ class FixedBase(WholeRenderer):
         problem = "the template shows past reasoning by a rule that is not known"
         for rule in HistoryProbe(self._template).rules():
             candidate = copy.copy(self)
-            vars(candidate).update(history_rule=rule, _warned=True)  # a proof is not an episode
+            candidate.history_rule, candidate._warned = rule, True  # a proof is not an episode
             refuted = refutation(candidate, has_calls=rule.has_calls)
             if refuted is None:
                 return rule, ""

@@ -43,12 +43,12 @@ class GLM45(ThinkingChatML):
     """
 
     name: ClassVar[str] = "glm-4.5"
-    stop_tokens: ClassVar[tuple[str, ...]] = ("<|user|>", "<|observation|>", "<|endoftext|>")
+    stop_tokens: tuple[str, ...] = ("<|user|>", "<|observation|>", "<|endoftext|>")
     message_end: ClassVar[str] = ""
     after_turn: ClassVar[str] = ""
-    opening: ClassVar[str] = "<|assistant|>"
-    blocks: ClassVar[Mapping[str, str]] = {"<think>": "</think>", "<tool_call>": "\n</tool_call>"}
-    structure: ClassVar[tuple[str, ...]] = ("</think>", "</tool_call>", "<|system|>", "<|assistant|>", *_TAGS)
+    opening: str = "<|assistant|>"
+    blocks: Mapping[str, str] = {"<think>": "</think>", "<tool_call>": "\n</tool_call>"}
+    structure: tuple[str, ...] = ("</think>", "</tool_call>", "<|system|>", "<|assistant|>", *_TAGS)
     grammar: ClassVar[Grammar] = tagged(_CALLS, ("\n<think>", "</think>"), "\n")
     prompt_opens_block: ClassVar[bool] = False
     trims: ClassVar[bool] = True

@@ -68,11 +68,11 @@ class Harmony(FamilyRenderer):
         "system after": "the template drops a later system message",
     }
     roles: ClassVar[frozenset[str]] = frozenset({"system", "developer", "user", "assistant", "tool"})
-    stop_tokens: ClassVar[tuple[str, ...]] = ("<|return|>", "<|call|>")
+    stop_tokens: tuple[str, ...] = ("<|return|>", "<|call|>")
     after_turn: ClassVar[str] = ""
-    opening: ClassVar[str] = "<|start|>assistant"
-    blocks: ClassVar[Mapping[str, str]] = {}
-    structure: ClassVar[tuple[str, ...]] = ("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>")
+    opening: str = "<|start|>assistant"
+    blocks: Mapping[str, str] = {}
+    structure: tuple[str, ...] = ("<|start|>", "<|end|>", "<|channel|>", "<|message|>", "<|constrain|>")
 
     def __init__(
         self,

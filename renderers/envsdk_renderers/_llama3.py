@@ -25,13 +25,13 @@ class Llama3(ChatML):
     """
 
     name: ClassVar[str] = "llama-3"
-    stop_tokens: ClassVar[tuple[str, ...]] = ("<|eot_id|>", "<|end_of_text|>")
+    stop_tokens: tuple[str, ...] = ("<|eot_id|>", "<|end_of_text|>")
     message_end: ClassVar[str] = "<|eot_id|>"
     after_turn: ClassVar[str] = ""
-    opening: ClassVar[str] = "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    opening: str = "<|start_header_id|>assistant<|end_header_id|>\n\n"
     header: ClassVar[str] = "<|start_header_id|>{role}<|end_header_id|>\n\n"
     trims: ClassVar[bool] = True
-    structure: ClassVar[tuple[str, ...]] = ("<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>")
+    structure: tuple[str, ...] = ("<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>")
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
         """Write the token that begins a text, and the system message."""

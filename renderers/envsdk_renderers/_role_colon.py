@@ -50,9 +50,9 @@ class RoleColon(WholeRenderer, FamilyRenderer):  # how a message begins depends 
     name: ClassVar[str] = "role_colon"
     roles: ClassVar[frozenset[str]] = frozenset({"system", "user", "assistant"})
     after_turn: ClassVar[str] = ""
-    opening: ClassVar[str] = "\n\nAssistant:"
-    blocks: ClassVar[Mapping[str, str]] = {}
-    structure: ClassVar[tuple[str, ...]] = ()
+    opening: str = "\n\nAssistant:"
+    blocks: Mapping[str, str] = {}
+    structure: tuple[str, ...] = ()
     stop_strings: ClassVar[tuple[str, ...]] = (_NEXT,)
 
     def __init__(self, tokenizer: Tokenizer, *, stop: str | None = None, unsafe_content: bool = False) -> None:
@@ -62,7 +62,7 @@ class RoleColon(WholeRenderer, FamilyRenderer):  # how a message begins depends 
             raise TokenizerError(
                 f"the tokenizer {tokenizer.name!r} has no known token that ends a text: give its name as stop="
             )
-        vars(self)["stop_tokens"] = (names[0],)
+        self.stop_tokens = (names[0],)
         self._is_stop_given = stop is not None
         super().__init__(tokenizer, unsafe_content=unsafe_content)
 

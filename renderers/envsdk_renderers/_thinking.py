@@ -37,8 +37,8 @@ class ThinkingChatML(ToolChatML):
         processor: See `ChatML`.
     """
 
-    blocks: ClassVar[Mapping[str, str]] = {"<think>": "\n</think>\n\n", "<tool_call>": "\n</tool_call>"}
-    structure: ClassVar[tuple[str, ...]] = ("</think>", "</tool_call>")
+    blocks: Mapping[str, str] = {"<think>": "\n</think>\n\n", "<tool_call>": "\n</tool_call>"}
+    structure: tuple[str, ...] = ("</think>", "</tool_call>")
     grammar: ClassVar[Grammar] = tagged(HERMES, THINK)
     prompt_opens_block: ClassVar[bool]
     """Whether the generation prompt opens the think block, so that the model does not sample `<think>`."""

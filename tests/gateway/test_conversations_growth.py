@@ -1,4 +1,4 @@
-"""What it takes to place a request of a long conversation, and that what is saved there changes no placement."""
+"""The cost of placing a request of a long conversation, and the placements despite what is saved there."""
 
 import json
 import sys
@@ -20,13 +20,13 @@ TEXTS = st.sampled_from(["ok", "no", "A text that is long enough to be evidence.
 class ReadsAll(Conversations):
     """Reads a request against every context that it may belong to, to its end."""
 
-    def _fits_in(self, contexts: Any, request: ModelRequest) -> Any:
-        return {context: self._fit(context, request) for context in contexts}
+    def _fits_in(self, conversations: Any, request: ModelRequest) -> Any:
+        return {conversation: self._fit(conversation, request) for conversation in conversations}
 
 
 @st.composite
 def changed(draw: st.DrawFn, conversations: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """A conversation of a program as it goes on: continued, without its end, or with another message in it."""
+    """Draw how a program continues a conversation: whole, without its end, or with another message in it."""
     messages = draw(st.sampled_from(conversations))
     messages = messages[: draw(st.one_of(st.just(len(messages)), st.integers(0, len(messages))))]
     if messages and draw(st.sampled_from([False, False, True])):
@@ -61,7 +61,7 @@ def test_a_context_of_a_later_reply_is_found_although_the_request_continues_anot
 
 
 def calls_of(function: Callable[[], Any]) -> int:
-    """How many Python functions it calls."""
+    """Return how many Python functions it calls."""
     calls = 0
 
     def count(_frame: FrameType, event: str, _argument: Any) -> None:
@@ -92,5 +92,5 @@ def test_placing_a_short_text_that_fits_many_contexts_takes_no_longer_in_a_long_
 
 
 def received(values: list[dict[str, Any]]) -> list[ReceivedMessage]:
-    """Messages as they are parsed: as objects of their own."""
+    """Return messages as they are parsed: as new objects."""
     return [ReceivedMessage(Message.from_openai(value), value) for value in json.loads(json.dumps(values))]

@@ -115,7 +115,7 @@ FIRST = "messages[0].content[0]"
     ("protocol", "body", "field", "reason"),
     [
         ("chat", a_chat({"type": "image_url", "image_url": {"url": REMOTE}}), f"{FIRST}.image_url.url", "not fetched"),
-        ("chat", a_chat({"type": "image_url", "image_url": {"url": 5}}), f"{FIRST}.image_url.url", "a text"),
+        ("chat", a_chat({"type": "image_url", "image_url": {"url": 5}}), f"{FIRST}.image_url.url", "a string"),
         ("chat", a_chat({"type": "image_url"}), f"{FIRST}.image_url", "required"),
         ("chat", a_chat(shown(), role="system"), FIRST, "not supported"),
         ("chat", a_chat(shown(), role="assistant"), FIRST, "not supported"),

@@ -76,8 +76,8 @@ class ForgetsANewline(Qwen3):
 
 
 class ForgetsToCloseThinking(Qwen3):
-    blocks: ClassVar[Mapping[str, str]] = {"<tool_call>": "\n</tool_call>"}
-    structure: ClassVar[tuple[str, ...]] = ("<think>", "</think>", "</tool_call>")
+    blocks: Mapping[str, str] = {"<tool_call>": "\n</tool_call>"}
+    structure: tuple[str, ...] = ("<think>", "</think>", "</tool_call>")
 
 
 class MatchesControlTokens(Qwen3):
@@ -116,7 +116,7 @@ class LosesACall(Qwen3):
 
 
 class StopsElsewhere(Qwen3):
-    stop_tokens: ClassVar[tuple[str, ...]] = ("<|endoftext|>",)
+    stop_tokens: tuple[str, ...] = ("<|endoftext|>",)
 
 
 class Counts(Qwen3):

@@ -136,7 +136,7 @@ def test_the_doctor_reports_why_images_are_refused() -> None:
         report = check_renderer(get_renderer(name, tokenizer), random_replies=2)
         return next(one.detail for one in report.checks if one.name == "images")
 
-    assert detail("qwen3", "embedded") == "images are refused: 'qwen3' has no place for them"
+    assert detail("qwen3", "embedded") == "images are refused: 'qwen3' cannot write them"
     assert detail("qwen3.5", tokenizer_of("qwen3.5")) == "images are refused without processor="
 
 

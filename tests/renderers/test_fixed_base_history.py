@@ -43,7 +43,7 @@ def prompts(renderer: FixedBase, messages: list[Message], tools: Any) -> list[tu
     found = [(context, context.prompt().tolist())]
     for reply, following in pairwise([*replies, len(messages)]):
         context.act(renderer.reply(messages[reply]), None)
-        context.add_reply(context.parse_reply())
+        context.take_reply()
         context.observe(messages[reply + 1 : following])
         found.append((context, context.prompt().tolist()))
     return found
@@ -100,7 +100,7 @@ def test_a_step_under_strip_renders_no_more_in_a_long_episode(
     context.open([user()], tools)
     for _ in range(40):
         context.act(renderer.reply(CALL if tools else said("Yes.", "I think.")), None)
-        context.add_reply(context.parse_reply())
+        context.take_reply()
         rendered.clear()
         context.observe([RESULT if tools else user()])
         sizes.append((len(rendered), sum(rendered)))

@@ -103,12 +103,11 @@ class Episode:
                 return  # the template does not write it
             self.check_what_the_template_writes(message, self.renderer.tokenizer.decode(tokens))
             self.context.act(tokens, None)
-            read = self.context.parse_reply()
+            read, _ = self.context.take_reply()
             # An error is due only to a text that spells markup, or to a reply that is nothing but reasoning.
             written = [message.reasoning, message.content, *(call.arguments["city"] for call in message.tool_calls)]
             assert not read.errors or not {*written}.isdisjoint(HOSTILE) or not (message.content or message.tool_calls)
             assert read.errors or stripped(read) == stripped(message)
-            self.context.add_reply(read)
             answers = [self.result(call) for call in read.tool_calls]
             if not answers or self.rng.random() < 0.2:
                 answers.append(Message(role="user", content=self.text()))

@@ -552,9 +552,8 @@ def test_a_token_that_the_generation_prompt_shares_with_a_question_is_not_read_a
         context.open([user(first)])
         for text in ("4.", "Five."):
             context.act(renderer.reply(said(text)), None)
-            read = context.parse_reply()
+            read, _ = context.take_reply()
             assert (read.content, read.errors) == (text, ())
-            context.add_reply(read)
             context.observe([user(second)])
             whole = renderer.render(context.messages, generation_prompt=True)
             assert renderer.tokenizer.decode(context.prompt()) == renderer.tokenizer.decode(whole.tokens)
@@ -578,7 +577,7 @@ def test_a_first_message_without_any_token_can_be_rewritten() -> None:
     context = Context("main", "", renderer, Strip())
     context.open([user("")])
     context.act(renderer.reply(said("4.")), None)
-    context.add_reply(context.parse_reply())
+    context.take_reply()
     context.observe([user("x")])
     assert renderer.tokenizer.decode(context.prompt()) == "4.<|im_end|>x"
 
@@ -597,7 +596,7 @@ def play(renderer: FixedBase, *first: Message) -> Context:
     context = Context("main", "", renderer, Keep())
     context.open(first)
     context.act(renderer.reply(said()), None)
-    context.add_reply(context.parse_reply())
+    context.take_reply()
     context.observe([user()])
     return context
 
@@ -665,7 +664,7 @@ def test_an_episode_in_which_the_template_changes_an_earlier_text_of_a_user_is_r
         context.open([user(texts[0])])
         for following in texts[1:]:
             context.act(renderer.reply(said()), None)
-            context.add_reply(context.parse_reply())
+            context.take_reply()
             context.observe([user(following)])
         context.check_end()
 

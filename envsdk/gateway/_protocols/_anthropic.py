@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, get_args
+from typing import Any
 
 from anthropic.types import (
     Message as AnthropicMessage,
@@ -30,7 +30,6 @@ from anthropic.types import (
     RawMessageStartEvent,
     RawMessageStopEvent,
 )
-from pydantic import BaseModel
 
 from ...errors import RequestError
 from ...images import Image
@@ -40,15 +39,16 @@ from ._fields import Fields, check_unique, content_of, not_of_kind, read_image, 
 from ._memory import SessionMemory, StoredConversation
 from ._wire import (
     LARGEST,
+    SIGNED,
     Kind,
     ReplyStream,
     WireFormat,
     compact,
     event_bytes,
     pieces,
-    signature,
     signed,
     split_system,
+    typed_event,
     validated,
 )
 
@@ -131,8 +131,8 @@ class Anthropic(WireFormat):
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
         """Return the body of a response that is not streamed; see `WireFormat.write`."""
         [reply] = replies
-        usage = _usage(reply, len(reply.tokens))
-        written = {**_started(body, reply), "content": _written(body, reply), **_end(reply), "usage": usage}
+        end, usage = _end(reply)
+        written = {**_begun(body, reply), "content": _written(body, reply), **end, "usage": usage}
         return validated(AnthropicMessage, written)
 
     def stream(
@@ -181,7 +181,7 @@ class Anthropic(WireFormat):
     def _tool(self, value: Any, index: int) -> ToolSchema:
         tool = Fields(value, f"tools[{index}]")
         if tool.text("type") not in (None, "custom"):
-            raise refused(tool.name("type"), f"{tool.text('type')!r:.60} is not supported: define the tool yourself")
+            raise refused(tool.name("type"), f"{tool.text('type')!r:.60} is not supported: give your own tool")
         if tool.get("input_schema") is None:
             raise refused(tool.name("input_schema"), "it is required")
         return tool_schema(tool, "input_schema")
@@ -260,7 +260,7 @@ def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
 
 
 def _user(fields: Fields) -> list[Message]:
-    """Return the messages in a user message: one for each tool's result, and one for each run of text and images."""
+    """Return the messages in a user message: one for each tool's result, and one for text and images between them."""
     blocks = _blocks_of(fields, "content")
     if not blocks:
         raise refused(fields.name("content"), "expected a string, or at least one block")
@@ -357,7 +357,7 @@ def _written(body: Any, reply: ModelReply) -> list[dict[str, Any]]:
     shown = _shown_thinking(Fields(body))
     if reply.message.reasoning and shown != "disabled":
         thinking = reply.message.reasoning if shown == "shown" else ""
-        blocks.append({"type": "thinking", "thinking": thinking, "signature": signature(reply)})
+        blocks.append({"type": "thinking", "thinking": thinking, "signature": SIGNED + reply.id})
     if reply.message.content:
         blocks.append({"type": "text", "text": reply.message.content})
     for call in reply.message.tool_calls:
@@ -380,14 +380,19 @@ class _AnthropicStream(ReplyStream):
         self._blocks: int = 0
 
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
-        self._signature = signature(begun)
-        yield _event(RawMessageStartEvent, message={**_started(self._body, begun), "usage": _usage(begun, 0)})
+        self._signature = SIGNED + begun.id
+        yield typed_event(RawMessageStartEvent, message=_begun(self._body, begun))
         yield event_bytes({"type": "ping"}, "ping")
 
-    def _begin(self, kind: Kind) -> Iterator[bytes]:
-        if kind == "content":
+    def _switch(self, closed: Kind | None, opened: Kind | None, reply: ModelReply | None) -> Iterator[bytes]:
+        is_shown = self._shown != "disabled"
+        if closed == "reasoning" and is_shown:
+            yield self._in_block({"type": "signature_delta", "signature": self._signature})
+        if closed == "content" or (closed == "reasoning" and is_shown):
+            yield self._in_block(None)
+        if opened == "content":
             yield self._block({"type": "text", "text": ""})
-        elif self._shown != "disabled":
+        elif opened == "reasoning" and is_shown:
             yield self._block({"type": "thinking", "thinking": "", "signature": ""})
 
     def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
@@ -396,35 +401,29 @@ class _AnthropicStream(ReplyStream):
         elif self._shown == "shown":
             yield self._in_block({"type": "thinking_delta", "thinking": text})
 
-    def _close(self, kind: Kind, reply: ModelReply | None) -> Iterator[bytes]:
-        if kind == "reasoning" and self._shown == "disabled":
-            return
-        if kind == "reasoning":
-            yield self._in_block({"type": "signature_delta", "signature": self._signature})
-        yield self._in_block(None)
-
     def _finish(self, reply: ModelReply) -> Iterator[bytes]:
         for block in _written(self._body, reply)[self._blocks :]:
             yield self._block({**block, "input": {}})
             for piece in pieces(compact(block["input"])):
                 yield self._in_block({"type": "input_json_delta", "partial_json": piece})
             yield self._in_block(None)
-        yield _event(RawMessageDeltaEvent, delta=_end(reply), usage=_usage(reply, len(reply.tokens)))
-        yield _event(RawMessageStopEvent)
+        end, usage = _end(reply)
+        yield typed_event(RawMessageDeltaEvent, delta=end, usage=usage)
+        yield typed_event(RawMessageStopEvent)
 
     def _block(self, block: dict[str, Any]) -> bytes:
         """Return the event that begins a block."""
         self._blocks += 1
-        return _event(RawContentBlockStartEvent, index=self._blocks - 1, content_block=block)
+        return typed_event(RawContentBlockStartEvent, index=self._blocks - 1, content_block=block)
 
     def _in_block(self, delta: dict[str, Any] | None) -> bytes:
         """Return the event of a part of the block; None ends it."""
         if delta is None:
-            return _event(RawContentBlockStopEvent, index=self._blocks - 1)
-        return _event(RawContentBlockDeltaEvent, index=self._blocks - 1, delta=delta)
+            return typed_event(RawContentBlockStopEvent, index=self._blocks - 1)
+        return typed_event(RawContentBlockDeltaEvent, index=self._blocks - 1, delta=delta)
 
 
-def _started(body: Any, reply: ModelReply) -> dict[str, Any]:
+def _begun(body: Any, reply: ModelReply) -> dict[str, Any]:
     """Return a response before its first block."""
     return {
         "id": _MESSAGE + reply.id,
@@ -434,24 +433,14 @@ def _started(body: Any, reply: ModelReply) -> dict[str, Any]:
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
+        "usage": {**_end(reply)[1], "output_tokens": 0},
     }
 
 
-def _end(reply: ModelReply) -> dict[str, Any]:
+def _end(reply: ModelReply) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return why a reply ended, and its usage."""
     reason = _REASONS[reply.finish_reason]
-    by_sequence = reply.stop_sequence is not None and reason == "end_turn"
-    return {
-        "stop_reason": "stop_sequence" if by_sequence else reason,
-        "stop_sequence": reply.stop_sequence if by_sequence else None,
-    }
-
-
-def _usage(reply: ModelReply, sampled: int) -> dict[str, int]:
+    sequence = reply.stop_sequence if reason == "end_turn" else None
+    end = {"stop_reason": reason if sequence is None else "stop_sequence", "stop_sequence": sequence}
     cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-    return {"input_tokens": reply.prompt_tokens, "output_tokens": sampled, **cached}
-
-
-def _event(kind: type[BaseModel], **fields: Any) -> bytes:
-    """Return an event, whose type is that of its class."""
-    [type_] = get_args(kind.model_fields["type"].annotation)
-    return event_bytes(validated(kind, {"type": type_, **fields}), type_)
+    return end, {"input_tokens": reply.prompt_tokens, "output_tokens": len(reply.tokens), **cached}

@@ -9,11 +9,11 @@ from typing import Any
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from ...errors import RequestError
-from ...messages import Message, ToolCall, ToolSchema, read_arguments
+from ...messages import Message, ToolCall, read_arguments
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
-from ._fields import Fields, check_unique, not_of_kind, refused, tool_schema, valid
+from ._fields import Fields, check_unique, not_of_kind, refused, valid
 from ._memory import SessionMemory
-from ._openai_format import NO_GRAMMAR, OpenAIFormat, check_supported, read_choice, read_sampling, token_logprobs
+from ._openai_format import NO_GRAMMAR, OpenAIFormat, check_supported, read_sampling, token_logprobs
 from ._wire import LARGEST, Kind, ReplyStream, compact, event_bytes, pieces, split_system, validated
 
 _MAX_REPLIES = 128
@@ -36,6 +36,7 @@ class Chat(OpenAIFormat):
     """OpenAI Chat Completions."""
 
     name = "chat"
+    function_field = "function"
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
@@ -67,7 +68,7 @@ class Chat(OpenAIFormat):
                 messages=messages,
                 system=system,
                 tools=self._read_tools(fields, memory),
-                tool_choice=read_choice(fields, "function"),
+                tool_choice=self._choice(fields),
                 max_tokens=limits[0] if limits else None,
                 stop=fields.stops("stop"),
                 sampling=read_sampling(fields),
@@ -94,8 +95,7 @@ class Chat(OpenAIFormat):
                     }
                     for call in calls
                 ]
-            end = {"finish_reason": reply.finish_reason, "logprobs": _logprobs(request, reply)}
-            choices.append({"index": index, "message": written, **end})
+            choices.append({"index": index, "message": written, **_end(request, reply)})
         completion = {
             "id": f"chatcmpl-{replies[0].id}",
             "object": "chat.completion",
@@ -124,12 +124,6 @@ class Chat(OpenAIFormat):
     def error_event(self, error: RequestError) -> bytes:
         """Return the event that ends a stream which has begun, with an error."""
         return event_bytes(self.error(error))
-
-    def _tool(self, value: Any, index: int) -> ToolSchema:
-        tool = Fields(value, f"tools[{index}]")
-        if tool.text("type") != "function":
-            raise refused(tool.name("type"), f"got {tool.text('type')!r:.40}; only 'function' is supported")
-        return tool_schema(Fields(tool.get("function"), tool.name("function")), "parameters")
 
 
 def _received(value: Any, index: int) -> ReceivedMessage:
@@ -202,7 +196,7 @@ class _ChatStream(ReplyStream):
     def _finish(self, reply: ModelReply) -> Iterator[bytes]:
         for index, call in enumerate(reply.message.tool_calls[self._calls :], start=self._calls):
             yield from self._call(index, call)
-        yield self._chunk({}, finish_reason=reply.finish_reason, logprobs=_logprobs(self._request, reply))
+        yield self._chunk({}, **_end(self._request, reply))
 
     def _chunk(self, delta: dict[str, Any], **end: Any) -> bytes:
         choice = {"index": self._index, "delta": delta, "finish_reason": None, **end}
@@ -214,9 +208,11 @@ def _chunk(id: str | None, body: Any, created: int, **fields: Any) -> bytes:
     return event_bytes(validated(ChatCompletionChunk, {**shared, **fields}))
 
 
-def _logprobs(request: ModelRequest, reply: ModelReply) -> dict[str, Any] | None:
+def _end(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
+    """Return the fields of a choice that describe a whole reply."""
     content = token_logprobs(reply) if request.logprobs else None
-    return None if content is None else {"content": content, "refusal": None}
+    logprobs = None if content is None else {"content": content, "refusal": None}
+    return {"finish_reason": reply.finish_reason, "logprobs": logprobs}
 
 
 def _usage(replies: Sequence[ModelReply]) -> dict[str, int]:

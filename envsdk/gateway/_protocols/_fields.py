@@ -94,16 +94,16 @@ class Fields:
         """Return a field's value unchecked."""
         return self.value.get(key)
 
-    def text(self, key: str, *, is_required: bool = False) -> str | None:
-        """Return a string; one that is required must not be empty."""
-        value = self._typed(key, str, "a string")
-        if is_required and not value:
-            raise refused(self.name(key), "it is required: give a non-empty string")
-        return value
+    def text(self, key: str) -> str | None:
+        """Return a string."""
+        return self._typed(key, str, "a string")
 
     def required_text(self, key: str) -> str:
-        """Return a required string, which must not be empty."""
-        return self.text(key, is_required=True) or ""
+        """Return a string that is required and must not be empty."""
+        value = self.text(key)
+        if not value:
+            raise refused(self.name(key), "it is required: give a string that is not empty")
+        return value
 
     def boolean(self, key: str) -> bool | None:
         """Return a boolean."""
@@ -147,7 +147,7 @@ class Fields:
             raise refused(self.name(key), f"expected at most {_MAX_STOPS} strings, got {len(stops)}")
         for i, stop in enumerate(stops):
             if not isinstance(stop, str) or not stop:
-                raise refused(f"{self.name(key)}[{i}]", "expected a non-empty string")
+                raise refused(f"{self.name(key)}[{i}]", "expected a string that is not empty")
         return tuple(stops)
 
     def content(self, key: str, texts: Mapping[str, str], image: str | None = None) -> Content:
@@ -229,7 +229,7 @@ def check_unique(ids: Sequence[str | None], field: str) -> None:
         RequestError: If an id occurs twice.
     """
     if len(set(ids)) < len(ids):
-        raise refused(field, "an id occurs twice in one message: give each call a unique id")
+        raise refused(field, "two in one message have the same id: give each call a different one")
 
 
 # Images.
@@ -250,7 +250,7 @@ class RequestImages:
 
     @contextmanager
     def reading(self) -> Generator[None]:
-        """Read the images of messages with these settings, in this thread."""
+        """Read the images of messages in this way, in this task and the threads that it starts."""
         token = _images.set(self)
         try:
             yield

@@ -1,13 +1,14 @@
 """The common parts of OpenAI's two protocols: sampling, choices of tools, errors, and log-probabilities."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from openai.types import Model
 
 from ...errors import RequestError
+from ...messages import ToolSchema
 from .._requests import ModelReply
-from ._fields import Fields, not_of_kind, refused
+from ._fields import Fields, not_of_kind, refused, tool_schema
 from ._wire import LARGEST, WireFormat
 
 NO_GRAMMAR = "replies cannot be constrained here: leave it out, and describe the form in the prompt"
@@ -15,7 +16,14 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 class OpenAIFormat(WireFormat):
-    """A protocol of OpenAI."""
+    """A protocol of OpenAI.
+
+    Attributes:
+        function_field: The field of a tool and of a choice of one that has the function; None if it is the object
+            itself.
+    """
+
+    function_field: ClassVar[str | None]
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Return the body of a response with an error."""
@@ -25,6 +33,27 @@ class OpenAIFormat(WireFormat):
         """Return the body of the list of models."""
         models = [Model(id=name, created=created, object="model", owned_by="envsdk") for name in names]
         return {"object": "list", "data": [model.model_dump(exclude_unset=True) for model in models]}
+
+    def _tool(self, value: Any, index: int) -> ToolSchema:
+        return tool_schema(self._function(Fields(value, f"tools[{index}]")), "parameters")
+
+    def _choice(self, fields: Fields) -> str | dict[str, str]:
+        """Return which tool has to be called."""
+        choice = fields.get("tool_choice")
+        if choice is None:
+            return "auto"
+        if isinstance(choice, str):
+            return fields.one_of("tool_choice", ("auto", "none", "required")) or "auto"
+        if not isinstance(choice, dict):
+            raise not_of_kind("tool_choice", "a string or an object", choice)
+        return {"name": self._function(Fields(choice, "tool_choice")).required_text("name")}
+
+    def _function(self, tool: Fields) -> Fields:
+        """Return the function of a tool or a choice, which has to be of this type."""
+        if tool.text("type") != "function":
+            raise refused(tool.name("type"), f"got {tool.text('type')!r:.40}; only 'function' is supported")
+        key = self.function_field
+        return tool if key is None else Fields(tool.get(key), tool.name(key))
 
 
 def described(error: RequestError) -> dict[str, Any]:
@@ -69,30 +98,6 @@ def check_supported(fields: Fields, unsupported: Mapping[str, str]) -> None:
             raise refused(fields.name(key), reason)
     if fields.integer("top_logprobs", 0, 20):
         raise refused("top_logprobs", "only the log-probability of the sampled token is known: leave it out, or give 0")
-
-
-def read_choice(fields: Fields, named: "str | None") -> str | dict[str, str]:
-    """Return the choice of a tool that has to be called.
-
-    Args:
-        fields: The request.
-        named: The field of the choice that has the tool's name; None if the name is a field of the choice itself.
-
-    Raises:
-        RequestError: If it is not a valid choice, or one that is not supported.
-    """
-    choice = fields.get("tool_choice")
-    if choice is None:
-        return "auto"
-    if isinstance(choice, str):
-        return fields.one_of("tool_choice", ("auto", "none", "required")) or "auto"
-    if not isinstance(choice, dict):
-        raise not_of_kind("tool_choice", "a string or an object", choice)
-    given = Fields(choice, "tool_choice")
-    if given.text("type") != "function":
-        raise refused("tool_choice.type", f"got {given.text('type')!r:.40}; only 'function' is supported")
-    function = given if named is None else Fields(given.get(named), f"tool_choice.{named}")
-    return {"name": function.required_text("name")}
 
 
 def token_logprobs(reply: ModelReply) -> list[dict[str, Any]] | None:

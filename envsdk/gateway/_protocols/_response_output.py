@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
-from typing import Any, get_args
+from typing import Any, Literal, TypeAlias
 
 from openai.types.responses import (
     ResponseCompletedEvent,
@@ -25,16 +25,35 @@ from openai.types.responses import (
     ResponseTextDeltaEvent,
     ResponseTextDoneEvent,
 )
-from pydantic import BaseModel
 
 from ...messages import Message
 from .._requests import ModelReply, ModelRequest
 from ._fields import Fields
 from ._openai_format import token_logprobs
-from ._wire import Kind, ReplyStream, compact, event_bytes, pieces, signature, validated
+from ._wire import SIGNED, Kind, ReplyStream, compact, pieces, typed_event
 
 ENCRYPTED = "reasoning.encrypted_content"
-_LOGPROBS: dict[Kind, dict[str, list[Any]]] = {"reasoning": {}, "content": {"logprobs": []}}
+_Part: TypeAlias = Literal["summary", "reasoning", "content"]
+_PART_EVENTS: dict[_Part, tuple[Any, Any, Any, Any]] = {  # a part is added, grows, its text is done, and it is done
+    "summary": (
+        ResponseReasoningSummaryPartAddedEvent,
+        ResponseReasoningSummaryTextDeltaEvent,
+        ResponseReasoningSummaryTextDoneEvent,
+        ResponseReasoningSummaryPartDoneEvent,
+    ),
+    "reasoning": (
+        ResponseContentPartAddedEvent,
+        ResponseReasoningTextDeltaEvent,
+        ResponseReasoningTextDoneEvent,
+        ResponseContentPartDoneEvent,
+    ),
+    "content": (
+        ResponseContentPartAddedEvent,
+        ResponseTextDeltaEvent,
+        ResponseTextDoneEvent,
+        ResponseContentPartDoneEvent,
+    ),
+}
 
 
 def output_items(body: Any, request: ModelRequest, reply: ModelReply) -> list[dict[str, Any]]:
@@ -52,7 +71,7 @@ def output_items(body: Any, request: ModelRequest, reply: ModelReply) -> list[di
             "content": [{"type": "reasoning_text", **text}],
         }
         if ENCRYPTED in fields.items("include"):
-            item["encrypted_content"] = signature(reply)
+            item["encrypted_content"] = SIGNED + reply.id
         items.append(item)
     if found.content or not found.tool_calls:
         part: dict[str, Any] = {"type": "output_text", "text": found.content, "annotations": []}
@@ -79,6 +98,7 @@ class ResponseStream(ReplyStream):
         self._request, self._body, self._write = request, body, write
         self._numbers = count()
         self._items: int = 0
+        self._part: _Part = "content"
 
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
         self._begun = replace(begun, message=Message(role="assistant"), finish_reason="stop")
@@ -93,57 +113,49 @@ class ResponseStream(ReplyStream):
         yield self._event(ResponseCreatedEvent, response=started)
         yield self._event(ResponseInProgressEvent, response=started)
 
-    def _begin(self, kind: Kind) -> Iterator[bytes]:
-        item = self._item(kind, "x")
-        yield self._added(item)
-        self._summary = kind == "reasoning" and item["summary"]
-        if self._summary:
-            part = {**self._summary[0], "text": ""}
-            yield self._event(ResponseReasoningSummaryPartAddedEvent, **self._at, summary_index=0, part=part)
-        else:
-            yield self._part_added(kind, item["content"][0])
+    def _switch(self, closed: Kind | None, opened: Kind | None, reply: ModelReply | None) -> Iterator[bytes]:
+        if closed is not None:
+            if reply is None:  # another item follows
+                item = self._item(closed, "".join(self._sent[closed]))
+            else:
+                item = output_items(self._body, self._request, reply)[self._items - 1]
+            if self._part == "summary":
+                yield from self._end_part("summary", item["summary"][0])
+                yield self._begin_part("reasoning", item["content"][0])
+                for piece in pieces(item["content"][0]["text"]):
+                    yield self._in_part("reasoning", 1, delta=piece)
+            yield from self._end_part(closed, item["content"][0])
+            yield self._event(ResponseOutputItemDoneEvent, output_index=self._items - 1, item=item)
+        if opened is not None:
+            item = self._item(opened, "x")
+            yield self._added(item)
+            is_summarized = opened == "reasoning" and bool(item["summary"])
+            self._part = "summary" if is_summarized else opened
+            yield self._begin_part(self._part, item["summary" if is_summarized else "content"][0])
 
     def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
-        if kind == "reasoning" and self._summary:
-            yield self._event(ResponseReasoningSummaryTextDeltaEvent, **self._at, summary_index=0, delta=text)
-        else:
-            yield self._part_delta(kind, text)
-
-    def _close(self, kind: Kind, reply: ModelReply | None) -> Iterator[bytes]:
-        if reply is None:  # another item follows
-            item = self._item(kind, "".join(self._sent[kind]))
-        else:
-            item = output_items(self._body, self._request, reply)[self._items - 1]
-        part = item["content"][0]
-        if kind == "reasoning" and self._summary:
-            (summary,) = item["summary"]
-            here = {**self._at, "summary_index": 0}
-            yield self._event(ResponseReasoningSummaryTextDoneEvent, **here, text=summary["text"])
-            yield self._event(ResponseReasoningSummaryPartDoneEvent, **here, part=summary)
-            yield self._part_added(kind, part)
-            for piece in pieces(part["text"]):
-                yield self._part_delta(kind, piece)
-        yield from self._part_done(kind, part)
-        yield self._event(ResponseOutputItemDoneEvent, output_index=self._items - 1, item=item)
+        logprobs: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
+        yield self._in_part(self._part, 1, delta=text, **logprobs)
 
     def _finish(self, reply: ModelReply) -> Iterator[bytes]:
         whole = self._write(reply)
         for item in whole["output"][self._items :]:
             yield self._added(item)
-            if item["type"] == "message":  # without text
-                yield self._part_added("content", item["content"][0])
-                yield from self._part_done("content", item["content"][0])
+            if item["type"] == "message":  # without content
+                yield self._begin_part("content", item["content"][0])
+                yield from self._end_part("content", item["content"][0])
             else:
+                here = {"item_id": item["id"], "output_index": self._items - 1}
                 for piece in pieces(item["arguments"]):
-                    yield self._event(ResponseFunctionCallArgumentsDeltaEvent, **self._at, delta=piece)
+                    yield self._event(ResponseFunctionCallArgumentsDeltaEvent, **here, delta=piece)
                 called = {"name": item["name"], "arguments": item["arguments"]}
-                yield self._event(ResponseFunctionCallArgumentsDoneEvent, **self._at, **called)
+                yield self._event(ResponseFunctionCallArgumentsDoneEvent, **here, **called)
             yield self._event(ResponseOutputItemDoneEvent, output_index=self._items - 1, item=item)
         is_cut = reply.finish_reason == "length"
         yield self._event(ResponseIncompleteEvent if is_cut else ResponseCompletedEvent, response=whole)
 
     def _item(self, kind: Kind, text: str) -> dict[str, Any]:
-        """Return the item of a reasoning or text that is not the last one."""
+        """Return the item of reasoning or content that is not the last one."""
         message = Message(role="assistant", content="x").model_copy(update={kind: text})
         items = output_items(self._body, self._request, replace(self._begun, message=message))
         return {**items[0], "status": "completed"}
@@ -155,26 +167,19 @@ class ResponseStream(ReplyStream):
         begun: dict[str, Any] = {**item, **empty, "status": "in_progress"}
         return self._event(ResponseOutputItemAddedEvent, output_index=self._items - 1, item=begun)
 
-    def _part_added(self, kind: Kind, part: dict[str, Any]) -> bytes:
-        begun = {**part, "text": "", **_LOGPROBS[kind]}
-        return self._event(ResponseContentPartAddedEvent, **self._at, content_index=0, part=begun)
+    def _begin_part(self, kind: _Part, part: dict[str, Any]) -> bytes:
+        return self._in_part(kind, 0, part={**part, "text": "", **({"logprobs": []} if kind == "content" else {})})
 
-    def _part_delta(self, kind: Kind, text: str) -> bytes:
-        delta = ResponseTextDeltaEvent if kind == "content" else ResponseReasoningTextDeltaEvent
-        return self._event(delta, **self._at, content_index=0, delta=text, **_LOGPROBS[kind])
+    def _end_part(self, kind: _Part, part: dict[str, Any]) -> Iterator[bytes]:
+        logprobs: dict[str, Any] = {"logprobs": part["logprobs"]} if kind == "content" else {}
+        yield self._in_part(kind, 2, text=part["text"], **logprobs)
+        yield self._in_part(kind, 3, part=part)
 
-    def _part_done(self, kind: Kind, part: dict[str, Any]) -> Iterator[bytes]:
-        here = {**self._at, "content_index": 0}
-        done = ResponseTextDoneEvent if kind == "content" else ResponseReasoningTextDoneEvent
-        yield self._event(done, **here, text=part["text"], **{key: part[key] for key in _LOGPROBS[kind]})
-        yield self._event(ResponseContentPartDoneEvent, **here, part=part)
+    def _in_part(self, kind: _Part, stage: int, **fields: Any) -> bytes:
+        """Return the event of a stage of a part of the last item."""
+        index = "summary_index" if kind == "summary" else "content_index"
+        place = {"item_id": self._id, "output_index": self._items - 1, index: 0}
+        return self._event(_PART_EVENTS[kind][stage], **place, **fields)
 
-    @property
-    def _at(self) -> dict[str, Any]:
-        return {"item_id": self._id, "output_index": self._items - 1}
-
-    def _event(self, kind: type[BaseModel], **fields: Any) -> bytes:
-        """Return an event, whose type is that of its class. The response in an event is valid already."""
-        [type_] = get_args(kind.model_fields["type"].annotation)
-        event = {"type": type_, "sequence_number": next(self._numbers), **fields}
-        return event_bytes(event if "response" in fields else validated(kind, event), type_)
+    def _event(self, kind: Any, **fields: Any) -> bytes:
+        return typed_event(kind, sequence_number=next(self._numbers), **fields)

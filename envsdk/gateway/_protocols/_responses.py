@@ -17,22 +17,20 @@ from typing import Any, NamedTuple, cast
 from openai.types.responses import Response
 
 from ...errors import RequestError
-from ...messages import ImagePart, Message, ToolCall, ToolSchema, read_arguments
+from ...messages import ImagePart, Message, ToolCall, read_arguments
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
-from ._fields import Fields, check_unique, content_of, json_bytes, not_of_kind, refused, tool_schema, valid
+from ._fields import Fields, check_unique, content_of, json_bytes, not_of_kind, refused, valid
 from ._memory import SessionMemory, StoredConversation
-from ._openai_format import NO_GRAMMAR, OpenAIFormat, check_supported, described, read_choice, read_sampling
+from ._openai_format import NO_GRAMMAR, OpenAIFormat, check_supported, described, read_sampling
 from ._response_output import ResponseStream, output_items
 from ._wire import LARGEST, ReplyStream, event_bytes, signed, split_system, validated
 
 _LOGPROBS = "message.output_text.logprobs"
 _UNSUPPORTED = {
-    "background": "background responses are not supported: leave it out, and wait for the response",
-    "conversation": "named conversations are not supported: use previous_response_id",
+    "background": "a response is not made in the background: leave it out, and wait for the response",
+    "conversation": "conversations are not stored under names: use previous_response_id",
     "prompt": "stored prompts are not supported: give `instructions` and `input`",
 }
-
-
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2}
 
@@ -48,6 +46,7 @@ class Responses(OpenAIFormat):
     """OpenAI Responses."""
 
     name = "responses"
+    function_field = None
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
@@ -83,7 +82,7 @@ class Responses(OpenAIFormat):
                 messages=messages,
                 system=system,
                 tools=self._read_tools(fields, memory),
-                tool_choice=read_choice(fields, None),
+                tool_choice=self._choice(fields),
                 max_tokens=fields.integer("max_output_tokens", 1, LARGEST),
                 stop=fields.stops("stop"),
                 sampling=read_sampling(fields),
@@ -130,7 +129,7 @@ class Responses(OpenAIFormat):
         """Return the body of a response to `GET /responses/{id}`.
 
         Raises:
-            RequestError: If there is no such response (any more).
+            RequestError: If the response is not known (any more).
         """
         response = memory.responses.response(id)
         if response is None:
@@ -160,20 +159,12 @@ class Responses(OpenAIFormat):
                 named = reference.required_text("id")
                 item = memory.responses.item(named)
                 if item is None:
-                    reason = (
-                        f"no item {named!r:.80} is known: it was not stored, or was forgotten; give the item itself"
-                    )
+                    reason = "it was not stored, or was forgotten; give the item itself"
                     raise refused(reference.name("id"), f"no item {named!r:.80} is known: {reason}")
             items.append((item, place if item is value else _place_of(item, index)))
         starts, groups = _grouped(items)
         _, received = memory.read(self.name, "replies", groups, lambda value, index: _received(value, starts[index]))
         return values, received
-
-    def _tool(self, value: Any, index: int) -> ToolSchema:
-        tool = Fields(value, f"tools[{index}]")
-        if tool.text("type") != "function":
-            raise refused(tool.name("type"), f"got {tool.text('type')!r:.40}; only 'function' is supported")
-        return tool_schema(tool, "parameters")
 
 
 class ItemPlace(NamedTuple):

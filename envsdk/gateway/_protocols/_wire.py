@@ -3,7 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 from pydantic import BaseModel
 
@@ -16,7 +16,8 @@ from ._memory import SessionMemory
 
 LARGEST = 2**31 - 1  # of a number of tokens
 Kind: TypeAlias = Literal["reasoning", "content"]
-_SIGNED = "envsdk_"
+SIGNED = "envsdk_"
+"""Begins the opaque string that a client sends back with the reasoning of a reply; the id of the reply follows."""
 _NOT_ASKED = {"stream", "stream_options"}
 _MAX_NAME = 256
 _PIECES = 8
@@ -101,7 +102,7 @@ class WireFormat(ABC):
 
         Args:
             names: The names of the models.
-            created: The time in seconds since 1970 at which the models were created.
+            created: The time in seconds since 1970 from which these models exist.
         """
 
     def remember(
@@ -177,7 +178,7 @@ class WireFormat(ABC):
 class ReplyStream(ABC):
     """Writes the events of one reply, which are sent while it is sampled, or after it.
 
-    The text of a reply only grows: reasoning comes before content, and what was sent stays true.
+    A reply only grows: reasoning comes before content, and what was sent stays true.
     """
 
     def __init__(self) -> None:
@@ -216,16 +217,13 @@ class ReplyStream(ABC):
                 raise RuntimeError(f"the {kind} of a reply does not begin with what was sent of it")
             for piece in pieces(text[len(sent) :]):
                 yield from self._text(kind, piece)
-        if self._open is not None:
-            yield from self._close(self._open, reply)
+        yield from self._switch(self._open, None, reply)
         yield from self._finish(reply)
 
     def _text(self, kind: Kind, text: str) -> Iterator[bytes]:
         if self._open != kind:
-            if self._open is not None:
-                yield from self._close(self._open, None)
+            yield from self._switch(self._open, kind, None)
             self._open = kind
-            yield from self._begin(kind)
         self._sent[kind].append(text)
         yield from self._delta(kind, text)
 
@@ -233,17 +231,13 @@ class ReplyStream(ABC):
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
         """Yield the events before a reply."""
 
-    def _begin(self, kind: Kind) -> Iterator[bytes]:
-        """Yield the events before a reasoning or a text."""
+    def _switch(self, closed: Kind | None, opened: Kind | None, reply: ModelReply | None) -> Iterator[bytes]:
+        """Yield the events after the reasoning or the content and before the other; the reply is None if it goes on."""
         yield from ()
 
     @abstractmethod
     def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
-        """Yield the events of a part of a reasoning or a text."""
-
-    def _close(self, kind: Kind, reply: ModelReply | None) -> Iterator[bytes]:
-        """Yield the events after a reasoning or a text; `reply` is None if the reply continues."""
-        yield from ()
+        """Yield the events of a part of the reasoning or the content."""
 
     def _call(self, index: int, call: ToolCall) -> Iterator[bytes]:
         """Yield the events of a call, if the protocol takes them before the end of the reply."""
@@ -251,7 +245,7 @@ class ReplyStream(ABC):
 
     @abstractmethod
     def _finish(self, reply: ModelReply) -> Iterator[bytes]:
-        """Yield the events of the calls that were not sent, and of the end."""
+        """Yield the events of everything but the reasoning and the content, and of the end."""
 
 
 def pieces(text: str) -> list[str]:
@@ -263,12 +257,11 @@ def pieces(text: str) -> list[str]:
 def split_system(
     received: Sequence[ReceivedMessage], first: str | None = None
 ) -> tuple[str | None, tuple[ReceivedMessage, ...]]:
-    """Return the system text of a conversation, and the messages after it.
+    """Return the system message's content, and the messages after it.
 
     Args:
-        received: The conversation. The system and developer messages at its start are joined by a blank
-            line.
-        first: A string to put before them, or None.
+        received: The conversation. The system and developer messages at its start are joined by a blank line.
+        first: Instructions that come before them, or None.
     """
     count = 0
     while count < len(received) and received[count].message.role in ("system", "developer"):
@@ -277,14 +270,9 @@ def split_system(
     return "\n\n".join(texts) if texts else None, tuple(received[count:])
 
 
-def signature(reply: ModelReply) -> str:
-    """Return the opaque string that a client sends back with a reply's reasoning, and that identifies the reply."""
-    return _SIGNED + reply.id
-
-
 def signed(text: str | None) -> str | None:
-    """Return the id of the reply that a `signature` identifies; None for a string that the gateway did not issue."""
-    return text.removeprefix(_SIGNED) or None if text is not None and text.startswith(_SIGNED) else None
+    """Return the id of the reply after `SIGNED`; None for a string that the gateway did not issue."""
+    return text.removeprefix(SIGNED) or None if text is not None and text.startswith(SIGNED) else None
 
 
 def compact(arguments: str | Mapping[str, Any]) -> str:
@@ -297,6 +285,13 @@ def event_bytes(data: Any, event: str | None = None) -> bytes:
     name = f"event: {event}\n" if event else ""
     text = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
     return f"{name}data: {text}\n\n".encode()
+
+
+def typed_event(kind: type[BaseModel], **fields: Any) -> bytes:
+    """Return an event, whose type is that of its class. A whole response in an event is valid already."""
+    [type_] = get_args(kind.model_fields["type"].annotation)
+    event = {"type": type_, **fields}
+    return event_bytes(event if "response" in fields else validated(kind, event), type_)
 
 
 def validated(kind: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:

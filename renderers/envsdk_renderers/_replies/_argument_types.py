@@ -6,16 +6,14 @@ and only the schema decides. Knows nothing about tokens or tags.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 from envsdk.messages import ToolSchema
 
 _ALL = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
 _STRING = frozenset({"string"})
-_MAPPING = (dict, Mapping)  # a dict is recognized at once, another mapping only by its bases
-_CONDITIONS = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf"})
-"""The keys of a schema that admit fewer values than its type."""
+_KINDS = {"NoneType": "null", "bool": "boolean", "int": "integer", "float": "number", "str": "string", "list": "array"}
+"""The JSON types of Python's types; every other one is an object."""
 
 
 class Admitted(NamedTuple):
@@ -40,7 +38,7 @@ class Admitted(NamedTuple):
     @property
     def kinds(self) -> frozenset[str]:
         """The JSON types of which at least one value is admitted."""
-        return self.types | {kind for kind, _ in self.values} if self.values else self.types
+        return self.types | {kind for kind, _ in self.values}
 
 
 _ANYTHING = Admitted(_ALL)
@@ -83,7 +81,10 @@ class ArgumentTypes:
     def value(self, tool: str, key: str, text: str) -> tuple[Any, str | None]:
         """Read a value; return an error as well if the schema admits no reading of it."""
         if (tool, key) not in self._admitted:
-            self._admitted[tool, key] = _admitted_by(self._parameters.get(tool), key)
+            parameters = self._parameters.get(tool)
+            schema = _fields(_fields(parameters).get("properties")).get(key)
+            found = _NOTHING if schema is None else _admitted(schema, parameters, {})
+            self._admitted[tool, key] = found if found.kinds else None
         admitted = self._admitted[tool, key]
         if admitted is None or (kinds := admitted.kinds) == _STRING:
             return text, None
@@ -104,20 +105,6 @@ class ArgumentTypes:
         return (value if is_value else text), None
 
 
-def _admitted_by(parameters: Any, key: str) -> Admitted | None:
-    """Return what a parameter's schema admits; None if it is missing or admits nothing."""
-    schema = _properties(parameters).get(key)
-    if schema is None:
-        return None
-    admitted = _admitted(schema, parameters, {})
-    return admitted if admitted.kinds else None
-
-
-def _properties(parameters: Any) -> Mapping[str, Any]:
-    properties: Any = cast("Any", parameters).get("properties") if isinstance(parameters, _MAPPING) else None
-    return cast("Mapping[str, Any]", properties) if isinstance(properties, _MAPPING) else {}
-
-
 def _admitted(schema: Any, root: Any, references: dict[str, Admitted]) -> Admitted:
     """Return what a schema admits.
 
@@ -126,18 +113,23 @@ def _admitted(schema: Any, root: Any, references: dict[str, Admitted]) -> Admitt
         root: The schema that its references point into.
         references: What known references admit; a reference that is being followed adds nothing by itself.
     """
-    if not isinstance(schema, _MAPPING):
-        return _NOTHING if schema is False else _ANYTHING
-    fields = cast("Mapping[str, Any]", schema)
-    found = _of_type(fields.get("type"))
-    if _CONDITIONS.isdisjoint(fields):  # mostly
-        return found
+    if schema is False:
+        return _NOTHING
+    fields = _fields(schema)
+    declared = fields.get("type")
+    names = {name for name in ([declared] if isinstance(declared, str) else _items(declared)) if isinstance(name, str)}
+    known = names & _ALL or _STRING
+    found = Admitted(frozenset({*known, "integer"}) if "number" in known else frozenset(known)) if names else _ANYTHING
     if "enum" in fields:
         found &= Admitted(frozenset(), frozenset(map(_literal, _items(fields["enum"]))))
     if "const" in fields:
         found &= Admitted(frozenset(), frozenset({_literal(fields["const"])}))
-    if isinstance(fields.get("$ref"), str):
-        found &= _referenced(fields["$ref"], root, references)
+    reference = fields.get("$ref")
+    if isinstance(reference, str):
+        if reference not in references:
+            references[reference] = _NOTHING
+            references[reference] = _admitted(_target(reference, root), root, references)
+        found &= references[reference]
     for part in _items(fields.get("allOf")):
         found &= _admitted(part, root, references)
     for key in ("anyOf", "oneOf"):
@@ -147,36 +139,6 @@ def _admitted(schema: Any, root: Any, references: dict[str, Admitted]) -> Admitt
                 either |= _admitted(option, root, references)
             found &= either
     return found
-
-
-def _of_type(declared: Any) -> Admitted:
-    if isinstance(declared, str):
-        return _of_name(declared)
-    return _of_names(frozenset(filter(_is_text, _items(declared))))
-
-
-@lru_cache(256)
-def _of_name(name: str) -> Admitted:
-    return _of_names(frozenset([name]))
-
-
-@lru_cache(256)
-def _of_names(names: frozenset[str]) -> Admitted:
-    if not names:
-        return _ANYTHING
-    known = names & _ALL or _STRING
-    return Admitted(frozenset({*known, "integer"}) if "number" in known else known)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _referenced(reference: str, root: Any, references: dict[str, Admitted]) -> Admitted:
-    if reference not in references:
-        references[reference] = _NOTHING
-        references[reference] = _admitted(_target(reference, root), root, references)
-    return references[reference]
 
 
 def _target(reference: str, root: Any) -> Any:
@@ -192,28 +154,15 @@ def _target(reference: str, root: Any) -> Any:
     return target
 
 
+def _fields(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
 def _items(value: Any) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
-def _literal(value: Any) -> tuple[str, str]:
+def _literal(value: object) -> tuple[str, str]:
     """Return a value as its JSON type and its JSON text."""
-    return _type_of(value), json.dumps(value, sort_keys=True, default=repr)
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
+    name = type(value).__name__
+    return _KINDS.get(name, "object"), json.dumps(value, sort_keys=True, default=repr)

@@ -4,10 +4,11 @@ import hashlib
 import json
 import string
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message, TextPart, ToolCall, ToolSchema
@@ -40,7 +41,7 @@ class Dialect:
     nowhere else)."""
 
     reasoning: Literal["field", "part"] = "field"
-    """Whether reasoning is a field of its own, or a part of the content (Ministral 3, Magistral)."""
+    """Whether reasoning is a separate field, or a part of the content (Ministral 3, Magistral)."""
 
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages as the template reads them."""
@@ -55,12 +56,13 @@ class Dialect:
         calls = message.tool_calls
         if self.takes_text or not any(isinstance(call.arguments, str) for call in calls):
             return message
-        read = [
-            call.model_copy(update={"arguments": _object_of(call.arguments)})
-            if isinstance(call.arguments, str)
-            else call
-            for call in calls
-        ]
+        read: list[ToolCall] = []
+        for call in calls:
+            value: Any = None
+            if isinstance(call.arguments, str):
+                with suppress(ValueError, RecursionError):
+                    value = json.loads(call.arguments)
+            read.append(call.model_copy(update={"arguments": value}) if isinstance(value, dict) else call)
         return message.model_copy(update={"tool_calls": tuple(read)})
 
     def addressed(self, messages: Sequence[Message], *, adds_ids: bool = True) -> list[Message]:
@@ -81,7 +83,10 @@ class Dialect:
                 open_calls = OpenCalls(message.tool_calls)
                 calls = message.tool_calls
                 if adds_ids and not all(call.id for call in calls):
-                    calls = tuple(self._with_id(index, call) for index, call in enumerate(calls))
+                    calls = tuple(
+                        call if call.id else call.model_copy(update={"id": self._made_id(index, call)})
+                        for index, call in enumerate(calls)
+                    )
                     message = message.model_copy(update={"tool_calls": calls})
             elif message.role == "tool" and calls:
                 answered = open_calls.answered_by(message)
@@ -92,18 +97,14 @@ class Dialect:
             found.append(message)
         return found
 
-    def _with_id(self, index: int, call: ToolCall) -> ToolCall:
-        if call.id:
-            return call
+    def _made_id(self, index: int, call: ToolCall) -> str:
         content = json.dumps([index, call.name, call.arguments], sort_keys=True).encode()
         number = int.from_bytes(hashlib.blake2b(content, digest_size=7).digest())
         is_probe = call.name == PROBE_NAME
         if self.ids == "function":
-            given = f"functions.{call.name}:{number % 1000 if is_probe else index}"
-        else:
-            letters = "".join(_LETTERS[number // 36**place % 36] for place in range(9))
-            given = STEM + letters[len(STEM) :] if is_probe else letters
-        return call.model_copy(update={"id": given})
+            return f"functions.{call.name}:{number % 1000 if is_probe else index}"
+        letters = "".join(_LETTERS[number // 36**place % 36] for place in range(9))
+        return STEM + letters[len(STEM) :] if is_probe else letters
 
     def _message(self, message: Message) -> dict[str, Any]:
         content: Any = message.content
@@ -115,7 +116,8 @@ class Dialect:
         elif self.content == "parts":
             content = [{"type": "text", "text": content}]
         if self.reasoning == "part" and message.reasoning is not None:
-            content = [{"type": "thinking", "thinking": message.reasoning}, *self._text_parts(message)]
+            content = [{"type": "thinking", "thinking": message.reasoning}]
+            content += [{"type": "text", "text": message.content}] if message.content else []
             only_calls = False
         read: dict[str, Any] = {"role": message.role, "content": content}
         if only_calls and self.call_content == "absent":
@@ -139,9 +141,6 @@ class Dialect:
             read["content"] = self._message(message)["content"]
         return read
 
-    def _text_parts(self, message: Message) -> list[dict[str, str]]:
-        return [{"type": "text", "text": message.content}] if message.content else []
-
     def _call(self, call: ToolCall) -> dict[str, Any]:
         arguments: Any = call.arguments
         if self.arguments == "text" and not isinstance(arguments, str):
@@ -154,15 +153,6 @@ def _typed_parts(message: Message) -> list[dict[str, Any]]:
     """Return the content as templates of vision models read it: a part for an image does not have its bytes."""
     parts = message.parts or ()
     return [part.model_dump() if isinstance(part, TextPart) else {"type": "image"} for part in parts]
-
-
-def _object_of(text: str) -> dict[str, Any] | str:
-    """Return the arguments that a JSON text holds; the text itself if it is not a JSON object."""
-    try:
-        value: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else text
 
 
 @dataclass(frozen=True)
@@ -215,7 +205,10 @@ def bind_template(template: ChatTemplate, mask: TextMask, arguments: Mapping[str
     Raises:
         TemplateUnsupported: If it reads none of the usual ones.
     """
-    bound = _with_readable_reasoning(_with_readable_text(template, mask, arguments))
+    bound = _with_readable_text(template, mask, arguments)
+    if "'thinking'" in template.text or '"thinking"' in template.text:  # reasoning may be a part of the content
+        with_part = replace(bound, dialect=replace(bound.dialect, reasoning="part"))
+        bound = with_part if not _shows_reasoning(bound) and _shows_reasoning(with_part) else bound
     dialects = [
         replace(bound.dialect, arguments=given, call_content=content, ids=ids)
         for ids, content, given in product(("word", "function"), ("empty", "none", "absent"), ("dict", "text"))
@@ -241,14 +234,6 @@ def _with_readable_text(template: ChatTemplate, mask: TextMask, arguments: Mappi
         if QUESTION in text and f"'{QUESTION}'" not in text:  # and it is not Python's `repr` of the parts
             return bound
     raise TemplateUnsupported(f"the chat template renders no user message, neither as text nor as parts{failure}")
-
-
-def _with_readable_reasoning(bound: BoundTemplate) -> BoundTemplate:
-    """Give reasoning as a part of the content if that is how the template, whose text names such parts, shows it."""
-    if "'thinking'" not in bound.chat_template.text and '"thinking"' not in bound.chat_template.text:
-        return bound
-    with_part = replace(bound, dialect=replace(bound.dialect, reasoning="part"))
-    return with_part if not _shows_reasoning(bound) and _shows_reasoning(with_part) else bound
 
 
 def _shows_reasoning(bound: BoundTemplate) -> bool:

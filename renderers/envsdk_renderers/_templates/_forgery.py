@@ -8,8 +8,7 @@ with more control tokens than that one is refused.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from envsdk.errors import TemplateUnsupported
@@ -31,65 +30,65 @@ _KEYWORDS = frozenset(
 
 
 class ForgeryCheck:
-    """Finds texts that could become a part of a control token's name, and puts harmless words in their place.
+    """Finds strings that could become a part of a control token's name, and puts harmless words in their place.
 
     Args:
         mask: The mask, with the names of the control tokens.
-        literals: The strings in the template's code. It may search texts for them, so they are not replaced.
+        literals: The strings in the template's code. It may search content for them, so they are not replaced.
     """
 
     def __init__(self, mask: TextMask, literals: Sequence[str] = ()) -> None:
         self._mask = mask
-        self._literals = literals
-        self._longest = max(map(len, mask.names), default=0)
-        self._joined = "\0".join(["", *mask.names, ""])
+        names = mask.names
+        self._longest = max(map(len, names), default=0)
+        self._joined = "\0".join(["", *names, ""])
+        self._starts = {name[:size] for name in names for size in range(1, len(name))}
+        self._ends = {name[size:] for name in names for size in range(1, len(name))}
+        signs = {char for name in names for char in name if not (char.isalnum() or char in "_ ")}
+        self._signs = frozenset({*signs, *(char for name in names for char in (name[0], name[-1]))})
+        kept = sorted(text for text in literals if not self._could_be_part(text))
+        self._kept = re.compile(f"({pattern_of_names(kept)})")
 
-    def could_be_part(self, text: str) -> bool:
-        """Return whether a text without any name could form one together with the text next to it."""
-        ends, starts = self._ends, self._starts
-        return any(
-            text[-size:] in starts or text[:size] in ends for size in range(1, min(self._longest, len(text) + 1))
-        ) or (len(text) < self._longest and text in self._joined and bool(text.strip()))
-
-    def is_harmless(self, text: str) -> bool:
-        """Return whether a text cannot become a part of a name, even if the template drops some of it."""
-        return self._signs.isdisjoint(text) and not self.could_be_part(text)
-
-    @cached_property
-    def _signs(self) -> frozenset[str]:
-        """The characters that distinguish names from words."""
-        signs = (char for name in self._mask.names for char in name if not (char.isalnum() or char in "_ "))
-        return frozenset({*signs, *(char for name in self._mask.names for char in (name[0], name[-1]))})
-
-    def harmless(self, text: str, word: Callable[[str], str]) -> str:
-        """Replace everything with words, except the strings that the template may search for."""
-        first, *others = self._kept.split(text)
-        parts = [word(first) if first.strip() or not others else first]
-        for kept, part in zip(others[::2], others[1::2], strict=True):
-            parts += [kept, word(part) if part.strip() else part]
-        return "".join(parts)
-
-    @cached_property
-    def _kept(self) -> re.Pattern[str]:
-        kept = sorted(text for text in self._literals if not self.could_be_part(text))
-        return re.compile(f"({pattern_of_names(kept)})")
-
-    @cached_property
-    def _starts(self) -> frozenset[str]:
-        return frozenset(name[:size] for name in self._mask.names for size in range(1, len(name)))
-
-    @cached_property
-    def _ends(self) -> frozenset[str]:
-        return frozenset(name[size:] for name in self._mask.names for size in range(1, len(name)))
+    def _could_be_part(self, text: str) -> bool:
+        """Return whether a string without any name could form one together with the text next to it."""
+        sizes = range(1, min(self._longest, len(text) + 1))
+        is_edge = any(text[-size:] in self._starts or text[:size] in self._ends for size in sizes)
+        return is_edge or (len(text) < self._longest and text in self._joined and bool(text.strip()))
 
     def twin(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> tuple[list[Message], list[ToolSchema]] | None:
-        """Return the conversation with harmless words for such texts; None if there is no such text."""
-        words = _Words(self)
-        shown = [map_texts(message, words.of) for message in messages]
-        schemas: list[Any] = [words.of_schema(tool, "") for tool in tools]
-        return (shown, schemas) if words.given else None
+        """Return the conversation with harmless words for such strings; None if there are none.
+
+        Equal strings get the same word.
+        """
+        words: dict[str, str] = {}
+
+        def replaced(text: str) -> str:
+            if self._signs.isdisjoint(text) and not self._could_be_part(text):
+                return text  # it cannot become a part of a name, even if the template drops some of it
+            parts = self._kept.split(text)
+            for index in range(0, len(parts), 2):
+                if parts[index].strip() or len(parts) == 1:  # a word has nine characters, as ids may have to
+                    parts[index] = words.setdefault(parts[index], f"{STEM}h{len(words):03d}q")
+            return "".join(parts)
+
+        def replaced_schema(value: Any, key: str) -> Any:
+            """Replace strings in the schema under `key`, except JSON Schema's keywords, which templates read."""
+            if isinstance(value, str):
+                return value if key == "type" and value in _TYPES else replaced(value)
+            if isinstance(value, Mapping):
+                items, is_named = cast("Mapping[str, Any]", value).items(), key in _NAMED
+                return {
+                    (k if not is_named and k in _KEYWORDS else replaced(k)): replaced_schema(v, "" if is_named else k)
+                    for k, v in items
+                }
+            is_list = isinstance(value, list)
+            return [replaced_schema(item, key) for item in cast("list[Any]", value)] if is_list else value
+
+        shown = [map_texts(message, replaced) for message in messages]
+        schemas: list[Any] = [replaced_schema(tool, "") for tool in tools]
+        return (shown, schemas) if words else None
 
     def refuse_forged(self, text: str, harmless: str) -> None:
         """Refuse a rendering with more control tokens than that of the harmless conversation.
@@ -101,36 +100,7 @@ class ForgeryCheck:
         forged = found - expected
         if forged:
             raise TemplateUnsupported(
-                "a text of the conversation or of a tool's schema, together with the template's own text, makes the "
+                "text of the conversation or of a tool's schema, together with the template's own text, makes the "
                 f"control token {next(iter(forged))!r}",
                 rendered=text,
             )
-
-
-class _Words:
-    """The harmless words of one conversation; equal texts get the same word."""
-
-    def __init__(self, check: ForgeryCheck) -> None:
-        self._check = check
-        self.given: dict[str, str] = {}
-
-    def of(self, text: str) -> str:
-        return text if self._check.is_harmless(text) else self._check.harmless(text, self._word)
-
-    def _word(self, text: str) -> str:
-        return self.given.setdefault(text, f"{STEM}h{len(self.given):03d}q")  # nine characters, as ids may have to be
-
-    def of_schema(self, value: Any, key: str) -> Any:
-        """Replace texts in the part of a schema under `key`, except JSON Schema's keywords, which templates read."""
-        if isinstance(value, str):
-            return value if key == "type" and value in _TYPES else self.of(value)
-        if isinstance(value, Mapping):
-            items = cast("Mapping[str, Any]", value).items()
-            is_named = key in _NAMED
-            return {
-                (k if not is_named and k in _KEYWORDS else self.of(k)): self.of_schema(item, "" if is_named else k)
-                for k, item in items
-            }
-        if isinstance(value, list):
-            return [self.of_schema(item, key) for item in cast("list[Any]", value)]
-        return value

@@ -201,7 +201,7 @@ def _difference(renderer: Renderer, messages: Sequence[Message], tools: Sequence
     context.open(messages[: replies[0]], tools)
     for reply, following in pairwise([*replies, len(messages)]):
         context.act(renderer.reply(messages[reply]), None)
-        context.add_reply(context.parse_reply())
+        context.take_reply()
         context.observe(messages[reply + 1 : following])
         whole = renderer.render(context.messages, tools=tools, generation_prompt=True)
         found, expected = (renderer.tokenizer.decode(tokens) for tokens in (context.prompt(), whole.tokens))

@@ -3,7 +3,6 @@
 Knows nothing about tokens; a control token is a name in a rendered text.
 """
 
-import operator
 import re
 import string
 from bisect import bisect_left
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from envsdk.errors import TemplateUnsupported
-from envsdk.messages import ContentPart, Message, TextPart, ToolCall, text_of
+from envsdk.messages import Message, TextPart, ToolCall, text_of
 
 
 def pattern_of_names(names: Iterable[str]) -> str:
@@ -23,26 +22,15 @@ def pattern_of_names(names: Iterable[str]) -> str:
         if name:
             branches[name[0]].append(name)
         is_end = is_end or not name
-    found = [_branch(branch) for branch in branches.values()]
+    found: list[str] = []
+    for branch in branches.values():
+        least, most = min(branch), max(branch)
+        length = next((i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), len(least))
+        found.append(re.escape(least[:length]) + pattern_of_names(name[length:] for name in branch))
     if not found:
         return "" if is_end else "(?!)"
     pattern = found[0] if len(found) == 1 and not is_end else f"(?:{'|'.join(found)})"
     return pattern + ("?" if is_end else "")
-
-
-def rests_by_first(names: Iterable[str]) -> dict[str, str]:
-    """Return the regular expression of what follows each first character of the names."""
-    rests: dict[str, list[str]] = defaultdict(list)
-    for name in filter(None, names):
-        rests[name[0]].append(name[1:])
-    return {first: pattern_of_names(rest) for first, rest in rests.items()}
-
-
-def _branch(names: list[str]) -> str:
-    """Return the regular expression of names that begin with the same character."""
-    least, most = min(names), max(names)
-    length = next((i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), len(least))
-    return re.escape(least[:length]) + pattern_of_names(name[length:] for name in names)
 
 
 STEM = "Qzxj"
@@ -73,23 +61,22 @@ class TextMask:
         self.hides_names = hides_names
         self.names = sorted(filter(None, names), key=len, reverse=True)
         self._longest = max([_LONGEST_WORD, *map(len, self.names)])
-        self._hidden = _hidden(self.names if hides_names else [])
         self._cut = re.compile(f"({pattern_of_names(self.names)})")
         self._whole = re.compile(f"{pattern_of_names(self.names)}|{_WORD.pattern}")
         firsts = {name[0] for name in self.names} if hides_names else set[str]()
         self._firsts = sorted(firsts)
+        # It matches the first character of each name, and of the stem in any case.
+        choices = {first: [name[1:] for name in self.names if name[0] == first] for first in self._firsts}
+        patterns = [f"(?<={re.escape(c)})(?={pattern_of_names(rests)})" for c, rests in choices.items()]
+        patterns.append(f"(?<=[{STEM[0].upper()}{STEM[0].lower()}])(?=(?i:{STEM[1:]}))")
         self._chars = sorted({*firsts, STEM[0].upper(), STEM[0].lower()})
+        self._hidden = re.compile(f"([{''.join(map(re.escape, self._chars))}])(?:{'|'.join(patterns)})")
         self._end = next((letter for letter in reversed(string.ascii_lowercase) if letter not in firsts), "q")
         self._words = {char: f"{STEM}{index}{self._end}" for index, char in enumerate(self._chars)}
+        self._hidden_by_word = {word: char for char, word in self._words.items()}
 
     def hide(self, text: str) -> str:
         """Return the text without names of control tokens and without the stem."""
-        for first in self._firsts:  # mostly there is none; `any` would take twice the time
-            if first in text:
-                break
-        else:
-            if not has_stem(text):
-                return text
         return self._hidden.sub(lambda match: self._words[match[1]], text)
 
     def restore(self, text: str) -> str:
@@ -98,24 +85,20 @@ class TextMask:
         Raises:
             TemplateUnsupported: If it contains a word of a probe, or a word of the mask that the template changed.
         """
-        return _WORD.sub(self._char, text) if has_stem(text) else text
+
+        def restored(word: re.Match[str]) -> str:
+            if word[0] not in self._hidden_by_word:
+                raise TemplateUnsupported(
+                    "the template writes a word of a probe, or changes a word that hides a control token",
+                    rendered=word.string[max(word.start() - 40, 0) : word.end() + 40],
+                )
+            return self._hidden_by_word[word[0]]
+
+        return _WORD.sub(restored, text) if has_stem(text) else text
 
     def restore_compared(self, text: str) -> str:
-        """Do the same as `restore` for a text that is only compared: words of probes stay in it."""
-        return _WORD.sub(lambda word: self._hidden_by(word) or word[0], text) if has_stem(text) else text
-
-    def _hidden_by(self, word: re.Match[str]) -> str | None:
-        char = self._chars[int(word[1])] if word[1] and int(word[1]) < len(self._chars) else None
-        return char if char is not None and word[0] == self._words[char] else None
-
-    def _char(self, word: re.Match[str]) -> str:
-        char = self._hidden_by(word)
-        if char is None:
-            text = word.string[max(word.start() - 40, 0) : word.end() + 40]
-            raise TemplateUnsupported(
-                "the template writes a word of a probe, or changes a word that hides a control token", rendered=text
-            )
-        return char
+        """Do the same as `restore` for text that is only compared: words of probes stay in it."""
+        return _WORD.sub(lambda word: self._hidden_by_word.get(word[0], word[0]), text) if has_stem(text) else text
 
     def hide_message(self, message: Message) -> Message:
         """Hide in all texts of a message; return the message itself if there is nothing to hide.
@@ -169,16 +152,6 @@ class TextMask:
         return [(match[1], match.start()) for match in self._cut.finditer(text)]
 
 
-def _hidden(names: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern of the first character of each name, and of the stem in any case."""
-    rests = rests_by_first(names)
-    choices = [f"(?<={re.escape(first)})(?={rest})" for first, rest in rests.items()]
-    first, rest = STEM[0], STEM[1:]
-    choices.append(f"(?<=[{first.upper()}{first.lower()}])(?=(?i:{rest}))")
-    firsts = "".join(map(re.escape, sorted({*rests, first.upper(), first.lower()})))
-    return re.compile(f"([{firsts}])(?:{'|'.join(choices)})")
-
-
 def has_stem(text: str) -> bool:
     """Return whether a text contains the stem, which only probes and masks write."""
     return _STEM in text.lower()
@@ -207,25 +180,18 @@ def map_texts(message: Message, change: Callable[[str], str]) -> Message:
         if text and (new := change(text)) != text:
             changed[name] = new
     if message.images and message.parts is not None:
-        parts = [_map_part(part, change) for part in message.parts]
+        parts = [TextPart(text=change(p.text)) if isinstance(p, TextPart) else p for p in message.parts]
         if parts != list(message.parts):
             changed |= {"parts": tuple(parts), "content": text_of(parts)}
-    calls = tuple([_map_call(call, change) for call in message.tool_calls])
-    if not all(map(operator.is_, calls, message.tool_calls)):
-        changed["tool_calls"] = calls
+    calls: list[ToolCall] = []
+    for call in message.tool_calls:
+        arguments = map_strings(call.arguments, change)
+        fields = {"name": change(call.name), "id": call.id and change(call.id), "arguments": arguments}
+        is_same = fields == {"name": call.name, "id": call.id, "arguments": call.arguments}
+        calls.append(call if is_same else call.model_copy(update=fields))
+    if calls != [*message.tool_calls]:
+        changed["tool_calls"] = tuple(calls)
     return message.model_copy(update=changed) if changed else message
-
-
-def _map_part(part: ContentPart, change: Callable[[str], str]) -> ContentPart:
-    return TextPart(text=change(part.text)) if isinstance(part, TextPart) else part
-
-
-def _map_call(call: ToolCall, change: Callable[[str], str]) -> ToolCall:
-    name, call_id = change(call.name), call.id and change(call.id)
-    arguments = map_strings(call.arguments, change)
-    if name == call.name and call_id == call.id and arguments == call.arguments:
-        return call
-    return call.model_copy(update={"name": name, "id": call_id, "arguments": arguments})
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:

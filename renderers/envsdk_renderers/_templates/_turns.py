@@ -20,7 +20,7 @@ from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 from ._base import Base, Pair, Tail, message_key, remember
 from ._bound_template import BoundTemplate, Dialect, bind_template
 from ._chat_template import ChatTemplate
-from ._content import ContentRules, MeasuredContent
+from ._content import ContentRules, measure_content
 from ._mask import PROBE_NAME, TextMask
 from ._sentinels import CALL_CONTENT, PROBE_TOOL, REASONING, reply_of, slot, user
 from ._store import Store
@@ -28,7 +28,7 @@ from ._verdicts import EXAMPLE_TOOL, Judge, rewritten_past, sentinel_past
 
 _MANY_BASES = 256
 _NONE: Mapping[str, Any] = {}
-_CONTENT = TypeAdapter(MeasuredContent)
+_CONTENT = TypeAdapter(ContentRules)
 _EXAMPLE = TypeAdapter(str)
 _Value = TypeVar("_Value")
 
@@ -50,7 +50,6 @@ class TemplateTurns:
         self._ends = ends
         self._judges: dict[tuple[object, ...], Judge] = {}
         self._shapes: dict[tuple[object, ...], Message] = {}
-        self._content: dict[bool, ContentRules] = {}
 
     def hide(self, message: Message) -> Message:
         """Return the message as the template may see it."""
@@ -107,20 +106,19 @@ class TemplateTurns:
 
     def _rules(self, has_tools: bool) -> ContentRules:
         """Return the rules by which content is written after a reply."""
-        rules = self._content.get(has_tools)
-        if rules is None:
-            mask, name = self._mask, "content with tools" if has_tools else "content without tools"
-            literals = [mask.hide(text) for text in self.template.chat_template.literals]
-            measured = ContentRules(self.base((), (PROBE_TOOL,) * has_tools), literals)
-            vars(measured)["measured"] = self.measured(name, _CONTENT, lambda: measured.measured)
-            rules = self._content[has_tools] = measured
-        return rules
+
+        def measure() -> ContentRules:
+            literals = [self._mask.hide(text) for text in self.template.chat_template.literals]
+            return measure_content(self.base((), (PROBE_TOOL,) * has_tools), literals)
+
+        return self.measured("content with tools" if has_tools else "content without tools", _CONTENT, measure)
 
     def refuse_triggers(self, hidden: Sequence[Message]) -> None:
         """Refuse messages that would change what the template writes after later replies."""
         for message in hidden:
-            found = None if message.role == "assistant" else self._rules(False).trigger(message.content)
-            if found:
+            triggers = () if message.role == "assistant" else self._rules(False).triggers
+            found = next((text for text in triggers if text in message.content), None)
+            if found is not None:
                 raise TemplateUnsupported(
                     f"a {message.role} message contains {self._mask.restore(found)!r}, which changes how this template "
                     "renders all turns after it"
@@ -150,7 +148,16 @@ class TemplateTurns:
         writes_ids = bool(reply.tool_calls) and judge.base.writes_ids
         if is_known and not writes_ids:
             shape, *shown = self.template.dialect.addressed([self._shape(reply), *hidden], adds_ids=False)
-            shape, *shown = map(_without_ids, (shape, *shown))
+            without_ids = [
+                m.model_copy(
+                    update={
+                        "tool_calls": tuple([call.model_copy(update={"id": None}) for call in m.tool_calls]),
+                        "tool_call_id": None,
+                    }
+                )
+                for m in (shape, *shown)
+            ]
+            shape, *shown = without_ids
         else:  # an id is made of the arguments
             shape, *shown = self.template.dialect.addressed([self.hide(reply), *hidden])
         shape = _without_moved_text(judge.base, shape)
@@ -248,14 +255,6 @@ def _without_moved_text(base: Base, reply: Message) -> Message:
     if not (reply.tool_calls and reply.content and base.moves_text):
         return reply
     return reply.model_copy(update={"content": ""})
-
-
-def _without_ids(message: Message) -> Message:
-    """Return the message without ids, for a template that writes none of them."""
-    calls = [call if call.id is None else call.model_copy(update={"id": None}) for call in message.tool_calls]
-    if message.tool_call_id is None and not calls:
-        return message
-    return message.model_copy(update={"tool_calls": tuple(calls), "tool_call_id": None})
 
 
 def _as_dict(value: Any) -> Any:

@@ -143,7 +143,7 @@ def test_a_link_leads_back_to_the_same_place(watched, url):
     link = page.url
     page.go_back()
     page.wait_for_selector(".conversation")
-    watched.open(link, "text=prompt of step 14: 1,033 tokens, 439 kept")
+    watched.open(link, "text=prompt of step 14: 1,043 tokens, 446 kept")
 
 
 def test_new_episodes_of_a_run_appear(watched, serve, running):
