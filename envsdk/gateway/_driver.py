@@ -105,7 +105,7 @@ class ProgramDriver(Driver):
         self._remember_nothing()
 
     def _remember_nothing(self) -> None:
-        """Begin without requests and replies."""
+        """Reset the requests and replies."""
 
         def role_of(messages: Sequence[Message]) -> str | None:
             role = self.env.role_of(messages)

@@ -27,7 +27,7 @@ _WORD = re.compile(r"\w{3,}")
 _TAG = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>|\[(\w*think\w*)\]", re.IGNORECASE)
 _TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
 _INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens
-EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
+EVIDENCE = 24  # characters: a shorter string may be in two conversations by chance
 
 
 @dataclass(eq=False, slots=True)
@@ -40,7 +40,7 @@ class RecordedMessage:
         calls: The calls of an assistant message.
         tagged: The reasoning between tags at the start of an assistant message's text, and the text after it; an empty
             string and the whole text without such tags.
-        reply: The id of the reply that it is; None for a message that the program wrote.
+        reply: The reply's id; None for a message that the program wrote.
     """
 
     message: Message
@@ -86,7 +86,7 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
             reasoning, _, rest = text.removeprefix(opening).partition(closing)
             tagged = reasoning.strip(), rest.strip()
         return RecordedMessage(message, ("assistant", calls, text), calls, tagged, reply)
-    images: list[tuple[str, int]] = []  # the hash of each, and how many characters without white space come before it
+    images: list[tuple[str, int]] = []  # the hash of each, and the number of non-white-space characters before it
     before = 0
     for part in message.parts or () if message.images else ():
         if isinstance(part, ImagePart):
@@ -133,7 +133,7 @@ def is_same_reply(sent: RecordedMessage, recorded: RecordedMessage, stop: Collec
             code = text.removeprefix(recorded.text).strip().removeprefix(_CODE_CALL.strip())
             written: list[ToolCall] = []
             with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
-                written = sorted(map(ToolCall.from_openai, _python(code)), key=call_form)  # as their results came
+                written = sorted(map(ToolCall.from_openai, _python(code)), key=call_form)  # like their results
             is_same = text.startswith(recorded.text) and _are_same_calls(written, sorted(calls, key=call_form))
         else:
             own = _without_own_code(text)

@@ -78,7 +78,7 @@ class ThreadProgram:
 
     Args:
         function: The function; if it returns an awaitable, that is awaited in the thread's own event loop.
-        ended: What is called when it has ended.
+        ended: Called when it has ended.
     """
 
     def __init__(self, function: Callable[[], Any], ended: Callable[[ProgramEnd], None]) -> None:

@@ -196,7 +196,7 @@ class _Reader:
         self.path.append(entry)
 
     def _note_change(self) -> None:
-        """Note that a message was not the recorded one at its place."""
+        """Record that a message differs from the recorded one at its place."""
         self._next, path = self.keep, self._recorded.path
         self._later = {path[place]: place for place in range(self.keep, len(path))}
 

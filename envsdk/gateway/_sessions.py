@@ -91,7 +91,7 @@ class OpenSession:
         bucket: Limits its requests; None if they are not limited.
         opened: When it was opened, in seconds since the epoch.
         used_s: When its last request came, or was answered or rewarded, on the monotonic clock.
-        requests: How many requests for a reply came.
+        requests: The number of requests for a reply.
         waiting: How many requests are being answered.
         memory: The protocols' memory of earlier requests.
         reading: Held while a request is read, because `memory` cannot be used by two threads.

@@ -16,7 +16,7 @@ class ModelSequence:
     """A prompt, and the tokens that were sampled after it so far.
 
     Args:
-        torch: The module.
+        torch: The module `torch`.
         images: Makes the model's inputs of images.
         prompt: The whole prompt, int32 of shape (n,).
         media: The images in it.

@@ -85,10 +85,10 @@ class ServedPolicy(ABC):
         seed: Requests have seeds that are derived from it, from the id of the episode, the name of the context, and
             the length of the prompt. None sends no seed.
         api_key: The key for the header `Authorization`.
-        timeout_s: The longest duration of a request, in seconds.
+        timeout_s: The maximum duration of a request, in seconds.
         max_retries: The number of times that a call is tried again after a connection error, a timeout, a partial
             response, or a response with the status 408, 429 or 5xx. The time between attempts grows to 30 s;
-            `Retry-After` holds. A server that was never reached is not tried again.
+            `Retry-After` is honored. A server that was never reached is not retried.
         max_in_flight: The maximum number of calls that are being answered at the same time, in each event loop.
         max_reply_bytes: The maximum size of a response, in bytes. Routed experts of long prompts may need more.
         priority: The priority of the requests, for a server that schedules by priority.

@@ -158,7 +158,7 @@ class VLLM(ServedPolicy):
         parameters = {**_parameters(request), "max_tokens": request.max_tokens, "seed": request.seed}
         ids = {"return_token_ids": True, "return_tokens_as_token_ids": bool(request.top_logprobs)}
         body = {**self._shared(request), **parameters, **ids, "prompt": request.prompt}
-        response = await ask(_COMPLETIONS, body)  # which knows whether the model is missing
+        response = await ask(_COMPLETIONS, body)  # it reports whether the model is missing
         reply = _of_completion(read_response(_Completion, response), request)
         server.lacks_token_endpoint = True
         return reply
@@ -309,7 +309,7 @@ def _experts(choice: _GenerationChoice | _CompletionChoice, request: ServerReque
         file = io.BytesIO(base64.b64decode(choice.routed_experts, validate=True))
         array: Any = np.load(file, allow_pickle=False)
     except (ValueError, EOFError, OSError, MemoryError) as error:
-        raise ServerReplyError(f"routed_experts is not the base64 text of an .npy file: {error}") from error
+        raise ServerReplyError(f"routed_experts is not a base64 string of an .npy file: {error}") from error
     return {"routed_experts": routed_experts(array, len(request.prompt), len(choice.token_ids))}
 
 

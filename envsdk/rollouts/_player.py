@@ -478,7 +478,7 @@ class Player:
         return task.result()
 
     async def call_policy(self, call: Callable[[], Any]) -> Any:
-        """Call the policy, once it may be called, and take a turn in the event loop."""
+        """Call the policy once it is not paused, and take a turn in the event loop."""
         seconds = self.settings.policy_timeout_s
         while True:
             while not self._may_sample.is_set():
@@ -539,7 +539,7 @@ class _Attempt:
         """Play the episode and return its trajectory.
 
         Raises:
-            Exception: Whatever the environment or the policy raised.
+            Exception: Any exception of the environment or the policy.
         """
         env, job, player = self.seat.env, self._job, self._player
         driver = driver_of(env)

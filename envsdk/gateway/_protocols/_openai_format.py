@@ -38,7 +38,7 @@ class OpenAIFormat(WireFormat):
         return tool_schema(self._function(Fields(value, f"tools[{index}]")), "parameters")
 
     def _choice(self, fields: Fields) -> str | dict[str, str]:
-        """Return which tool has to be called."""
+        """Return the choice of a tool that has to be called."""
         choice = fields.get("tool_choice")
         if choice is None:
             return "auto"

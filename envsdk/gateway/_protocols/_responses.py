@@ -27,8 +27,8 @@ from ._wire import LARGEST, ReplyStream, event_bytes, signed, split_system, vali
 
 _LOGPROBS = "message.output_text.logprobs"
 _UNSUPPORTED = {
-    "background": "a response is not made in the background: leave it out, and wait for the response",
-    "conversation": "conversations are not stored under names: use previous_response_id",
+    "background": "background responses are not supported: leave it out, and wait for the response",
+    "conversation": "named conversations are not supported: use previous_response_id",
     "prompt": "stored prompts are not supported: give `instructions` and `input`",
 }
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
