@@ -489,15 +489,15 @@ class ProgramDriver(Driver):
 
 
 def _at_limit(text: str, limit: str | None) -> RequestError:
-    """Return what a program gets at a limit: its name is the code, except for the code that clients know."""
+    """Return the error for a program at a limit. Its code is the limit's name, or the code that clients know for it."""
     return RequestError(text, 400, "context_length_exceeded" if limit in _CONTEXT_IS_FULL else str(limit))
 
 
 def failure(error: BaseException, *, is_of_policy: bool) -> RequestError:
-    """Return what a program gets when its episode failed. The cause, which may quote a message, is in the record only.
+    """Return the error for a program whose episode failed. The cause, which may quote a message, is only in the record.
 
     Args:
-        error: What failed.
+        error: The exception.
         is_of_policy: Whether a reply of the policy was due.
     """
     if isinstance(error, DeadlineExceeded) or (is_of_policy and isinstance(error, TimeoutError)):

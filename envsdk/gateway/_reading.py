@@ -46,7 +46,7 @@ class RequestReading:
         return len(self.path) >= len(messages) and all(one.form == other.form for one, other in pairs)
 
     def repeated_by(self, request: ModelRequest) -> int:
-        """Return how many messages at the start of a request are those that were sent, as the same JSON."""
+        """Return how many messages at the start of a request were sent before with the same JSON."""
         pairs = zip(self.sent, request.messages, strict=False)
         same = (one is other or (one.raw is not None and one.raw == other.raw) for one, other in pairs)
         return len(list(takewhile(bool, same)))

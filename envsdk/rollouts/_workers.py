@@ -99,7 +99,7 @@ class WorkerPool:
     an episode that ends its process fails, and no other.
 
     Args:
-        executor: Where the workers run.
+        executor: The place of the workers: processes of this machine, or Ray.
         settings: The settings.
         n_workers: The number of processes; None for one for each core of the machine, or of the cluster.
         max_concurrency: The number of episodes that run at the same time, in all of them together.

@@ -21,7 +21,7 @@ class StoredConversation:
     """A conversation up to a response.
 
     Attributes:
-        received: What the request added: its messages, then the reply. System messages are among them.
+        received: The messages that the request added, then the reply. System messages are among them.
         previous: The conversation that it continues, or None.
         tools: Its tools, where the protocol keeps them.
     """
