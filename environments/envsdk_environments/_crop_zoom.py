@@ -15,7 +15,7 @@ from ._scoring import TaskData, end_with_verdict, last_word
 SHOWN = 320
 """The width and height of the picture as the model sees it, in pixels. A crop is at most as large."""
 SCALE = 4
-"""How many pixels of the large picture a pixel of the small one has, in each direction."""
+"""The number of pixels of the large picture per pixel of the small one, in each direction."""
 MIN_CROP = 16
 """The smallest width and height of a crop, in pixels of the small picture."""
 _CELLS = 5  # in each direction; each has at most one item

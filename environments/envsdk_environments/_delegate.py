@@ -222,13 +222,25 @@ class Delegate(ToolEnv):
             questions: One question for each researcher. It must be self-contained, because the researcher knows nothing
                 else.
         """
-        left = self.config.max_researchers - self.researchers
+        config: DelegateConfig = self.config
+        left = config.max_researchers - self.researchers
         if not questions or not all(question.strip() for question in questions):
             raise ToolError("questions is empty, or contains an empty question")
         if len(questions) > left:
             raise ToolError(f"you asked {len(questions)} questions, but only {left} more researchers are available")
         self.researchers += len(questions)
-        return [self._handoff(question) for question in questions]
+        share = FOUND / max(1, len(self.quest.leads))
+        handoffs: list[Handoff] = []
+        for question in questions:
+            leads = [lead for lead in self.quest.leads if _names(question, lead.subject)]
+            # A subject that another researcher was asked about earns nothing.
+            values = [lead.value for lead in leads if lead.subject not in self.asked_for]
+            self.asked_for.update(lead.subject for lead in leads)
+            task = ResearcherTask(question=question, leads=tuple(leads), rewards=dict.fromkeys(values, share))
+            researcher = Researcher(self.quest.articles, config.researcher_articles, history=self.history)
+            limits = Limits(max_steps=config.researcher_steps)
+            handoffs.append(Handoff(researcher, task, limits=limits, result=partial(_with_failure, question)))
+        return handoffs
 
     def finish(self, reply: Message) -> Turn:
         """Score the answer and end the episode."""
@@ -248,18 +260,6 @@ class Delegate(ToolEnv):
         return Message(role="assistant", reasoning="Now I can put the answers together.", content=answer)
 
     null_reply = decline
-
-    def _handoff(self, question: str) -> Handoff:
-        """Hand a question to a researcher. It earns a reward only for subjects that were not asked about before."""
-        config: DelegateConfig = self.config
-        leads = [lead for lead in self.quest.leads if _names(question, lead.subject)]
-        values = [lead.value for lead in leads if lead.subject not in self.asked_for]
-        self.asked_for.update(lead.subject for lead in leads)
-        share = FOUND / max(1, len(self.quest.leads))
-        task = ResearcherTask(question=question, leads=tuple(leads), rewards=dict.fromkeys(values, share))
-        researcher = Researcher(self.quest.articles, config.researcher_articles, history=self.history)
-        limits = Limits(max_steps=config.researcher_steps)
-        return Handoff(researcher, task, limits=limits, result=partial(_with_failure, question))
 
 
 def _with_failure(question: str, result: HandoffResult) -> HandoffResult:

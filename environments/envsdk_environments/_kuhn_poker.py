@@ -106,7 +106,7 @@ class KuhnPoker(Env):
         return self._ask()
 
     def respond(self, reply: Message) -> Turn:
-        """Apply a move."""
+        """Apply a move. At the end of a hand, score it, and start the next one or end the match."""
         move = last_word(reply.content.casefold()).strip(".,!*\"'")
         if move not in LEGAL[self.moves]:
             return self._refuse()
@@ -115,7 +115,22 @@ class KuhnPoker(Env):
         self.moves = (*self.moves, move)
         if self.moves in LEGAL:
             return self._ask()
-        return self._end_hand()
+        first = self.hand % 2
+        gain = first_players_gain((self.cards[first], self.cards[1 - first]), self.moves)
+        gains = (gain, -gain) if first == 0 else (-gain, gain)
+        for player, news in enumerate(self.news):
+            shown = "" if self.moves[-1] == "fold" else f"They had {self._card(1 - player)}. "
+            chips = "1 chip" if abs(gain) == 1 else f"{abs(gain)} chips"
+            news.append(f"{shown}You {'win' if gains[player] > 0 else 'lose'} {chips}.")
+        shares = [chips / (MOST_CHIPS * len(self.match.deals)) for chips in gains]
+        self.won = [won + share for won, share in zip(self.won, shares, strict=True)]
+        rewards: dict[str, float] = dict(zip(PLAYERS, shares, strict=True))
+        metrics = {"hands": 1.0}
+        if self.hand + 1 < len(self.match.deals):
+            self._deal()
+            return self._ask(rewards, metrics)
+        text = " ".join(self.news[PLAYERS.index(self.context)])
+        return Turn(text, reward={"played": 1.0}, context_rewards=rewards, metrics=metrics, terminated=True)
 
     @property
     def player(self) -> int:
@@ -170,25 +185,6 @@ class KuhnPoker(Env):
             metrics={"illegal": 1.0},
             terminated=True,
         )
-
-    def _end_hand(self) -> Turn:
-        """Score the hand, and start the next one or end the match."""
-        first = self.hand % 2
-        gain = first_players_gain((self.cards[first], self.cards[1 - first]), self.moves)
-        gains = (gain, -gain) if first == 0 else (-gain, gain)
-        for player, news in enumerate(self.news):
-            shown = "" if self.moves[-1] == "fold" else f"They had {self._card(1 - player)}. "
-            chips = "1 chip" if abs(gain) == 1 else f"{abs(gain)} chips"
-            news.append(f"{shown}You {'win' if gains[player] > 0 else 'lose'} {chips}.")
-        shares = [chips / (MOST_CHIPS * len(self.match.deals)) for chips in gains]
-        self.won = [won + share for won, share in zip(self.won, shares, strict=True)]
-        rewards: dict[str, float] = dict(zip(PLAYERS, shares, strict=True))
-        metrics = {"hands": 1.0}
-        if self.hand + 1 < len(self.match.deals):
-            self._deal()
-            return self._ask(rewards, metrics)
-        text = " ".join(self.news[PLAYERS.index(self.context)])
-        return Turn(text, reward={"played": 1.0}, context_rewards=rewards, metrics=metrics, terminated=True)
 
     def _card(self, player: int) -> int:
         return self.match.deck[self.cards[player]]

@@ -164,7 +164,11 @@ class LongNotes(ToolEnv):
         if self.asked:
             if is_message:
                 return Message.calling("read_notes", reasoning="I should check my notes.")
-            return self._answer_from_notes(self.messages()[-1].content)
+            lines = [re.sub(r"\ANote [0-9]+: ", "", line) for line in self.messages()[-1].content.split("\n")]
+            matches = [match for line in lines for part in line.split("; ") if (match := _NOTED.fullmatch(part))]
+            known = put_together(NotedFact(about=m[1], value=int(m[3]), adds=m[2] == "+") for m in matches)
+            answers = [f"{number}. {known.get(about, 0)}" for number, about in enumerate(self.quest.questions, start=1)]
+            return Message(role="assistant", reasoning="The answers are in my notes.", content="\n".join(answers))
         facts = self.quest.documents[self.shown - 1].facts if self.shown else ()
         if facts and is_message:
             note = "; ".join(f"{fact.about} {'+' if fact.adds else '='} {fact.value}" for fact in facts)
@@ -178,13 +182,6 @@ class LongNotes(ToolEnv):
     def _questions(self) -> str:
         questions = (f"{number}. What is {about}?" for number, about in enumerate(self.quest.questions, start=1))
         return "\n".join([_QUESTIONS, *questions])
-
-    def _answer_from_notes(self, notes: str) -> Message:
-        parts = [part for line in notes.split("\n") for part in re.sub(r"\ANote [0-9]+: ", "", line).split("; ")]
-        matches = [match for part in parts if (match := _NOTED.fullmatch(part))]
-        known = put_together(NotedFact(about=m[1], value=int(m[3]), adds=m[2] == "+") for m in matches)
-        answers = [f"{number}. {known.get(about, 0)}" for number, about in enumerate(self.quest.questions, start=1)]
-        return Message(role="assistant", reasoning="The answers are in my notes.", content="\n".join(answers))
 
 
 def put_together(facts: Iterable[NotedFact]) -> dict[str, int]:
@@ -231,7 +228,7 @@ _CRATES = (
     "The early train brought {number} crates to {depot}, and all of them were taken in.",
     "Another {number} crates reached {depot} by boat.",
 )
-_BESIDE_THE_POINT = (
+_IRRELEVANT = (
     "{depot} expects {number} crates in the spring.",
     "Someone asked whether {depot} has room for {number} crates.",
     "{number} crates went from {depot} to the coast.",
@@ -355,11 +352,11 @@ def _draw_document(
 ) -> Document:
     """Draw a message that hides its facts among irrelevant sentences, some of which look like facts."""
     text = draws.many(_FILLERS, sentences)
-    beside: list[str] = []
+    irrelevant: list[str] = []
     for _ in range(1 + draws.below(2)):
-        depot, sentence = draws.pick(depots), draws.pick(_BESIDE_THE_POINT)
+        depot, sentence = draws.pick(depots), draws.pick(_IRRELEVANT)
         low, high = _CODE_RANGE if "code" in sentence else _CRATE_RANGE
-        beside.append(sentence.format(depot=depot, number=low + draws.below(high - low)))
-    for sentence in (*beside, *(sentence for sentence, _ in news)):
+        irrelevant.append(sentence.format(depot=depot, number=low + draws.below(high - low)))
+    for sentence in (*irrelevant, *(sentence for sentence, _ in news)):
         text.insert(draws.below(len(text) + 1), sentence)
     return Document(text=" ".join(text), facts=tuple(fact for _, fact in news))

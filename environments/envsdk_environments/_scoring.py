@@ -1,4 +1,4 @@
-"""What environments with one right answer share: data of tasks, the last word of a reply, and the verdict."""
+"""The parts that environments share: data of tasks, the last word of a reply, and the verdict."""
 
 from pydantic import BaseModel, ConfigDict
 

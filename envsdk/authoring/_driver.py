@@ -16,7 +16,6 @@ from ..contexts._history_policy import HistoryPolicy
 from ..episodes._agent import Agent, EpisodeHeader, StepResult
 from ..episodes._episode import CallMethod, Episode, EpisodeGenerator, Join, Request, RunChildren
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
-from ..episodes._loop_tasks import Tasks, in_event_loop, not_cancelled
 from ..episodes._turn import Turn
 from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from ..limits import Limits, plain_integer
@@ -24,6 +23,7 @@ from ..messages import check_text
 from ..rendering.renderer import Renderer, TokenIds
 from ..trajectories._fragments import fragment
 from ._embedded_vision import EMBEDDED_VISION
+from ._loop_tasks import Tasks, in_event_loop, not_cancelled
 from ._mistakes import explained, wrong_turn
 from .tasks import check_task, find_task, pick_task
 
@@ -395,7 +395,7 @@ class Driver:
                 return result.value
             value.close()
             raise EpisodeError("a plain function returned an awaitable; declare it `async def`")
-        from ..episodes._event_loops import run  # which imports asyncio, longer than all of envsdk
+        from ._event_loops import run  # which imports asyncio, longer than all of envsdk
 
         return run(not_cancelled(value))
 
@@ -414,7 +414,7 @@ class Driver:
             if in_event_loop():
                 tasks.cancel()
             elif tasks.are_left():
-                from ..episodes._event_loops import run
+                from ._event_loops import run
 
                 run(tasks.end())
 

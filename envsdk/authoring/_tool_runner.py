@@ -17,14 +17,14 @@ import numpy as np
 from pydantic import ValidationError
 from pydantic_core import to_json
 
-from ..episodes._concurrent import run_all
-from ..episodes._event_loops import MethodThread
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
-from ..episodes._loop_tasks import is_being_cancelled
 from ..errors import EnvsdkError, ToolError, message_of, what_is_invalid
 from ..images import Image
 from ..limits import StopReason
 from ..messages import ContentPart, ImagePart, TextPart, ToolCall, check_json
+from ._concurrent import run_all
+from ._event_loops import MethodThread
+from ._loop_tasks import is_being_cancelled
 from ._tools import Tool
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import typer
 
 from .._untrusted import open_file, parse_json, read_file, read_lines
 from .._visible import on_one_line
-from ..episodes._event_loops import run
+from ..authoring._event_loops import run
 from ..errors import ConfigError, InvalidRecord
 from ..rollouts._run_folder import RunFolder
 from ..trajectories._samples import Sample

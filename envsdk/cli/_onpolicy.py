@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..authoring._event_loops import run
 from ..diagnostics._stack import check_is_comparable, check_stack
-from ..episodes._event_loops import run
 from ..policies import load_model, policy_of
 from ._options import (
     ENVIRONMENT,

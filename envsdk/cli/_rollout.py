@@ -14,8 +14,8 @@ import typer
 
 from .._registry import list_envs
 from .._visible import on_one_line
+from ..authoring._event_loops import run
 from ..authoring._making import describe
-from ..episodes._event_loops import run
 from ..errors import ConfigError
 from ..policies._find import SERVED, policy_of
 from ..rollouts import Rollouts

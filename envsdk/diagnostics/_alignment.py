@@ -1,4 +1,4 @@
-"""The comparison of two token logs: are the trained tokens the tokens that were sampled?"""
+"""The comparison of two token logs, which shows whether the trained tokens are the sampled ones."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

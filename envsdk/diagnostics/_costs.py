@@ -216,7 +216,7 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
 
 
 def cache_hits(steps: Iterable[Step]) -> CacheHits | None:
-    """Add up what servers reported of their caches in the calls of some steps; None if they reported nothing."""
+    """Add up the cache hits that servers reported in the calls of some steps; None if they reported none."""
 
     def count(extra: Mapping[str, Any], name: str, missing: int) -> int:
         value: Any = extra.get(name)  # a policy may write anything in `Action.extra`

@@ -1,4 +1,4 @@
-"""The description of a batch for the log of a first step: what is in it, and what of it is trained."""
+"""The description of a batch for the log of a first step: its contents, and the tokens that are trained."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -114,7 +114,7 @@ class BatchDescription:
 
     @property
     def trained_share(self) -> float:
-        """The share of tokens that are trained, from 0 to 1; 0.0 if there is no token."""
+        """The share of tokens that are trained, from 0 to 1; 0.0 without tokens."""
         return self.trained / self.tokens if self.tokens else 0.0
 
     def to_dict(self) -> dict[str, Any]:

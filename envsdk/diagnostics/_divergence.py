@@ -1,4 +1,4 @@
-"""Estimates of the divergence between sampler and trainer, and what of it a numeric format explains."""
+"""Estimates of the divergence between sampler and trainer, and the part that a numeric format explains."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What training would cost under each history policy, in tokens and money, before anything is trained.
+"""The estimated cost of training under each history policy, in tokens and money, before anything is trained.
 
 No formula is used: episodes of given sizes are played with the real renderer and history policies, and their tokens are
 counted.
@@ -66,7 +66,7 @@ class Sizes:
         """Return the mean sizes in the main contexts of trajectories.
 
         Raises:
-            ConfigError: If there is no step in them.
+            ConfigError: If the trajectories have no steps.
         """
         logs = [(one, next(iter(one.contexts))) for one in trajectories if one.steps]
         if not logs:
@@ -136,7 +136,7 @@ class Prices:
                 raise ConfigError(f"the price {field.name} is {value!r:.80}; expected a number of at least 0")
 
     def of(self, cost: Cost) -> float:
-        """Return what the tokens of episodes cost."""
+        """Return the price of the tokens of episodes."""
         sampling = self.input * cost.observed + self.cached * cost.kept + self.output * cost.sampled
         return (sampling + self.training * cost.as_tree) / _MILLION
 
@@ -163,7 +163,7 @@ class HistoryCost:
         return self.costs[-1]
 
     def growth(self, field: str) -> float:
-        """Return by which power of the number of steps a field of `Cost` grows at the end: 1 is linear, 2 is quadratic.
+        """Return the exponent of the growth of a field of `Cost` by the steps at the end: 1 is linear, 2 is quadratic.
 
         NaN if there is only one number of steps, or the field is 0.
         """
@@ -218,7 +218,7 @@ class CostEstimate:
         return rows
 
     def notes(self) -> list[str]:
-        """Return what the table does not say: which tokens are of images, and which episodes ended early."""
+        """Return the notes below the table: the share of image tokens, and the episodes that ended early."""
         ended = [
             f"{row.history}: the episode ended before step {row.steps[-1]:,} ({row.ended})"
             for row in self.rows
@@ -378,7 +378,7 @@ class _Sized(Env):
 
 
 def _image_tokens(messages: Sequence[Message], renderer: Renderer) -> int:
-    """Return how many placeholders the images of messages have."""
+    """Return the number of placeholders of the images in messages."""
     images = [image for message in messages for image in message.images]
     vision = renderer.vision if images else None
     return 0 if vision is None else sum(vision.count(image) for image in images)

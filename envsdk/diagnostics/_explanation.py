@@ -1,4 +1,4 @@
-"""The explanation of a break: the first difference between two prompts, the texts around it, and the likely cause."""
+"""The explanation of a break: where two prompts first differ, the text around it, and the likely cause."""
 
 import json
 import re
@@ -29,7 +29,7 @@ Cause: TypeAlias = Literal[
     "unknown",
 ]
 
-_SAME = 12  # if this many characters after a difference are equal again, the texts continue alike
+_SAME = 12  # if this many characters after a difference are equal again, the prompts continue alike
 
 # Blocks of reasoning, with their tags, for each model family.
 _THINKING = re.compile(
@@ -58,8 +58,8 @@ Prompt: TypeAlias = "str | Sequence[int] | NDArray[np.integer[Any]]"
 _AROUND = 60  # characters that are shown on each side of the difference
 
 
-class Texts(NamedTuple):
-    """Two texts and the index of the first character that differs."""
+class PromptTexts(NamedTuple):
+    """Two prompts as text, and the index of the first character that differs."""
 
     first: str
     second: str
@@ -110,7 +110,7 @@ class Explanation:
 def explain_break(first: Prompt, second: Prompt, tokenizer: Tokenizer | None = None) -> Explanation:
     """Explain where and why the second prompt does not begin with the first.
 
-    The cause is a guess from the texts around the first difference. A later difference may have another cause.
+    The cause is a guess from the text around the first difference. A later difference may have another cause.
 
     Args:
         first: The earlier prompt, with the reply that was sampled after it.
@@ -123,11 +123,11 @@ def explain_break(first: Prompt, second: Prompt, tokenizer: Tokenizer | None = N
     """
     if isinstance(first, str) and isinstance(second, str):
         position = _shared(first, second)
-        return _explained(Texts(first, second, position), position, len(first))
+        return _explained(PromptTexts(first, second, position), position, len(first))
     if isinstance(first, str) or isinstance(second, str) or tokenizer is None:
         raise ConfigError(
             f"the prompts are a {type(first).__name__} and a {type(second).__name__}, with "
-            f"{'no' if tokenizer is None else 'a'} tokenizer; expected two texts, or two arrays of token ids and the "
+            f"{'no' if tokenizer is None else 'a'} tokenizer; expected two strings, or two arrays of token ids and the "
             "tokenizer"
         )
     ids, others = token_ids("the first prompt", first), token_ids("the second prompt", second)
@@ -135,7 +135,7 @@ def explain_break(first: Prompt, second: Prompt, tokenizer: Tokenizer | None = N
     old, new = (tokenizer.token_bytes(array.astype(np.int32)) for array in (ids, others))
     before = len(b"".join(old[:position]).decode(errors="replace"))
     left, right = (b"".join(pieces).decode(errors="replace") for pieces in (old, new))
-    texts = Texts(left, right, _shared(left, right))
+    texts = PromptTexts(left, right, _shared(left, right))
     is_cut = texts.at == len(left) and position < len(ids)  # a token of the second reaches past the end of the first
     if is_cut or (position < min(len(ids), len(others)) and _is_retokenized(old[position:], new[position:])):
         left, right = (
@@ -148,7 +148,7 @@ def explain_break(first: Prompt, second: Prompt, tokenizer: Tokenizer | None = N
 
 
 def _shared(first: Any, second: Any) -> int:
-    """Return the length of the common prefix of two texts or two arrays."""
+    """Return the length of the common prefix of two strings or two arrays."""
     length = min(len(first), len(second))
     if isinstance(first, str):
         low, high = 0, length  # binary search: comparing slices is faster than comparing characters
@@ -161,14 +161,14 @@ def _shared(first: Any, second: Any) -> int:
 
 
 def _is_retokenized(old: Sequence[bytes], new: Sequence[bytes]) -> bool:
-    """Return whether both have the same text up to the first place at which a token ends in both."""
+    """Return whether two token sequences have the same text up to the first index at which a token ends in both."""
     ends, others = set(accumulate(map(len, old))), accumulate(map(len, new))
     text, other = b"".join(old), b"".join(new)
     end = next((end for end in others if end in ends), 0)
     return end > 0 and text[:end] == other[:end]
 
 
-def _explained(texts: Texts, position: int, length: int) -> Explanation:
+def _explained(texts: PromptTexts, position: int, length: int) -> Explanation:
     """Explain a difference by the first cause that fits."""
     if position == length:
         is_same = len(texts.second) == len(texts.first)
@@ -181,7 +181,7 @@ def _explained(texts: Texts, position: int, length: int) -> Explanation:
     return _explanation("unknown", "no known cause", texts, position, length)
 
 
-def _explanation(cause: Cause, detail: str, texts: Texts, position: int, length: int) -> Explanation:
+def _explanation(cause: Cause, detail: str, texts: PromptTexts, position: int, length: int) -> Explanation:
     first, second, at = texts
     before = first[max(0, at - _AROUND) : at]
     return Explanation(cause, detail, position, length, before, first[at : at + _AROUND], second[at : at + _AROUND])
@@ -190,7 +190,7 @@ def _explanation(cause: Cause, detail: str, texts: Texts, position: int, length:
 # One function for each cause. It returns what it found, or None if the cause does not fit.
 
 
-def _date_changed(texts: Texts) -> str | None:
+def _date_changed(texts: PromptTexts) -> str | None:
     first, second = _around(_DATE, texts.first, texts.at), _around(_DATE, texts.second, texts.at)
     if first is None or second is None or first.start() != second.start():
         return None
@@ -214,7 +214,7 @@ def _missing_reasoning(text: str, other: str, at: int) -> str | None:
     return reasoning if _continues_alike(text[block.end() :], rest) else None
 
 
-def _thinking_changed(texts: Texts, *, is_added: bool = False) -> str | None:
+def _thinking_changed(texts: PromptTexts, *, is_added: bool = False) -> str | None:
     first, second = (texts.second, texts.first) if is_added else (texts.first, texts.second)
     reasoning = _missing_reasoning(first, second, texts.at)
     if reasoning is None:
@@ -223,7 +223,7 @@ def _thinking_changed(texts: Texts, *, is_added: bool = False) -> str | None:
     return f"reasoning {'added' if is_added else 'removed'}: {size}"
 
 
-def _json_redumped(texts: Texts) -> str | None:
+def _json_redumped(texts: PromptTexts) -> str | None:
     first, second, at = texts
     # A value that spans the difference may begin there, or at a bracket before it, innermost first.
     brackets = [start for start in range(at - 1, max(-1, at - 20_000), -1) if first[start] in "{["]
@@ -263,7 +263,7 @@ def _is_same_json(first: Any, second: Any) -> bool:
         return False
 
 
-def _tools_changed(texts: Texts) -> str | None:
+def _tools_changed(texts: PromptTexts) -> str | None:
     found = [_around(_TOOLS, text, texts.at, before=_BEFORE_TOOLS) for text in (texts.first, texts.second)]
     old, new = (match[0] if match is not None and (match["end"] or match["close"]) else "" for match in found)
     if old == new:
@@ -274,7 +274,7 @@ def _tools_changed(texts: Texts) -> str | None:
     return described or "the same tools in a different order, or with different descriptions"
 
 
-def _newline(texts: Texts) -> str | None:
+def _newline(texts: PromptTexts) -> str | None:
     first, second, at = texts
     rests = [text[at:] for text in (first, second)]
     stripped = [rest.lstrip() for rest in rests]
@@ -285,7 +285,7 @@ def _newline(texts: Texts) -> str | None:
 
 
 def _continues_alike(first: str, second: str) -> bool:
-    """Return whether the second text begins with the first few characters of the first, or with all of it."""
+    """Return whether the second string begins with the first few characters of the first, or with all of it."""
     return second.startswith(first[:_SAME])
 
 
@@ -294,7 +294,7 @@ def _around(pattern: re.Pattern[str], text: str, at: int, before: int = 0) -> "r
     return next((match for match in pattern.finditer(text) if match.start() - before <= at < match.end()), None)
 
 
-_CAUSES: dict[Cause, Callable[[Texts], str | None]] = {
+_CAUSES: dict[Cause, Callable[[PromptTexts], str | None]] = {
     "thinking_stripped": _thinking_changed,
     "thinking_added": partial(_thinking_changed, is_added=True),
     "json_redumped": _json_redumped,

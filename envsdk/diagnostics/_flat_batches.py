@@ -124,7 +124,7 @@ def _of_tree(tree: TreeBatch) -> FlatBatch:
 
 
 def _changes(*columns: "NDArray[Any]") -> "NDArray[np.bool_]":
-    """Return where a value differs from the one before it in any column; the first one does."""
+    """Return where a value differs from the previous one in any column; the first one counts as different."""
     changes = np.zeros(len(columns[0]), dtype=np.bool_)
     changes[:1] = True
     for column in columns:

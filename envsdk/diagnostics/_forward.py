@@ -1,4 +1,4 @@
-"""A model's forward pass over samples, with transformers: what a trainer, a teacher or a reference says of them."""
+"""A model's forward pass over samples, with transformers: the log-probabilities of a trainer, teacher or reference."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

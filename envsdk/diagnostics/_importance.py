@@ -1,4 +1,4 @@
-"""Importance weights: the correction of a loss for tokens that the sampler drew at other probabilities."""
+"""Importance weights: the correction of a loss for tokens that the sampler drew with different probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class ImportanceWeights:
 
     @property
     def touched_share(self) -> float:
-        """The share of tokens whose ratio was outside the bounds, from 0 to 1; 0.0 if there is no token."""
+        """The share of tokens whose ratio was outside the bounds, from 0 to 1; 0.0 without tokens."""
         return self.touched / self.tokens if self.tokens else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _bounds(threshold: Any, mode: Mode) -> tuple[float, float]:
 
 
 def _units(pairs: Sequence[LogprobPair], level: Level) -> "tuple[NDArray[np.int64], int]":
-    """Return which unit each trained token belongs to, shape (m,), and how many units there are."""
+    """Return the unit of each trained token, shape (m,), and the number of units."""
     if level == "sequence":
         return _sequences(pairs)
     ids: list[NDArray[np.int64]] = []
@@ -174,7 +174,7 @@ def _units(pairs: Sequence[LogprobPair], level: Level) -> "tuple[NDArray[np.int6
 
 
 def _sequences(pairs: Sequence[LogprobPair]) -> "tuple[NDArray[np.int64], int]":
-    """Return which context of which trajectory each trained token belongs to, and how many there are."""
+    """Return the context of each trained token, over all trajectories, and the number of contexts."""
     numbers: dict[tuple[str, str], int] = {}
     seen: set[tuple[str, str, int]] = set()
     ids: list[NDArray[np.int64]] = []

@@ -26,7 +26,7 @@ DEPTHS = (0, 8_000, 64_000)
 
 
 class Cluster(NamedTuple):
-    """A part of the tokens in which most of the outliers are, and in which they are far denser than elsewhere."""
+    """A part of the tokens that has most of the outliers, and far more of them per token than the rest."""
 
     view: str
     """The view of `KL`: `kind`, `depth`, `offset`, `offset_from_end`, `step` or `position`."""
@@ -242,7 +242,7 @@ def _doubling(offset: "NDArray[np.intp]") -> "NDArray[np.float64]":
 
 
 def _shift(pairs: Sequence[LogprobPair]) -> int:
-    """Return by how many positions the trainer's values have to move back to fit: 1, -1 or 0.
+    """Return the number of positions by which the trainer's values are shifted: 1, -1 or 0.
 
     A shift has to explain all but a quarter of the squared differences of the tokens that it compares.
     """

@@ -80,7 +80,7 @@ def check_stack(
     env_options: Mapping[str, Any] | None = None,
     max_concurrency: int = 16,
 ) -> StackReport:
-    """Play episodes, and compare what was sampled with what a trainer computes of their samples.
+    """Play episodes, and compare the sampled tokens and log-probabilities with a trainer's.
 
     Args:
         env: The id of an environment, or its class.
@@ -159,7 +159,7 @@ def _renderer_of(env: str | type[Env], options: Mapping[str, Any]) -> Renderer:
 
 
 class _SamplingLog:
-    """Writes down, for each context, every prompt with the reply to it: what really was sampled."""
+    """A log of every prompt of each context with the reply to it, as they were sampled."""
 
     def __init__(self) -> None:
         self._log: dict[tuple[str, str], list[NDArray[np.int32]]] = defaultdict(list)

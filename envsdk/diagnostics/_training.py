@@ -1,4 +1,4 @@
-"""What makes a model compute other log-probabilities in training than in sampling. Needs torch."""
+"""The settings that make a model's log-probabilities differ between training and sampling. Needs torch."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -27,7 +27,7 @@ _ALWAYS: frozenset[Effect] = frozenset({"expert_capacity", "auxiliary_loss"})
 
 @dataclass(frozen=True, slots=True)
 class TrainingDifference:
-    """A module that may compute something else in training than in sampling.
+    """A module whose output may differ between training and sampling.
 
     Attributes:
         module: The name of the module in the model, empty for the model itself.
@@ -52,8 +52,8 @@ class TrainMode:
         modules: The number of modules.
         training: The number of modules in training mode.
         dtypes: The numeric formats of the parameters.
-        attention: The attention kernel (`config._attn_implementation`), if the model has one. Another kernel than the
-            sampler's rounds differently.
+        attention: The attention kernel (`config._attn_implementation`), if the model has one. A kernel that
+            differs from the sampler's rounds differently.
         differences: The modules that differ, active or not.
         differs: Whether an active difference changes log-probabilities.
     """

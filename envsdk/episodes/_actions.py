@@ -1,4 +1,4 @@
-"""Validate an action where it enters the episode."""
+"""Validate the actions of policies."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class CheckedAction(NamedTuple):
-    """A valid action with its own arrays.
+    """A validated action that owns its arrays.
 
     Attributes:
         tokens: The sampled ids: int32, shape (n,).
         logprobs: Their log-probabilities: float32, shape (n,), or None.
-        finish_reason: Why the policy stopped sampling.
+        finish_reason: The reason why the policy stopped sampling.
         temperature: The sampling temperature, finite in float32.
         policy_version: The version of the policy's weights, or None.
         extra: Aligned side data and other values by name, a copy.
@@ -44,9 +44,9 @@ class PromptSize(NamedTuple):
     """The length of a prompt, which side data over all tokens covers.
 
     Attributes:
-        length: How many tokens it has.
-        new: How many tokens at its end have no side data yet. Only their rows are copied, so that a step costs O(new
-            tokens).
+        length: The number of tokens.
+        new: The number of tokens at the end without recorded side data. Only their rows are copied, so that a step
+            costs O(new tokens).
     """
 
     length: int
@@ -54,12 +54,13 @@ class PromptSize(NamedTuple):
 
 
 def check_action(action: object, vocab_size: int, prompt_of: Callable[[], PromptSize] | None = None) -> CheckedAction:
-    """Return a valid copy of an action.
+    """Validate an action and return a copy of it.
 
     Args:
         action: An `Action`, or its tokens alone: an integer array of shape (n,) or a sequence of int.
         vocab_size: The size of the vocabulary. Every id must be below it.
-        prompt_of: Returns the size of the prompt that it answers, if that is known; called for side data.
+        prompt_of: A function that returns the size of the prompt that it answers, called if there is side data; None
+            if the size is not known.
 
     Raises:
         ActionError: If ids are not integers or are out of range; if log-probabilities have another length, are
@@ -120,7 +121,7 @@ def _checked_extra(key: str, value: Any, length: int, prompt: PromptSize | None)
 
 
 def _check_side_data(key: str, given: Aligned | Ragged, length: int, prompt: PromptSize | None) -> Aligned | Ragged:
-    """Return side data that fits the tokens of an action, without the rows that the record has already."""
+    """Validate the side data of an action, and return it without the rows that are recorded already."""
     try:
         given.check()
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""An agent of an episode: one environment's part of it, with its contexts, limits and counts."""
+"""An agent of an episode: one environment with its contexts, limits and counts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ class StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class EpisodeHeader:
-    """The identity of an episode, as its trajectory has it."""
+    """The fields that identify an episode, which its trajectory repeats."""
 
     id: str
     seed: int | None
@@ -42,22 +42,22 @@ class EpisodeHeader:
     """The environment's own options."""
     group_id: str | None
     origins: list[Origin] = field(default_factory=list[Origin])
-    """The episodes that it was forked from."""
+    """The episodes from which it was forked."""
     records_roles: bool = False
-    """True if its contexts record what each token belongs to."""
+    """True if its contexts label each token with the part of the conversation that it belongs to."""
 
 
 class Phase(Enum):
     """The state of an agent since its last observation was emitted."""
 
     ACTIVE = auto()
-    """Nothing."""
+    """Nothing has happened."""
     RETURNED = auto()
-    """A sub-agent acted: the next observation is a return."""
+    """A sub-agent acted, so the next observation is a return."""
     REFUSED = auto()
-    """As `RETURNED`, but a limit refused a handoff: the agent may not hand over again before its next reply."""
+    """The same as `RETURNED`, but a limit refused a handoff. No further handoff is allowed before the next reply."""
     ENDED_UNASKED = auto()
-    """The episode ended before a reply was requested: the next step reports that."""
+    """The episode ended before a reply was requested. The next step reports it."""
 
 
 class Agent:
@@ -65,12 +65,13 @@ class Agent:
 
     Args:
         env: The environment.
-        name: The name of its first context, unless its first turn names another.
+        name: The name of its first context, unless its first turn sets a different one.
         role: Its role.
         limits: Its limits.
         parent: The agent that handed over to it, or None.
-        handoff: The handoff that it came from, or None.
-        is_summary: Whether it writes a summary for its parent's history policy; its steps are not its parent's then.
+        handoff: The handoff that started it, or None.
+        is_summary: Whether it writes a summary for its parent's history policy. Its steps do not count as its parent's
+            then.
     """
 
     def __init__(
@@ -90,10 +91,10 @@ class Agent:
         self.parent = parent
         self.handoff = handoff
         self.adds_reward: bool = (parent is None or parent.adds_reward) and (handoff is None or handoff.adds_reward)
-        """True if its rewards count for the episode, and not only for its own contexts."""
+        """True if its rewards count for the episode; False if they count only for its own contexts."""
         self.limits = limits
         self.steps = self.sampled = self.tool_calls = 0
-        """Its own counts, with those of all agents below it."""
+        """Its counts, which include those of all agents below it."""
         self.is_summary = is_summary
         self.phase = Phase.ACTIVE
         self.contexts: dict[str, Context] = {}
@@ -102,20 +103,20 @@ class Agent:
         self.due: Step | None = None
         """The step whose action is due."""
         self.emitted: StepResult | None = None
-        """The result that waits for that action."""
+        """The last result, whose observation that action answers."""
         self.record: list[Step | Agent] = []
         """Its steps, and the sub-agents that acted in between, in order."""
         self.last_step: Step | None = None
         self.pending: PendingHandoffs | None = None
         self.own_reward: float | None = None
-        """What it earned that does not count for the episode; None if nothing was scored."""
+        """The sum of its rewards that do not count for the episode; None if it was not scored."""
         self.stop_reason: StopReason | None = None
         self.error: str | None = None
         self.task: Any = None
         self.cut: StopReason | None = None
-        """What cut its last reply, unless its author expected that."""
+        """The limit that cut its last reply; None if it was not cut, or only by its turn's `max_tokens`."""
         self.full: StopReason | None = None
-        """Why its last request, which was refused, did not fit into its context; None if none was refused for that."""
+        """The reason why its last request did not fit into its context and was refused; None if it fit."""
         self.aborts = self.empty_aborts = 0
         self.is_always_aborted = False
         self._handoffs_in_a_row = self._steps_at_handoff = 0
@@ -132,10 +133,10 @@ class Agent:
             raise TurnError(f"{self.name!r} has no context yet: its environment has not returned a turn")
         return self.current
 
-    # The agents above and below.
+    # The agents above and below it.
 
     def lineage(self) -> "Iterator[Agent]":
-        """Yield the agent and those above it, up to the one that was reset."""
+        """Yield the agent and its ancestors, up to the one that was reset."""
         agent: Agent | None = self
         while agent is not None:
             yield agent
@@ -155,7 +156,7 @@ class Agent:
         return (item for item in self.walk() if isinstance(item, Agent))
 
     def rewards(self) -> "Iterator[float]":
-        """Yield what it earned, step by step, with the rewards of those sub-agents that add to its own."""
+        """Yield its rewards, step by step, including those of sub-agents that add to its own."""
         if self.own_reward is not None:
             yield self.own_reward
         for item in self.record:
@@ -174,7 +175,7 @@ class Agent:
         return self.full_name(turn.context)
 
     def full_name(self, name: str) -> str:
-        """Return the name in the episode of what its environment calls `name`; a full name stays as it is."""
+        """Return the full name in the episode of a context that its environment calls `name`."""
         if self.parent is None or name == self.name or name.startswith(f"{self.name}/"):
             return name
         return self.name if name == MAIN else f"{self.name}/{name}"
@@ -230,10 +231,10 @@ class Agent:
         return message.as_reply(text)
 
     def shorten_reply(self, step: Step, turn: Turn, *, is_last: bool) -> None:
-        """Mask and cut the reply of a step as the turn that answers it says; nothing is cut at the end of the episode.
+        """Mask and cut the reply of a step as its turn specifies. Nothing is cut at the end of the episode.
 
         Raises:
-            TurnError: If the turn names a part that the reply does not have.
+            TurnError: If the turn refers to a part that the reply does not have.
         """
         context = self.contexts[step.context]
         sampled = context.new_text(step.stop - step.action_start)
@@ -253,7 +254,7 @@ class Agent:
     # Counts and limits.
 
     def count(self, *, steps: int = 0, sampled: int = 0, tool_calls: int = 0) -> None:
-        """Count steps, sampled tokens and tool calls, here and above; a summary is not a step of its parent."""
+        """Count steps, sampled tokens and tool calls, also for its ancestors. A summary is not a step of its parent."""
         for agent in self.lineage():
             agent.steps += steps
             agent.sampled += sampled
@@ -262,7 +263,7 @@ class Agent:
                 steps = 0
 
     def limit_reached(self) -> StopReason | None:
-        """Return the limit that is reached, here or above; `no_end` after the steps that are allowed without any."""
+        """Return the limit that it or an ancestor has reached, `no_end` after `STEPS_WITHOUT_LIMIT` steps, or None."""
         has_max_steps = False
         for agent in self.lineage():
             limits = agent.limits
@@ -281,7 +282,7 @@ class Agent:
         return StopReason.NO_END if has_no_end else None
 
     def sampled_left(self) -> int | None:
-        """Return how many tokens may still be sampled; None without a limit."""
+        """Return the number of tokens that may still be sampled; None without a limit."""
         least: int | None = None
         for agent in self.lineage():
             limit = agent.limits.max_sampled_tokens
@@ -291,7 +292,7 @@ class Agent:
         return least
 
     def tool_calls_left(self, count: int) -> int:
-        """Return how many of the last reply's `count` calls may be run."""
+        """Return the number of the last reply's `count` calls that may be run."""
         left = count
         for agent in self.lineage():
             limit = agent.limits.max_tool_calls
@@ -300,24 +301,24 @@ class Agent:
         return max(0, left)
 
     def reason_to_stop(self, turn: Turn) -> StopReason | None:
-        """Return why the agent ends with a turn: what the turn says comes before any limit."""
+        """Return why the agent ends with a turn, or None. The turn's own end takes precedence over limits."""
         if turn.terminated:
             return StopReason.TERMINATED
         return StopReason.TRUNCATED if turn.truncated else self.limit_now()
 
     def limit_now(self) -> StopReason | None:
-        """Return the limit that ends the agent after its last reply: its own, or that of an agent above it."""
+        """Return the limit, its own or an ancestor's, that ends the agent after its last reply, or None."""
         if self.is_always_aborted:
             return StopReason.ABORTED
         cut = self.cut if self.limits.end_on_cut else None
         return cut or self.full or self.limit_reached()
 
     def max_tokens(self, turn: Turn | None = None, context: Context | None = None) -> int | None:
-        """Return how many tokens the rest of the reply may have: the least that the turn and the limits leave.
+        """Return the most tokens that the rest of the reply may have under the turn and all limits.
 
         Args:
-            turn: A turn that has not been taken yet, whose reply is meant.
-            context: The context of that turn, as it will be.
+            turn: A turn that has not been taken yet; None for the reply that is due.
+            context: The context of that turn, as it will be once the turn is taken.
 
         Returns:
             The number, or None if nothing limits it.
@@ -348,7 +349,7 @@ class Agent:
         )
 
     def info(self, break_: Break | None = None, *, closed_reply: bool = False) -> dict[str, Any]:
-        """Return the `info` of the observation that it gets."""
+        """Return the `info` of its current observation."""
         turn, context = self.turn, self.current
         if context is None:
             asked = {"stop_token_ids": self.env.renderer.stop_token_ids, "stop": (), "max_tokens": None}
@@ -359,7 +360,7 @@ class Agent:
         return {**asked, **about, **turn.info, **({} if break_ is None else {"break": break_})}
 
     def switch_to(self, delta: Delta, base: str | None, *, is_new: bool) -> Break | None:
-        """Return the switch that an observation is: to a sub-agent, or back from one; None if it is neither."""
+        """Return the break of a switch to a sub-agent or back from one; None if the observation is not a switch."""
         name, opening = self.context.name, self.turn.opening
         if not is_new:
             is_return = self.phase in (Phase.RETURNED, Phase.REFUSED)
@@ -374,7 +375,7 @@ class Agent:
     # New contexts.
 
     def context_named(self, name: str) -> str:
-        """Return the context that an author means: one of the agent's own, or of its sub-agents.
+        """Return the full name of a context of the agent or of its sub-agents, as an author names it.
 
         Raises:
             TurnError: If no context has that name.
@@ -394,22 +395,23 @@ class Agent:
         records_roles: bool,
         is_final: bool = False,
     ) -> tuple[Context, Delta, str | None]:
-        """Return the context that a turn opens. It is not the agent's yet: nothing changes.
+        """Make the context that a turn opens. Nothing else changes: the context is not added to the agent.
 
         Args:
             turn: The turn.
             name: The name of the context.
             contexts: All contexts of the episode by name.
-            records_roles: Whether the context records what each token belongs to.
-            is_final: Whether no further reply is requested, so that the context may be completely full.
+            records_roles: Whether the context labels each token.
+            is_final: Whether no further reply is requested.
 
         Returns:
-            The context, the first delta, and the name of the context that it starts from, or None.
+            The context, its first delta, and the name of the context that it starts from, or None.
 
         Raises:
             HandoffError: If the name is taken.
-            TurnError: If the context would have no message.
-            ConfigError: If it starts from a context of another renderer, or its tools are not that one's.
+            TurnError: If the context would not have any message.
+            ConfigError: If it starts from a context with a different renderer or, for a handoff with full history,
+                different tools.
         """
         if name in contexts:
             raise HandoffError(f"the context name {name!r} is taken by the role {contexts[name].role!r}")
@@ -429,18 +431,21 @@ class Agent:
         if opening is not None and parent is not None:
             base, edit = contexts[parent], Edit(opening.keep, start=opening.start)
             if context.renderer is not base.renderer:
-                raise ConfigError(f"the context {name!r} begins with {base.name!r}, so it needs the same renderer")
+                raise ConfigError(
+                    f"the context {name!r} begins with {base.name!r}, but has a different renderer: let renderer_of() "
+                    "return the same renderer for both roles"
+                )
             given: dict[str, Any] = {"prefill": turn.prefill, "system": turn.system, "tools": turn.tools}
             return context, context.open_on(base, turn.messages, max_tokens=limit, edit=edit, **given), parent
         before = [] if handoff is None else handoff.filter_messages([] if above is None else list(above.messages))
         messages = [*_system_of(turn), *before, *turn.messages]
         if not messages:
-            raise TurnError(f"the first turn for {name!r} has no message")
+            raise TurnError(f"the first turn for {name!r} has no message; expected at least one")
         tools = env.default_tools() if turn.tools is None else turn.tools
         return context, context.open(messages, tools, max_tokens=limit, prefill=turn.prefill), None
 
     def _open_on_parent(self, context: Context, turn: Turn, limit: int | None) -> Delta:
-        """Open a context that begins with all of its parent's."""
+        """Open a context that begins with a copy of its parent's context."""
         assert self.parent is not None
         base = self.parent.context
         if context.renderer is not base.renderer:
@@ -460,17 +465,18 @@ class Agent:
     # Handoffs.
 
     def hand_over(self, returned: Handoff | Sequence[Handoff], max_depth: int) -> None:
-        """Wait for a handoff, or for a list of them.
+        """Make a handoff or a list of them pending.
 
         Raises:
-            HandoffError: If the handoff is too deep, goes round in a circle, or goes to an environment that is running.
+            HandoffError: If a handoff is too deep, repeats without any reply, or goes to an environment that is
+                running.
         """
         handoffs = [returned] if isinstance(returned, Handoff) else list(returned)
         lineage = list(self.lineage())
         if len(lineage) > max_depth:
             raise HandoffError(
-                f"{self.name!r} hands over at depth {len(lineage)}, and {max_depth} is allowed: "
-                "Limits(max_handoff_depth=...)"
+                f"{self.name!r} hands over at depth {len(lineage)}, but at most {max_depth} is allowed. Set a higher "
+                "limit with Limits(max_handoff_depth=...)"
             )
         self._handoffs_in_a_row = self._handoffs_in_a_row + 1 if self.steps == self._steps_at_handoff else 0
         self._steps_at_handoff = self.steps
@@ -483,12 +489,12 @@ class Agent:
         for handoff in handoffs:
             if handoff.history == "full" and not self.contexts:
                 raise HandoffError(
-                    f"{self.name!r} hands over before its first turn, so there is no conversation yet that a handoff "
-                    'with history="full" could begin with: give it history="fresh"'
+                    f'{self.name!r} hands over with history="full" before its first turn, when it has no '
+                    'conversation yet: use history="fresh"'
                 )
             if id(handoff.env) in running:
                 raise HandoffError(
-                    f"{self.name!r} hands over to {handoff.env!r}, which is running already: make another object of it"
+                    f"{self.name!r} hands over to {handoff.env!r}, which is running already: make a new object"
                 )
             running.add(id(handoff.env))
         self.pending = PendingHandoffs(not isinstance(returned, Handoff), handoffs)
@@ -505,7 +511,7 @@ class Agent:
         return child
 
     def end(self, reason: StopReason, error: Exception | None = None) -> HandoffResult:
-        """End as a sub-agent, and return what its parent gets."""
+        """End as a sub-agent, and return the result for its parent."""
         if error is None:
             try:
                 for context in self.contexts.values():
@@ -529,7 +535,7 @@ class Agent:
 
 
 def for_policy(context: Context, turn: Turn, max_tokens: int | None) -> dict[str, Any]:
-    """Return the part of a step's `info` that the policy gets; `media` is there if the prompt has images."""
+    """Return the part of a step's `info` that the policy receives. It has `media` if the prompt has images."""
     media = context.media()
     return {
         "stop_token_ids": context.renderer.stop_token_ids,
@@ -545,7 +551,7 @@ def for_policy(context: Context, turn: Turn, max_tokens: int | None) -> dict[str
 def _prompt_size(context: Context, step: Step) -> PromptSize:
     """Return the size of the prompt that an action answers.
 
-    The token before the new ones counts as new: a model had not processed it when it was sampled.
+    The last token before the new ones counts as new: it had been sampled, but not processed by the model.
     """
     length = len(context)
     if not step.start and not step.parts:  # what a new context keeps may be of another model
@@ -559,7 +565,7 @@ def _system_of(turn: Turn) -> list[Message]:
 
 
 def _masked(sampled: SampledText, mask: Mask) -> list[tuple[int, int]]:
-    """Return the ranges of tokens that a mask names."""
+    """Return the ranges of tokens that a mask covers."""
     count, length = len(sampled.tokens), len(str(sampled)) if mask.characters else 0
     spans = [("tokens", start, count if stop is None else stop, count) for start, stop in mask.tokens]
     spans += [("characters", start, length if stop is None else stop, length) for start, stop in mask.characters]
@@ -571,7 +577,7 @@ def _masked(sampled: SampledText, mask: Mask) -> list[tuple[int, int]]:
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges in order, none of which touches another."""
+    """Return sorted ranges, with ranges that overlap or touch merged."""
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(one for one in ranges if one[0] < one[1]):
         if merged and start <= merged[-1][1]:

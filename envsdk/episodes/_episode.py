@@ -1,7 +1,7 @@
-"""The state machine of one episode: an action in, a message out; a turn in, an observation out.
+"""The state machine of one episode: it turns actions into messages, and turns into observations.
 
-It does no I/O and reads no clock, and knows nothing about gymnasium and event loops. Where an author's method must be
-called, it yields a request, and the driver answers it, awaited or not.
+It does no I/O, reads no clock, and knows nothing about gymnasium and event loops. To call an author's method, it yields
+a request, which the driver answers, with or without an event loop.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..trajectories._trajectory import Trajectory
 
 FORK = "/fork-"
-"""What separates the id of a forked episode from the fork's number."""
+"""The separator between the id of the original episode and the fork's number in a fork's id."""
 RESERVED_INFO = frozenset(
     {
         *("stop_token_ids", "stop", "max_tokens", "sampling", "context", "role", "media"),
@@ -41,10 +41,10 @@ RESERVED_INFO = frozenset(
 """The keys of a step's `info` that an author's `Turn(info=)` may not have."""
 SummarizerFactory: TypeAlias = Callable[[SummaryRequest, Sequence[Message], Renderer], AgentEnvironment]
 _Take: TypeAlias = Callable[[Agent, Turn], StepResult | HandoffResult | None]
-"""Takes a turn; returns None if the turn has to wait for a summary."""
+"""A function that takes a turn. It returns None if a summary has to be written first."""
 
 
-# What an episode requests from its driver.
+# Requests of an episode to its driver.
 
 
 class CallMethod(NamedTuple):
@@ -56,21 +56,21 @@ class CallMethod(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Prepare a sub-agent's environment for its part of the episode."""
+    """Prepare a sub-agent's environment to join the episode."""
 
     agent: Agent
     seed: int | None
 
 
 class RunChildren(NamedTuple):
-    """Run sub-agents side by side, and send the list of their results."""
+    """Run sub-agents concurrently, and send the list of their results."""
 
     agents: list[Agent]
 
 
 Request: TypeAlias = CallMethod | Join | RunChildren
 EpisodeGenerator: TypeAlias = Generator[Request, Any, StepResult | HandoffResult]
-"""Yields requests, and returns the next observation, or the result of a sub-agent that has ended."""
+"""A generator of requests that returns the next observation, or the result of a sub-agent that has ended."""
 
 
 class PendingReply(NamedTuple):
@@ -79,9 +79,9 @@ class PendingReply(NamedTuple):
     env: AgentEnvironment
     """The environment of the agent that acts."""
     context: Context
-    """The context of the prompt, as it is with the turn."""
+    """The context of the prompt, which includes the turn."""
     turn: Turn
-    """The turn that is answered."""
+    """The turn that the reply answers."""
 
 
 class Episode:
@@ -99,13 +99,13 @@ class Episode:
         self.contexts: dict[str, Context] = {}
         self.root = Agent(env, MAIN, MAIN, env.limits)
         self.agent = self.root
-        """Whose action is due; while sub-agents run side by side, `pending_reply` specifies it."""
+        """The agent whose action is due. While sub-agents run concurrently, use `pending_reply` instead."""
         self.side_by_side = False
-        """True if the driver runs sub-agents itself (`RunChildren`); otherwise they act one after the other."""
+        """True if the driver runs sub-agents concurrently (`RunChildren`); otherwise they act one after the other."""
         self.interrupted = False
-        """True if the driver left such sub-agents before they had ended."""
+        """True if concurrent sub-agents were interrupted before they had ended."""
         self.abandoned = False
-        """True if its environment has begun another episode."""
+        """True if its environment has begun a new episode."""
         self._owners: dict[str, Agent] = {}  # the agent of each context
         self._upcoming: dict[str, PendingReply] = {}  # by the context's name, until the turn is taken
         self._summarizer = summarizer
@@ -115,20 +115,20 @@ class Episode:
 
     @property
     def id(self) -> str:
-        """The id of the episode, which is its trajectory's."""
+        """The id of the episode and of its trajectory."""
         return self.header.id
 
     @property
     def seed(self) -> int | None:
-        """What the environment was reset with."""
+        """The seed with which the environment was reset."""
         return self.header.seed
 
     @property
     def is_over(self) -> bool:
-        """True if no agent may act in it anymore."""
+        """True if the episode has ended or was abandoned."""
         return self.trajectory is not None or self.abandoned
 
-    # What a driver calls.
+    # Methods that a driver calls.
 
     def begin(self) -> EpisodeGenerator:
         """Open the episode."""
@@ -148,7 +148,7 @@ class Episode:
 
         Raises:
             EpisodeError: If no action is due.
-            ActionError: If the action is not legal; the episode is then as it was.
+            ActionError: If the action is not legal. The episode is unchanged then.
         """
         if agent.due is None:
             if agent.phase is Phase.ENDED_UNASKED:
@@ -165,7 +165,7 @@ class Episode:
         return (yield from self._call_and_take(agent, "respond", reply, self._answer))
 
     def enter(self, child: Agent) -> EpisodeGenerator:
-        """Begin a sub-agent's part of the episode."""
+        """Start a sub-agent."""
         self.agent, seed = child, None
         if self.header.seed is not None:
             digest = hashlib.blake2b(f"{self.header.seed}/{child.name}".encode(), digest_size=4).digest()
@@ -177,7 +177,7 @@ class Episode:
         return (yield from self._call_and_take(child, "start", None, self._open))
 
     def resume_parent(self, child: Agent, result: HandoffResult) -> EpisodeGenerator:
-        """Give a sub-agent's result to its parent, which continues; and so on, if the parent ends, too."""
+        """Pass a sub-agent's result to its parent, which continues. If the parent ends as well, repeat this for it."""
         outcome: StepResult | HandoffResult = result
         while isinstance(outcome, HandoffResult):
             agent = child.parent
@@ -188,24 +188,24 @@ class Episode:
         return outcome
 
     def give_up(self, child: Agent, error: Exception) -> HandoffResult:
-        """End a sub-agent from outside, with all agents below it."""
+        """End a sub-agent and all agents below it because of an error outside of them."""
         for item in child.agents():
             if item is not child and item.stop_reason is None:
                 self._end_child(item, StopReason.ERROR, error)
         return self._end_child(child, StopReason.ERROR, error)
 
     def fail(self, error: BaseException) -> "Trajectory":
-        """End the episode because something failed; what was sampled so far is kept.
+        """End the episode because something failed. The sampled tokens are kept.
 
         Raises:
-            EpisodeError: If it has ended already.
+            EpisodeError: If the episode has ended already.
         """
         if self.trajectory is not None:
             raise EpisodeError(f"the episode {self.id!r} has ended already: {self.trajectory.stop_reason}")
         return self._end(StopReason.ERROR, error=describe_error(error))
 
     def pending(self) -> StepResult:
-        """Return the result whose observation waits for its action.
+        """Return the last result, whose observation the action that is due answers.
 
         Raises:
             EpisodeError: If no action is due.
@@ -219,7 +219,7 @@ class Episode:
         return result._replace(observation=result.observation._replace(tokens=tokens), info=dict(result.info))
 
     def pending_reply(self, context: str) -> PendingReply:
-        """Return what a policy that samples a reply in a context may read of the episode."""
+        """Return the state that a policy may read while it samples a reply in a context."""
         if context in self._upcoming:
             return self._upcoming[context]
         agent = self._owners[context]
@@ -228,22 +228,22 @@ class Episode:
     # Forks.
 
     def check_fork(self) -> None:
-        """Refuse a state that cannot be forked.
+        """Raise an error if the episode cannot be forked now.
 
         Raises:
-            EpisodeError: If no action is due, or only the rest of one, or sub-agents run side by side.
+            EpisodeError: If no action is due, or only the rest of one, or sub-agents run concurrently.
         """
         self.pending()
         if self._running_children:
             raise EpisodeError(
-                "a rollout is running sub-agents, each on its own, so there is no single state to fork: fork before "
-                "they begin, or play the episode with step(), which runs them one after the other"
+                "a rollout is running sub-agents concurrently, so the episode cannot be forked: fork before they "
+                "begin, or play the episode with step(), which runs them one after the other"
             )
         if self.agent.due is not None and self.agent.due.parts:
             raise EpisodeError("the action that is due was interrupted: finish it, then fork")
 
     def become_fork(self, original: "Episode") -> None:
-        """Become a separate episode, whose steps so far are another's."""
+        """Become a separate episode that shares its steps so far with the original."""
         original._forks += 1
         header = original.header
         tokens = {name: len(context.log_tokens) for name, context in self.contexts.items()}
@@ -258,13 +258,13 @@ class Episode:
     # Calls of authors' methods.
 
     def _call_and_take(self, agent: Agent, method: str, argument: Any, take: _Take) -> EpisodeGenerator:
-        """Take what an author's method returns, and run until an action is due or the agent has ended."""
+        """Call an author's method, take its result, and run until an action is due or the agent has ended."""
         returned = yield from self._call(agent, method, argument)
         outcome = self._take(agent, returned, take)
         return (yield from self._delegate(agent)) if outcome is None else outcome
 
     def _call(self, agent: Agent, method: str | Callable[[Any], Any], argument: Any) -> Generator[Request, Any, Any]:
-        """Return what an author's method returns; the exception, if it is a sub-agent's, which has failed then."""
+        """Return the result of an author's method, or the exception if the method of a sub-agent raised one."""
         try:
             return (yield CallMethod(agent, method, argument))
         except UndeclaredBreak:
@@ -275,7 +275,7 @@ class Episode:
             return error
 
     def _take(self, agent: Agent, returned: Any, take: _Take) -> StepResult | HandoffResult | None:
-        """Take a turn, handoffs, or an exception; None if the agent waits for sub-agents."""
+        """Take a turn, handoffs, or an exception. Return None if the agent waits for sub-agents."""
         if isinstance(returned, Exception):
             return self._end_child(agent, StopReason.ERROR, returned)
         try:
@@ -285,13 +285,13 @@ class Episode:
                         "start(), respond() and resume() return a Turn, a Handoff, or a list of Handoffs that is not "
                         f"empty; got a {type(returned).__name__}: {returned!r:.80}"
                     )
-                if agent.phase is Phase.REFUSED:  # it hands over again and again, although a limit is reached
+                if agent.phase is Phase.REFUSED:  # it hands over again although a limit is reached
                     return take(agent, Turn(reward=None))
                 agent.hand_over(returned, self.root.limits.max_handoff_depth)
                 return None
             if taken := RESERVED_INFO & returned.info.keys():
                 names = ", ".join(sorted(taken))
-                raise TurnError(f"Turn(info=...) uses names that envsdk uses: {names}. Choose others")
+                raise TurnError(f"Turn(info=...) has keys that envsdk uses itself: {names}. Choose other names")
             return take(agent, returned)
         except UndeclaredBreak:
             raise
@@ -303,7 +303,7 @@ class Episode:
     # Sub-agents.
 
     def _delegate(self, agent: Agent) -> EpisodeGenerator:
-        """Run the next pending sub-agent; the agent itself, once none is left."""
+        """Run the pending sub-agents, then the agent itself, until an action is due or the agent has ended."""
         outcome: StepResult | HandoffResult | None = None
         while outcome is None:
             outcome = yield from self._next_child(agent)
@@ -313,7 +313,7 @@ class Episode:
         return outcome
 
     def _next_child(self, agent: Agent) -> Generator[Request, Any, StepResult | None]:
-        """Run the sub-agents that an agent waits for; None once each has a result."""
+        """Run the sub-agents that an agent waits for. Return None once each of them has a result."""
         pending = agent.pending
         assert pending is not None
         left = pending.handoffs[len(pending.results) :]
@@ -339,7 +339,7 @@ class Episode:
         return None
 
     def _resume(self, agent: Agent) -> Generator[Request, Any, tuple[Any, _Take]]:
-        """Return what an agent returns once its sub-agents have ended, and the function that takes it."""
+        """Return the result of the agent's method after its sub-agents, and the function that takes this result."""
         pending = agent.pending
         assert pending is not None
         agent.pending, self.agent = None, agent
@@ -359,7 +359,7 @@ class Episode:
         return returned, self._answer if agent.contexts else self._open
 
     def _end_child(self, agent: Agent, reason: StopReason, error: Exception | None = None) -> HandoffResult:
-        """End a sub-agent; for the agent that was reset, raise what failed."""
+        """End a sub-agent. If it is the agent that was reset, raise the error instead."""
         if agent.parent is None:
             raise error if error is not None else EpisodeError(str(reason))
         self.agent = agent.parent
@@ -396,18 +396,18 @@ class Episode:
     # Turns.
 
     def _open(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult:
-        """Take the first turn, which follows `start`, or the sub-agents that it handed over to.
+        """Take the first turn: that of `start`, or of `resume` if `start` handed over.
 
         Raises:
-            TurnError: If the turn has a reward, an end, no message, or continues a reply.
+            TurnError: If the turn has a reward, ends the episode, lacks messages, or refers to a reply.
         """
         has_delegated = bool(agent.record)
         if any(turn.rewards.values()) or turn.continuation is not None or turn.mask is not None or turn.shortens:
             raise TurnError(
-                "the first turn has a reward, or continues, masks or shortens a reply, but there is no reply yet"
+                "the first turn has a reward, or continues, masks or shortens a reply, but no reply was sampled yet"
             )
         if not has_delegated and (turn.terminated or turn.truncated):
-            raise TurnError("the first turn ends the episode, but there is no reply yet")
+            raise TurnError("the first turn ends the episode, but no reply was sampled yet")
         reason = agent.reason_to_stop(turn) if has_delegated else None
         self._reward_contexts(agent, turn)
         if reason == StopReason.NO_END:
@@ -417,14 +417,14 @@ class Episode:
         if not turn.messages and turn.system is None:
             if reason is None:
                 raise TurnError("the first turn has no message: start() returns a Turn with at least one")
-            agent.phase = Phase.ENDED_UNASKED  # only its sub-agents acted: it has no context of its own
+            agent.phase = Phase.ENDED_UNASKED  # only its sub-agents acted: it has no context
             self._end(reason)
             return self._emit_nothing(agent)
         delta, base = self._open_context(agent, turn, agent.name_of(turn), is_final=reason is not None)
         return self._emit(agent, turn, delta, reason or delta.full, base=base, is_new=True)
 
     def _answer(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult | None:
-        """Take the turn that answers a reply; None if a summary has to be written first."""
+        """Take the turn that answers a reply. Return None if a summary has to be written first."""
         step, name, reason = agent.last_step, agent.name_of(turn), agent.reason_to_stop(turn)
         assert step is not None
         if turn.context_rewards:
@@ -450,14 +450,14 @@ class Episode:
         return None
 
     def _reward_contexts(self, agent: Agent, turn: Turn) -> None:
-        """Give contexts the rewards that a turn names for them."""
+        """Add a turn's `context_rewards` to their contexts."""
         if turn.context_rewards:
             rewards = {agent.context_named(name): reward for name, reward in turn.context_rewards.items()}
             for name, reward in rewards.items():
                 self.contexts[name].earn(reward)
 
     def _reward_step(self, agent: Agent, step: Step, turn: Turn) -> None:
-        """Give a step, or the contexts of an agent that keeps its reward, what a turn says that it earned."""
+        """Add a turn's reward to a step, or to its context if the agent does not add to the episode's reward."""
         if turn.metrics:
             step.metrics = {**step.metrics, **turn.metrics}
         if not agent.adds_reward:
@@ -496,23 +496,23 @@ class Episode:
         return self._emit(agent, turn, delta, reason or delta.full)
 
     def why_full(self, agent: Agent, turn: Turn) -> StopReason | None:
-        """Return why a turn would leave no room for a reply in its context; None if it leaves room. Nothing changes.
+        """Return why a reply would not fit into the context after a turn, or None if it fits. Nothing changes.
 
-        It renders the turn in a copy of the context, which costs as much as taking it. If the history policy requests
-        a summary first, the turn is not full.
+        It renders the turn in a copy of the context, which costs as much as taking it. The result is None if the
+        history policy requests a summary first.
         """
         tried = self._tried(agent, turn)
         return None if tried is None else tried[1].full
 
     def upcoming(self, agent: Agent, turn: Turn) -> tuple[Observation, dict[str, Any], "NDArray[np.int32]"] | None:
-        """Return what a policy will get once a turn is taken, while another action is due. No context changes.
+        """Return the policy's input for a turn that has not been taken yet, while another action is due.
 
-        Until the turn is taken, `pending_reply` returns what it will return then.
+        No context changes. From now until the turn is taken, `pending_reply` returns the state after the turn.
 
         Returns:
-            The observation, the `info` for the policy, and the prompt: int32, shape (n,). None if that depends on a
-            reply that is due: the turn builds on its context, replies share a number of tokens, or a summary has to be
-            written first. None also if the turn leaves no room.
+            The observation, the `info` for the policy, and the prompt: int32, shape (n,). None if they depend on a
+            reply that is due: the turn builds on its context, replies share a limit on sampled tokens, or a summary has
+            to be written first. None also if no reply fits into the context.
         """
         name, opening = agent.name_of(turn), turn.opening
         base = name if opening is None or opening.base is None else agent.context_named(opening.base)
@@ -529,7 +529,7 @@ class Episode:
         return observation, for_policy(context, turn, agent.max_tokens(turn, context)), context.prompt()
 
     def _tried(self, agent: Agent, turn: Turn) -> tuple[Context, Delta, str | None] | None:
-        """Return what a turn would make of its context, as `opened` does; None if a summary comes first."""
+        """Try a turn in a copy of its context; return what `opened` returns, or None if a summary comes first."""
         name = agent.name_of(turn)
         if name not in agent.contexts:
             return agent.opened(turn, name, self.contexts, records_roles=self.header.records_roles)
@@ -560,7 +560,7 @@ class Episode:
         base: str | None = None,
         is_new: bool = False,
     ) -> StepResult | HandoffResult:
-        """Emit an observation: its action is due, or the agent ends with it for a reason."""
+        """Emit an observation. Its action is due, unless `reason` is given: the agent ends with it then."""
         context = agent.context
         agent.turn = turn
         self._upcoming.pop(context.name, None)
@@ -590,7 +590,7 @@ class Episode:
         return agent.emitted
 
     def _emit_nothing(self, agent: Agent) -> StepResult:
-        """Emit an empty observation: after a part of a reply, or after an episode that ended before a reply."""
+        """Emit an empty observation: after a part of a reply, or if the episode ended before a reply."""
         is_open = agent.current is not None
         name, length = (agent.context.name, len(agent.context)) if is_open else (agent.name, 0)
         observation = Observation(np.empty(0, dtype=np.int32), length, is_open, name, name)
@@ -616,7 +616,7 @@ class Episode:
 def _warn_of_no_end(agent: Agent) -> None:
     name = type(agent.env).__name__
     warnings.warn(
-        f"{name}: an episode had {STEPS_WITHOUT_LIMIT:,} steps and nothing limits it, so it ends here. Return "
+        f"{name}: an episode without a limit had {STEPS_WITHOUT_LIMIT:,} steps, so it ends here. Return "
         f"Turn(terminated=True) where the task is over, and set a limit: {name}(limits={{'max_steps': ...}}), or "
         "default_limits = Limits(max_steps=...) in the class",
         NoEndWarning,

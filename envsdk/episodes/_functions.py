@@ -1,4 +1,4 @@
-"""Tell whether an author's function is async, and copy functions with their environment."""
+"""Inspect and copy the functions of authors."""
 
 import copy
 import functools
@@ -11,27 +11,27 @@ from ..errors import EpisodeError
 
 
 def is_async(function: Any) -> bool:
-    """Return whether a function is `async def`, or a plain one that wraps one that is."""
+    """Return whether a function is `async def`, or a plain function that wraps one."""
     plain = plain_function(function)
     return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(inspect.unwrap(plain))
 
 
 def plain_function(function: Any) -> Any:
-    """Return the function that a partial or a callable object calls in the end."""
+    """Return the underlying function of a partial or a callable object."""
     while isinstance(function, functools.partial):
         function = cast("functools.partial[Any]", function).func
     return function if inspect.isroutine(function) or not callable(function) else type(function).__call__
 
 
 def copied_function(function: Any, memo: dict[int, Any]) -> Any:
-    """Return what a copied environment has in place of a function: a method is the copy's, a plain function is shared.
+    """Copy a function with its environment: methods are bound to the copy, and plain functions are shared.
 
     Args:
         function: Any callable.
-        memo: What `copy.deepcopy` has copied so far.
+        memo: The memo of `copy.deepcopy`.
 
     Raises:
-        EpisodeError: If a nested function refers to something that was copied: it would act on the original.
+        EpisodeError: If a nested function refers to a copied object: it would act on the original.
     """
     if not isinstance(function, FunctionType):
         return copy.deepcopy(function, memo)

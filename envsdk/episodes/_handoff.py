@@ -1,4 +1,4 @@
-"""Handoffs: an environment lets a sub-agent continue, which is another environment, and receives its result."""
+"""Handoffs: an environment lets a sub-agent (another environment) continue, and receives its result."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,11 @@ from ._turn import Turn
 
 
 class AgentEnvironment(Protocol):
-    """What an agent needs of its environment, besides the methods that the driver calls. `Env` implements it."""
+    """The interface of an agent's environment, besides the methods that the driver calls. `Env` implements it."""
 
     @property
     def name(self) -> str:
-        """The id that the environment was made by, or its class's name."""
+        """The id with which the environment was made, or its class's name."""
         ...
 
     @property
@@ -42,12 +42,12 @@ class AgentEnvironment(Protocol):
         ...
 
     def default_tools(self) -> Sequence[ToolSchema]:
-        """Return the tools of a first turn that names none."""
+        """Return the tools of a first turn that does not set any."""
         ...
 
 
 MessageFilter: TypeAlias = Callable[[list[Message]], Sequence[Message]]
-"""Selects the messages of the conversation so far that a sub-agent sees."""
+"""A function that selects the messages of the conversation so far that a sub-agent sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class HandoffResult:
         messages: All messages of the sub-agent's first context, in order.
         content: The text of the sub-agent's last reply; empty if it never replied.
         reward: The sum of the sub-agent's rewards; None if it was never scored.
-        stop_reason: Why the sub-agent ended, a `StopReason`.
+        stop_reason: The reason why the sub-agent ended, a `StopReason`.
         error: The error that ended the sub-agent, or None.
         context: The name of the sub-agent's first context, such as `main/researcher-1`; empty if it has none. A later
             turn can score it: `Turn(context_rewards={result.context: 1.0})`.
@@ -73,7 +73,7 @@ class HandoffResult:
 
 
 ResultFilter: TypeAlias = Callable[[HandoffResult], HandoffResult]
-"""Changes the result that `resume` receives."""
+"""A function that changes the result that `resume` receives."""
 
 
 class Handoff:
@@ -88,8 +88,8 @@ class Handoff:
     it in both cases. A sub-agent that was never scored shares its parent's reward in both cases.
 
     After a handoff by `start`, `resume` returns the first turn of the environment that handed over, or ends the episode
-    with `Turn(terminated=True)`. That turn has no reward, since there is no reply to score yet; `context_rewards` may
-    score the sub-agents.
+    with `Turn(terminated=True)`. That turn must not have a reward, since no reply was sampled yet; `context_rewards`
+    may score the sub-agents.
 
     Args:
         env: The sub-agent, an `Env` object that no other running agent uses. If it was made without renderer and
@@ -98,15 +98,15 @@ class Handoff:
         role: The sub-agent's role, by which policies and baselines are chosen; by default its class's name in lower
             case.
         limits: The sub-agent's limits, by default those of `env`; a mapping changes the fields that it names. The
-            limits of its parents hold as well. If one of them is already reached, no reply is requested, and the result
-            reports it as its `stop_reason`. Of several concurrent sub-agents, the
-            first may use up most of a shared limit.
-        history: The part of the conversation so far that the sub-agent sees: `"fresh"` for nothing; `"full"` for all of
-            it, where the sub-agent's prompt begins with its parent's context, token for token; or a function that
+            limits of its parents apply as well. If one of them is already reached, no reply is requested, and the
+            result reports it as its `stop_reason`. If sub-agents run concurrently, the first one may use up most of a
+            shared limit.
+        history: The part of the conversation so far that the sub-agent sees: `"fresh"` for none of it; `"full"` for all
+            of it, so that the sub-agent's prompt begins with its parent's context, token for token; or a function that
             selects messages, which are rendered again.
         result: A function that changes the `HandoffResult` that `resume` receives, and returns one.
         adds_reward: Whether the rewards of the sub-agent and of all its own sub-agents count for the episode.
-        timeout_s: How long the sub-agent may take in a rollout, in seconds. `step` does not enforce it.
+        timeout_s: The time limit of the sub-agent in a rollout, in seconds. `step` does not enforce it.
 
     Raises:
         HandoffError: If `env` is not an `Env`, or the role is not a valid name.
@@ -192,7 +192,7 @@ class Handoff:
 
 
 def is_handoff(returned: object) -> bool:
-    """Return whether an author's method returned a handoff, or a list of handoffs that is not empty."""
+    """Return whether an author's method returned a handoff, or a non-empty list of handoffs."""
     if isinstance(returned, (list, tuple)):
         items = cast("Sequence[Any]", returned)
         return bool(items) and all(isinstance(item, Handoff) for item in items)
@@ -207,7 +207,7 @@ class PendingHandoffs:
     """True if the author returned a list, so that `resume` receives one."""
     handoffs: list[Handoff]
     results: list[HandoffResult] = field(default_factory=list[HandoffResult])
-    """The results that there are so far, in the order of `handoffs`."""
+    """The results so far, in the order of `handoffs`."""
     turn: Turn | None = None
     """The turn that the agent takes after a summary; None if its `resume` returns the next turn."""
     request: SummaryRequest | None = None

@@ -1,4 +1,4 @@
-"""From an episode to its trajectory."""
+"""Make the trajectory of an episode."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -24,7 +24,7 @@ def record(
     error: str | None = None,
     final_break: Break | None = None,
 ) -> Trajectory:
-    """Return the trajectory of an episode as far as it went: its steps depth-first by context."""
+    """Return the trajectory of an episode so far, with the steps of all agents depth-first."""
     steps = [item for item in root.walk() if isinstance(item, Step)]
     for step in steps:
         if step.reply == len(contexts[step.context].messages):  # it was continued and never finished
@@ -58,12 +58,12 @@ def record(
 
 
 def _rewriting(contexts: Iterable[Context]) -> str:
-    """Return an example of earlier text that a template rewrites, and that a context showed again as it was."""
+    """Return an example of earlier text that a template rewrites but a context kept; empty if there is none."""
     return next((context.rewriting for context in contexts if context.steps > 1 and context.rewriting), "")
 
 
 def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
-    """Return the log of each context, those of sub-agents after their parents'."""
+    """Return the log of each context. The logs of sub-agents follow those of their parents."""
     ends: dict[str, int] = {}
     for step in steps:
         ends[step.context] = max(step.stop, ends.get(step.context, 0))
@@ -98,7 +98,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
 
 
 def task_as_json(task: Any) -> Any:
-    """Return a task as a record has it."""
+    """Return a task in the form in which records store it."""
     if hasattr(task, "model_dump"):
         return task.model_dump(mode="json")
     return dict(cast("Mapping[str, Any]", task)) if isinstance(task, Mapping) else task

@@ -1,4 +1,4 @@
-"""The turn that an environment returns, which is checked where an author makes it."""
+"""The turn that an environment returns. Its arguments are checked when an author makes it."""
 
 import copy
 import inspect
@@ -13,7 +13,7 @@ from ..limits import LARGEST, plain_integer
 from ..messages import Message, ToolSchema, check_text, to_messages
 
 Messages: TypeAlias = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
-"""Messages as an author may give them."""
+"""The forms in which authors may give messages."""
 
 
 class FunctionTool(Protocol):
@@ -37,10 +37,10 @@ class Opening(NamedTuple):
         role: The role of the context.
         base: The name of the context whose first messages it begins with, which is its parent; None for a new
             conversation.
-        keep: How many messages of that conversation it begins with, the system message included.
-        detail: Why it is opened, for people.
+        keep: The number of messages of that conversation that it begins with, the system message included.
+        detail: The reason why it is opened, for people.
         is_trainable: Whether the context gives samples.
-        start: How many messages of that conversation are left out at its start; `keep` counts them.
+        start: The number of messages that are left out at the start of that conversation; `keep` counts them.
     """
 
     role: str
@@ -55,8 +55,8 @@ class Mask(NamedTuple):
     """The parts of a sampled reply that are not trained.
 
     Attributes:
-        characters: Spans of `reply.new_text`: pairs of the first character and the one after the last, or None for the
-            end. Every token that has a part of these characters is left out.
+        characters: Spans of `reply.new_text`: pairs of the index of the first character and the one after the last, or
+            None for the end. Every token that overlaps such a span is masked.
         tokens: Spans of the reply's sampled tokens, in the same form. The stop token is among them.
     """
 
@@ -72,7 +72,7 @@ class Turn:
             or a list of these.
         system: The system message that opens the conversation. In a later turn, it replaces the system message.
         tools: The tools that the model may call: JSON schemas, or what `envsdk.tool` makes. In a later turn, they
-            replace the tools. A later `system` or `tools` that differs from the current one is a declared `edit`.
+            replace the tools. A change of `system` or `tools` is a declared `edit`.
         reward: The reward of the reply: a number, or a mapping of names to numbers, which add up. None means that the
             reply was not scored.
         metrics: Named numbers to report. They do not count as rewards.
@@ -83,29 +83,29 @@ class Turn:
             generation prompt verbatim, or an assistant `Message`. The model continues the message's content if
             `content` is given (`content=""` closes the reasoning), and its reasoning otherwise.
         continues: Let the model continue the reply that this turn answers, with `messages` appended to that reply: a
-            text verbatim, or an assistant `Message`, whose reasoning continues an open think block and whose content
+            string verbatim, or an assistant `Message`, whose reasoning continues an open think block and whose content
             follows it. A stop token that ended the reply is dropped, which is a declared `edit`. If a limit ends the
             episode, the reply is not continued.
         stop: Strings at which the policy should stop sampling. Tokens that it sampled after such a string stay.
-        max_tokens: At most how many tokens the policy should sample for the next reply. A policy that samples more is
-            not refused. A reply that reaches this number without a stop token does not end the episode, unlike one that
-            a limit or the policy cut. `respond` receives it with `errors` (it has no end) and `open_block` (where it
-            was cut). The turn that follows continues the reply (`continues=True`, a thinking budget) or answers it; an
-            answered reply is closed first, which `info["truncated_reply"]` reports.
+        max_tokens: The most tokens that the policy should sample for the next reply. A longer reply is not refused. A
+            reply that reaches this number without a stop token does not end the episode, unlike one that a limit or the
+            policy cut. `respond` receives it with `errors` (its end is missing) and `open_block` (where it was cut).
+            The next turn continues the reply (`continues=True`, a thinking budget) or answers it. A reply that is
+            answered is closed first, which `info["truncated_reply"]` reports.
         sampling: Sampling parameters for the next reply, such as the temperature. They are passed on to the policy.
         context: The name of the context that the turn addresses, such as `player1`; by default the context of the last
             reply. A new name opens a new context.
         opening: The role of the new context that `context` names, and which part of another context it begins with.
-        edit: How many messages of the conversation stay, `Edit(keep, detail)`: `messages` replace those after them, a
-            declared `edit`. Messages that are in the conversation already may be among `messages`, before the first
-            new one, and keep their tokens. None appends the messages.
-        mask: Which parts of the reply that this turn answers are not trained: a `Mask`. Their tokens stay in the
-            context; no sample trains them.
-        keep_reply: How many of the reply's sampled tokens stay in the context, from the first one on; the others are
-            dropped, which is a declared `edit`. A reply without its end is closed, or continues (`continues=True`). A
+        edit: An `Edit(keep, detail)`: the first `keep` messages of the conversation stay, and `messages` replace those
+            after them, a declared `edit`. `messages` may begin with messages of the conversation, which keep their
+            tokens. None appends the messages.
+        mask: The parts of the reply that are not trained, a `Mask`. Their tokens stay in the context; no sample trains
+            them.
+        keep_reply: The number of the reply's sampled tokens that stay in the context, from the first one on; the others
+            are dropped, which is a declared `edit`. The shortened reply is closed, or continues (`continues=True`). A
             stop token is not dropped alone. If a limit ends the episode, nothing is dropped.
-        up_to: As `keep_reply`: the reply stays up to the end of this text, where that first occurs in
-            `reply.new_text`, and up to the end of the token that it ends in. Without it, the whole reply stays.
+        up_to: The same as `keep_reply`, by text: the reply stays up to the end of the first occurrence of this string
+            in `reply.new_text`, and of the token that contains this end. If it does not occur, the whole reply stays.
         train_dropped: Whether the tokens that `keep_reply` or `up_to` drops are trained, as all sampled tokens are: in
             the sample that ends with the reply.
         context_rewards: Rewards of single contexts by name: the environment's own contexts, or those of its sub-agents
@@ -113,7 +113,7 @@ class Turn:
 
     Attributes:
         messages: The messages, as a list of `Message`; empty if the reply continues.
-        continuation: What is appended to the reply: a string or an assistant `Message`; None unless `continues=True`.
+        continuation: The string or assistant `Message` to append to the reply; None unless `continues=True`.
         prefill: The beginning of the next reply: a string, an assistant `Message`, or None.
         tools: The tools' JSON schemas, or None if the turn does not set them.
         functions: The tools that are functions, by name.
@@ -124,8 +124,7 @@ class Turn:
     The other arguments are attributes of the same name; mappings are copied.
 
     Raises:
-        TurnError: If an argument cannot be read, a number is not finite in float32, or two arguments exclude each
-            other.
+        TurnError: If an argument is not valid, a number is not finite in float32, or two arguments exclude each other.
     """
 
     __slots__ = (
@@ -220,9 +219,9 @@ class Turn:
                     "prefill, keeps its system message, tools and context, and does not end the episode"
                 )
         if opening is not None and (context is None or edit is not None):
-            raise TurnError("opening= describes the new context that context= names; it goes without edit=")
+            raise TurnError("opening= describes the new context that context= names: give context=, and not edit=")
         if keep_reply is not None and up_to is not None:
-            raise TurnError("keep_reply and up_to both say where the reply ends: give one of them")
+            raise TurnError("keep_reply and up_to both specify where the reply ends: give only one of them")
         self.continuation = (
             _read_start_of_reply("the message of a Turn(continues=True)", messages) if continues else None
         )
@@ -258,7 +257,7 @@ class Turn:
 
     @property
     def shortens(self) -> bool:
-        """Return whether the end of the reply may be dropped."""
+        """True if the turn may drop the end of the reply."""
         return self.keep_reply is not None or self.up_to is not None
 
     def __repr__(self) -> str:
@@ -312,7 +311,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "keep_reply": (lambda count: _are_counts(0, count), "how many tokens stay, an integer of at least 0"),
     "up_to": (_is_string, "a string that is not empty"),
 }
-"""The rule for each argument that is not None, and the values that it may have in words."""
+"""For each argument that is not None: a check, and a description of the valid values."""
 
 
 def _refuse_awaitables(**given: object) -> None:
@@ -332,10 +331,10 @@ def _check_end(prefill: object, cut: object, is_both: bool) -> None:
             "episode is cut off before that"
         )
     if prefill is not None:
-        raise TurnError("this Turn ends the episode, so there is no next reply that a prefill could begin")
+        raise TurnError("this Turn ends the episode, but prefill= is the beginning of a next reply: leave it out")
     if cut is not None:
         raise TurnError(
-            "this Turn ends the episode, so no later prompt could have a shorter reply. To leave the end of the reply "
+            "this Turn ends the episode, so no later prompt shows the shortened reply. To leave the end of the reply "
             "out of training, give mask="
         )
 
@@ -379,7 +378,7 @@ def _is_tool(tool: object) -> TypeGuard[FunctionTool]:
 
 
 def _read_schema(tool: Any) -> ToolSchema:
-    """Return the schema of a tool. A mapping is copied, so that the author's own stays as it is."""
+    """Return the schema of a tool. A mapping is copied, so that the author's own is never changed."""
     if _is_tool(tool):
         return tool.schema
     function: Any = cast("Any", tool).get("function", tool) if isinstance(tool, Mapping) else None

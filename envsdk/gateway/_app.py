@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ._protocols._responses import Responses
 
 _READERS = 4
-"""The maximum number of bodies that are read at the same time, each in a thread; other requests are still answered."""
+"""The number of bodies that are read at the same time, each in a thread: meanwhile, other requests are answered."""
 _PROTOCOLS = {"chat/completions": "chat", "responses": "responses", "messages": "anthropic"}
 
 
@@ -80,7 +80,7 @@ class ServerLimits:
 
     @property
     def possible_connections(self) -> int:
-        """The number of connections that this process can keep open."""
+        """The number of connections that may be open in this process."""
         try:
             import resource  # not on Windows
         except ImportError:

@@ -6,7 +6,7 @@ import os
 import threading
 from concurrent.futures import wait
 
-from ..episodes._event_loops import LoopThread
+from ..authoring._event_loops import LoopThread
 from ._app import ServerLimits, model_app
 from ._serving import Server, listen
 from ._sessions import Session, Sessions

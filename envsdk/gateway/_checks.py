@@ -65,7 +65,7 @@ def check_expressible(
 def most_tokens(placed: Continues | Opens, turn: Turn, contexts: Mapping[str, Context], renderer: Renderer) -> int:
     """Return an upper bound of the tokens of a prompt. It costs O(new messages), or O(messages) if the request edits.
 
-    A string has at most as many tokens as bytes. Messages that are in the context already are counted exactly.
+    A string has at most as many tokens as bytes. Messages that the model sees already are counted exactly.
 
     Args:
         placed: The place of the request in the conversations.

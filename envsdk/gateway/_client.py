@@ -1,4 +1,4 @@
-"""The client of a request: detects that it disconnected, and streams replies to it."""
+"""The client at the other end of a request: it may go away, and it gets a reply while that is streamed."""
 
 import asyncio
 import contextlib
@@ -40,11 +40,9 @@ class WaitingClient:
         self._leaving.cancel()
 
     async def is_gone(self) -> bool:
-        """Return whether the client closed the connection. Call it before the last part of the response is sent."""
-        for _ in range(
-            2
-        ):  # a failed write is detected in the next iteration of the event loop, and by `leave` in the one after
-            await asyncio.sleep(0)
+        """Return whether the client closed the connection. Ask before the last part of the response is sent."""
+        await asyncio.sleep(0)  # a failed write is noted in the next turn of the event loop,
+        await asyncio.sleep(0)  # and by `leave` in the one after
         return self._leaving.done()
 
     async def wait_for(self, work: Coroutine[Any, Any, T], abandon: Callable[[], None]) -> T:

@@ -32,7 +32,7 @@ from ._requests import ModelReply, ModelRequest
 from ._session import PendingRequest, ProgramEnd, ProgramSession, until_done
 
 _REMEMBERED = 64
-"""The number of answers that are kept for a program that did not receive them and retries."""
+"""The number of answers that are kept for a program that did not get them, and asks again."""
 _CONTEXT_IS_FULL = (StopReason.MAX_CONTEXT_TOKENS, StopReason.CONTEXT_FULL)
 _NO_RETRY = {"x-should-retry": "false"}
 """The header that tells the clients of OpenAI and Anthropic not to retry: the episode is over."""
@@ -48,7 +48,7 @@ class FullContext:
     turn: Turn
     reason: StopReason
     times: int
-    """The number of requests that were refused for this reason since then."""
+    """The number of requests that were refused for that since then."""
 
 
 class ProgramDriver(Driver):
@@ -368,9 +368,8 @@ class ProgramDriver(Driver):
             raise _at_limit(text, reason)
 
     def _turn_of(self, request: ModelRequest, placed: Continues | Opens) -> Turn:
-        def has_system(context: str) -> bool:
-            return self.running.contexts[context].conversation[0].role == "system"
-
+        known = placed.base if isinstance(placed, Opens) else placed.context
+        has_system = known is not None and self.running.contexts[known].conversation[0].role == "system"
         options: dict[str, Any] = {
             "system": placed.system,
             "tools": placed.tools,
@@ -381,17 +380,16 @@ class ProgramDriver(Driver):
             "metrics": {"ambiguous_contexts": 1.0} if placed.was_choice else None,
         }
         if isinstance(placed, Opens):
-            roles, base = self.env.trainable_roles, placed.base
-            leaves_system = base is not None and placed.system is None and has_system(base)
+            roles = self.env.trainable_roles
             options["opening"] = Opening(
                 placed.role,
-                base,
+                placed.base,
                 placed.keep,
                 placed.detail,
                 is_trainable=roles is None or placed.role in roles,
-                start=int(leaves_system),
+                start=int(has_system and placed.system is None),
             )
-        elif placed.system == "" and has_system(placed.context):
+        elif placed.system == "" and has_system:
             keep = len(self.running.contexts[placed.context].conversation) - 1 if placed.keep is None else placed.keep
             changed = "; ".join(text for text in ("the system message was left out", placed.changed) if text)
             options |= {"system": None, "edit": Edit(keep + 1, changed, start=1)}

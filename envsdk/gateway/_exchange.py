@@ -119,7 +119,7 @@ class Guard:
             try:
                 await self._app(scope, receive, noting)
             except (ClientGone, ClientDisconnect):
-                pass  # no client is left to answer; the status in the log and the metrics shows it
+                pass  # no client is left to answer; the log and the metrics have the status
             except asyncio.CancelledError:
                 # The server is shutting down. The task ends here, too, so the cancellation need not be raised again.
                 error = RequestError("the gateway is shutting down", 503, "shutting_down")

@@ -61,7 +61,7 @@ class RecordedMessage:
 
     @property
     def is_assistant(self) -> bool:
-        """Whether the assistant is its author."""
+        """True if the assistant is its author."""
         return self.message.role == "assistant"
 
 

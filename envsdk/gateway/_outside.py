@@ -40,7 +40,7 @@ class _Open:
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     env: Env | None = None
     is_late: bool = False
-    """Whether it ended before its last reply, which took too long."""
+    """True if it is ended before its last reply, which takes too long."""
     playing: "asyncio.Task[Trajectory] | None" = None
 
 

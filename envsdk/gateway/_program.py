@@ -12,7 +12,7 @@ from ._driver import ProgramDriver
 from ._programs import Endpoint, ProgramResult
 
 Outcome: TypeAlias = float | Mapping[str, float] | Turn | None
-"""The reward of a program: a number, named rewards, or a last turn; None if it is not scored."""
+"""The outcome of a program: a number, named rewards, or a last turn; None if it is not scored."""
 
 
 class ProgramEnv(Env):
@@ -36,26 +36,26 @@ class ProgramEnv(Env):
     """
 
     _envsdk_driver: ClassVar[type[Driver]] = ProgramDriver
-    blocking: ClassVar[bool | None] = False  # its program runs in a separate thread
+    blocking: ClassVar[bool | None] = False  # its program runs in its own thread
     command: Sequence[str] | None = None
     """The program and its arguments; it may be set in `__init__` or `prepare`. None calls `run`."""
     trainable_roles: ClassVar[frozenset[str] | None] = None
     """The roles whose contexts are trained; None trains all. A context of another role gives no samples."""
     sampling: ClassVar[Mapping[str, Any] | None] = None
-    """Parameters of sampling in place of those that the program requests, such as `{"temperature": 1.0}`; None takes
+    """Parameters of sampling in place of those that the program asks for, such as `{"temperature": 1.0}`; None takes
     the program's. Trainers usually need one temperature for all."""
     limit_grace_s: ClassVar[float | None] = 10.0
-    """The time that a program may run after a limit refused a request, in seconds; None for no limit."""
+    """The time that a program may still run after a limit refused a request, in seconds; None for any time."""
 
     @property
     def has_run(self) -> bool:
-        """Whether `run` is written; if not, the program is `command`, which `prepare` may set."""
+        """True if `run` is written; if not, the program is `command`, which `prepare` may set."""
         return type(self).run is not ProgramEnv.run
 
     def run(self, model: Endpoint) -> Outcome | Awaitable[Outcome]:
         """Run the program and return its reward. It may be `async def`.
 
-        It runs in a separate thread, with its own event loop if it is `async def`; random choices come from
+        It runs in a separate thread, with a separate event loop if it is `async def`; random choices come from
         `self.np_random`. An exception that it raises ends the episode as an error.
 
         Args:

@@ -208,13 +208,14 @@ class _Reader:
             self._note_change()
         if self._later is None:
             return sent
-        bare = self._left(sent, (*sent.form[:-1], sent.tagged[1])) if sent.is_assistant else None
-        return self._left(sent, sent.form) or (bare if bare and is_same_reply(sent, bare) else sent)
-
-    def _left(self, sent: RecordedMessage, form: Form) -> RecordedMessage | None:
-        """Return the next recorded message with a form, and with the reasoning that was sent."""
-        left = (self._recorded.path[place] for place in range(self._next, len(self._recorded.path)))
-        return next((entry for entry in left if entry.form == form and has_same_reasoning(sent, entry)), None)
+        untagged: Form = (*sent.form[:-1], sent.tagged[1])
+        for form in (sent.form, untagged) if sent.is_assistant else (sent.form,):
+            left = (self._recorded.path[place] for place in range(self._next, len(self._recorded.path)))
+            same = (entry for entry in left if entry.form == form and has_same_reasoning(sent, entry))
+            entry = next(same, None)
+            if entry is not None and (form is sent.form or is_same_reply(sent, entry)):
+                return entry
+        return sent
 
     def _reply(self, messages: Sequence[ReceivedMessage], index: int) -> int:
         """Read an assistant's message, or all parts of a reply that was split; return how many messages they are."""

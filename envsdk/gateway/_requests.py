@@ -8,7 +8,7 @@ from ..messages import Message, ToolSchema
 from ..rendering.reading import CallEnded, ContentText, ReasoningText
 
 INVALID_JSON = "INVALID_JSON"
-"""The name of the only argument of a call whose arguments are not an object: its value is the sampled text."""
+"""The only argument of a call whose arguments the model did not sample as an object; it has what was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class ModelRequest:
     """A request for a reply.
 
     Attributes:
-        messages: The whole conversation, in order. System messages at the start are in `system`; the list is empty if
-            there are no other messages.
+        messages: The whole conversation, in order. System messages at the start are in `system`; the list is empty
+            without other messages.
         system: The text of the system (or developer) messages that open the conversation, joined by a blank line; None
             without any.
         tools: The tools, in the OpenAI form.
@@ -105,5 +105,5 @@ class ModelReply:
 
 
 ReplyPiece: TypeAlias = ModelReply | ReasoningText | ContentText | CallEnded
-"""A piece of a reply that is being sampled. The first piece is a reply without a message and tokens; a call has the id
-that the gateway issued for it."""
+"""A piece of a reply that is sampled, as it was read. The first piece is a reply without a message and tokens; a call
+has the id that the gateway issued for it."""

@@ -1,4 +1,4 @@
-"""The sessions of a standalone gateway: limits their number, closes idle ones, and keeps summaries of closed ones."""
+"""The sessions of a standalone gateway: their number, the closing of idle ones, and the summaries of closed ones."""
 
 import asyncio
 import contextlib
@@ -147,7 +147,7 @@ class ManagedSessions:
         """Close a session. Closing it again returns the same.
 
         Raises:
-            RequestError: If there is no such session.
+            RequestError: If the session is not known.
         """
         if session_id in self._closed:
             return self._closed[session_id]

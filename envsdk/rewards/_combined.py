@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ..episodes._concurrent import run_all
+from ..authoring._concurrent import run_all
 from ..errors import ConfigError, TaskError
 from ._scorer import AsyncScorer, Scorer, check_count, check_number, check_score, check_scorer, compiled
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from .._cards import card, named
+from ..authoring._concurrent import run_all
 from ..authoring._env import Env
-from ..episodes._concurrent import run_all
-from ..episodes._event_loops import MethodThread, run
+from ..authoring._event_loops import MethodThread, run
 from ..errors import ConfigError, RunFailed, ServerUnreachable
 from ..policies._find import find_policy
 from ..policies._policy import PolicyLike

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
+from ..authoring._concurrent import take_error, until_ended
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
+from ..authoring._event_loops import MethodCall, MethodThread
 from ..authoring._making import make
 from ..contexts._protocol import Action
 from ..episodes._agent import StepResult
-from ..episodes._concurrent import take_error, until_ended
 from ..episodes._episode import CallMethod
-from ..episodes._event_loops import MethodCall, MethodThread
 from ..episodes._turn import Turn
 from ..errors import (
     ActionError,

@@ -8,11 +8,11 @@ import numpy as np
 
 from .._registry import find_creator, is_entry_point
 from ..authoring._env import Env
+from ..authoring._event_loops import run as run_in_loop
+from ..authoring._loop_tasks import is_being_cancelled
 from ..authoring._making import find_class, make
 from ..authoring._trust import Trust, options_that_need_trust
 from ..contexts._protocol import Action, FinishReason
-from ..episodes._event_loops import run as run_in_loop
-from ..episodes._loop_tasks import is_being_cancelled
 from ..errors import CannotReplay, EnvsdkError
 from ..limits import MAX_EMPTY_ABORTS, Limits
 from ..policies._vocabularies import ANY_TOKENIZER

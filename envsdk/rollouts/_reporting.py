@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..episodes._event_loops import MethodThread
+from ..authoring._event_loops import MethodThread
 from ..errors import ConfigError
 from ._statistics import Rates, Statistics, scalars
 

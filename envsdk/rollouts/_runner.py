@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..authoring._concurrent import run_all, take_error
 from ..authoring._driver import Driver, MethodCaller, driver_of
 from ..authoring._env import Env
+from ..authoring._event_loops import run
 from ..authoring._making import make
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import Agent, StepResult
-from ..episodes._concurrent import run_all, take_error
 from ..episodes._episode import EpisodeGenerator
-from ..episodes._event_loops import run
 from ..episodes._handoff import HandoffResult
 from ..episodes._turn import Turn
 from ..errors import ConfigError, PolicyError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ..episodes._event_loops import LoopThread
+from ..authoring._event_loops import LoopThread
 from ..errors import EnvsdkError, describe_error
 from ._jobs import EpisodeJob
 from ._player import EpisodeResult, Player, PlaySettings

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from ..episodes._concurrent import run_all
-from ..episodes._event_loops import MethodThread
+from ..authoring._concurrent import run_all
+from ..authoring._event_loops import MethodThread
 from ..errors import ConfigError, WorkerLost
 from . import _worker as worker
 from ._jobs import EpisodeJob

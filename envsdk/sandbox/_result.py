@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 Isolation: TypeAlias = Literal["auto", "bubblewrap", "namespaces", "landlock", "unsafe_no_isolation"]
-"""How a program is isolated.
+"""The isolation of a program.
 
 - `bubblewrap`: like `namespaces`, but bubblewrap (`bwrap`) creates the namespaces. Some systems allow no other program
   to create them.
@@ -130,7 +130,7 @@ class SandboxResult:
 
 
 def limit_in(stderr: str) -> Limit | None:
-    """Return the limit behind the Python error that ended a program; None if the error has another cause.
+    """Return the limit that caused the Python error that ended a program; None if the error has another cause.
 
     The error is in the last line of `stderr`. If a program started too many processes, several of them write at the
     same time, so the error may be in any line.

@@ -21,8 +21,8 @@ import numpy as np
 
 from .._registry import spec_of
 from ..authoring._env import Env
+from ..authoring._event_loops import run
 from ..contexts._protocol import Action
-from ..episodes._event_loops import run
 from ..limits import STEPS_WITHOUT_LIMIT
 from ..messages import Message
 from ..policies._find import find_policy

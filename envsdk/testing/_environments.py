@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from .._visible import visible
-from ..episodes._loop_tasks import in_event_loop
+from ..authoring._loop_tasks import in_event_loop
 from ..errors import ConfigError, unknown_name
 from . import _env_attacks as env_attacks
 from . import _env_checks as env_checks

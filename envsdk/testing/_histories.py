@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from ..authoring._env import Env, EnvConfig
+from ..authoring._loop_tasks import in_event_loop
 from ..contexts._history import get_history
 from ..contexts._history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
-from ..episodes._loop_tasks import in_event_loop
 from ..episodes._turn import Turn
 from ..errors import ConfigError
 from ..limits import Limits

@@ -25,11 +25,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from ..authoring._concurrent import run_all
 from ..authoring._env import Env
+from ..authoring._event_loops import LoopThread
 from ..credit import Baseline, group_advantages
 from ..credit._baselines import get_baseline
-from ..episodes._concurrent import run_all
-from ..episodes._event_loops import LoopThread
 from ..errors import ConfigError, EpisodeError, InvalidSample, MissingPackage
 from ..policies._transformers import TransformersPolicy
 from ..policies._vocabularies import PolicyWrapper

@@ -1,4 +1,4 @@
-"""The arrays of a prefix tree that a loss needs, and how a tree is split to fit a token budget."""
+"""The arrays of a prefix tree that a loss needs, and the split of a tree to fit a token budget."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -341,7 +341,7 @@ class TreeBatch:
                 model is not one of Qwen's; or if the model's own attention does not take such masks.
             ConfigError: If the image processor is missing, or makes other tokens of an image.
             TreeTooLarge: If the model needs a dense mask and the tree is too large for one.
-            UnknownName: If there is no such attention.
+            UnknownName: If `attention` is not one of these names.
             MissingPackage: If torch is not installed.
         """
         return model_inputs(self, model, attention=attention, max_dense_tokens=max_dense_tokens, vision=vision)

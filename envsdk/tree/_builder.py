@@ -42,7 +42,7 @@ _FIRST_IMAGE = -2  # no token id, and not NO_TOKEN
 
 @dataclass(frozen=True, slots=True)
 class TreeSample:
-    """The record of one sample in a `TreeBatch`: what a loss needs besides the tokens, which are in the tree.
+    """The record of one sample in a `TreeBatch`: all that a loss needs besides the tokens, which are in the tree.
 
     Attributes:
         trajectory_id: The id of the sample's trajectory.

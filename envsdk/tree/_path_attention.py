@@ -1,4 +1,4 @@
-"""Attention over a tree, path by path, on a CPU: the fast way of what `run_attention` computes run by run.
+"""Attention over a tree, path by path, on a CPU: a faster computation of what `_run_attention` computes run by run.
 
 Each path is one causal attention to itself and one attention without a mask to each beginning of a path that it sees;
 see `paths`. The parts of a query are added up by their log-sum-exp, as blocks of flash attention are (Dao et al.,

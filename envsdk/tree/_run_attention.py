@@ -2,7 +2,7 @@
 
 Each run's queries attend to the keys of its ancestors' runs and causally to its own. The queries, keys and values are
 split into runs once: slices of the whole tensors would make the backward pass quadratic in the number of runs. Two
-faster ways give the same: one call for all runs on a GPU, and `path_attention` on a CPU where tokens see their whole
+faster ways give the same: one call for all runs on a GPU, and `_path_attention` on a CPU where tokens see their whole
 branch.
 """
 

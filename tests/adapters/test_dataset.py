@@ -14,9 +14,9 @@ from adapters import scoring
 
 import envsdk
 from envsdk import Env, Message, Trajectory
+from envsdk.authoring import _event_loops as event_loops
 from envsdk.authoring._driver import driver_of
 from envsdk.authoring.adapters._dataset import Dataset
-from envsdk.episodes import _event_loops as event_loops
 from envsdk.errors import ConfigError, TaskError, TurnError
 from envsdk.policies import ReplyPolicy
 from envsdk.rollouts import rollout_many

@@ -411,7 +411,7 @@ def test_any_two_prompts_have_an_explanation(first: list[int], second: list[int]
 
 def test_a_text_and_tokens_cannot_be_compared(qwen3: Renderer):
     for first, second, tokenizer in (("a", [1], qwen3.tokenizer), ([1], "a", qwen3.tokenizer), ([1], [1], None)):
-        with pytest.raises(ConfigError, match="two texts, or two arrays"):
+        with pytest.raises(ConfigError, match="two strings, or two arrays"):
             explain_break(first, second, tokenizer)
 
 

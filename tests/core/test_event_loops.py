@@ -19,7 +19,7 @@ from toy_policies import ANY_TOKENIZER, in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
-from envsdk.episodes import _event_loops as event_loops
+from envsdk.authoring import _event_loops as event_loops
 from envsdk.rollouts import rollout_many
 
 
@@ -531,7 +531,7 @@ def test_every_hook_of_an_author_may_wait(env: type[Env], name: str) -> None:
 
 AT_EXIT = """
 import asyncio
-from envsdk.episodes import _event_loops as event_loops
+from envsdk.authoring import _event_loops as event_loops
 
 async def wait_in_a_thread():
     return await asyncio.to_thread(sum, [1, 2])

@@ -265,7 +265,7 @@ def test_a_cycle_ends_with_an_error() -> None:
     check(trajectory)
     assert len(trajectory.contexts) == 9
     deepest = [log for log in trajectory.contexts.values() if log.error]
-    assert "hands over at depth 9, and 8 is allowed" in deepest[0].error
+    assert "hands over at depth 9, but at most 8 is allowed" in deepest[0].error
 
 
 def test_what_cannot_be_handed_over_to_is_refused() -> None:
@@ -673,9 +673,9 @@ def test_a_sub_agent_that_fails_before_the_first_turn_is_a_result(broken: Any) -
     ("said", "error", "message"),
     [
         ([Handoff(Worker(), history="full")], HandoffError, "before its first turn"),
-        ([Handoff(Worker()), Turn("?", reward=1.0)], TurnError, "there is no reply yet"),
-        ([Handoff(Worker()), Turn("?", reward=1.0, terminated=True)], TurnError, "there is no reply yet"),
-        ([Handoff(Worker()), Turn("?", continues=True)], TurnError, "there is no reply yet"),
+        ([Handoff(Worker()), Turn("?", reward=1.0)], TurnError, "no reply was sampled yet"),
+        ([Handoff(Worker()), Turn("?", reward=1.0, terminated=True)], TurnError, "no reply was sampled yet"),
+        ([Handoff(Worker()), Turn("?", continues=True)], TurnError, "no reply was sampled yet"),
         ([Handoff(Worker()), Turn()], TurnError, "no message"),
         ([Turn("?", terminated=True)], TurnError, "ends the episode"),
         ([[]], TurnError, "not empty"),
@@ -997,7 +997,7 @@ def test_what_was_cancelled_under_a_sub_agent_is_its_own_failure() -> None:
 
     env = Boss([Handoff(Cancels())])
     assert rollout(env, says("I"), seed=1).status == "terminated"
-    assert "something that it waited for was cancelled" in env.results[0].error
+    assert "an awaited task or future was cancelled" in env.results[0].error
 
 
 def test_a_judge_may_be_asked_at_the_end() -> None:

@@ -1020,8 +1020,8 @@ NOT_TOGETHER = "together with .*: a reply that continues has no prefill"
         ({"prefill": 5}, f"prefill is a int; {WHAT_IT_IS}"),
         ({"prefill": b"x"}, f"prefill is a bytes; {WHAT_IT_IS}"),
         ({"prefill": "\ud800"}, "prefill cannot be read: .*surrogate"),
-        ({"prefill": "x", "terminated": True}, "no next reply that a prefill could begin"),
-        ({"prefill": "", "truncated": True}, "no next reply that a prefill could begin"),
+        ({"prefill": "x", "terminated": True}, "prefill= is the beginning of a next reply"),
+        ({"prefill": "", "truncated": True}, "prefill= is the beginning of a next reply"),
         ({"messages": [], "continues": True}, f"continues=True.* is a list; {WHAT_IT_IS}"),
         ({"messages": [assistant(content="x")], "continues": True}, f"continues=True.* is a list; {WHAT_IT_IS}"),
         ({"messages": None, "continues": True}, f"continues=True.* is a NoneType; {WHAT_IT_IS}"),
@@ -1282,7 +1282,7 @@ def test_a_context_that_is_full_although_a_reply_was_shortened_ends_the_episode(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"keep_reply": 1, "up_to": "a"}, "both say"),
+        ({"keep_reply": 1, "up_to": "a"}, "both specify"),
         ({"keep_reply": -1}, "expected how many tokens stay"),
         ({"keep_reply": True}, "expected how many tokens stay"),
         ({"up_to": ""}, "not empty"),
@@ -1298,7 +1298,7 @@ def test_an_end_of_a_reply_that_is_none_is_refused(options: Any, error: str):
 
 @pytest.mark.parametrize("options", [{"mask": Mask(tokens=[(0, 1)])}, {"keep_reply": 1}], ids=str)
 def test_the_first_turn_has_no_reply_to_shorten(options: Any):
-    with pytest.raises(errors.TurnError, match="there is no reply yet"):
+    with pytest.raises(errors.TurnError, match="no reply was sampled yet"):
         Play([Turn("Q?", **options)], [])
 
 

@@ -810,11 +810,11 @@ def test_a_client_that_goes_away_and_asks_again_gets_the_same_reply():
 
 
 class LeavesItsReplies(ProgramEnv):
-    """Closes the connection of its first request when that is sampled, and then asks something else."""
+    """Closes the connection of its first request when that is sampled, and then asks something else, or the same."""
 
-    def __init__(self, *, stream: bool = False, **options: Any) -> None:
+    def __init__(self, *, stream: bool = False, again: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.stream, self.server = stream, cast("ModelServer", None)
+        self.stream, self.again, self.server = stream, again, cast("ModelServer", None)
 
     def run(self, model: Endpoint) -> float:
         said: list[Any] = [{"role": "user", "content": "Count."}]
@@ -828,15 +828,16 @@ class LeavesItsReplies(ProgramEnv):
                         begun += delta.get("content") or ""
                         if len(begun) > 20:
                             break
-                said += [{"role": "assistant", "content": begun}]
+                said += [] if self.again else [{"role": "assistant", "content": begun}]
             else:
                 with socket.create_connection((url.host, url.port or 80)) as connection:
                     body = json.dumps({"model": "m", "messages": said})
                     head = f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                     connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
                     wait_until(lambda: not self.server.faults)
-            said += [{"role": "user", "content": "Stop."}]
-            assert client.post(url, json={"model": "m", "messages": said}).status_code == 200
+            said += [] if self.again else [{"role": "user", "content": "Stop."}]
+            reply = client.post(url, json={"model": "m", "messages": said}).json()
+            assert reply["choices"][0]["message"]["content"] == "x" or not self.stream
         return 1.0
 
 
@@ -848,7 +849,8 @@ def test_a_model_server_stops_sampling_for_a_client_that_went_away(kind: str):
     assert len(server.closed_by_client) == 1
 
 
-def test_what_a_client_has_of_a_streamed_reply_stays_when_it_goes_away():
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_client_has_of_a_streamed_reply_stays_and_is_no_answer_to_the_same_request(again: bool):
     renderer = envsdk.get_renderer("qwen3", "embedded")
     counted = renderer.reply(Message(role="assistant", content=" ".join(map(str, range(5000))), reasoning=""))
     sampled: list[int] = []
@@ -866,7 +868,7 @@ def test_what_a_client_has_of_a_streamed_reply_stays_when_it_goes_away():
                 await asyncio.sleep(0.0005)
             return Action(sampled, np.full(len(sampled), -0.5))
 
-    with contextlib.closing(LeavesItsReplies(stream=True)) as env:
+    with contextlib.closing(LeavesItsReplies(stream=True, again=again)) as env:
         trajectory = rollout(env, Counts(), seed=0)
     assert (trajectory.error, trajectory.reward, len(trajectory.steps)) == (None, 1.0, 2)
     assert len(sampled) < len(counted)

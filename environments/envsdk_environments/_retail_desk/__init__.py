@@ -77,7 +77,12 @@ class RetailDesk(ToolEnv):
     def finish(self, reply: Message) -> Turn:
         """Send a message to the other side."""
         if self.context == _USER:
-            return self._pass_on(reply.content)
+            if is_end(reply.content):
+                scores = self._score()
+                earned = {_AGENT: scores["reward"]["success"]} if self.has_met else {}
+                return Turn(terminated=True, context_rewards={_USER: 0.0, **earned}, **scores)
+            has_met, self.has_met = self.has_met, True
+            return Turn(reply.content, system=None if has_met else self.job.policy.document(), context=_AGENT)
         if self.config.user == "policy":
             return Turn(reply.content, context=_USER)
         if self.desk.changes > self.seen_changes and not self.customer.has_agreed:
@@ -107,12 +112,3 @@ class RetailDesk(ToolEnv):
             "reward": {"success": float(is_right and self.has_waited)},
             "metrics": {"right_database": float(is_right), "waited_for_yes": float(self.has_waited)},
         }
-
-    def _pass_on(self, text: str) -> Turn:
-        """Send to the agent what a policy wrote as the customer."""
-        if is_end(text):
-            scores = self._score()
-            earned = {_AGENT: scores["reward"]["success"]} if self.has_met else {}
-            return Turn(terminated=True, context_rewards={_USER: 0.0, **earned}, **scores)
-        has_met, self.has_met = self.has_met, True
-        return Turn(text, system=None if has_met else self.job.policy.document(), context=_AGENT)

@@ -1,6 +1,6 @@
 """The two sides of a conversation without a model: the scripted customer, and the reference agent.
 
-The customer is a state machine that says what it is asked for, and says yes to what it wants. `briefing` lets a
+The customer is a state machine that gives the details it is asked for, and confirms what it wants. `briefing` lets a
 language model play the customer instead.
 """
 
@@ -78,7 +78,7 @@ class ScriptedCustomer:
         return NEXT.format(self.wish.request)
 
     def _confirm(self, text: str) -> str:
-        """Say yes to what is wanted, or change one's mind."""
+        """Confirm what is wanted, or change one's mind."""
         terms = (self.wish.order_id, *self._values.values())
         if not all(term.casefold() in text for term in terms):
             return "What exactly are you about to do? That is not what I want."
@@ -98,7 +98,7 @@ class ScriptedCustomer:
 
 
 def says(slot: str, values: Mapping[str, str]) -> str:
-    """Return what a customer says who is asked for a slot."""
+    """Return the customer's answer to a question about a slot."""
     return f"The {slot} is {values[slot]}."
 
 
@@ -126,7 +126,7 @@ def is_end(text: str) -> bool:
 
 
 def reference_reply(task: RetailDeskTask, messages: Sequence[Message]) -> Message:
-    """Return what a good agent says next.
+    """Return the next message of a good agent.
 
     Args:
         task: The task.

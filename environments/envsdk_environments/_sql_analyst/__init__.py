@@ -49,7 +49,7 @@ class SqlAnalystConfig(ToolEnvConfig):
     """The maximum number of instructions of sqlite's virtual machine. A right query takes some thousands; 500,000 take
     a fraction of a second. Questions whose right query takes more are not asked."""
     max_value_bytes: int = Field(default=1_000, ge=1_000, le=1_000_000)
-    """The longest text that a query may compute, in bytes. Its memory is limited to 256 MiB in any case."""
+    """The longest string that a query may compute, in bytes. Its memory is limited to 256 MiB in any case."""
     max_failed_answers: int = Field(default=2, ge=0)
     """The maximum number of answers that do not run and are answered with the error. One more ends the episode."""
 

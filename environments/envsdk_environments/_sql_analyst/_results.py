@@ -17,8 +17,8 @@ def is_same(expected: Sequence[Row], given: Sequence[Row], is_ordered: bool) -> 
 
     They are if they have the same number of columns, and the same rows equally often, in the same order if
     `is_ordered`. Integers are compared exactly, a real number with an integer or a real number within the tolerance. A
-    text never equals a number, NULL equals only NULL, and texts and bytes are compared exactly. Names of columns do not
-    matter.
+    string never equals a number, NULL equals only NULL, and strings and bytes are compared exactly. Names of columns do
+    not matter.
 
     For rows in any order, both results are sorted, and each expected row is matched with the first given row that is
     the same and was not matched yet.

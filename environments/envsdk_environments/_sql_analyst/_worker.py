@@ -54,7 +54,11 @@ class QueryWorker:
         """
         request = marshal.dumps((image, query, tuple(limits), max_rows))
         with self._lock:
-            kind, *answer = self._running().ask(request, limits.max_cpu_s)
+            if self._process is None or not self._process.is_running():
+                self.close()
+                self._process = _QueryProcess()
+                self._end = weakref.finalize(self, self._process.end)
+            kind, *answer = self._process.ask(request, limits.max_cpu_s)
         if kind == "refused":
             text, is_too_long = answer
             raise (TooManySteps if is_too_long else ToolError)(text)
@@ -65,13 +69,6 @@ class QueryWorker:
         """End the process. The next query starts another one."""
         if self._end is not None:
             self._end()
-
-    def _running(self) -> "_QueryProcess":
-        if self._process is None or not self._process.is_running():
-            self.close()
-            self._process = _QueryProcess()
-            self._end = weakref.finalize(self, self._process.end)
-        return self._process
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
@@ -117,7 +114,13 @@ class _QueryProcess:
             self.end()
             raise TooManySteps("the query takes too long; make it simpler") from error
         except ConnectionError as error:
-            raise self._why_it_ended() from error
+            status = self._popen.wait()
+            self.end()
+            if status == -signal.SIGXCPU:
+                raise TooManySteps("the query takes too long; make it simpler") from error
+            if status < 0:
+                raise ToolError(TOO_LARGE) from error
+            raise SandboxError(f"the process that runs queries ended with status {status}: see its output") from error
         except BaseException:  # such as KeyboardInterrupt: its answer is not to be read as that to another request
             self.end()
             raise
@@ -130,15 +133,6 @@ class _QueryProcess:
                 raise ConnectionResetError("the process closed its socket")
             data += part
         return data
-
-    def _why_it_ended(self) -> Exception:
-        status = self._popen.wait()
-        self.end()
-        if status == -signal.SIGXCPU:
-            return TooManySteps("the query takes too long; make it simpler")
-        if status < 0:
-            return ToolError(TOO_LARGE)
-        return SandboxError(f"the process that runs queries ended with status {status}: see its output")
 
     def end(self) -> None:
         """Kill it, unless that was done; in a child process after `os.fork`, only let go of it."""

@@ -56,7 +56,7 @@ class WordGuessTask(TaskData):
     def _is_a_game(self) -> "WordGuessTask":
         wrong = [word for word in self.words if not (word.isascii() and word.isalpha() and word.islower())]
         if wrong:
-            raise ValueError(f"the word {wrong[0]!r:.80} has other characters than lower-case letters from a to z")
+            raise ValueError(f"the word {wrong[0]!r:.80} has characters that are not lower-case letters from a to z")
         if len(set(self.words)) < len(self.words) or len({len(word) for word in self.words}) > 1:
             raise ValueError("the words have to be distinct and of the same length")
         if self.secret not in self.words:

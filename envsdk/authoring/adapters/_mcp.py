@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, Self, cast
 
 from pydantic_core import to_json
 
-from ...episodes._loop_tasks import is_being_cancelled
 from ...errors import ConfigError, EnvsdkError, ToolError
+from .._loop_tasks import is_being_cancelled
 from .._tools import Tool
 
 _INVALID_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")

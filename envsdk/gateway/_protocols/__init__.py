@@ -30,7 +30,7 @@ def load_protocol(name: str) -> WireFormat:
             Messages).
 
     Raises:
-        UnknownName: If there is no such protocol.
+        UnknownName: If the protocol is not known.
         MissingPackage: If its package is not installed.
     """
     if name not in _CLASSES:

@@ -171,7 +171,14 @@ class Fields:
             part = Fields(item, f"{self.name(key)}[{i}]")
             kind = part.text("type")
             if kind is not None and kind == image:
-                parts.append(_image_at_url(part))
+                if part.get("file_id") is not None:
+                    reason = "files are not stored here: give the image as a data: URL in `image_url`"
+                    raise refused(part.name("file_id"), reason)
+                # The field is an object with a `url` in Chat Completions, and a URL in Responses.
+                is_object = isinstance(part.get("image_url"), dict)
+                holder = Fields(part.get("image_url"), part.name("image_url")) if is_object else part
+                holder.text("detail")
+                parts.append(read_image(holder, "url" if is_object else "image_url", Image.from_url))
                 continue
             if kind is None or kind not in texts:
                 expected = "only text is" if image is None else f"only text and {image!r} are"
@@ -266,16 +273,6 @@ def content_of(parts: "Sequence[str | ImagePart]") -> Content:
     if all(isinstance(part, str) for part in parts) and len(parts) < 2:
         return "".join(str(part) for part in parts)
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
-
-
-def _image_at_url(part: Fields) -> ImagePart:
-    """Return the image of a part in OpenAI's form: an object with a `url` in Chat Completions, a URL in Responses."""
-    if part.get("file_id") is not None:
-        raise refused(part.name("file_id"), "files are not stored here: give the image as a data: URL in `image_url`")
-    is_object = isinstance(part.get("image_url"), dict)
-    holder, key = (Fields(part.get("image_url"), part.name("image_url")), "url") if is_object else (part, "image_url")
-    holder.text("detail")
-    return read_image(holder, key, Image.from_url)
 
 
 def read_image(fields: Fields, key: str, read: Callable[[str, PixelBudget], Image]) -> ImagePart:

@@ -15,7 +15,7 @@ import pytest
 
 import envsdk
 from envsdk import Env, Message, ToolEnv, Trajectory, Turn, get_renderer, tool
-from envsdk.episodes._event_loops import run
+from envsdk.authoring._event_loops import run
 from envsdk.images import Image, PlacedImage
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import Rollouts, RunFolder

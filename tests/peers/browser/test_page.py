@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import envsdk
-from envsdk.episodes._event_loops import run
+from envsdk.authoring._event_loops import run
 from envsdk.viewer import _notebook as notebook
 from envsdk.viewer._filters import parse_filter
 from envsdk.viewer._page import write_page

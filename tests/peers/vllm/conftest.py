@@ -17,7 +17,7 @@ from vision_server import FAMILIES, Served, serving
 from vllm_checks import RecordingVLLM
 from vllm_server import MODEL_NAME, VLLMServer
 
-from envsdk.episodes._event_loops import run
+from envsdk.authoring._event_loops import run
 
 TEMPLATE = Path(__file__).with_name("thinking_and_tools.jinja")
 """The model's own template has no tools. This one adds them and reasoning, as text that its vocabulary can spell."""

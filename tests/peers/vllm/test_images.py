@@ -18,9 +18,9 @@ from vllm_server import MODEL_NAME
 
 import envsdk
 from envsdk import Action, Env, Image, Message, ToolEnv, Turn
+from envsdk.authoring._event_loops import run
 from envsdk.diagnostics import forward_logprobs
 from envsdk.diagnostics._stack import check_stack
-from envsdk.episodes._event_loops import run
 from envsdk.errors import RequestRefused, ServerReplyError
 from envsdk.messages import ImagePart, TextPart
 from envsdk.policies import VLLM, OpenAIChat

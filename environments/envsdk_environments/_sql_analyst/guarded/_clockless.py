@@ -35,20 +35,17 @@ class ClocklessFunctions:
         """
         key = name, len(arguments)
         if key not in self._statements:
-            self._statements[key] = self._table(name, len(arguments))
+            # A table of one row whose last column is the value, and the statements that fill and read it.
+            table, columns = f"{name}_{len(arguments)}", [f"a{index}" for index in range(len(arguments))]
+            value = f"value GENERATED ALWAYS AS ({name}({', '.join(columns)}))"
+            self._connection.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join([*columns, value])})")
+            self._connection.execute(f"INSERT INTO {table} (id) VALUES (1)")
+            assignments = ", ".join(["id = 1", *(f"{column} = ?" for column in columns)])
+            self._statements[key] = f"UPDATE {table} SET {assignments}", f"SELECT value FROM {table}"
         update, select = self._statements[key]
         with closing(self._connection.cursor()) as cursor:
             cursor.execute(update, arguments)
             return cursor.execute(select).fetchone()[0]
-
-    def _table(self, name: str, count: int) -> tuple[str, str]:
-        """Make a table of one row whose last column is the value; return the statements that fill and read it."""
-        table, columns = f"{name}_{count}", [f"a{index}" for index in range(count)]
-        value = f"value GENERATED ALWAYS AS ({name}({', '.join(columns)}))"
-        self._connection.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, {', '.join([*columns, value])})")
-        self._connection.execute(f"INSERT INTO {table} (id) VALUES (1)")
-        assignments = ", ".join(["id = 1", *(f"{column} = ?" for column in columns)])
-        return f"UPDATE {table} SET {assignments}", f"SELECT value FROM {table}"
 
 
 def reads_the_clock(error: Exception) -> bool:

@@ -72,9 +72,9 @@ class QueryLimits(NamedTuple):
     """The limits of a query."""
 
     max_steps: int
-    """Instructions of sqlite's virtual machine. Functions that search in texts count as more, by the texts' lengths."""
+    """Instructions of sqlite's virtual machine. Functions that search in strings count as more, by the lengths."""
     max_value_bytes: int
-    """The longest text, and the longest row that is sorted or grouped."""
+    """The longest string, and the longest row that is sorted or grouped."""
     max_cpu_s: int = 20
     """CPU time in seconds after which the process is killed: for what sqlite does without counting steps."""
 

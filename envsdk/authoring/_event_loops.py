@@ -1,11 +1,11 @@
-"""The bridge between threads and event loops: everything that runs in another thread than its caller is here.
+"""The bridge between threads and event loops: all code that runs in a different thread from its caller is here.
 
 `run` waits for a coroutine in plain code. Each thread keeps one event loop for it, so that a client that is bound to
 an event loop (an HTTP session, a lock, a queue) works in every call. If no loop is running, a coroutine runs in the
 caller's own thread, so that an object that is bound to a thread (an sqlite3 connection) works as well. If a loop is
 running, as in a notebook, a second one cannot run in the same thread. The coroutine then runs in a `LoopThread` that is
-kept for this purpose, and the caller's loop is blocked until it ends. Since a loop outlives the call, so would a task
-that the call starts: `_loop_tasks.py` collects those that must end.
+kept for this purpose, and the caller's loop is blocked until it ends. Since the loop outlives the call, tasks that the
+call starts would outlive it, too: `_loop_tasks.py` collects those that must end.
 
 `LoopThread` runs coroutines in a thread with an event loop. `MethodThread` calls functions that may never return. All
 threads are daemons: one that hangs does not keep the program from ending.
@@ -38,9 +38,9 @@ _WORKER_NOTE = (
     "which stays in the caller's thread."
 )
 _NEW_S = 0.01
-"""How long a call counts as one that computes in any case, in seconds."""
+"""The time in seconds for which a new call counts as computing in any case."""
 _CANCEL_S = 1.0
-"""How long a coroutine in a thread may take to end when it is cancelled, in seconds."""
+"""The time in seconds that a coroutine in a thread may take to end when it is cancelled."""
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -137,7 +137,7 @@ def _close_unless_forked(loop: asyncio.AbstractEventLoop, process: int) -> None:
 
 
 class LoopThread:
-    """A daemon thread that runs coroutines in an event loop, from now on until `stop`.
+    """A daemon thread that runs coroutines in an event loop until `stop`.
 
     Args:
         name: The name of the thread.
@@ -155,7 +155,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine, and return its result. If the caller is interrupted, it is cancelled first."""
+        """Wait for a coroutine, and return its result. If the caller is interrupted, the coroutine is cancelled."""
         ended: Future[T] = Future()
 
         async def main() -> None:
@@ -174,7 +174,7 @@ class LoopThread:
         return ended.result()
 
     def stop(self, timeout_s: float) -> bool:
-        """Cancel the tasks, and close the loop; return whether the thread ended within some seconds."""
+        """Cancel the tasks and close the loop. Return whether the thread ended within `timeout_s`."""
         self._is_stopped = True
         with contextlib.suppress(RuntimeError):  # it is closed
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -192,7 +192,7 @@ _idle: deque[LoopThread] = deque()
 
 
 def _run_in_worker(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the thread that was used last: consecutive calls share it, and a nested call has its own."""
+    """Run a coroutine in the most recently used thread. Consecutive calls share it; a nested call gets another one."""
     try:
         worker = _idle.pop()
     except IndexError:
@@ -216,7 +216,7 @@ def _close_all() -> None:
 
 
 def _after_fork() -> None:
-    """Leave the event loops to the parent: a child process shares their files, but has none of the threads."""
+    """Leave the event loops to the parent: a child process shares their files, but does not have the threads."""
     _not_ours.extend((_thread.kept, *_idle))
     _thread.kept = None
     _idle.clear()
@@ -233,7 +233,7 @@ class MethodCall:
     """A function that is called in a `MethodThread`, with a copy of the caller's context variables.
 
     Attributes:
-        began_at: When the thread began it (`time.monotonic`); None while it waits for the thread.
+        began_at: The time at which the thread began it (`time.monotonic`); None while it waits for the thread.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -247,7 +247,7 @@ class MethodCall:
         self.has_ended = self.is_cancelled = False
 
     def computes(self) -> bool:
-        """Return whether it has just begun, or its thread computes rather than waits for something."""
+        """Return whether the call has just begun, or its thread is computing rather than waiting."""
         if self.server is None or self.began_at is None:
             return True
         seconds = time.monotonic() - self.began_at
@@ -256,11 +256,11 @@ class MethodCall:
 
 
 class MethodThread:
-    """A thread that calls functions, one at a time, and awaits coroutines, in an event loop that it then has.
+    """A thread that calls functions, one at a time, and awaits coroutines in an event loop, made for the first one.
 
-    An episode keeps its thread, because what its methods open may be bound to a thread (an sqlite3 connection) or to an
-    event loop (an HTTP client). A function that has not returned when its caller is cancelled is abandoned: its thread
-    is left alone, and another one makes the other calls.
+    An episode keeps its thread, because objects that its methods open may be bound to a thread (an sqlite3 connection)
+    or to an event loop (an HTTP client). A function that has not returned when its caller is cancelled is abandoned
+    together with its thread, and a new thread makes the other calls.
     """
 
     def __init__(self) -> None:
@@ -269,18 +269,18 @@ class MethodThread:
 
     @property
     def is_busy(self) -> bool:
-        """True if a function has not returned."""
+        """True if a call has not ended."""
         return self._calls.pending > 0
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Return what a function returns, awaited, with a copy of the caller's context variables."""
+        """Call a function and return its result, awaited, with a copy of the caller's context variables."""
         return await self.result(MethodCall(function))
 
     async def call_within(self, seconds: float | None, what: str, function: Callable[[], Any]) -> Any:
-        """As `call`, with a deadline; `what` describes the call in its error.
+        """Do the same as `call`, with a deadline. `what` describes the call in the error message.
 
         Raises:
-            DeadlineExceeded: If it took longer. A `TimeoutError` of the function itself stays as it is.
+            DeadlineExceeded: If the call took longer. A `TimeoutError` of the function itself is raised unchanged.
         """
         clock = asyncio.timeout(seconds)
         try:
@@ -292,13 +292,13 @@ class MethodThread:
             raise
 
     def wait(self, function: Callable[[], Any]) -> Any:
-        """As `call`, and block the caller's thread meanwhile."""
+        """Do the same as `call`, but block the caller's thread."""
         call = MethodCall(function)
         self._calls.put(call)
         return call.future.result()
 
     async def result(self, call: MethodCall) -> Any:
-        """As `call`, for a call whose beginning the caller watches.
+        """Do the same as `call`, for a `MethodCall` whose state the caller watches.
 
         If the caller is cancelled, the call is cancelled. If that does not end it, its thread is abandoned.
         """
@@ -324,7 +324,7 @@ class MethodThread:
 
 
 class _Calls:
-    """What the threads of a `MethodThread` share: the calls that wait, and which thread serves them."""
+    """The shared state of a `MethodThread`: the waiting calls, and the thread that serves them."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a garbage collection may end the thread while this thread holds it
@@ -344,7 +344,7 @@ class _Calls:
                 server.loop.call_soon_threadsafe(server.serve_waiting)
 
     def abandon(self, call: MethodCall) -> None:
-        """Let another thread serve if the one that began a call has not ended it."""
+        """Replace the serving thread if it has begun the call and not ended it."""
         with self.lock:
             if call.has_ended:
                 return
@@ -367,7 +367,7 @@ class _Server(threading.Thread):
         self._running = 0
 
     def run(self) -> None:
-        """Serve calls: in an event loop from the first one on that returns an awaitable."""
+        """Serve calls, in an event loop from the first awaitable on."""
         while self._calls.server is self and (call := self._calls.queue.get()) is not None:
             self._begin(call)
             del call  # it holds an episode
@@ -379,7 +379,7 @@ class _Server(threading.Thread):
                 return
 
     def serve_waiting(self) -> None:
-        """Begin the calls that wait, in the event loop."""
+        """Begin the waiting calls in the event loop."""
         assert self.loop is not None
         while self._calls.server is self:
             try:
@@ -420,7 +420,7 @@ class _Server(threading.Thread):
             self._end(call, result, None)
 
     def _end(self, call: MethodCall, result: Any, error: BaseException | None) -> None:
-        """Note that a call has ended, and wake its caller."""
+        """Mark a call as ended, and wake its caller."""
         with self._calls.lock:
             call.has_ended = True
             self._calls.pending -= 1
@@ -436,7 +436,7 @@ class _Server(threading.Thread):
         return self._calls.server is not self and not self._running
 
     def cpu_time_of(self, call: MethodCall) -> float | None:
-        """Return the processor time of the thread while it runs a call; None if the call ended, or it is not known."""
+        """Return the processor time of the thread that runs a call; None if the call ended or the time is unknown."""
         clock_of, ident = getattr(time, "pthread_getcpuclockid", None), self.ident
         with self._calls.lock:  # the clock of a thread that has ended must not be read
             if clock_of is None or ident is None or call.has_ended:

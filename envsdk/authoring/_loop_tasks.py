@@ -1,7 +1,7 @@
-"""Whether an event loop is running, and the tasks that an episode's methods start in one.
+"""The state of the running event loop, and the tasks that an episode's methods start in it.
 
-Each step needs this, with and without an event loop. It does not import asyncio, which takes longer than the rest of
-the package: a program without an event loop never needs it.
+Each step needs this, with and without an event loop. The module does not import asyncio at the top, which takes longer
+than the rest of the package and is not needed without an event loop.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ async def not_cancelled(value: T | Awaitable[T]) -> T:
     """Return a value, awaited if it is an awaitable.
 
     Raises:
-        EpisodeError: If something that it waited for was cancelled, and not the running task.
+        EpisodeError: If the value was cancelled, but not the running task.
     """
     import asyncio
 
@@ -39,11 +39,11 @@ async def not_cancelled(value: T | Awaitable[T]) -> T:
     except asyncio.CancelledError as error:
         if is_being_cancelled():
             raise
-        raise EpisodeError("something that it waited for was cancelled") from error
+        raise EpisodeError("an awaited task or future was cancelled, but the episode was not") from error
 
 
 def is_being_cancelled() -> bool:
-    """Return whether the running task is being cancelled, and not something that it waits for."""
+    """Return whether the running task itself is being cancelled."""
     if not in_event_loop():
         return False
     import asyncio
@@ -104,7 +104,7 @@ _collector: contextvars.ContextVar[Tasks | None] = contextvars.ContextVar("envsd
 
 
 def collect(task: "asyncio.Task[Any]") -> None:
-    """Add a task to those that the innermost `collecting()` around it collects, if there is one."""
+    """Add a task to the innermost enclosing `collecting()`, if there is one."""
     collector = _collector.get()
     if collector is not None:
         collector.add(task)

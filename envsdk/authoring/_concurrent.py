@@ -1,4 +1,4 @@
-"""Concurrent coroutines, of which none outlives a failure."""
+"""Run coroutines concurrently, and cancel all of them if one fails."""
 
 import asyncio
 import math
@@ -12,8 +12,8 @@ T = TypeVar("T")
 async def run_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run coroutines concurrently, and return their results in order.
 
-    If one of them raises, or the caller is cancelled, the others are cancelled and awaited first. The exception is
-    raised as it is, not in an exception group as by `asyncio.TaskGroup`.
+    If one of them raises, or the caller is cancelled, the others are cancelled and awaited first. Unlike with
+    `asyncio.TaskGroup`, the exception itself is raised, not an exception group.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
@@ -25,7 +25,7 @@ async def run_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def until_ended(tasks: Sequence["asyncio.Future[Any]"], seconds: float = math.inf) -> None:
-    """Wait until tasks have ended, also if the caller is cancelled meanwhile.
+    """Wait until tasks have ended, even if the caller is cancelled in the meantime.
 
     Raises:
         CancelledError: Once they have ended, or the time has passed, if the caller was cancelled.
@@ -41,6 +41,6 @@ async def until_ended(tasks: Sequence["asyncio.Future[Any]"], seconds: float = m
 
 
 def take_error(task: "asyncio.Future[Any]") -> None:
-    """Take the exception of a task that is not awaited, which asyncio would log."""
+    """Retrieve the exception of a task that is not awaited, so that asyncio does not log it."""
     if task.done() and not task.cancelled():
         task.exception()
