@@ -40,7 +40,7 @@ class WaitingClient:
         self._leaving.cancel()
 
     async def is_gone(self) -> bool:
-        """Return whether the client closed the connection. Ask before the last part of the response is sent."""
+        """Return whether the client closed the connection. Call it before the last part of the response is sent."""
         await asyncio.sleep(0)  # a failed write is noted in the next turn of the event loop,
         await asyncio.sleep(0)  # and by `leave` in the one after
         return self._leaving.done()

@@ -42,7 +42,7 @@ class ProgramEnv(Env):
     trainable_roles: ClassVar[frozenset[str] | None] = None
     """The roles whose contexts are trained; None trains all. A context of another role gives no samples."""
     sampling: ClassVar[Mapping[str, Any] | None] = None
-    """Parameters of sampling in place of those that the program asks for, such as `{"temperature": 1.0}`; None takes
+    """Parameters of sampling in place of those that the program requests, such as `{"temperature": 1.0}`; None takes
     the program's. Trainers usually need one temperature for all."""
     limit_grace_s: ClassVar[float | None] = 10.0
     """The time that a program may still run after a limit refused a request, in seconds; None for any time."""

@@ -83,7 +83,7 @@ def test_a_server_of_another_vocabulary_is_refused(kind, name):
 def test_a_server_that_names_a_control_token_differently_is_refused():
     with ModelServer() as server:
         server._tokenize = lambda text: server.tokenizer.encode(text).tolist()
-        with pytest.raises(ServerMismatch, match=r"the text '<\|"):
+        with pytest.raises(ServerMismatch, match=r"the string '<\|"):
             play(VLLM(server.url))
 
 
