@@ -183,8 +183,8 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
     for index, trajectory in enumerate(episodes):
         if not isinstance(trajectory, Trajectory):
             raise ConfigError(f"trajectory {index} is a {type(trajectory).__name__}; expected a Trajectory")
-        total += Tally.of(trajectory, copied=False)
         sizes = trajectory.sample_sizes()  # checks the record
+        total += Tally.of(trajectory, copied=False)
         samples += len(sizes)
         trained += sum(size.trained for size in sizes)
         as_samples += sum(size.tokens for size in sizes)

@@ -12,11 +12,10 @@ from ..authoring._event_loops import run as run_in_loop
 from ..authoring._loop_tasks import is_being_cancelled
 from ..authoring._making import find_class, make
 from ..authoring._trust import Trust, options_that_need_trust
-from ..contexts._protocol import Action, FinishReason
+from ..contexts._protocol import Action
 from ..errors import CannotReplay, EnvsdkError
 from ..limits import MAX_EMPTY_ABORTS, Limits
 from ..policies._vocabularies import ANY_TOKENIZER
-from ..trajectories._steps import Step
 from ..trajectories._trajectory import Trajectory
 from ._comparing import EndOfRecord, ReplayDifference, beyond, differences
 from ._runner import arollout
@@ -154,18 +153,13 @@ class _RecordedPolicy:
             return left.pop(0)
         log = self._trajectory.contexts.get(context)
         if log is not None and (log.error or "").startswith("TimeoutError: it did not finish within"):
-            await asyncio.Event().wait()  # until the deadline of the handoff, as recorded
-        if self._trajectory.status == "error":
-            await self._others()
+            await asyncio.Event().wait()  # until the deadline of the handoff, as it was
+        before = -1
+        while self._trajectory.status == "error" and self._count and self._count != before:
+            before = self._count  # other contexts that run side by side still use their actions
+            await asyncio.sleep(_IDLE_S)
         self.is_beyond = True
         raise EndOfRecord(beyond(context))
-
-    async def _others(self) -> None:
-        """Wait until the actions of other contexts that run side by side are used, or nothing happens anymore."""
-        before = -1
-        while self._count and self._count != before:
-            before = self._count
-            await asyncio.sleep(_IDLE_S)
 
 
 def _actions(trajectory: Trajectory, context: str) -> list[Action]:
@@ -175,13 +169,16 @@ def _actions(trajectory: Trajectory, context: str) -> list[Action]:
         if step.context != context:
             continue
         start = step.action_start
-        for part, reason in zip(step.parts, _finish_reasons(step), strict=True):
+        stops = [start, *(part.stop for part in step.parts)]
+        was_given_up = len(stops) > MAX_EMPTY_ABORTS and stops[-1] == stops[-MAX_EMPTY_ABORTS - 1]
+        for number, part in enumerate(step.parts, start=1):
+            is_interrupted = number < len(step.parts) or was_given_up  # all but the last part were
             logprobs = log.logprobs[start : part.stop]
             actions.append(
                 Action(
                     log.tokens[start : part.stop],
                     None if np.isnan(logprobs).any() else logprobs,
-                    reason,
+                    "abort" if is_interrupted else step.finish_reason,
                     part.temperature,
                     part.policy_version,
                     part.extra,
@@ -189,14 +186,6 @@ def _actions(trajectory: Trajectory, context: str) -> list[Action]:
             )
             start = part.stop
     return actions
-
-
-def _finish_reasons(step: Step) -> list[FinishReason]:
-    """Return the finish reason of each part: all but the last were interrupted."""
-    stops = [step.action_start, *(part.stop for part in step.parts)]
-    was_given_up = len(stops) > MAX_EMPTY_ABORTS and stops[-1] == stops[-MAX_EMPTY_ABORTS - 1]
-    last: FinishReason = "abort" if was_given_up else step.finish_reason
-    return [*["abort"] * (len(step.parts) - 1), *([last] if step.parts else [])]  # pyright: ignore[reportReturnType]
 
 
 # The environment of a record.
@@ -217,13 +206,15 @@ def _env_of(run: StoredRun, trajectory: Trajectory, trust: Collection[Trust]) ->
     name = _name_of(run, trajectory)
     if ":" in name and "imports" not in trust and not is_entry_point(name):
         raise _not_trusted("imports", f"the environment {name!r:.80}")
-    renderer = _renderer_of(trajectory, trust)
+    processor = trajectory.renderer.get("processor")
+    if isinstance(processor, str) and "paths" not in trust:
+        raise _not_trusted("paths", f"the processor {processor!r:.80} of the renderer")
     try:
         creator: Any = find_class(name) if ":" in name else find_creator(name)
         kept, withheld = _split(creator, trajectory.config, trust)
         options: dict[str, Any] = {
             **kept,
-            "renderer": renderer,
+            "renderer": trajectory.renderer,
             "tokenizer": run.tokenizer_of(trajectory),
             "history": trajectory.history,
             "limits": Limits.of(trajectory.limits, Limits()),
@@ -254,13 +245,6 @@ def _split(
         needs = options_that_need_trust(creator.Config)
     withheld: dict[str, Trust] = {name: needs[name] for name in config if name in needs and needs[name] not in trust}
     return {name: value for name, value in config.items() if name not in withheld}, withheld
-
-
-def _renderer_of(trajectory: Trajectory, trust: Collection[Trust]) -> dict[str, Any]:
-    processor = trajectory.renderer.get("processor")
-    if isinstance(processor, str) and "paths" not in trust:
-        raise _not_trusted("paths", f"the processor {processor!r:.80} of the renderer")
-    return trajectory.renderer
 
 
 def _not_trusted(kind: Trust, what: str) -> CannotReplay:

@@ -80,7 +80,8 @@ class Path:
         """Add a piece of a log at the end."""
         self.pieces.append(piece)
         self.starts.append(len(self))
-        self._tokens.extend(self._contexts[piece.context].tokens[piece.start : piece.stop].tolist())
+        tokens = self._contexts[piece.context].tokens[piece.start : piece.stop]
+        self._tokens.frombytes(tokens.astype(np.int32).tobytes())
 
     def truncate(self, keep: int) -> None:
         """Keep the first `keep` tokens."""

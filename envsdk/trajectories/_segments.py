@@ -243,15 +243,25 @@ def trained_steps(
 
     Raises:
         ConfigError: If `loss` is neither a rule's name nor a function.
-        UnknownName: If there is no rule of that name.
+        UnknownName: If no rule has that name.
     """
-    chosen = _rule(steps, contexts, loss)
+    if not isinstance(loss, str) and not callable(loss):  # pyright: ignore[reportUnnecessaryComparison]
+        raise ConfigError(f"loss is {loss!r:.80}; expected {_LOSSES} or a function of a Step")
+    if isinstance(loss, str) and loss not in _LOSSES:
+        raise unknown_name("loss rule", loss, _LOSSES, "A function of a Step is accepted, too.")
+    last = {step.context: id(step) for step in steps}
     left_out = {
         name for name, log in contexts.items() if not log.is_trainable or (log.error is not None and not include_failed)
     }
 
     def is_trained(step: Step) -> bool:
-        return not is_copied(step, origins) and step.context not in left_out and chosen(step)
+        if is_copied(step, origins) or step.context in left_out:
+            return False
+        if callable(loss):
+            return loss(step)
+        if loss == "without_errors":
+            return step.reply is None or not contexts[step.context].messages[step.reply].errors
+        return loss == "all" or last[step.context] == id(step)
 
     return is_trained
 
@@ -261,23 +271,8 @@ def is_copied(step: Step, origins: Sequence[Origin]) -> bool:
     return bool(origins and step.parts) and step.stop <= origins[-1].tokens.get(step.context, 0)
 
 
-def _rule(steps: Sequence[Step], contexts: Mapping[str, ContextLog], loss: LossRule) -> Callable[[Step], bool]:
-    if callable(loss):
-        return loss
-    if not isinstance(loss, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"loss is {loss!r:.80}; expected {_LOSSES} or a function of a Step")
-    if loss == "all":
-        return lambda step: True
-    if loss == "last_step":
-        last = {step.context: id(step) for step in steps}
-        return lambda step: last[step.context] == id(step)
-    if loss == "without_errors":
-        return lambda step: step.reply is None or not contexts[step.context].messages[step.reply].errors
-    raise unknown_name("loss rule", loss, _LOSSES, "A function of a Step is accepted, too.")
-
-
 def _roles(path: Path, contexts: Mapping[str, ContextLog], length: int) -> Roles | None:
-    """Return what the first `length` tokens of a path belong to; None if that was not recorded for all of them."""
+    """Return the roles of the first `length` tokens of a path; None if they were not recorded for all of them."""
     parts: list[tuple[Roles, slice]] = []
     for start, piece in zip(path.starts, path.pieces, strict=True):
         own = contexts[piece.context].roles

@@ -213,22 +213,19 @@ def pack(extra: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     packed: dict[str, dict[str, Any]] = {"arrays": {}, "values": {}}
     for key, value in extra.items():
-        kind, content = _packed_entry(value)
-        packed.setdefault(kind, {})[key] = content
+        match value:
+            case np.ndarray():
+                packed["arrays"][key] = _packed(cast("NDArray[Any]", value))
+            case Aligned():
+                fill = None if value.fill is None or math.isnan(value.fill) else value.fill
+                aligned = {"over": value.over, "fill": fill, "array": _packed(value.values)}
+                packed.setdefault("aligned", {})[key] = aligned
+            case Ragged():
+                ragged = {"lengths": value.lengths.tolist(), "array": _packed(value.values)}
+                packed.setdefault("ragged", {})[key] = ragged
+            case _:
+                packed["values"][key] = value
     return packed
-
-
-def _packed_entry(value: Any) -> tuple[str, Any]:
-    match value:
-        case np.ndarray():
-            return "arrays", _packed(cast("NDArray[Any]", value))
-        case Aligned():
-            fill = None if value.fill is None or math.isnan(value.fill) else value.fill
-            return "aligned", {"over": value.over, "fill": fill, "array": _packed(value.values)}
-        case Ragged():
-            return "ragged", {"lengths": value.lengths.tolist(), "array": _packed(value.values)}
-        case _:
-            return "values", value
 
 
 def unpack(packed: Any) -> dict[str, Any]:

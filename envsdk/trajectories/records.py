@@ -65,7 +65,7 @@ def load(line: bytes | str, kind: str) -> dict[str, Any]:
     if _SURROGATE.search(line if isinstance(line, bytes) else line.encode()):
         try:
             json.dumps(value, ensure_ascii=False).encode()
-        except ValueError as error:  # half of a surrogate pair is not valid Unicode
+        except ValueError as error:  # an unpaired surrogate is not valid Unicode
             raise InvalidRecord(f"not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidRecord("not a record: expected a JSON object")

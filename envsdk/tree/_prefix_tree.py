@@ -131,7 +131,7 @@ class PrefixTree:
             matched = match.matched
         if matched < len(tokens):
             start = len(self)
-            self.tokens.extend(tokens[matched:].tolist())
+            self.tokens.frombytes(tokens[matched:].astype(np.int32).tobytes())
             new = PrefixNode(start, len(self), parent.depth + len(parent), is_trained, parent)
             parent.children.setdefault(int(tokens[matched]), []).append(new)
             self._nodes.append(new)

@@ -232,7 +232,7 @@ def test_a_vocabulary_for_which_the_ids_differ_is_refused(monkeypatch: pytest.Mo
     specification["model"]["merges"] = specification["model"]["merges"][::-1]
     other = HuggingFaceTokenizer("x", specification)
     monkeypatch.setattr(plain, "_saved", other._saved)
-    with pytest.raises(TokenizerError, match="fastokens gives other ids than HuggingFaceTokenizer"):
+    with pytest.raises(TokenizerError, match="that differ from those of HuggingFaceTokenizer"):
         load_tokenizer(plain, backend="fastokens")
 
 
@@ -245,7 +245,7 @@ def test_a_vocabulary_that_is_not_of_bytes_is_refused() -> None:
 def test_a_vocabulary_that_fastokens_cannot_read_is_refused() -> None:
     specification = written()
     specification["pre_tokenizer"] = {"type": "Metaspace", "replacement": "_", "prepend_scheme": "never", "split": True}
-    with pytest.raises(TokenizerError, match=r"fastokens (cannot read it|gives other ids)"):
+    with pytest.raises(TokenizerError, match=r"fastokens (cannot read it|gives ids)"):
         load_tokenizer(as_object(specification), backend="fastokens")
 
 

@@ -494,7 +494,7 @@ def test_calls_that_are_dropped_next_to_a_text_are_refused() -> None:
     template = CHATML.replace(CALLS, "{%- if not m.content %}" + CALLS + "{%- endif %}")
     renderer = renderer_of(template)
     assert "search" in replied(renderer, calling({"city": "x"}))
-    with pytest.raises(TemplateUnsupported, match="next to a text are rendered"):
+    with pytest.raises(TemplateUnsupported, match="next to text are rendered"):
         renderer.reply(calling({"city": "x"}, content="So:"))
 
 

@@ -205,7 +205,7 @@ def test_an_unknown_tool_is_read_with_texts_as_its_values() -> None:
 
 
 def test_what_the_template_does_not_write_is_not_written() -> None:
-    with pytest.raises(TemplateUnsupported, match="the text, or not all of 1 calls next to a text"):
+    with pytest.raises(TemplateUnsupported, match="the text, or not all of 1 calls next to it"):
         write_reply(BARE, said("So.", None, call()))
     with pytest.raises(TemplateUnsupported, match="not all of 2 calls"):
         write_reply(BARE, said("", None, call(), call()))

@@ -129,7 +129,7 @@ def test_the_process_that_renders_has_no_secrets_in_its_environment(monkeypatch:
     process = chat_template._TemplateProcess()
     try:
         process.ask("a", "2025-01-01")
-        assert "secret" not in Path(f"/proc/{process._started().pid}/environ").read_text()
+        assert "secret" not in Path(f"/proc/{process._process.pid}/environ").read_text()
     finally:
         process.end()
 
@@ -141,7 +141,7 @@ def test_more_templates_than_a_process_keeps_are_rendered():
 
 def test_a_process_that_was_killed_is_started_again():
     template = ChatTemplate("{{ messages }}of a killed process")
-    process = chat_template._process()._started()
+    process = chat_template._process()._process
     process.kill()
     process.wait()
     assert template.render([]) == "[]of a killed process"

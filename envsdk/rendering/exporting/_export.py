@@ -40,13 +40,13 @@ class ExportedTemplate:
     history: ExportedHistory
     """The part of the past that it shows."""
     source: Literal["tokenizer", "measured"]
-    """True if it is the tokenizer's own template with fixed arguments, or was written from measurements."""
+    """The origin: the tokenizer's own template with fixed arguments, or a template written from measurements."""
     renderer: Mapping[str, Any]
     """The specification of the renderer."""
     conversations: tuple[str, ...]
-    """The conversations that it was proved on."""
+    """The conversations for which it was proved to render the same."""
     same_at_end: bool
-    """True if it is also the same for conversations without a generation prompt, which no server renders."""
+    """True if it also renders conversations without a generation prompt, which servers never render, the same way."""
 
     def save(self, path: str | Path) -> Path:
         """Write the template to a file, and return its path."""
@@ -176,7 +176,7 @@ def _refusal(
 
 
 def _shown(difference: Difference) -> str:
-    """Return what differs, with the texts around the first different character."""
+    """Describe a difference, with the text around the first different character."""
     _, reason, expected, rendered = difference
     if not rendered or expected == rendered:
         return reason

@@ -1,4 +1,4 @@
-"""The forms in which families write messages, as measured texts with words in place of what varies."""
+"""The forms in which families write messages: measured text with placeholder words for the parts that vary."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ SYSTEM, QUERY, CONTENT, REASONING, NEXT = (
     f"Wvq{name}qvW" for name in ("system", "query", "content", "thought", "next")
 )
 TOOLS, CALLS = "WvqtoolsqvW", "WvqcallsqvW"
-"""The words for the list of tools, and for the calls of a reply, in a measured text."""
+"""The placeholder words for the list of tools and for the calls of a reply in measured text."""
 NAMES, KEYS, VALUES = (tuple(f"Wvq{kind}{i}qvW" for i in range(2)) for kind in ("name", "key", "value"))
 PROBE, BLANK = "\n \n text \n \n", " \n"
-"""Texts that show how whitespace is written, and whether a text of only whitespace counts as one."""
+"""Strings that show how whitespace is written, and whether a string of only whitespace is treated as empty."""
 ROLES = ("user", "assistant", "tool", "system")
-"""The roles of a message that comes next; an assistant's message with calls begins like any other of it."""
+"""The roles of the next message. An assistant's message begins in the same way with and without calls."""
 ENDS = ("end", "prompt")
-"""The ends that may come next instead of a message: nothing, or the generation prompt."""
+"""The ends that may follow instead of a message: nothing, or the generation prompt."""
 REPLIES = frozenset({"assistant", "calls"})
-"""The kinds of replies: a text, and calls."""
+"""The kinds of replies: text, and calls."""
 
 
 def query() -> Message:
@@ -50,7 +50,7 @@ def past(kind: str, name: str) -> list[Message]:
 
 
 def next_message(name: Any) -> Message:
-    """Return a message of a role that comes next."""
+    """Return a next message with a role."""
     is_tool = name == "tool"
     return Message(
         role=name,
@@ -70,7 +70,7 @@ class Slot(NamedTuple):
     jinja: str = ""
     """The Jinja code after the text."""
     strips: str = ""
-    """The method of `str` that does the same; empty for a text that stays as it is."""
+    """The method of `str` that does the same; empty if the text is unchanged."""
     chars: str | None = None
     """The method's argument."""
 
@@ -96,7 +96,7 @@ class Start:
     """With a system message, whose text is `SYSTEM`."""
     slot: Slot
     needs_text: bool
-    """True if a system message without text is written like none."""
+    """True if an empty system message is written like a missing one."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class Body:
     """A reply of one shape, up to its end."""
 
     without: str
-    """Without text; `REASONING` and `CALLS` are where they are written."""
+    """The reply without content; `REASONING` and `CALLS` are in place of its reasoning and calls."""
     with_text: str
-    """With the text `CONTENT`."""
+    """The reply with the content `CONTENT`."""
     slot: Slot
     needs_text: bool
-    """True if a text of only spaces is written like none."""
+    """True if content of only spaces is written like empty content."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class Calls:
     is_python: bool = False
     """True if numbers, booleans and null are written as Python does, not as JSON."""
     text_arguments: str = "refused"
-    """True if arguments given as a text are `verbatim`, a `JSON` string, or refused."""
+    """The form of arguments that are given as a string: `verbatim`, a `JSON` string, or refused."""
 
 
 def shared_length(texts: Sequence[str]) -> int:
-    """Return the length of the common start of texts."""
+    """Return the length of the longest common prefix of strings."""
     different = (i for i, chars in enumerate(zip(*texts, strict=False)) if len(set(chars)) > 1)
     return next(different, min(map(len, texts)))
 
@@ -138,7 +138,7 @@ def between(text: str, first: str, second: str) -> str:
     """Return the text between two words.
 
     Raises:
-        NotRegular: If they are not in the text, in this order.
+        NotRegular: If the text does not contain them in this order.
     """
     _, found, rest = text.partition(first)
     found_text, also, _ = rest.partition(second)
@@ -148,7 +148,7 @@ def between(text: str, first: str, second: str) -> str:
 
 
 def slot_of(text: str, word: str, probed: Callable[[str], str | None]) -> Slot:
-    """Return how the text in place of `word` is written; `probed` renders another text there."""
+    """Return the slot of `word`, that is how text is written there; `probed` renders another string in its place."""
     written = probed(PROBE)
     for slot in _SLOTS:
         if written == text.replace(word, slot.of(PROBE)):

@@ -1,8 +1,8 @@
-"""Measures how a renderer writes a conversation under `keep`, where a message's text depends only on its neighbors.
+"""Measure how a renderer writes a conversation under `keep`, where a message's text depends only on its neighbors.
 
-Each slot of a rendered conversation (a text, a name, a value) contains a word that occurs nowhere else, so what is
-around the words is the family's own text. A slot that is written in no known way is refused. Whatever is measured here
-is proved afterward; see `proof`.
+Each slot of a rendered conversation (content, a name, a value) contains a unique word, so the text around the words is
+the family's own. A slot that is written in an unknown way is refused. Everything that is measured here is proved
+afterward; see `_proof.py`.
 """
 
 import json
@@ -62,7 +62,7 @@ class Measured:
         )
 
     def text(self, messages: Sequence[Message], *, tools: bool = False, prompt: bool = False) -> str | None:
-        """Return what the renderer writes; None if it refuses."""
+        """Return the rendered text; None if the renderer refuses the messages."""
         given = self.tools if tools else ()
         try:
             rendered = self.renderer.render(messages, tools=given, generation_prompt=prompt, history="keep")
@@ -71,7 +71,7 @@ class Measured:
         return self.renderer.tokenizer.decode(rendered.tokens)
 
     def shared(self, texts: Sequence[str]) -> str:
-        """Return the common start of texts, which cuts neither a control token nor a word of a slot."""
+        """Return the common prefix of strings, without cutting a control token or a slot's word."""
         length = shared_length(texts)
         for text in texts:
             around = (match for match in self._whole.finditer(text) if match.start() < length < match.end())
@@ -97,7 +97,7 @@ class Measured:
         return self._required(self._reply_text(False, True, False)).removeprefix(self._opening).partition(CONTENT)[0]
 
     def _reply_text(self, reasoning: bool, content: bool | str, calls: bool | Sequence[ToolCall]) -> str | None:
-        """Return what is written after a query for a reply of this shape, which is the last message."""
+        """Return the text after a query for a reply of this shape as the last message."""
         text = content if isinstance(content, str) else CONTENT * content
         made = calls if not isinstance(calls, bool) else (probe_call(0),) * calls
         reply = Message(
@@ -138,13 +138,13 @@ class Measured:
         middle, after = first.removesuffix(before), joint.removesuffix(before)
         rest = none.partition(NAMES[0])[2].removeprefix(middle)
         if one.partition(VALUES[0])[2] != after + rest:
-            raise NotRegular("what follows an argument is not the same after the last one")
+            raise NotRegular("the text after an argument differs after the last one")
         flag = self._required(self._reply_text(False, False, [ToolCall(name=NAMES[0], arguments={KEYS[0]: True})]))
         separator = None if two is None else between(two, VALUES[0], NAMES[1]).removeprefix(after)
         return Calls(middle, separator, (before, equals, after), is_python=f"{equals}True{after}" in flag)
 
     def body(self, reasoning: bool, calls: bool) -> Body | None:
-        """Return how a reply of this shape is written; None if it is refused."""
+        """Return the measured form of a reply of this shape; None if it is refused."""
         texts = [self._reply_text(reasoning, content, calls) for content in (False, True)]
         if None in texts:
             return None
@@ -185,12 +185,12 @@ class Measured:
 
     @cached_property
     def ends(self) -> dict[str, str]:
-        """The end of a message of each kind, whatever comes next."""
+        """The end of a message of each kind that is the same for all next messages."""
         return {kind: self.shared([*tails.values()]) for kind, tails in self._tails.items()}
 
     @cached_property
     def following(self) -> dict[str, dict[str, str]]:
-        """The text between a message of each kind and what comes next, by kind and next role."""
+        """The text between a message of each kind and the next message or end, by kind and next role."""
         return {
             kind: {name: tail.removeprefix(self.ends[kind] if kind in REPLIES else "") for name, tail in tails.items()}
             for kind, tails in self._tails.items()
@@ -198,7 +198,7 @@ class Measured:
 
     @cached_property
     def _tails(self) -> dict[str, dict[str, str]]:
-        """The text after the last slot of a message of each kind, up to the first slot of what comes next."""
+        """The text after the last slot of a message of each kind, up to the first slot of the next message."""
         found: dict[str, dict[str, str]] = {}
         for kind in ("user", "assistant", "calls", "tool", "system"):
             tails = {name: self._tail(kind, name) for name in (*ROLES, *ENDS)}
@@ -264,7 +264,7 @@ class Measured:
         return self.text([query()], tools=True) == self.text([query()])
 
     def start(self, *, tools: bool) -> Start | None:
-        """Return what is written before the first message; None if tools are refused."""
+        """Return the text before the first message; None if tools are refused."""
         without, with_system = (self._head(system=system, tools=tools) for system in (False, True))
         if without is None:
             return None
@@ -285,7 +285,7 @@ class Measured:
         return None if texts[0] is None else self.shared([text for text in texts if text is not None])
 
     def _first_text(self, name: str, *, system: bool, tools: bool) -> str | None:
-        """Return what is written before the first message's text."""
+        """Return the text before the content of the first message."""
         start = [Message(role="system", content=SYSTEM)] if system else []
         following = [] if name == "prompt" else [next_message(name)]
         if not start and (not following or name == "system"):

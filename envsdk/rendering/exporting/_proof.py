@@ -1,4 +1,4 @@
-"""Proves that a chat template renders as a renderer does: the same text and the same tokens, for many conversations."""
+"""Prove that a chat template renders the same text and tokens as a renderer, for many conversations."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -23,11 +23,11 @@ class Proof(NamedTuple):
     """The result of comparing a template with a renderer."""
 
     same: list[str]
-    """The conversations that are the same."""
+    """The conversations that both render the same."""
     difference: Difference | None
-    """The smallest prompt that differs; nothing larger was compared then. None if no prompt differs."""
+    """The smallest prompt that differs, after which the comparison stops. None if no prompt differs."""
     end: Difference | None
-    """The smallest conversation without a generation prompt that differs. None if none does."""
+    """The smallest conversation without a generation prompt that differs, or None."""
 
 
 def prove(
@@ -36,8 +36,8 @@ def prove(
     """Compare a template with a renderer, from the smallest conversation to the largest.
 
     Args:
-        renderer: The renderer, whose text and tokens are the measure. A conversation that it refuses is not compared.
-        history: What it shows of the past; see `Renderer.render`.
+        renderer: The renderer, which is the reference. A conversation that it refuses is not compared.
+        history: The part of the past that it shows; see `Renderer.render`.
         template: The text of a chat template.
         special_tokens: The values of `bos_token`, `eos_token` and so on.
     """

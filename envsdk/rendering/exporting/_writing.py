@@ -1,4 +1,4 @@
-"""Writes a measured format as a Jinja chat template."""
+"""Write a measured format as a Jinja chat template."""
 
 import re
 from collections.abc import Mapping
@@ -62,7 +62,7 @@ def write_template(measured: Measured, title: str) -> str:
 
 
 def _table(texts: Mapping[str, str]) -> str:
-    """Write texts between messages as a table by the roles of the next message."""
+    """Write the text between messages as a table by the role of the next message."""
     return "{" + ", ".join(f"{quoted(name)}: {quoted(text)}" for name, text in texts.items()) + "}"
 
 
@@ -98,7 +98,7 @@ def _starts(measured: Measured) -> list[str]:
 
 
 def _others(measured: Measured) -> list[str]:
-    """Write the text of a message that is not the assistant's."""
+    """Write the text of a message of another role than assistant."""
     slots = measured.contents
     if len({slot.jinja for slot in slots.values()}) == 1:
         return [f"{{{{- content{slots['user'].jinja} -}}}}"]
@@ -189,7 +189,7 @@ def _arguments(calls: Calls) -> list[str]:
 
 
 def _print(text: str, slots: Mapping[str, str]) -> str:
-    """Return code that prints a text with an expression in place of each word."""
+    """Return Jinja code that prints text with an expression in place of each word."""
     parts = re.split(f"({'|'.join(slots)})", text)
     return "".join(f"{{{{- {slots.get(part) or quoted(part)} -}}}}" for part in parts if part)
 
@@ -199,6 +199,6 @@ def _refusal(reason: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a string of Jinja."""
+    """Return text as a string literal of Jinja."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
     return '"' + "".join(escapes.get(char, char) for char in text) + '"'

@@ -1,4 +1,4 @@
-"""Converts byte-level vocabularies, which write bytes as printable characters, to tiktoken encodings."""
+"""Convert byte-level vocabularies, which represent bytes by printable characters, to tiktoken encodings."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Reads what a tokenizer's own files specify about conversations: its chat template and the tokens that end a turn."""
+"""Read the chat template, and the tokens that end a turn, from a tokenizer's files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from ._files import ModelFiles
 
 @dataclass(frozen=True)
 class ChatTemplateSource:
-    """A chat template, and what else a tokenizer's files specify about conversations."""
+    """A chat template, and the other facts about conversations in a tokenizer's files."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -22,7 +22,7 @@ class ChatTemplateSource:
     end_tokens: tuple[str, ...] = ()
     """The tokens that end a turn, according to the tokenizer's configuration and the generation configuration."""
     response_template: Mapping[str, Any] | None = None
-    """The rules by which transformers parses a reply, if there are any (`response_schema` before version 5.13)."""
+    """The rules by which transformers parses a reply, or None (`response_schema` before version 5.13)."""
 
 
 def template_in_files(files: ModelFiles, control_tokens: Mapping[str, int]) -> ChatTemplateSource | None:

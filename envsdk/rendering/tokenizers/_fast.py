@@ -1,7 +1,7 @@
 """Encoding with fastokens, an optional library that gives the same ids several times faster.
 
-The tokenizer that envsdk loads without it stays the definition: it normalizes, decodes, has the fingerprint, and
-encodes what fastokens cannot. fastokens gets the vocabulary without control tokens, so no text gives one.
+The tokenizer that envsdk loads without it remains the reference: it normalizes, decodes, has the fingerprint, and
+encodes text that fastokens cannot encode. fastokens gets the vocabulary without control tokens, so it never emits them.
 """
 
 import tempfile
@@ -32,14 +32,14 @@ _UNUSED: dict[str, Any] = {
 
 
 class FastokensTokenizer(NamedTokenizer):
-    """A tokenizer whose texts fastokens encodes.
+    """A tokenizer that encodes with fastokens.
 
     Args:
         plain: The tokenizer that it replaces, with the same ids and the same fingerprint.
 
     Raises:
         MissingPackage: If fastokens is not installed.
-        TokenizerError: If fastokens cannot read the vocabulary, or gives other ids for the corpus or one of its lines.
+        TokenizerError: If fastokens cannot read the vocabulary, or its ids for the corpus or one of its lines differ.
     """
 
     def __init__(self, plain: NamedTokenizer) -> None:
@@ -47,16 +47,17 @@ class FastokensTokenizer(NamedTokenizer):
         self.chat_template, self.is_default = plain.chat_template, plain.is_default
         self._plain = plain
         self._fast = _read(plain.name, *plain._saved())
-        # Control tokens that are pieces of the vocabulary, too, and that some text could give.
+        # Control tokens that are also pieces of the vocabulary, so that text might be encoded to them.
         pieces = {token: self._fast.id_to_token(token) for token in self.control_tokens.values()}
         reachable = [token for token, piece in pieces.items() if piece and set(piece) <= BYTE_OF_CHAR.keys()]
         self._reachable = np.array(reachable, dtype=np.int32)
         whole = corpus()
-        for text in (whole, *whole.splitlines(keepends=True)):  # it encodes long texts in another way
+        for text in (whole, *whole.splitlines(keepends=True)):  # fastokens encodes long strings in a different way
             if not np.array_equal(self.encode(text), plain.encode(text)):
                 raise TokenizerError(
-                    f"{plain.name}: fastokens gives other ids than {type(plain).__name__} for {text[:40]!r}, which the "
-                    "model was not trained on. Load the tokenizer without backend='fastokens'"
+                    f"{plain.name}: fastokens gives ids for {text[:40]!r} that differ from those of "
+                    f"{type(plain).__name__}, on which the model was trained. Load the tokenizer without "
+                    "backend='fastokens'"
                 )
 
     @property
@@ -92,7 +93,7 @@ class FastokensTokenizer(NamedTokenizer):
 
 
 def _read(name: str, vocabulary: str, content: bytes, rules: Mapping[str, Any]) -> Any:
-    """Return fastokens' tokenizer for what `NamedTokenizer.save` writes."""
+    """Return the tokenizer of fastokens for the files that `NamedTokenizer.save` writes."""
     fastokens = load("fastokens", "backend='fastokens' needs", "pip install 'envsdk[fast]'")
     try:
         if vocabulary == RANKS:

@@ -1,4 +1,4 @@
-"""Reads the files of a model's folder that a tokenizer is made from.
+"""Read the files in a model's folder from which a tokenizer is made.
 
 A snapshot of a Hugging Face cache consists of links into another folder, so neighbors are looked up next to the link,
 not next to the file that it points to.
@@ -25,14 +25,14 @@ DATA = Path(__file__).parent / "data"
 
 
 class ModelFiles(NamedTuple):
-    """Everything that a tokenizer is made from. Two values are equal if and only if no file has changed.
+    """The files from which a tokenizer is made. Two values are equal if and only if no file has changed.
 
     The vocabulary is megabytes long, so it is compared by its state on disk; the other files are compared by content.
     """
 
     folder: str
     vocabulary: str
-    """The path of the `tokenizer.json`, absolute; an empty string if it is not read from a file."""
+    """The absolute path of the `tokenizer.json`; an empty string if it is not read from a file."""
     state: tuple[int, ...]
     texts: tuple[tuple[str, bytes], ...]
     """The content of each other file that exists."""
@@ -104,12 +104,12 @@ def _read(folder: Path) -> tuple[tuple[str, bytes], ...]:
 
 @lru_cache(maxsize=32)
 def snapshot(repo_id: str) -> Path:
-    """Return the folder of a model of the Hugging Face hub, from its cache or downloaded, the same in a process.
+    """Return the folder of a model of the Hugging Face hub, cached or downloaded. It is constant within a process.
 
-    `HF_HUB_OFFLINE` and the variables for the cache's location hold, as everywhere.
+    `HF_HUB_OFFLINE` and the variables for the location of the cache are respected.
 
     Raises:
-        TokenizerError: If the hub has no such model, or cannot be reached and the cache does not have it.
+        TokenizerError: If the hub does not have the model, or cannot be reached and the cache does not have it.
     """
     import huggingface_hub
 
@@ -121,7 +121,7 @@ def snapshot(repo_id: str) -> Path:
 
 
 def cached_snapshot(repo_id: str) -> Path | None:
-    """Return the folder of a model of the Hugging Face hub if the cache has it; nothing is downloaded."""
+    """Return the folder of a model of the Hugging Face hub if it is cached, else None. Nothing is downloaded."""
     import huggingface_hub
 
     try:
@@ -132,8 +132,8 @@ def cached_snapshot(repo_id: str) -> Path | None:
 
 
 def corpus() -> str:
-    """Return the text that two libraries have to give the same ids for before one replaces the other.
+    """Return the text for which two libraries must give the same ids before one replaces the other.
 
-    It has many scripts, code, numbers, whitespace, and what is rare.
+    It contains many scripts, code, numbers, whitespace, and rare characters.
     """
     return (DATA / "corpus.txt").read_bytes().decode()

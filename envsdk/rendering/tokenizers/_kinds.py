@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 def is_failure(error: BaseException) -> bool:
-    """Return whether a library failed, with an exception or a panic of Rust code; an interrupt is not a failure."""
+    """Return whether an exception means that a library failed (a panic of Rust code included), not an interrupt."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @contextmanager
 def reading(what: str) -> Generator[None]:
-    """Turn any failure, of a library or of our own code on what a file holds, into a `TokenizerError`."""
+    """Turn any failure of a library, or of our own code on a file's content, into a `TokenizerError`."""
     try:
         yield
     except BaseException as error:
@@ -48,7 +48,7 @@ def reading(what: str) -> Generator[None]:
 # Models pad their embedding to a round number of rows (Qwen3 names 151,669 ids and has 151,936 rows).
 _PADDING = 1024
 _BLANK = 2**16
-"""A run of at least twice as many blanks is not left to tiktoken, whose regular expressions have a stack."""
+"""Runs of at least twice this many blanks are not passed to tiktoken, whose regular expressions would overflow."""
 _BLANKS = {r"\s": r"\p{White_Space}", r"\S": r"\P{White_Space}"}
 _MAX_IDS = 2**24
 """The most ids of a tokenizer; the largest vocabularies have 2**18."""
@@ -56,7 +56,7 @@ _PLAIN_TOKEN = {"single_word": False, "lstrip": False, "rstrip": False, "normali
 
 
 class NamedTokenizer(ABC):
-    """The base class of tokenizers: names, sizes and decoding. Copies of a tokenizer are the same object."""
+    """The base class of tokenizers: names, sizes and decoding. Copying a tokenizer returns the same object."""
 
     name: str
     chat_template: ChatTemplateSource | None = None
@@ -93,7 +93,7 @@ class NamedTokenizer(ABC):
         """Write the tokenizer and its chat template to a folder, which `load_tokenizer` reads without a network.
 
         Args:
-            folder: The folder; it is created. Other files in it stay as they are.
+            folder: The folder, which is created if necessary. Other files in it are unchanged.
 
         Raises:
             OSError: If a file cannot be written.
@@ -111,11 +111,11 @@ class NamedTokenizer(ABC):
 
     @abstractmethod
     def _saved(self) -> tuple[VocabularyFile, bytes, dict[str, Any]]:
-        """Return the name and the content of the file of the vocabulary, and the rules of encoding besides it."""
+        """Return the name and the content of the vocabulary file, and the rules of encoding that it lacks."""
 
     @abstractmethod
     def _rules_of_encoding(self) -> tuple[bytes, ...]:
-        """Return everything that determines the ids of a text."""
+        """Return everything that determines the ids of a string."""
 
     @abstractmethod
     def normalize(self, text: str) -> str: ...
@@ -188,23 +188,23 @@ class TiktokenTokenizer(NamedTokenizer):
             if not is_failure(error):
                 raise
             raise TokenizerError(
-                f"{self.name}: a text of {len(normal):,} characters cannot be encoded: {error}. The encoding may lack "
-                "a byte"
+                f"{self.name}: a string of {len(normal):,} characters cannot be encoded: {error}. The encoding may "
+                "lack a byte"
             ) from None
 
     def _encode_blanks(self, normal: str) -> "NDArray[np.int32]":
-        """Encode a text with a run of white space that is too long for tiktoken's regular expressions.
+        """Encode a string with a run of white space that is too long for tiktoken's regular expressions.
 
-        The package `regex`, which tiktoken itself requires, finds the same words. That is checked on the same text with
-        shorter runs.
+        The package `regex`, which tiktoken itself requires, splits it into the same words. This is checked on the same
+        string with shorter runs.
         """
         shortened = re.sub(
             r"\s{2,}", lambda run: run[0] if len(run[0]) < 1000 else run[0][:500] + run[0][-500:], normal
         )
         if not np.array_equal(self._encode_by_words(shortened), self._encode(shortened)):
             raise TokenizerError(
-                f"{self.name}: a text with a run of more than {_BLANK:,} blanks cannot be encoded: its other words are "
-                "not found in the same way without tiktoken. Cut the run"
+                f"{self.name}: a string with a run of more than {_BLANK:,} blanks cannot be encoded, because its other "
+                "words are split differently without tiktoken. Shorten the run"
             )
         return self._encode_by_words(normal)
 
@@ -215,7 +215,7 @@ class TiktokenTokenizer(NamedTokenizer):
 
     @cached_property
     def _words(self) -> Any:
-        """The regular expression of words, in which white space is what it is in Rust."""
+        """The regular expression of words, with Rust's definition of white space."""
         import regex
 
         pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
@@ -229,7 +229,7 @@ class TiktokenTokenizer(NamedTokenizer):
 
     @cached_property
     def _pieces(self) -> "NDArray[np.object_]":
-        """The bytes of each id, and after the last one the bytes for ids that are too large."""
+        """The bytes of each id, followed by the bytes for ids that are out of range."""
         pieces = np.full(self.vocab_size + 1, UNNAMED.encode(), dtype=object)
         ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
         for piece, token in ranks.items():
@@ -321,16 +321,16 @@ class HuggingFaceTokenizer(NamedTokenizer):
         return np.array([token for part in ids for token in part], dtype=np.int32)
 
     def _encoded(self, normal: str) -> list[tuple[int, "tokenizers.Encoding"]]:
-        """Encode normalized text, in parts if the whole would give a control token; return each with its start."""
+        """Encode normalized text, in parts if it would give a control token as a whole; return each with its start."""
         whole = self._plain.encode(normal, add_special_tokens=False)
         if self._control_ids.isdisjoint(whole.ids):
             return [(0, whole)]
-        # The model has control tokens as pieces: each name is cut after its first character.
+        # The vocabulary has control tokens as pieces, so each of their names is cut after its first character.
         names = "|".join(re.escape(name) for name in self.control_tokens if len(name) > 1)
         cuts = [0, *(match.start() + 1 for match in re.finditer(f"(?=(?:{names}))", normal)), len(normal)]
         parts = [(i, self._plain.encode(normal[i:k], add_special_tokens=False)) for i, k in pairwise(cuts)]
         if not all(self._control_ids.isdisjoint(part.ids) for _, part in parts):
-            raise TokenizerError(f"{self.name}: plain text gives a control token, however it is cut: {normal[:80]!r}")
+            raise TokenizerError(f"{self.name}: plain text is always encoded to a control token: {normal[:80]!r}")
         return parts
 
     def encode_with_ends(self, text: str) -> "tuple[NDArray[np.int32], NDArray[np.int64]]":

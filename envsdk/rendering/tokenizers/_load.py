@@ -1,4 +1,4 @@
-"""Finds and loads tokenizers."""
+"""Find and load tokenizers."""
 
 import copy
 import difflib
@@ -38,9 +38,9 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None, backend
         vocab_size: The number of ids of the model. By default, the number in a `config.json` in the same folder, else
             the number of named ids rounded up to a multiple of 1,024, since models pad their embedding. Every id below
             it is legal in an action.
-        backend: What encodes. `"auto"` is tiktoken if it gives the same ids for a corpus, else the `tokenizers`
-            library. `"fastokens"` is the library of that name (`pip install 'envsdk[fast]'`), which is several times
-            faster, and takes a second of loading and more memory. The ids and the fingerprint are the same.
+        backend: The library that encodes. `"auto"` is tiktoken if it gives the same ids for a corpus, else the
+            `tokenizers` library. `"fastokens"` (`pip install 'envsdk[fast]'`) is several times faster, but takes a
+            second to load and more memory. The ids and the fingerprint are the same.
 
     Returns:
         The tokenizer. Loading the same folder again returns the same object as long as none of its files has changed.
@@ -49,9 +49,9 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None, backend
         its vocabulary and its end tokens from that folder; its vocabulary and chat template are those of the object.
 
     Raises:
-        TokenizerError: If there is no such tokenizer, if its file cannot be read, or if fastokens, where it is given,
-            cannot read it or gives other ids for the corpus.
-        MissingPackage: If fastokens is given and not installed.
+        TokenizerError: If the tokenizer is not found, its file cannot be read, or fastokens (if chosen) cannot read it
+            or gives different ids for the corpus.
+        MissingPackage: If fastokens is chosen but not installed.
     """
     if backend not in get_args(Backend):
         raise TokenizerError(str(unknown_name("backend", backend, get_args(Backend))))
@@ -65,7 +65,7 @@ def _with_fastokens(tokenizer: Tokenizer) -> Tokenizer:
         return tokenizer
     if not isinstance(tokenizer, NamedTokenizer):
         raise TokenizerError(
-            f"backend='fastokens' needs the vocabulary of {tokenizer!r}, which is of a class of your own"
+            f"backend='fastokens' needs a vocabulary, but {tokenizer!r} is an object of your own class"
         )
     return FastokensTokenizer(tokenizer)
 
@@ -120,8 +120,8 @@ def _load_saved(folder: str, state: tuple[tuple[int, ...], ...], vocab_size: int
         fingerprint = tokenizer.fingerprint
     if fingerprint != saved.fingerprint:
         raise TokenizerError(
-            f"the tokenizer in {folder} gives other ids than the one that was saved there: its fingerprint is "
-            f"{fingerprint}; expected {saved.fingerprint}. A file of it was changed; save it again"
+            f"the tokenizer in {folder} differs from the one that was saved there: its fingerprint is {fingerprint}; "
+            f"expected {saved.fingerprint}. One of its files was changed; save it again"
         )
     tokenizer.chat_template = saved.chat_template
     return tokenizer

@@ -1,4 +1,4 @@
-"""The protocol of tokenizers: what renderers need of one."""
+"""The protocol of tokenizers that renderers require."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -16,10 +16,10 @@ UNNAMED = "�"
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """Converts between text and token ids; renderers need nothing else of a tokenizer."""
+    """Converts between text and token ids: the methods that renderers require."""
 
     name: str
-    """The name in messages of errors."""
+    """The name in error messages."""
     chat_template: "ChatTemplateSource | None"
     """The chat template that came with the tokenizer, if any."""
 
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids of the model, with those that have no name; every id of an action is below it."""
+        """The number of ids of the model, including ids without a name. Every id of an action is below it."""
         ...
 
     @property
@@ -62,6 +62,6 @@ class Tokenizer(Protocol):
         """Return the id of a control token by its name.
 
         Raises:
-            TokenizerError: If the tokenizer has no control token of that name.
+            TokenizerError: If no control token has that name.
         """
         ...

@@ -1,4 +1,4 @@
-"""The files of a tokenizer that was saved: everything that its ids and its chat template depend on.
+"""The files of a saved tokenizer: everything on which its ids and its chat template depend.
 
 A `tokenizer.json` alone is not enough: a tiktoken encoding is not a file of the `tokenizers` library, a model may have
 more ids than the tokenizer names, and the tokens that end a turn are in other files of a model's folder.
@@ -51,7 +51,7 @@ class SavedTokenizer:
     chat_template: ChatTemplateSource | None
 
     def write(self, folder: Path, vocabulary: bytes) -> None:
-        """Write the files; the description comes last, so a folder without it holds no saved tokenizer.
+        """Write the files. The description is written last, so a folder without it is not a saved tokenizer.
 
         Raises:
             OSError: If a file cannot be written.
@@ -107,7 +107,7 @@ _ADAPTER = TypeAdapter(SavedTokenizer)
 
 
 def is_saved(folder: Path) -> bool:
-    """Return whether a folder holds a tokenizer that was saved."""
+    """Return whether a folder contains a saved tokenizer."""
     return (folder / _DESCRIPTION).is_file()
 
 

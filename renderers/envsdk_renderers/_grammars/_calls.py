@@ -20,7 +20,7 @@ _PYTHON_NAME = re.compile(r"\s*([^\W\d][\w.\-]*+)\s*(?=\()")
 _MAX_REPORTED = 3
 _MISSING = object()
 _WORK = 32
-"""How often the text of a reply may be searched in vain."""
+"""How often the text of a reply may be searched without a result."""
 
 
 class ReadCall(NamedTuple):
@@ -165,7 +165,7 @@ class CallReader:
         call = ToolCall.model_construct(
             name="" if CONTROL.search(broken.name) else broken.name, arguments=text, error=error, raw=text
         )
-        is_closed = found is not None and not self._patterns.is_opener(found)
+        is_closed = found is not None and (found.lastindex or 1) > self._patterns.opener_count
         return ReadCall(call, found.end() if found and is_closed else end, None, is_open, end)
 
     # An object.

@@ -1,13 +1,13 @@
 """The patterns with which a grammar's constants are found in a reply, in time linear in its length.
 
-A reply is read as a *coded* text, in which each control token is one character that no text contains: half of a
-surrogate pair, since replies are decoded from UTF-8. So text that spells a control token never matches it.
+A reply is read as a *coded* string, in which each control token is one unpaired surrogate. Text never contains one,
+since replies are decoded from UTF-8. So text that spells a control token never matches it.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import pairwise, takewhile
 from typing import Any, TypeAlias, get_args
 
@@ -26,7 +26,7 @@ Part: TypeAlias = "str | tuple[tuple[str, ...], ...]"
 
 @dataclass(frozen=True)
 class Alternative:
-    """One of the texts that a pattern matches."""
+    """One of the alternatives of a pattern."""
 
     parts: Sequence[Part]
     ahead: Sequence[Part] = ()
@@ -54,7 +54,7 @@ class Alternative:
         return sum(lengths.get(part, 1) if isinstance(part, str) else max(map(len, part), default=0) for part in parts)
 
     def is_begun(self, text: str) -> bool:
-        """Return whether a text ends before all of what is matched, so that more text may complete it."""
+        """Return whether the string ends before all of what is matched, so that more text may complete it."""
         for part in (*self.parts, *self.ahead):
             if not text:
                 return True
@@ -180,7 +180,7 @@ class CodedReply:
 
 
 def shared_start(first: str, second: str) -> int:
-    """Return the length of the common start of a text and whitespace."""
+    """Return the length of the common start of two strings."""
     length = 0
     while length < min(len(first), len(second)) and first[length] == second[length]:
         length += 1
@@ -199,7 +199,7 @@ _WORD_END, _WORD_START = re.compile(r"\w\Z"), re.compile(r"\w")
 
 
 class Code:
-    """Codes texts: control tokens become single characters."""
+    """Codes strings: control tokens become single characters."""
 
     def __init__(self, controls: Sequence[str]) -> None:
         self._characters = {name: chr(0xD800 + index) for index, name in enumerate(controls)}
@@ -216,13 +216,13 @@ class Code:
         return "".join([self._characters.get(s.control, s.control) + s.text for s in segments])
 
     def cut(self, coded: str) -> list[Segment]:
-        """Cut a coded text at its control tokens."""
+        """Cut a coded string at its control tokens."""
         first, *parts = re.split(f"({CONTROL.pattern})", coded)
         pairs = zip(parts[::2], parts[1::2], strict=True)
         return [Segment("", first), *(Segment(self._names[control], text) for control, text in pairs)]
 
     def plain(self, coded: str) -> str:
-        """Return a coded text with its control tokens by their names."""
+        """Return a coded string with its control tokens by their names."""
         return coded if coded.isascii() else CONTROL.sub(lambda found: self._names.get(found[0], "\ufffd"), coded)
 
 
@@ -277,17 +277,20 @@ class Patterns:
     """The patterns of one grammar.
 
     Attributes:
-        code: Codes texts.
+        code: Codes strings.
         closer: Matches what closes a call, after which a broken call ends.
-        opener: Matches what opens a call. Where a text contains it and no call follows, a call is broken.
-        call_tags: The coded tags around each call, if every call has a pair of its own.
+        opener: Matches what opens a call. Where text contains it and no call follows, a call is broken.
+        broken_end: Matches what a broken call ends at: one of `opener_count` openers, or one of the closers.
+        call_tags: The coded tags around each call, if every call has its own pair.
         closers: The tags that close calls at the end of a reply.
         call_end_mark: Matches a character with which a call may end.
         reasoning_closer: Matches what closes reasoning.
         opens_reasoning: Whether something opens reasoning, so that a blank text before it is dropped.
-        in_text: Matches what may come in or after a text, whether it is in place or not; see `kind_in_text`.
-        text_start, text_end: The whitespace before a text that begins a reply, and after one that ends it.
-        finds_calls_in_text: Whether calls are found after a text, and not only at the start of a reply.
+        in_text: Matches what may come in or after text, whether it is in place or not.
+        kinds_in_text: For each group of `in_text`, its kind and its constant: the `end` of a reply, a `call`, what
+            opens `reasoning`, the `closer` of reasoning, the `opener` of a broken call, or a `stray` control token.
+        text_start, text_end: The whitespace before text that begins a reply, and after text that ends it.
+        finds_calls_in_text: Whether calls are found after text, and not only at the start of a reply.
         writes_text_last: Whether the template writes text after calls.
         ends_itself: Whether a reply may end right after the last field of a call.
         wrapper: What may be around a string value, coded.
@@ -311,7 +314,7 @@ class Patterns:
         self.closer = Pattern(map(_verbatim, closers))
         self.broken_end = Pattern(map(_verbatim, [*openers, *closers]))
         self.has_control_closers = any(map(CONTROL.search, closers))
-        self._opener_count = len(openers)
+        self.opener_count = len(openers)
         opener, closer = map(self.code.constant, grammar.call_tags or ("", ""))
         self.call_tags = (opener, closer) if opener else None
         self._reasoning_closers = self._marked("reasoning", "text")
@@ -325,13 +328,22 @@ class Patterns:
         self.after: dict[Field, tuple[Pattern, list[Constant]]] = {}
         self.after_or_control: dict[Field, tuple[Pattern, list[Constant]]] = {}
         for field in get_args(Field):
-            following = self._following(field)
+            following = [c for c in self.constants if c.edge.source == field and self._is_usable(c)]
+            following += [end for end in self._call_ends if end.edge.source == field]
+            following.sort(key=lambda c: (-len(c.core), c.target in ("text", "end")))
             alternatives = [*map(self._alternative, following)]
             self.after[field] = Pattern(alternatives), following
             self.after_or_control[field] = Pattern([*alternatives, _CONTROL]), following
-        of_text = self._of_text()
+        constants = [c for c in self.constants if c.edge.source == "text" and self._is_usable(c) and c.core.strip()]
+        constants.sort(key=lambda c: -len(c.core))
+        of_text: list[tuple[Alternative, str, Constant | None]]
+        of_text = [(self._alternative(c), "end" if c.target == "end" else "call", c) for c in constants]
+        of_text += [(_of_core(c), "closer", c) for c in self._reasoning_closers]
+        of_text += [(_of_core(c), "reasoning", c) for c in self._reasoning_openers]
+        of_text += [(_verbatim(opener), "opener", None) for opener in openers]
+        of_text.append((_CONTROL, "stray", None))
         self.in_text = Pattern(alternative for alternative, _, _ in of_text)
-        self._kinds_in_text = [(kind, constant) for _, kind, constant in of_text]
+        self.kinds_in_text = [(kind, constant) for _, kind, constant in of_text]
         self._set_facts(grammar)
 
     def _set_facts(self, grammar: Grammar) -> None:
@@ -383,18 +395,8 @@ class Patterns:
         found = [c for c in self.constants if (c.edge.source, c.target) == (source, target) and c.core.strip()]
         return sorted(found, key=lambda constant: -len(constant.core))
 
-    def is_opener(self, found: re.Match[str]) -> bool:
-        """Return whether `broken_end` found what opens a call; else it found what closes one."""
-        return (found.lastindex or 1) <= self._opener_count
-
-    def _following(self, source: Field) -> list[Constant]:
-        """Return what may follow a field; the longest come first."""
-        constants = [c for c in self.constants if c.edge.source == source and self._is_usable(c)]
-        constants += [end for end in self._call_ends if end.edge.source == source]
-        return sorted(constants, key=lambda c: (-len(c.core), c.target in ("text", "end")))
-
     def at_start(self, source: CodedReply, position: int) -> tuple[Constant | None, int]:
-        """Return the constant that begins a reply, with its end; None if it is a text without one."""
+        """Return the constant that begins a reply, with its end; None if it is text without one."""
         pattern, constants = self.after["start"]
         found = source.match(pattern, position)
         constant = constants[(found.lastindex or 1) - 1] if found else None
@@ -402,7 +404,7 @@ class Patterns:
             return None, position
         is_marked = bool(constant.core.strip() or self.grammar.written.get(("start", "text"), "").strip())
         if constant.target in ("text", "reasoning") and not (is_marked or found[0]):
-            return None, position  # what is not marked is a text
+            return None, position  # what is not marked is text
         if constant.target != "reasoning" and found[0] != constant.core:
             opened = self._reasoning_opener.complete.match(found[0])
             if opened and self.reasoning_closer.complete.search(found[0], opened.end()):
@@ -411,17 +413,17 @@ class Patterns:
         return constant, found.end()
 
     def text_at_start(self, source: CodedReply, position: int) -> tuple[Constant | None, int]:
-        """Return the constant between the start and a text, if it is there and not blank, with its end."""
+        """Return the constant between the start and text, if it is there and not blank, with its end."""
         found = source.match(self._text_opener, position)
         return (None, position) if found is None else (self._text_openers[(found.lastindex or 1) - 1], found.end())
 
     def closes_reasoning(self, coded: str, position: int) -> tuple[re.Match[str], Constant] | None:
-        """Return what closes reasoning at a position, before a text; None if nothing does."""
+        """Return what closes reasoning at a position, before text; None if nothing does."""
         found = self.reasoning_closer.complete.match(coded, position)
         return None if found is None else (found, self._reasoning_closers[(found.lastindex or 1) - 1])
 
     def held_back(self, field: Field, text: str) -> int:
-        """Return how many characters at the end of a text that goes on may belong to a constant after it."""
+        """Return the number of characters at the end of unfinished text that may belong to a constant after it."""
         length = min(max(map(len, self._leads[field]), default=0), len(text))
         return next((n for n in range(length, 0, -1) if any(text[-n:] in lead for lead in self._leads[field])), 0)
 
@@ -449,25 +451,6 @@ class Patterns:
         """Return whether a constant closes one call, but not all calls of a reply as the template does."""
         return constant in self._call_ends
 
-    def kind_in_text(self, found: re.Match[str]) -> tuple[str, Constant | None]:
-        """Return what `in_text` found, with its constant.
-
-        It is the `end` of a reply, a `call`, something that opens `reasoning`, the `closer` of reasoning, the `opener`
-        of a broken call, or a `stray` control token.
-        """
-        return self._kinds_in_text[(found.lastindex or 1) - 1]
-
-    def _of_text(self) -> list[tuple[Alternative, str, Constant | None]]:
-        """Return what may come in or after a text, each with its kind."""
-        constants = [c for c in self.constants if c.edge.source == "text" and self._is_usable(c) and c.core.strip()]
-        constants.sort(key=lambda c: -len(c.core))
-        kinds: list[tuple[Alternative, str, Constant | None]]
-        kinds = [(self._alternative(c), "end" if c.target == "end" else "call", c) for c in constants]
-        kinds += [(_of_core(c), "closer", c) for c in self._reasoning_closers]
-        kinds += [(_of_core(c), "reasoning", c) for c in self._reasoning_openers]
-        kinds += [(_verbatim(opener), "opener", None) for opener in _longest_first(self._openers)]
-        return [*kinds, (_CONTROL, "stray", None)]
-
     def _is_closed(self, field: Field) -> bool:
         """Return whether something has to follow the last field of a call."""
         return all(c.core for c in self.constants if c.edge.source == field and c.target == "end")
@@ -488,23 +471,20 @@ class Patterns:
             case "arguments":
                 return Alternative(parts, [SPACES, r"\{"])
             case "object":
-                return Alternative(parts, [SPACES, *self._object_start])
+                begin: list[Part] = [r"\{"]
+                if not self.grammar.calls_are_marked:  # a call begins with one of its own keys
+                    paths, layout = (self.grammar.name_path, self.grammar.arguments_path), self.grammar.layout[0]
+                    names = {path[0] for path in paths if path and path[0]}
+                    names |= {layout.split('"')[1]} if '"' in layout else set[str]()
+                    choice = tuple(tuple(map(re.escape, name)) for name in sorted(names))
+                    begin += [SPACES, '"', choice, '"', SPACES, ":"]
+                return Alternative(parts, [SPACES, *begin])
             case "python":
                 return Alternative(parts, [SPACES, r"[^\W\d]", WORD_REST, r"\("])
             case "name" | "id" if constant.edge.source in ("start", "text", "reasoning"):
                 return Alternative(parts, [SPACES, r"\w"])
             case _:
                 return Alternative(parts)
-
-    @cached_property
-    def _object_start(self) -> list[Part]:
-        """How a call that is an object begins: in a grammar without marks, with one of its own keys."""
-        if self.grammar.calls_are_marked:
-            return [r"\{"]
-        names = {path[0] for path in (self.grammar.name_path, self.grammar.arguments_path) if path and path[0]}
-        names |= {re.split('"', self.grammar.layout[0])[1]} if '"' in self.grammar.layout[0] else set[str]()
-        choice = tuple(tuple(map(re.escape, name)) for name in sorted(names))
-        return [r"\{", SPACES, '"', choice, '"', SPACES, ":"]
 
     @property
     def _openers(self) -> Iterator[str]:
@@ -519,7 +499,7 @@ class Patterns:
         return found and found[0]
 
     def _swallowed_pattern(self) -> tuple[re.Pattern[str], set[str]]:
-        """A pattern of what a value must not contain, and texts of which each match contains one."""
+        """Return a pattern of what a value must not contain, and strings of which each match contains one."""
         patterns: dict[str, str] = {}
         for constant in self.constants:
             if constant.edge.source != "value" or constant.target not in ("key", "end"):
@@ -535,7 +515,7 @@ class Patterns:
 
 
 def is_mark(core: str) -> bool:
-    """Return whether a constant is unlikely to be in a text that does not mean it."""
+    """Return whether a constant is unlikely to be in text by chance."""
     return bool(CONTROL.search(core)) or len(core) >= _SHORTEST_MARK
 
 

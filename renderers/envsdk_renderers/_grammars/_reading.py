@@ -1,4 +1,4 @@
-"""Reads any reply by its grammar, in time linear in its length, whole or as it comes."""
+"""Reads any reply by its grammar, in time linear in its length, whole or as it arrives."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ class GrammarReader:
         self.patterns = Patterns(grammar)
 
     def begin(self, tools: Sequence[ToolSchema]) -> "GrammarReading":
-        """Begin to read a reply as it comes.
+        """Begin to read a reply as it arrives.
 
         Args:
             tools: JSON schemas of the tools that the model has.
@@ -86,7 +86,7 @@ class GrammarReading:
         self._errors: dict[str, None] = {}
         self._open_block: Literal["reasoning", "tool_call"] | None = None
         self._is_apart = False
-        """Whether the next text is a line of its own, because a block was between it and the text before."""
+        """Whether the next text is a separate line, because a block was between it and the text before."""
         self._is_in_text = False
         """Whether the beginning of the current text was already added."""
         self._events: list[ReplyEvent | tuple[int, ToolCall]] = []
@@ -239,7 +239,7 @@ class GrammarReading:
             text, ending = source.text[start:], patterns.text_end
             self._add(text[: len(text) - shared_start(text[::-1], ending[::-1])])
             return "end"
-        kind, constant = patterns.kind_in_text(found)
+        kind, constant = patterns.kinds_in_text[(found.lastindex or 1) - 1]
         before = source.text[start : found.start()]
         after = found.end() if constant is None else source.skip(constant.tail, found.end(), found.start())
         opens = kind == "reasoning" and constant is not None and self._may_open(found, constant)
@@ -302,7 +302,7 @@ class GrammarReading:
         self._is_in_text = self._is_in_text and not is_last
 
     def _is_dropped(self, coded: str) -> bool:
-        """Return whether a text is blank after a call, where the template writes none."""
+        """Return whether text is blank after a call, where the template writes none."""
         return bool(self._calls) and not coded.strip() and not self._patterns.writes_text_last
 
     def _report_content(self, *, is_settled: bool = False) -> None:

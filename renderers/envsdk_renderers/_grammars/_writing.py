@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from envsdk.errors import RenderError, TemplateUnsupported
@@ -30,7 +30,7 @@ class SampledField(NamedTuple):
     """A field of a call, and what follows it."""
 
     value: Any
-    """Its value; a text if it is written verbatim."""
+    """Its value; a string if it is written verbatim."""
     is_verbatim: bool
     constant: str
     """The constant after it."""
@@ -71,16 +71,10 @@ def _end_of(raw: str, position: int, field: SampledField) -> int | None:
         at = raw.find(tag, at + 1)
         if at < 0 or not tag:
             return None if tag else len(raw)
-        if _reads(raw[position:at], field.value):
-            return at
+        with suppress(ValueError):
+            if parse_value(raw[position:at]) == field.value:
+                return at
     return None
-
-
-def _reads(text: str, value: Any) -> bool:
-    try:
-        return parse_value(text) == value
-    except ValueError:
-        return False
 
 
 class WrittenField(NamedTuple):
@@ -124,8 +118,12 @@ class CallWriter:
         for key, value in self._by_name(call):
             values = self._values_of(value)
             is_verbatim = isinstance(value, str) and values.style.is_verbatim
-            if is_verbatim:
-                self._refuse_split(call, key, value)
+            for constant in grammar.text_after_values if is_verbatim else ():
+                if constant.strip()[0] in value and re.search(pattern_of(constant), value):
+                    raise RenderError(
+                        f"the argument {key!r:.80} of the call of {call.name!r:.80} would be read as several: it "
+                        f"spells {constant.strip()!r}, which ends an argument and is not a control token; take it out"
+                    )
             before = values.before.strip()
             if before and before in key and not any(name in before for name in grammar.controls):
                 raise RenderError(
@@ -181,8 +179,6 @@ class CallWriter:
 
     def _text(self, call: ToolCall) -> str:
         """Return the text of a call, from its first field to its last one, with the whitespace around it."""
-        if self._grammar.call == ("object",):  # mostly
-            return "".join([piece.text for piece in self._object(call, 0)])
         parts: list[str] = []
         previous: WrittenField | None = None
         for item in self.fields(call):
@@ -210,30 +206,25 @@ class CallWriter:
             case "arguments":
                 return self._arguments(call)
             case "object":
-                return self._object(call, index)
+                pieces: list[TextPiece] = []
+                for part in self._grammar.object_parts:
+                    if isinstance(part, TextPiece):
+                        pieces.append(part)
+                    elif part == "arguments":
+                        pieces += self._arguments(call)
+                    else:  # in the quotes of the object
+                        text = call.name if part == "name" else self._id(call, index)
+                        pieces.append(TextPiece(encode_json(text)[1:-1], False))
+                return pieces
             case _:
                 return self._python_call(call)
-
-    # An object.
-
-    def _object(self, call: ToolCall, index: int) -> list[TextPiece]:
-        pieces: list[TextPiece] = []
-        for part in self._grammar.object_parts:
-            if isinstance(part, TextPiece):
-                pieces.append(part)
-            elif part == "arguments":
-                pieces += self._arguments(call)
-            else:  # in the quotes of the object
-                text = call.name if part == "name" else self._id(call, index)
-                pieces.append(TextPiece(encode_json(text)[1:-1], False))
-        return pieces
 
     def _id(self, call: ToolCall, index: int) -> str:
         first = self._grammar.first_id
         return call.id or "" if first is None else str(index + first)
 
     def _arguments(self, call: ToolCall) -> list[TextPiece]:
-        """Write the arguments; a text is written as it is, unless the grammar quotes it."""
+        """Write the arguments; a string is written as it is, unless the grammar quotes it."""
         if isinstance(call.arguments, str) and not self._grammar.quotes_text:
             return [TextPiece(call.arguments, False)]
         quoted, arguments = self._grammar.quoted, call.arguments
@@ -271,19 +262,6 @@ class CallWriter:
         return [*pieces, TextPiece(")", False)]
 
     # Arguments by name.
-
-    def _refuse_split(self, call: ToolCall, key: str, text: str) -> None:
-        """Refuse a bare string that spells what separates it from the next argument.
-
-        Raises:
-            RenderError: If it would be read as several.
-        """
-        for constant in self._grammar.text_after_values:
-            if constant.strip()[0] in text and re.search(pattern_of(constant), text):
-                raise RenderError(
-                    f"the argument {key!r:.80} of the call of {call.name!r:.80} would be read as several: it spells "
-                    f"{constant.strip()!r}, which ends an argument and is not a control token; take it out"
-                )
 
     def _by_name(self, call: ToolCall) -> Iterable[tuple[str, Any]]:
         if isinstance(call.arguments, str):
@@ -335,18 +313,19 @@ def write_reply(grammar: Grammar, message: Message) -> list[TextPiece]:
         if item.field == "value":
             constant = item.before
         if constant is None:
-            raise TemplateUnsupported(_missing(previous, item.field, message))
-        if grammar.call_tags and (is_after_raw or item.is_raw):
-            constant = _tag_of(constant, *grammar.call_tags, is_after_raw, item.is_raw)
+            count, missing = len(message.tool_calls), f"the template writes no {item.field} after a {previous}"
+            if "text" in (previous, item.field) and count:
+                missing = f"the text, or not all of {count} calls next to it are rendered"
+            elif count:
+                missing = f"not all of {count} calls are rendered: {missing}"
+            raise TemplateUnsupported(missing)
+        if grammar.call_tags and (is_after_raw or item.is_raw):  # what was sampled has the rest of the constant
+            opener, closer = grammar.call_tags
+            start = constant.index(closer) if is_after_raw else 0
+            constant = constant[start : constant.rindex(opener) + len(opener) if item.is_raw else len(constant)]
         pieces += [TextPiece(constant, True), *item.pieces]
         previous, is_after_raw = (grammar.call[-1] if item.is_raw else item.field), item.is_raw
     return pieces
-
-
-def _tag_of(constant: str, opener: str, closer: str, is_after_raw: bool, is_before_raw: bool) -> str:
-    """Return a constant without what was sampled in the call before or after it."""
-    start = constant.index(closer) if is_after_raw else 0
-    return constant[start : constant.rindex(opener) + len(opener) if is_before_raw else len(constant)]
 
 
 def write_after(grammar: Grammar, message: Message, prompted: str) -> list[TextPiece]:
@@ -368,18 +347,12 @@ def write_after(grammar: Grammar, message: Message, prompted: str) -> list[TextP
         pieces = write_reply(grammar, message.with_reasoning(""))
     first = pieces[0].text
     if not mark or not first.lstrip().startswith(mark):
-        return [TextPiece(first[_begun(prompted, first) :], True), *pieces[1:]]
+        # The prompt may end with what is written first, such as the tag that closes an empty block.
+        fitting = (end for end in range(len(first), 0, -1) if prompted and prompted.endswith(first[:end]))
+        begun = next(fitting, 0)
+        return [TextPiece(first[begun if is_mark(first[:begun].strip()) else 0 :], True), *pieces[1:]]
     rest = first.removeprefix(prompted) if first.startswith(prompted) else first.lstrip().removeprefix(mark).lstrip()
     return [TextPiece(rest, True), *pieces[1:]]
-
-
-def _begun(prompted: str, first: str) -> int:
-    """Return how much of what is written first is how the prompt ends, such as the tag that closes an empty block."""
-    if not prompted:
-        return 0
-    fitting = (end for end in range(len(first), 0, -1) if prompted.endswith(first[:end]))
-    end = next(fitting, 0)
-    return end if is_mark(first[:end].strip()) else 0
 
 
 def write_form(grammar: Grammar) -> str:
@@ -392,40 +365,24 @@ def write_form(grammar: Grammar) -> str:
     return "".join(piece.text for piece in pieces).strip()
 
 
-def _missing(source: Field, target: Field, message: Message) -> str:
-    count = len(message.tool_calls)
-    if "text" in (source, target) and count:
-        return f"the text, or not all of {count} calls next to a text are rendered"
-    if count:
-        return f"not all of {count} calls are rendered: the template writes no {target} after a {source}"
-    return f"the template writes no {target} after a {source}"
-
-
 def _fields(grammar: Grammar, message: Message) -> Iterator[WrittenField]:
     writer = CallWriter(grammar)
-    given = (_call_or_raw(writer, grammar, call, index) for index, call in enumerate(message.tool_calls))
-    calls = [*chain.from_iterable(given)]
+    calls: list[WrittenField] = []
+    for index, call in enumerate(message.tool_calls):
+        if call.raw is None or not grammar.call_tags:
+            calls += writer.fields(call, index)
+            continue
+        pieces = [TextPiece(call.raw, False)]  # what was sampled between its tags is one field
+        if "key" in grammar.call and any(name in call.raw for name in grammar.controls):
+            with suppress(RenderError):  # a call that could not be read is text
+                pieces = sampled_pieces(call.raw, writer.sampled_fields(call, grammar.call_tags[1]))
+        calls.append(WrittenField(grammar.call[0], pieces, is_raw=True))
     may_be_empty = bool(calls) or ("start" if message.reasoning is None else "reasoning", "end") in grammar.written
     text = [WrittenField("text", [TextPiece(message.content, False)])] if message.content or not may_be_empty else []
-    fields = [*calls, *text] if _text_is_last(grammar, calls, bool(text)) else [*text, *calls]
+    written, has_both = grammar.written, bool(calls and text)
+    is_last = has_both and (calls[-1].field, "text") in written and ("text", calls[0].field) not in written
+    fields = [*calls, *text] if is_last else [*text, *calls]
     first: Field = fields[0].field if fields else "end"
     if message.reasoning is not None and ("reasoning", first) in grammar.written:
         yield WrittenField("reasoning", [TextPiece(message.reasoning, False)])
     yield from fields
-
-
-def _text_is_last(grammar: Grammar, calls: list[WrittenField], has_text: bool) -> bool:
-    if not calls or not has_text:
-        return False
-    return (calls[-1].field, "text") in grammar.written and ("text", calls[0].field) not in grammar.written
-
-
-def _call_or_raw(writer: CallWriter, grammar: Grammar, call: ToolCall, index: int) -> list[WrittenField]:
-    """Return the fields of a call; what was sampled between its tags is one field."""
-    if call.raw is None or not grammar.call_tags:
-        return writer.fields(call, index)
-    pieces = [TextPiece(call.raw, False)]
-    if "key" in grammar.call and any(name in call.raw for name in grammar.controls):
-        with suppress(RenderError):  # a call that could not be read is text
-            pieces = sampled_pieces(call.raw, writer.sampled_fields(call, grammar.call_tags[1]))
-    return [WrittenField(grammar.call[0], pieces, is_raw=True)]

@@ -5,6 +5,7 @@ token on that ends the turn, is what a next message adds.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple, TypeAlias, TypeVar
 
@@ -107,18 +108,13 @@ class Stops:
         """Find the last control token after a turn that is there whatever follows, unless it ends each call."""
         common = end[: shared_start([*heads, end])]
         found = self._mask.controls(common)
-        if not found or found[-1][0] in self._between_calls:
+        between = ""
+        with suppress(TemplateFailed):
+            text = self._text([user(), exchange("two calls", "user")[0]], generation_prompt=False)
+            between = text[text.find(FIRST_CALL) : text.rfind(REPLY)] if FIRST_CALL in text else ""
+        if not found or found[-1][0] in between:
             return None
         return Stop((found[-1][0],), found[-1][0], common[: found[-1][1]], False)
-
-    @cached_property
-    def _between_calls(self) -> str:
-        """The text between two calls of one message."""
-        try:
-            text = self._text([user(), exchange("two calls", "user")[0]], generation_prompt=False)
-        except TemplateFailed:
-            return ""
-        return text[text.find(FIRST_CALL) : text.rfind(REPLY)] if FIRST_CALL in text else ""
 
     def _head(self, previous: Previous, following: Following) -> str | None:
         """Return the text between the sentinel and the next message's content; None if there is none."""
@@ -253,7 +249,12 @@ class Base:
             if at > end and seam is not None and after.startswith(seam, at):
                 starts.append(at + len(seam))
                 continue
-            starts.append(max(starts[-1], self._shared_length([*before, *answers[: index + 1]], after)))
+            shared = 0  # how much of the text is also rendered if the conversation ends here
+            with suppress(TemplateFailed):
+                text = self.text([*before, *answers[: index + 1]], generation_prompt=False, is_rare=True)
+                if REPLY in text:
+                    shared = self.template.mask.shared(after, text[text.rfind(REPLY) + len(REPLY) :])
+            starts.append(max(starts[-1], shared))
             if at > end and following:
                 seams[answer.role, following.role] = after[at : starts[-1]]
         return tuple(start - end for start in starts)
@@ -292,21 +293,12 @@ class Base:
             )
         return after, found[0], after[found[1] + len(found[0]) :]
 
-    def _shared_length(self, messages: Sequence[Message], after: str) -> int:
-        """Return how much of the text after the sentinel is also rendered if the conversation ends here."""
-        try:
-            text = self.text(messages, generation_prompt=False, is_rare=True)
-        except TemplateFailed:
-            return 0
-        at = text.rfind(REPLY)
-        return self.template.mask.shared(after, text[at + len(REPLY) :]) if at >= 0 else 0
-
     @cached_property
     def moves_text(self) -> bool:
         """Whether the template writes the text of a reply after its calls, perhaps after their results (Gemma 4).
 
-        A model samples a text before its calls. The template's text after such a reply is not what follows it then: the
-        text is there again, and may end the turn.
+        A model samples text before its calls. The template's text after such a reply is not what follows it then: the
+        sampled text is there again, and may end the turn.
         """
         reply = reply_of([PROBE_NAME], call_content=CALL_CONTENT)
         for answers in (results(reply, 1), [user(slot(0))]):

@@ -171,24 +171,30 @@ class _TemplateProcess:
             if was_killed or len(self._keys) >= _MAX_TEMPLATES:
                 self._end()
             try:
-                return self._answer(text, date, values)
+                key = self._keys.get((text, date))
+                if key is None or values is None:
+                    key = self._keys.setdefault((text, date), len(self._keys))
+                    kind, answer = self._exchange(("compile", key, text, date))
+                    if values is None or kind != DESCRIBED:
+                        return kind, answer
+                return self._exchange(("render", key, dict(values)))
             except _ProcessEnd as ended:
                 is_small = values is None or len(marshal.dumps(dict(values))) < _SMALL
                 if is_small and ended.status not in _KILLED:
                     self._exceeded[text] = str(ended)
                 raise TemplateUnsupported(str(ended)) from None
 
-    def _answer(self, text: str, date: str, values: Mapping[str, Any] | None) -> tuple[bytes, str]:
-        key = self._keys.get((text, date))
-        if key is None or values is None:
-            key = self._keys.setdefault((text, date), len(self._keys))
-            kind, answer = self._exchange(("compile", key, text, date))
-            if values is None or kind != DESCRIBED:
-                return kind, answer
-        return self._exchange(("render", key, dict(values)))
-
     def _exchange(self, request: tuple[Any, ...]) -> tuple[bytes, str]:
-        process = self._started()
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", template_process.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C in a terminal does not end it
+                env={name: value for name, value in os.environ.items() if name in _VARIABLES},
+            )
+        process = self._process
         assert process.stdin is not None and process.stdout is not None
         content, head = marshal.dumps(request), b""
         with contextlib.suppress(BrokenPipeError):  # it has ended: the head is empty
@@ -199,18 +205,6 @@ class _TemplateProcess:
         if not head or head[8:] == TOO_LARGE:
             raise _ProcessEnd(self._end())
         return head[8:], answer.decode(errors="surrogatepass")
-
-    def _started(self) -> "subprocess.Popen[bytes]":
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", template_process.__file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                process_group=0,  # Ctrl-C in a terminal does not end it
-                env={name: value for name, value in os.environ.items() if name in _VARIABLES},
-            )
-        return self._process
 
     def end(self) -> None:
         """End the process."""
@@ -230,7 +224,7 @@ class _TemplateProcess:
 
 
 _PROCESSES: dict[int, _TemplateProcess] = {}
-"""By the id of the process that uses it: a fork begins one of its own."""
+"""By the id of the process that uses it, since a fork begins its own."""
 
 
 def _process() -> _TemplateProcess:

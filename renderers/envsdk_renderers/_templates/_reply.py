@@ -92,16 +92,12 @@ class ReplyProbe:
         return {name: end for name, end in found.items() if not has_stem(name + end)}
 
     def _think_block(self) -> dict[str, str]:
-        if self.thinking is None:
-            return self._think_block_of_calls()
-        tag, closing_tag = self.thinking.opening_tag, self.thinking.closing_tag
-        names = [name for name, at in self._mask.controls(tag) if at == 0]
-        is_own = bool(names) and (names[0] not in self.text_opener or closing_tag in self.text_opener)
-        return {names[0]: self.thinking.closer} if is_own and names[0] not in closing_tag else {}
-
-    def _think_block_of_calls(self) -> dict[str, str]:
-        """Return the block of a template that shows reasoning only next to calls (Gemma 4)."""
-        try:
+        if self.thinking is not None:
+            tag, closing_tag = self.thinking.opening_tag, self.thinking.closing_tag
+            names = [name for name, at in self._mask.controls(tag) if at == 0]
+            is_own = bool(names) and (names[0] not in self.text_opener or closing_tag in self.text_opener)
+            return {names[0]: self.thinking.closer} if is_own and names[0] not in closing_tag else {}
+        try:  # a template that shows reasoning only next to calls (Gemma 4)
             reply = reply_of([PROBE_NAME], reasoning=REASONING)
             text = self._with_tools.text([user(), reply], generation_prompt=False)
         except TemplateFailed:
@@ -142,14 +138,13 @@ class ReplyProbe:
         header = self._mask.shared(before, self._head(self._plain))
         tag = _partner(closer, before)
         opener = before[before.rindex(tag) :] if tag else before[header:]
-        opener = opener if opener.strip() else self._only_prompted(before) or self._also_prompted(before, closer)
+        if not opener.strip():
+            head, prompt = self._head(self._plain), self._plain.generation_prompt
+            opener = head[len(before) :] if head.startswith(before) and before.strip() else ""
+            if self._mask.controls(opener) or opener not in prompt:
+                opener = ""  # else only the generation prompt opens reasoning (Apriel 1.6)
+            opener = opener or self._also_prompted(before, closer)
         return Thinking(opener, closer) if opener.strip() and closer.strip() else None
-
-    def _only_prompted(self, before: str) -> str:
-        """Return the text with which only the generation prompt opens reasoning (Apriel 1.6); empty if it has none."""
-        head = self._head(self._plain)
-        opener = head[len(before) :] if head.startswith(before) and before.strip() else ""
-        return "" if self._mask.controls(opener) or opener not in self._plain.generation_prompt else opener
 
     def _also_prompted(self, before: str, closer: str) -> str:
         """Return what opens reasoning if the generation prompt does, too; empty if that is not known.
@@ -181,8 +176,12 @@ class ReplyProbe:
         prompt = head[self._mask.shared(head, shown) :]
         if self._reasoned is not None:
             return None
-        if not prompt:
-            return _closed_at_once(head, shown)
+        if not prompt:  # it opens a block last that the reply without reasoning begins to close (Kimi K2.5)
+            tags = [match for match in _TAG.finditer(head) if not head[match.end() :].strip()]
+            opener = head[tags[0].start() :] if tags else ""
+            closer = shown[len(head) :].partition(REPLY)[0]
+            is_closed = bool(opener) and closer.lstrip().startswith(_closing(opener.strip()))
+            return Thinking(opener, closer) if is_closed else None
         opened = _OPEN_TAG.match(prompt)
         if opened is None:
             return None
@@ -249,20 +248,6 @@ class ReplyProbe:
         is_same = bool(before) and before[-1][0] in (name for name, _ in self._mask.controls(scaffold))
         return scaffold if is_same and not has_stem(scaffold) else ""
 
-    def _check_calls(self, reply: Message) -> None:
-        """Refuse calls that the template drops: some of several, or those next to a text."""
-        shape = (len(reply.tool_calls), bool(reply.content), bool(reply.reasoning))
-        if shape in self._checked:
-            return
-        count, has_text, thinks = shape
-        call_content, reasoning = CALL_CONTENT if has_text else "", REASONING if thinks else None
-        sentinel = reply_of([PROBE_NAME] * count, call_content=call_content, reasoning=reasoning)
-        text = self._rendered(self._with_tools, sentinel)
-        if REPLY not in text or text.count(FIRST_CALL) < count - 1:
-            where = " next to a text" if has_text else ""
-            raise TemplateUnsupported(f"not all of {count} calls{where} are rendered", rendered=text)
-        self._checked.add(shape)
-
     # A reply.
 
     @cached_property
@@ -286,9 +271,17 @@ class ReplyProbe:
                 prompt.
             TemplateFailed: If the template refuses it.
         """
-        if reply.tool_calls:
-            self._check_calls(reply)
         base = self._with_tools if reply.tool_calls else self._plain
+        shape = count, has_text, thinks = (len(reply.tool_calls), bool(reply.content), bool(reply.reasoning))
+        if count and shape not in self._checked:
+            # A template may drop some of several calls, or those next to text.
+            call_content, reasoning = CALL_CONTENT if has_text else "", REASONING if thinks else None
+            sentinel = reply_of([PROBE_NAME] * count, call_content=call_content, reasoning=reasoning)
+            text = self._rendered(base, sentinel)
+            if REPLY not in text or text.count(FIRST_CALL) < count - 1:
+                where = " next to text" if has_text else ""
+                raise TemplateUnsupported(f"not all of {count} calls{where} are rendered", rendered=text)
+            self._checked.add(shape)
         return self._cut(reply, opening, (slot(0), slot(1)), self._rendered(base, reply))
 
     def probe(self, reply: Message, words: Sequence[str]) -> str:
@@ -393,14 +386,6 @@ def _followings(reply: Message) -> Iterator[Sequence[Message]]:
 
 def _squeezed(text: str) -> str:
     return "".join(text.split())
-
-
-def _closed_at_once(head: str, shown: str) -> Thinking | None:
-    """Return the block that a prompt opens last and that the reply without reasoning begins to close (Kimi K2.5)."""
-    tags = [match for match in _TAG.finditer(head) if not head[match.end() :].strip()]
-    opener = head[tags[0].start() :] if tags else ""
-    closer = shown[len(head) :].partition(REPLY)[0]
-    return Thinking(opener, closer) if opener and closer.lstrip().startswith(_closing(opener.strip())) else None
 
 
 def _closing(tag: str) -> str:

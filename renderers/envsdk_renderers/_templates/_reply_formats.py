@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any
 
 from envsdk.errors import ConfigError, TemplateUnsupported
@@ -12,7 +11,6 @@ from envsdk.rendering.reading import Segment, SplitReply
 
 from .._grammars._grammar import CALL_FIELDS, Edge, Grammar
 from .._grammars._reading import GrammarReader, GrammarReading
-from .._grammars._styles import TextPiece
 from .._grammars._writing import write_after
 from .._replies._formats import PLAIN, ReplyFormat, choose_format, get_format
 from .._replies._response_template import ResponseTemplate
@@ -66,7 +64,14 @@ class TemplateReplyReader:
         """Whether replies are read by the measured grammar, with calls."""
         self._reader = reader or GrammarReader(grammar() if self.is_measured else without_calls(grammar(), mask))
         around_text = (probe.text_opener, probe.text_stop.closing)
-        names = [name for name in self._controls if mask.controls(name)]
+        match self._reader:
+            case ResponseTemplate():
+                controls: Sequence[str] = ()
+            case ReplyFormat():
+                controls = self._reader.controls
+            case _:
+                controls = self._reader.grammar.controls
+        names = [name for name in controls if mask.controls(name)]
         names += [name for text in (*(probe.thinking or ()), *around_text) for name, _ in mask.controls(text)]
         self.structure = tuple(name for name in dict.fromkeys(names) if name not in known)
         """The control tokens, besides `known`, that are distinguished from text."""
@@ -107,17 +112,6 @@ class TemplateReplyReader:
             case _:
                 return self._reader.read(segments, sampled, tools)
 
-    @property
-    def _controls(self) -> Sequence[str]:
-        """The control tokens that the reader distinguishes from text."""
-        match self._reader:
-            case ResponseTemplate():
-                return ()
-            case ReplyFormat():
-                return self._reader.controls
-            case _:
-                return self._reader.grammar.controls
-
 
 def without_calls(grammar: Grammar, mask: TextMask) -> Grammar:
     """Return a grammar that reads calls as text, and reasoning between `<think>` tags if it has none of its own."""
@@ -142,23 +136,14 @@ class ReplyWriter:
         self._probe = probe
         self._grammar = grammar
         self._writer = writer
-        self._generation_prompt = generation_prompt
-
-    @cached_property
-    def tag(self) -> str:
-        """The tag that opens reasoning; empty if there is none."""
-        return self._probe.thinking.opening_tag if self._probe.thinking else ""
-
-    @cached_property
-    def prompt_closes_block(self) -> bool:
+        self._generation_prompt = prompt = generation_prompt
+        thinking = probe.thinking
+        self.tag = tag = thinking.opening_tag if thinking else ""
+        """The tag that opens reasoning; empty if it is missing."""
+        self.prompt_closes_block = bool(thinking and tag in prompt and thinking.closing_tag in prompt.split(tag, 1)[1])
         """Whether the generation prompt contains an empty think block."""
-        thinking, prompt = self._probe.thinking, self._generation_prompt
-        return bool(thinking and self.tag in prompt and thinking.closing_tag in prompt.split(self.tag, 1)[1])
-
-    @cached_property
-    def prompt_opens_block(self) -> bool:
+        self.prompt_opens_block = bool(tag) and prompt.rstrip().endswith(tag)
         """Whether the generation prompt ends with the tag that opens reasoning."""
-        return bool(self.tag) and self._generation_prompt.rstrip().endswith(self.tag)
 
     def write(self, out: Emission, message: Message, hidden: Message) -> Stop:
         """Write a reply without its end; return how it ends.
@@ -171,29 +156,19 @@ class ReplyWriter:
         Raises:
             TemplateUnsupported: If the template does not write the reply's text or its calls.
         """
+        opens_block = message.reasoning is not None and self.prompt_closes_block
+        prompted = "" if opens_block else self._generation_prompt.removeprefix(self._probe.opening)
+        calls = tuple(call.model_copy(update={"raw": None}) for call in message.tool_calls)  # it knows no tokens
         try:
-            pieces = None if self._grammar is None else self._pieces(self._grammar, message)
-        except TemplateUnsupported:  # or in a way of its own, such as text as reasoning
+            given = message.model_copy(update={"tool_calls": calls})
+            pieces = None if self._grammar is None else write_after(self._grammar, given, prompted)
+        except TemplateUnsupported:  # or it is written in another way, such as text as reasoning
             pieces = None
         if pieces is None:
             return self._write_rendered(out, hidden)
         for piece in pieces:
             out.scaffold(piece.text) if piece.is_scaffold else out.content(piece.text)
         return (self._probe.call_stop if message.tool_calls else None) or self._probe.text_stop
-
-    def _pieces(self, grammar: Grammar, message: Message) -> list[TextPiece]:
-        """Return what is written after the generation prompt, or after the opening if the block is the reply's own."""
-        opens_block = message.reasoning is not None and self.prompt_closes_block
-        calls = tuple(
-            call.model_copy(update={"raw": None}) for call in message.tool_calls
-        )  # a template knows no tokens
-        return write_after(
-            grammar, message.model_copy(update={"tool_calls": calls}), "" if opens_block else self._prompted
-        )
-
-    @property
-    def _prompted(self) -> str:
-        return self._generation_prompt.removeprefix(self._probe.opening)
 
     def _write_rendered(self, out: Emission, message: Message) -> Stop:
         """Write a reply, in which control tokens are hidden, as the template renders it."""

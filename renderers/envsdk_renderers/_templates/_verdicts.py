@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -76,16 +75,13 @@ class Judge:
         """Judge a pair of a previous reply and a next message."""
         reply, answers = exchange(previous, following)
         found = self.judge(reply, answers, is_after_tool=previous == "tool", pair=(previous, following))
-        rewritten = self._rewritten_later("tool" in following) if found.status == "exact" else ""
-        if rewritten:
-            found = Judgement("keeps", f"the template rewrites: {rewritten}")
+        if found.status == "exact":  # unless it rewrites earlier text of users and tools in a longer conversation
+            calls = "tool" in following
+            if calls not in self._rewritten_past:
+                self._rewritten_past[calls] = rewritten_past(self.base, calls=calls)
+            if rewritten := self._rewritten_past[calls]:
+                found = Judgement("keeps", f"the template rewrites: {rewritten}")
         return Verdict(previous, following, bool(self.base.tools), found.status, found.detail)
-
-    def _rewritten_later(self, calls: bool) -> str:
-        """Return how the template rewrites earlier text of users and tools in a longer conversation."""
-        if calls not in self._rewritten_past:
-            self._rewritten_past[calls] = rewritten_past(self.base, calls=calls)
-        return self._rewritten_past[calls]
 
     def judge(self, reply: Message, answers: Sequence[Message], *, is_after_tool: bool, pair: Pair) -> Judgement:
         """Judge what follows a reply, which has to be the same after each of many pasts; judgements are cached."""
@@ -103,7 +99,11 @@ class Judge:
             return Judgement("not possible", reason, TemplateUnsupported(f"not possible: {reason}", pair=pair))
         try:
             expected, rewritten = self._follow(first, reply, answers, pair)
-            for past in filter(self._can_render, others):
+            for past in others:
+                try:
+                    self.base.text(past, generation_prompt=True)
+                except TemplateFailed:
+                    continue
                 rendered, detail = self._follow(past, reply, answers, pair)
                 if rendered != expected:
                     why = "what follows depends on what came before"
@@ -137,18 +137,6 @@ class Judge:
         if ends and ends.written and stop not in ends.sampled:
             return f"{ends.sampled[0]!r} becomes {stop!r}"
         return f"{ends.sampled[0]!r} is dropped" if ends and ends.is_unwritten else ""
-
-    @cached_property
-    def _has_tool_rounds(self) -> bool:
-        """Whether the template can express that a tool was called and answered."""
-        return not self._impossible([user()], *exchange("call", "tool"))
-
-    def _can_render(self, past: Sequence[Message]) -> bool:
-        try:
-            self.base.text(past, generation_prompt=True)
-        except TemplateFailed:
-            return False
-        return True
 
     def _impossible(self, past: Sequence[Message], reply: Message, answers: Sequence[Message]) -> str:
         """Return why the template cannot express this at all, or an empty string."""
@@ -187,7 +175,7 @@ class Judge:
         yield [user(), reasoned, user()]
         yield [user(), plain] * 5 + [user(f"  {STEM}spaces\n\n")]
         yield [user(), reasoned, user(), plain, user()]
-        if self.base.tools and self._has_tool_rounds:
+        if self.base.tools and not self._impossible([user()], *exchange("call", "tool")):
             yield from ([*round_, plain, user()] for round_ in rounds)
             yield [*rounds[0], user()]
 
@@ -232,13 +220,19 @@ _REPLIES = re.compile(f"({earlier_reply(0).replace('0', '[0-9]')})")
 def rewritten_past(base: Base, *, calls: bool) -> str:
     """Return the smallest example of earlier text that is not a reply and that a template rewrites; empty if none.
 
-    Each prompt of a conversation is compared with the
-    next one, so a template that rewrites only after many rounds is found, too.
+    Each prompt of a conversation is compared with the next one, so a template that rewrites only after many rounds is
+    found, too.
 
     Args:
         base: A start of an episode, whose tool is `EXAMPLE_TOOL` if it has any.
         calls: Whether tools are called; if not, only users ask.
     """
+
+    def by_reply(text: str) -> dict[str, str]:
+        """Return the text after each earlier reply and before the next one, and before the first, by its word."""
+        first, *others = _REPLIES.split(text)
+        return {"": first, **dict(zip(others[::2], others[1::2], strict=True))}
+
     mask, questions, results = base.template.mask, list[list[Message]](), list[list[Message]]()
     compared = "b".join(["a", *filter(str.isascii, base.template.chat_template.literals), "c"])
     for number, text in enumerate(map(mask.hide, (*_TEXTS[:-1], compared, _TEXTS[-1]))):
@@ -257,23 +251,18 @@ def rewritten_past(base: Base, *, calls: bool) -> str:
                 after = base.text([*messages, *turn], generation_prompt=True, is_rare=True)
             except TemplateFailed:
                 break
-            *_, last = _by_reply(prompt[: mask.shared(prompt, begun)]).items()
+            *_, last = by_reply(prompt[: mask.shared(prompt, begun)]).items()
             known |= dict([last])
-            later = _by_reply(after)
+            later = by_reply(after)
             changes = (difference_of(text, later[reply]) for reply, text in known.items() if reply in later)
             change = mask.restore_compared(next(filter(None, changes), ""))
             if change:
                 times = f", {number} times" if number > 1 else ""
-                found.append((number, f"{change} after {_kinds(turn)}{times}"))
+                kinds = ["a call" if m.tool_calls else "a reply" if m.role == "assistant" else m.role for m in turn]
+                found.append((number, f"{change} after {', '.join(kinds)}{times}"))
                 break
             messages += turn
     return min(found, default=(0, ""))[1]
-
-
-def _by_reply(text: str) -> dict[str, str]:
-    """Return the text after each earlier reply and before the next one, and before the first, by the reply's word."""
-    first, *others = _REPLIES.split(text)
-    return {"": first, **dict(zip(others[::2], others[1::2], strict=True))}
 
 
 def difference_of(before: str, after: str) -> str:
@@ -281,10 +270,6 @@ def difference_of(before: str, after: str) -> str:
     same = shared_start([before, after])
     shown = slice(max(same - 20, 0), same + 40)
     return f"{before[shown]!r} becomes {after[shown]!r}" if same < len(before) else ""
-
-
-def _kinds(messages: Sequence[Message]) -> str:
-    return ", ".join("a call" if m.tool_calls else "a reply" if m.role == "assistant" else m.role for m in messages)
 
 
 @dataclass(frozen=True)
