@@ -153,7 +153,7 @@ class _RecordedPolicy:
             return left.pop(0)
         log = self._trajectory.contexts.get(context)
         if log is not None and (log.error or "").startswith("TimeoutError: it did not finish within"):
-            await asyncio.Event().wait()  # until the deadline of the handoff, as it was
+            await asyncio.Event().wait()  # until the deadline of the handoff, as recorded
         before = -1
         while self._trajectory.status == "error" and self._count and self._count != before:
             before = self._count  # other contexts that run side by side still use their actions
