@@ -62,7 +62,7 @@ class Grammar:
         values: How a `value` is written, or an argument of a `python` call.
         name_in_id: The text before and after the name in an `id`, if the name is nowhere else; else None.
         first_id: The id of the first call if ids are counters; None if they are the calls' own ids.
-        quotes_text: Whether arguments given as a text are written as a JSON string; otherwise they are verbatim.
+        quotes_text: Whether arguments given as a string are written as a JSON string; otherwise they are verbatim.
         quoted: How a value of `arguments` is spelled inside the quotes of a string, if all values are written there, so
             that only the tools' schemas specify their types (FunctionGemma); else None.
         wrapper: What is written around the strings of a `value` that need it (`<![CDATA[` and `]]>`); else empty.
@@ -159,7 +159,7 @@ class CallFormat:
         opener: The constant before the first field.
         closers: The constant after a call, for each field that it may end with.
         inner: The constants between the fields of a call.
-        after_text: What is written between a text and the first call.
+        after_text: The text between content and the first call.
         between: What is written between two calls.
         layout: See `Grammar.layout`; the keys of an `object` are `name` and `arguments`.
         values: See `Grammar.values`.
@@ -181,7 +181,7 @@ def tagged(calls: CallFormat | None = None, think: tuple[str, str] | None = None
     Args:
         calls: How it writes calls, if it does.
         think: The constants before and after reasoning, if it writes any.
-        before_text: What is written before a text or a call, at the start of a reply and after reasoning.
+        before_text: The text before content or a call, at the start of a reply and after reasoning.
     """
     edges = [Edge("start", "text", before_text), Edge("text", "end", "")]
     if think:
