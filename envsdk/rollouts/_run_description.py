@@ -34,9 +34,9 @@ from ._player import PlaySettings
 from ._unequal import MISSING, Unequal, unequal
 
 CHANGES = "changes"
-"""Where a configuration has what changed while the run went on, because that was allowed: a list, in order."""
+"""The key of a configuration with the list of the allowed changes during the run, in order."""
 CHANGEABLE = ("made_by", "config", "options", "code", "limits", "rows")
-"""What may be allowed to change, because the stored episodes are still read in the same way."""
+"""The keys that may be allowed to change, because the stored episodes are still read in the same way."""
 _ADDED = ("options", "code", "rows")
 """The keys that earlier versions did not record."""
 _PACKAGES = ("envsdk", "gymnasium", "numpy", "openai-harmony", "pydantic", "tiktoken", "tokenizers", "transformers")
