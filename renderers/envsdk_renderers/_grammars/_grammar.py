@@ -32,12 +32,12 @@ class Edge:
     target: Field
     constant: str
     is_written: bool = True
-    """Whether the template writes it; if not, it was derived, and is only read."""
+    """True if the template writes it; if not, it was derived, and is only read."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """How values of some JSON types are written."""
+    """The format of values of some JSON types."""
 
     types: tuple[str, ...]
     """Names of JSON types, as in a schema; an integer is a `number`."""
@@ -48,7 +48,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Grammar:
-    """How replies are written.
+    """The format of replies.
 
     Attributes:
         edges: The constants between adjacent fields.
@@ -62,7 +62,7 @@ class Grammar:
         values: How a `value` is written, or an argument of a `python` call.
         name_in_id: The text before and after the name in an `id`, if the name is nowhere else; else None.
         first_id: The id of the first call if ids are counters; None if they are the calls' own ids.
-        quotes_text: Whether arguments given as a text are written as a JSON string; otherwise they are verbatim.
+        quotes_text: Whether arguments given as a string are written as a JSON string; otherwise they are verbatim.
         quoted: How a value of `arguments` is spelled inside the quotes of a string, if all values are written there, so
             that only the tools' schemas specify their types (FunctionGemma); else None.
         wrapper: What is written around the strings of a `value` that need it (`<![CDATA[` and `]]>`); else empty.
@@ -90,12 +90,12 @@ class Grammar:
 
     @cached_property
     def object_parts(self) -> tuple[TextPiece | str, ...]:
-        """How an `object` is written: its constants as pieces, and the names of the fields between them."""
+        """The format of an `object`: its constants as pieces, and the names of the fields between them."""
         return tuple(part if number % 2 else TextPiece(part, True) for number, part in enumerate(self.layout))
 
     @cached_property
     def values_by_type(self) -> Mapping[str, Values]:
-        """How a value of each JSON type is written; the first entry for a type counts."""
+        """The format of values of each JSON type; the first entry for a type counts."""
         return {kind: values for values in reversed(self.values) for kind in values.types}
 
     @cached_property
@@ -137,7 +137,7 @@ class Grammar:
 
     @cached_property
     def calls_are_marked(self) -> bool:
-        """Whether the constants before calls distinguish them from text."""
+        """True if the constants before calls distinguish them from text."""
         before = [e for e in self.edges if e.target in self.call[:1] and e.source in ("start", "text")]
         return bool(before) and all(edge.constant.strip() for edge in before)
 
@@ -152,15 +152,15 @@ def tags(constant: str) -> list[str]:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family writes calls.
+    """The format in which a family writes calls.
 
     Attributes:
         fields: The fields of a call; see `Grammar.call`.
         opener: The constant before the first field.
         closers: The constant after a call, for each field that it may end with.
         inner: The constants between the fields of a call.
-        after_text: What is written between a text and the first call.
-        between: What is written between two calls.
+        after_text: The text between content and the first call.
+        between: The text between two calls.
         layout: See `Grammar.layout`; the keys of an `object` are `name` and `arguments`.
         values: See `Grammar.values`.
     """
@@ -181,7 +181,7 @@ def tagged(calls: CallFormat | None = None, think: tuple[str, str] | None = None
     Args:
         calls: How it writes calls, if it does.
         think: The constants before and after reasoning, if it writes any.
-        before_text: What is written before a text or a call, at the start of a reply and after reasoning.
+        before_text: The text before content or a call, at the start of a reply and after reasoning.
     """
     edges = [Edge("start", "text", before_text), Edge("text", "end", "")]
     if think:
