@@ -99,12 +99,21 @@ def path_of(call: Callable[[], Any]) -> CallPath:
 
 
 def duplicates(files: list[Path], length: int = 6) -> int:
-    """Return the number of stretches of at least `length` lines of code that are in more than one place."""
+    """Return the number of stretches of at least `length` lines that are in more than one place.
+
+    Imports and signatures do not count: what implements an interface repeats its signatures.
+    """
     places: dict[tuple[str, ...], list[tuple[Path, int]]] = defaultdict(list)
     for file in files:
         text = file.read_text()
-        code = sorted(lines_of_code(text, ast.parse(text)))
-        stripped = [text.splitlines()[line - 1].strip() for line in code]
+        tree = ast.parse(text)
+        code = lines_of_code(text, tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                code -= set(range(node.lineno, node.body[0].lineno))
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                code -= set(range(node.lineno, (node.end_lineno or 0) + 1))
+        stripped = [text.splitlines()[line - 1].strip() for line in sorted(code)]
         kept = [(line, at) for at, line in enumerate(stripped) if not line.startswith(("import ", "from ", "@"))]
         for at in range(len(kept) - length + 1):
             places[tuple(line for line, _ in kept[at : at + length])].append((file, at))

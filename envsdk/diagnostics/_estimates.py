@@ -101,17 +101,6 @@ class Sizes:
             observation_images=_mean(later_images),
         )
 
-    @property
-    def note_on_images(self) -> str:
-        """A note on the tokens of images; empty if there are none."""
-        if not (self.first_images or self.observation_images):
-            return ""
-        return (
-            f"images: {self.first_images:,} of the {self.first:,} tokens of the first observation, and "
-            f"{self.observation_images:,} of the {self.observation:,} of each later one; they are estimated as text, "
-            "so no history policy drops them"
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -219,12 +208,17 @@ class CostEstimate:
 
     def notes(self) -> list[str]:
         """Return the notes below the table: the share of image tokens, and the episodes that ended early."""
-        ended = [
-            f"{row.history}: the episode ended before step {row.steps[-1]:,} ({row.ended})"
-            for row in self.rows
-            if row.ended is not None
-        ]
-        return [*filter(None, [self.sizes.note_on_images]), *ended]
+        notes, sizes = list[str](), self.sizes
+        if sizes.first_images or sizes.observation_images:
+            notes.append(
+                f"images: {sizes.first_images:,} of the {sizes.first:,} tokens of the first observation, and "
+                f"{sizes.observation_images:,} of the {sizes.observation:,} of each later one; they are estimated as "
+                "text, so no history policy drops them"
+            )
+        for row in self.rows:
+            if row.ended is not None:
+                notes.append(f"{row.history}: the episode ended before step {row.steps[-1]:,} ({row.ended})")
+        return notes
 
     def __str__(self) -> str:
         rows = self.table()

@@ -41,36 +41,30 @@ def forward_logprobs(
         MissingPackage: If torch is not installed.
     """
     torch = load("torch", "the log-probabilities of a model need", "pip install 'envsdk[torch]'")
-    images = ModelImages(model, vision)
-    with torch.no_grad():
-        return [
-            _of_sample(
-                torch, model, images, sample, temperature, f"sample {index}, of trajectory {sample.trajectory_id!r}"
-            )
-            for index, sample in enumerate(valid_samples(samples))
-        ]
-
-
-def _of_sample(
-    torch: Any, model: Any, images: ModelImages, sample: Sample, temperature: float | None, where: str
-) -> "NDArray[np.float32]":
+    images, given = ModelImages(model, vision), valid_samples(samples)
     rows: int = model.get_input_embeddings().weight.shape[0]
-    if sample.tokens.max() >= rows:
-        raise ConfigError(
-            f"{where}: it has the token id {sample.tokens.max()}, but the model has the ids 0 to {rows - 1}; it was "
-            "made with the tokenizer of a different family"
-        )
-    positions = np.flatnonzero(sample.mask)
-    sampled = sample.temperature[sample.part_ids[positions]]
-    if temperature is None and not sampled.all():
-        raise InvalidSample(f"{where}: it was sampled at temperature 0; give the temperature of the model")
-    divisors = sampled if temperature is None else np.full(len(positions), temperature, np.float32)
     device = next(model.parameters()).device
-    tokens = torch.as_tensor(sample.tokens.astype(np.int64), device=device)
-    before = torch.as_tensor(positions - 1, device=device)
-    inputs = images.inputs(sample.tokens, sample.media)
-    logits = model(input_ids=tokens[None], **inputs, use_cache=False, logits_to_keep=before).logits[0].float()
-    scaled = logits / torch.as_tensor(divisors, device=device)[:, None]
-    values = np.zeros(len(sample), dtype=np.float32)
-    values[positions] = scaled.log_softmax(-1).gather(-1, tokens[before + 1][:, None])[:, 0].cpu().numpy()
-    return values
+    found: list[NDArray[np.float32]] = []
+    for index, sample in enumerate(given):
+        where = f"sample {index}, of trajectory {sample.trajectory_id!r}"
+        if sample.tokens.max() >= rows:
+            raise ConfigError(
+                f"{where}: it has the token id {sample.tokens.max()}, but the model has the ids 0 to {rows - 1}; it "
+                "was made with the tokenizer of a different family"
+            )
+        positions = np.flatnonzero(sample.mask)
+        sampled = sample.temperature[sample.part_ids[positions]]
+        if temperature is None and not sampled.all():
+            raise InvalidSample(f"{where}: it was sampled at temperature 0; give the temperature of the model")
+        divisors = sampled if temperature is None else np.full(len(positions), temperature, np.float32)
+        tokens = torch.as_tensor(sample.tokens.astype(np.int64), device=device)
+        before = torch.as_tensor(positions - 1, device=device)
+        with torch.no_grad():
+            inputs = images.inputs(sample.tokens, sample.media)
+            logits = model(input_ids=tokens[None], **inputs, use_cache=False, logits_to_keep=before).logits[0].float()
+            scaled = logits / torch.as_tensor(divisors, device=device)[:, None]
+            logprobs = scaled.log_softmax(-1).gather(-1, tokens[before + 1][:, None])[:, 0]
+        values = np.zeros(len(sample), dtype=np.float32)
+        values[positions] = logprobs.cpu().numpy()
+        found.append(values)
+    return found

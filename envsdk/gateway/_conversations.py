@@ -16,6 +16,7 @@ Two conversations are never taken for one: in doubt, a request opens a context.
 """
 
 import heapq
+import re
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +24,12 @@ from itertools import chain, takewhile
 from typing import TypeAlias
 
 from ..messages import Message, ToolSchema
-from ._normalized import EVIDENCE, RecordedMessage, Setting, entry_of, is_edited_reply, is_quoted, without_stop
+from ._normalized import RecordedMessage, Setting, entry_of, without_stop
 from ._reading import Replies, RequestReading, read
 from ._requests import ModelReply, ModelRequest, ReceivedMessage
 
+_EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
+_TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
 _RETRIED = 64  # requests that are remembered for a retry
 _RECENT = 8  # replies that may be the summary with which a request begins
 
@@ -439,7 +442,8 @@ class Conversations:
         elif is_same and following and keep == len(whole) - 1:
             if not following[0].is_assistant:
                 return replace(fit, reach=keep, changed=f"the reply {conversation.position(keep)} was left out")
-            if is_edited_reply(following[0], head):
+            short, long = sorted((following[0].text, head.text), key=len)
+            if (short and short in long) or set(following[0].calls) & set(head.calls):  # extended, or a part of it
                 return replace(fit, reach=keep + 1, changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
 
@@ -449,7 +453,7 @@ class Conversations:
         run = [entry for entry, _ in pairs]
         is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
         texts = (text for entry in run for text in (entry.text, *chain.from_iterable(entry.calls)))
-        return (len(run) > 1 or (is_unique and shared > 0)) and sum(map(len, texts)) >= EVIDENCE
+        return (len(run) > 1 or (is_unique and shared > 0)) and sum(map(len, texts)) >= _EVIDENCE
 
     def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
         """Return the conversation of which a request has only a summary, which a side branch of it or itself replied.
@@ -468,7 +472,9 @@ class Conversations:
             reading = read(request, whole.record, self._replies)
             new = [entry.text for entry in reading.path[reading.keep :][:3] if not entry.is_assistant]
             is_its_own = reading.keep >= shared and (side.is_side or reading.keep)
-            if is_its_own and is_quoted(side.record.path[-1], new):
+            # Programs remove the tags around a summary, so its longest line is what they quote.
+            longest = max((piece.strip() for piece in _TAG_OR_LINE.split(side.record.path[-1].text)), key=len)
+            if is_its_own and len(longest) >= _EVIDENCE and any(longest in text for text in new):
                 return Fit(whole, reading, 0, f"compacted: the reply of {side.name!r} is in the place of messages")
         return None
 

@@ -25,9 +25,7 @@ Call: TypeAlias = tuple[str, str]
 _CODE_CALL = "\nCalling tools:\n"
 _WORD = re.compile(r"\w{3,}")
 _TAG = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>|\[(\w*think\w*)\]", re.IGNORECASE)
-_TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
 _INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens
-EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
 
 
 @dataclass(eq=False, slots=True)
@@ -192,18 +190,6 @@ def without_stop(text: str, stop: Collection[str]) -> str:
     """Remove the stop string from the end."""
     end = next((end for end in stop if end.strip() and text.endswith(end.strip())), "")
     return text.removesuffix(end.strip()).strip()
-
-
-def is_edited_reply(sent: RecordedMessage, recorded: RecordedMessage) -> bool:
-    """Return whether a program wrote a message from a reply: it extended it, or took a part of it."""
-    texts = sorted((sent.text, recorded.text), key=len)
-    return bool((texts[0] and texts[0] in texts[1]) or set(sent.calls) & set(recorded.calls))
-
-
-def is_quoted(reply: RecordedMessage, texts: Sequence[str]) -> bool:
-    """Return whether a string contains the longest line of a reply. Programs remove the tags around a summary."""
-    longest = max((piece.strip() for piece in _TAG_OR_LINE.split(reply.text)), key=len)
-    return len(longest) >= EVIDENCE and any(longest in text for text in texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from ._unequal import MISSING, Unequal, unequal
 
 CHANGES = "changes"
 """Where a configuration has what changed while the run went on, because that was allowed: a list, in order."""
-_CHANGEABLE = ("made_by", "config", "options", "code", "limits", "rows")
+CHANGEABLE = ("made_by", "config", "options", "code", "limits", "rows")
 """What may be allowed to change, because the stored episodes are still read in the same way."""
 _ADDED = ("options", "code", "rows")
 """What earlier versions did not record."""
@@ -196,11 +196,6 @@ class Manifest(_DescriptionFile):
 def now() -> str:
     """Return the time: ISO 8601, in UTC, in seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def is_changeable(difference: Unequal) -> bool:
-    """Return whether a difference between two descriptions may be allowed."""
-    return difference.path.partition("configuration.")[2].partition(".")[0] in _CHANGEABLE
 
 
 def described(difference: Unequal) -> str:

@@ -34,7 +34,7 @@ from ..rendering.renderer import Renderer
 from ..trajectories._media import MEDIA, write_images
 from ..trajectories._trajectory import Trajectory
 from ..trajectories.records import storing
-from ._run_description import CHANGES, Manifest, RunDescription, described, is_changeable, now
+from ._run_description import CHANGEABLE, CHANGES, Manifest, RunDescription, described, now
 from ._stored_run import (
     COMPRESSED,
     PLAIN,
@@ -434,7 +434,8 @@ def _check_same_run(
 ) -> list[str]:
     """Refuse a folder that holds a run, unless it is this one and it is to be continued; return what changed."""
     found = stored.differences_to(given)
-    changed, may_change = list(map(described, found)), all(map(is_changeable, found))
+    changed = list(map(described, found))
+    may_change = all(one.path.partition("configuration.")[2].partition(".")[0] in CHANGEABLE for one in found)
     if found and not (allow_changed and may_change):
         instead = "choose another folder, or give the same"
         if may_change:

@@ -96,7 +96,8 @@ def make_scheduler(
         `run` raises what failed in the episode, after the retries; `SingleSampleOnly` if the rollout has several
         samples and `on_break` is `"raise"`; `PolicyError` if ms-swift renders another prompt than the environment;
         `ConfigError` if the row names no task, or its tools differ from the environment's; `InvalidSample` if ms-swift
-        would train other tokens than the sample; and `EpisodeError` if the episode ended without a reply or a reward.
+        would train tokens that differ from the sample's; and `EpisodeError` if the episode ended without a reply or a
+        reward.
 
     Raises:
         ConfigError: If `on_break` or a deadline is invalid, or `on_break` is `"split"` and this version of ms-swift

@@ -91,7 +91,7 @@ def to_generator_output(
         InvalidSample: If a sample is invalid, has no log-probabilities, was not scored, or was sampled at another
             temperature; if the samples of a rollout have different rewards, or one is missing; if a rollout without
             a group has the id of a group; if experts are requested and a token has none; or if there are images, and
-            `vision` is not given, makes other arrays than SkyRL has fields for, or a sample has no image: SkyRL takes
+            `vision` is not given, makes arrays that SkyRL has no fields for, or a sample has no image: SkyRL takes
             images in all rows or in none.
         MissingPackage: If there are images, and torch is not installed.
     """

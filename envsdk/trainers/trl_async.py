@@ -195,7 +195,7 @@ class RolloutWorker:
         ):
             if value < 1:
                 raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1")
-        get_baseline(baseline)  # raises if there is no such baseline
+        get_baseline(baseline)  # raises for an unknown name
         if baseline == "leave_one_out" and num_generations < 2:
             raise ConfigError(
                 "num_generations is 1, but the baseline 'leave_one_out' compares an episode with the others of its "

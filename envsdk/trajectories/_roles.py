@@ -35,14 +35,14 @@ class Roles(StoredRecord):
 
     @classmethod
     def of(cls, legend: Sequence[str], codes: "NDArray[np.int16]") -> "Roles":
-        """Make them from the code of each token."""
+        """Make roles from the code of each token."""
         is_start = np.append(True, codes[1:] != codes[:-1])[: len(codes)]
         starts = np.flatnonzero(is_start).astype(np.int32)
         return cls(list(legend), starts, codes[starts], len(codes))
 
     @classmethod
     def joined(cls, parts: "Sequence[tuple[Roles, slice]]") -> "Roles":
-        """Return those of slices of several logs, one after the other."""
+        """Return the roles of slices of several logs, one after the other."""
         legend: dict[str, int] = {}
         codes = [np.empty(0, np.int16)]
         for roles, where in parts:

@@ -104,7 +104,7 @@ class Tally:
 
     @property
     def mean_reward(self) -> float | None:
-        """The mean reward of the episodes that were scored; None if there is none."""
+        """The mean reward of the episodes that were scored; None if none was."""
         return self.reward / self.scored if self.scored else None
 
     def __add__(self, other: "Tally") -> "Tally":

@@ -728,18 +728,19 @@ class FixedBase(WholeRenderer):
         replies = {name: self._options[name] for name in ("reply_format", "response_template")}
         own = self._source.response_template if self._options["reply_format"] == "auto" else None
         name = f"history {json.dumps([replies, own], default=str)}"
-        return self._turns.measured(name, _HISTORY, self._judge_history)
 
-    def _judge_history(self) -> tuple[HistoryRule | None, str]:
-        problem = "the template shows past reasoning by a rule that is not known"
-        for rule in HistoryProbe(self._template).rules():
-            candidate = copy.copy(self)
-            candidate.history_rule, candidate._warned = rule, True  # a proof is not an episode
-            refuted = refutation(candidate, has_calls=rule.has_calls)
-            if refuted is None:
-                return rule, ""
-            problem = f"{rule}, but {refuted}"
-        return None, problem
+        def judge() -> tuple[HistoryRule | None, str]:
+            problem = "the template shows past reasoning by a rule that is not known"
+            for rule in HistoryProbe(self._template).rules():
+                candidate = copy.copy(self)
+                candidate.history_rule, candidate._warned = rule, True  # a proof is not an episode
+                refuted = refutation(candidate, has_calls=rule.has_calls)
+                if refuted is None:
+                    return rule, ""
+                problem = f"{rule}, but {refuted}"
+            return None, problem
+
+        return self._turns.measured(name, _HISTORY, judge)
 
     def _is_covered(self, message: Message) -> bool:
         """Return whether the rule holds with this message, whose text may change it."""

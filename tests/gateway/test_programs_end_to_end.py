@@ -156,10 +156,12 @@ class Direct(ProgramEnv):
 class DirectDriver(ProgramDriver):
     """Gives the program its session."""
 
-    def open_session(self, session: ProgramSession) -> None:
+    def open_session(self) -> ProgramSession:
         env = self.env
         assert isinstance(env, Direct)
+        session = self._session = ProgramSession(self.count_tokens, lambda image: None)
         self._program = ThreadProgram(lambda: env.program.play(session, env.steps), session.put)
+        return session
 
     def close_session(self, session: ProgramSession) -> None:
         pass

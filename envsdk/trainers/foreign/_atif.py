@@ -66,7 +66,7 @@ def from_atif(
 
     Raises:
         InvalidRecord: If a document is damaged; the message names the document, the step and the field. Or if no step
-            has token ids, and there is no renderer for supervised samples.
+            has token ids, and no renderer was given for supervised samples.
         ConfigError: If another argument is invalid.
     """
     given = document if isinstance(document, Mapping) else None

@@ -120,7 +120,7 @@ class Importer:
         id: The id of the trajectory.
         renderer: The renderer of the model, or its name. It makes supervised samples of replies without token ids.
         tokenizer: What `load_tokenizer` accepts, for a renderer that is given by its name.
-        vocab_size: The size of the vocabulary, if there is no renderer; 0 if it is unknown.
+        vocab_size: The size of the vocabulary, for a log without a renderer; 0 if it is unknown.
         trainable_roles: The roles whose contexts are trained; None trains all.
 
     Raises:

@@ -149,7 +149,7 @@ def _content(
 ) -> "NDArray[np.bool_]":
     """Return which tokens hold the reasoning or the content of a message: bool, shape (n,).
 
-    A span assigns a token that crosses a boundary to the text after the boundary, so the last token of a text may be
+    A span assigns a token that crosses a boundary to the text after the boundary, so the last token of a string may be
     outside its span. This function includes it.
 
     Raises:

@@ -160,7 +160,7 @@ class CallFormat:
         closers: The constant after a call, for each field that it may end with.
         inner: The constants between the fields of a call.
         after_text: The text between content and the first call.
-        between: The text between two calls.
+        between: What is written between two calls.
         layout: See `Grammar.layout`; the keys of an `object` are `name` and `arguments`.
         values: See `Grammar.values`.
     """

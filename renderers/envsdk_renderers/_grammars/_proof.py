@@ -155,7 +155,7 @@ class _Proof:
     def misread(self, message: Message) -> _Failure | None:
         """Return how what the template writes for a message does not read back; None if it does.
 
-        Whitespace around texts does not count, nor what the template drops, as some do with null.
+        Whitespace around strings does not count, nor what the template drops, as some do with null.
         """
         (message,) = self._renderings.addressed([message])
         try:
@@ -207,7 +207,7 @@ def _facts(message: Message, grammar: Grammar) -> tuple[object, ...]:
 
 
 def has_all(rendered: str, message: Message) -> bool:
-    """Return whether a rendering has all calls and texts of a message, in any coding of strings."""
+    """Return whether a rendering has all calls and strings of a message, in any coding of strings."""
     names = [call.name for call in message.tool_calls]
     words = [word.strip() for word in words_of(message)]
     forms = [(word, json.dumps(word)[1:-1], repr(word)[1:-1]) for word in words]
@@ -216,7 +216,7 @@ def has_all(rendered: str, message: Message) -> bool:
 
 
 def stripped(message: Message) -> tuple[object, ...]:
-    """Return the calls of a message, or its text if it has none, without whitespace around texts and without nulls."""
+    """Return the calls of a message, or its content if it has none, without whitespace around it and without nulls."""
     calls = [(call.name, repr(_sorted(_without_nulls(call.arguments)))) for call in message.tool_calls]
     return (calls,) if calls else (message.content.strip(),)
 

@@ -1,6 +1,6 @@
-"""The spelling of values in a chat template: as JSON, as Python, verbatim, or in a notation of the template.
+"""Reads and writes values as a chat template spells them: as JSON, as Python, verbatim, or in its own notation.
 
-Knows nothing about templates and tokens. A text that is read is `coded`: its control tokens are single characters.
+Knows nothing about templates and tokens. A string that is read is `coded`: its control tokens are single characters.
 """
 
 import ast
@@ -15,7 +15,7 @@ from envsdk.errors import RenderError
 from envsdk.messages import check_json, with_unique_keys
 
 CONTROL = re.compile("[\ud800-\udfff]")
-"""Matches a control token in a coded text."""
+"""Matches a control token in a coded string."""
 Escapes: TypeAlias = Literal["json", "ascii", "python", "none"]
 Order: TypeAlias = Literal["given", "sorted", "folded"]
 encode_json = json.JSONEncoder(ensure_ascii=False).encode
@@ -24,9 +24,9 @@ _DECODER = json.JSONDecoder(object_pairs_hook=with_unique_keys)
 _WINDOW, _GROWTH = 1024, 16
 _LONGEST_WORD = 16  # characters: `-Infinity`, or an escaped surrogate pair
 UNTERMINATED = "Unterminated string"
-"""How the decoder's error begins for a string without an end, which was searched up to the end of the text."""
+"""The beginning of the decoder's error for a string without an end, which was searched up to the end of the text."""
 CUT = "the text ends inside it"
-"""The error of a value that is read from a text that goes on, if how it goes on may change what is read."""
+"""The error of a value at the end of unfinished text, if more text may change what is read."""
 _NUMBER_END = re.compile(r"[0-9.eE+\-]\Z")
 _MAX_DEPTH = 64
 PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
@@ -37,7 +37,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class TextPiece(NamedTuple):
-    """A part of what is written."""
+    """A part of the written text."""
 
     text: str
     is_scaffold: bool
@@ -106,7 +106,7 @@ def written_text(value: Any, style: Style) -> str:
 
 def written_value(value: Any, style: Style) -> list[TextPiece]:
     """Write a value that is known to be one of JSON; see `write_value`."""
-    if style.is_default and isinstance(value, (dict, list)):  # mostly
+    if style.is_default and isinstance(value, (dict, list)):
         return [TextPiece(encode_json(value), False)]
     if isinstance(value, str) and style.is_verbatim:
         return [TextPiece(value, False)]
@@ -365,7 +365,7 @@ class _Misspelled(ValueError):
         self.position = position
 
 
-# A notation of its own: objects and lists in the usual brackets, with measured quotes.
+# A separate notation: objects and lists in the usual brackets, with measured quotes.
 
 
 def _read_notation(coded: str, start: int, style: Style) -> tuple[Any, int]:
@@ -467,7 +467,7 @@ _BETWEEN = re.compile(r"\s*(,|\))")
 
 
 class NotPython(ValueError):
-    """A text is not a call.
+    """The text is not a call in Python.
 
     Args:
         error: Why.

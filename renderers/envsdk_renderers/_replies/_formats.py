@@ -38,7 +38,7 @@ def get_format(name: str) -> ReplyFormat:
     """Return a format by its name; `plain` and `auto` are not among them, since they are measured.
 
     Raises:
-        UnknownName: If there is no format of that name.
+        UnknownName: If no format has that name.
     """
     if name not in FORMATS:
         raise unknown_name("reply format", name, ["auto", PLAIN, *FORMATS])

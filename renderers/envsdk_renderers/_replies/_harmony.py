@@ -142,7 +142,15 @@ class HarmonyReader:
             if token in present:
                 reply.note(f"{name} is out of place: it is inside a message")
         reply.add(channel, recipient, self.decode(chunk.body), is_open=chunk.end is None)
-        reply.note(self._wrong_end(chunk.end, channel, recipient))
+        end, is_call = chunk.end, _is_a_tool(recipient)
+        if end == self._start:
+            reply.note("a message was not ended: the next one begins inside it")
+        elif end in self._stops and channel == "analysis" and not is_call:
+            reply.note("the turn was ended in the reasoning: there is neither an answer nor a call")
+        elif end == self._call and not is_call:
+            reply.note("the turn was ended with <|call|>, but no tool is called")
+        elif is_call and end not in (self._call, None):
+            reply.note("a call was not ended with <|call|>")
 
     def _without_role(self, header: tuple[int, ...], reply: "_HarmonyReply") -> tuple[int, ...] | None:
         """Return the header without its role, which only the first one lacks; None if the role is not the assistant."""
@@ -180,19 +188,6 @@ class HarmonyReader:
     def _start_of(self, tokens: "Sequence[int] | NDArray[np.int32]") -> str:
         """Return the first 40 characters of a text."""
         return self.decode(tokens[:40])[:40]
-
-    def _wrong_end(self, end: int | None, channel: str | None, recipient: str | None) -> str | None:
-        """Return what is wrong with the token that ends a message, or None."""
-        is_call = _is_a_tool(recipient)
-        if end == self._start:
-            return "a message was not ended: the next one begins inside it"
-        if end in self._stops and channel == "analysis" and not is_call:
-            return "the turn was ended in the reasoning: there is neither an answer nor a call"
-        if end == self._call and not is_call:
-            return "the turn was ended with <|call|>, but no tool is called"
-        if is_call and end not in (self._call, None):
-            return "a call was not ended with <|call|>"
-        return None
 
 
 class _HarmonyReply:

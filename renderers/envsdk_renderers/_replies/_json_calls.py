@@ -21,7 +21,7 @@ def json_text(value: Any, what: str) -> str:
     """
     try:
         text = json.dumps(value, ensure_ascii=False)
-        text.encode()  # half of a surrogate pair cannot be encoded
+        text.encode()  # an unpaired surrogate cannot be encoded
         return text
     except (TypeError, ValueError) as error:
         raise RenderError(f"a {what} is not JSON: {error}") from error

@@ -1,7 +1,7 @@
 """Measures what a chat template writes after an assistant's turn, on a fixed start of an episode.
 
-Everything is a difference of texts at a sentinel inside an assistant's message. The text after the sentinel, from the
-token on that ends the turn, is what a next message adds.
+Everything is a difference of renderings at a sentinel inside an assistant's message. The text after the sentinel, from
+the token on that ends the turn, is what a next message adds.
 """
 
 from collections.abc import Callable, Sequence

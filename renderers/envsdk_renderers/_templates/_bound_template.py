@@ -31,7 +31,7 @@ class Dialect:
     arguments: Literal["dict", "text"] = "dict"
     """True if a call's arguments are a dict or its JSON text."""
     takes_text: bool = True
-    """True if arguments given as a text may stay a text; if not, they are parsed if they are JSON."""
+    """Whether arguments given as a string may stay a string; if not, they are parsed if they are JSON."""
     call_content: Literal["empty", "none", "absent"] = "empty"
     """The content of a message that only calls tools."""
     no_tools: Literal["none", "empty"] = "none"
@@ -157,7 +157,7 @@ def _typed_parts(message: Message) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class BoundTemplate:
-    """A chat template with its dialect and its arguments, and the mask that hides texts from it."""
+    """A chat template with its dialect and its arguments, and the mask that hides strings from it."""
 
     chat_template: ChatTemplate
     mask: TextMask

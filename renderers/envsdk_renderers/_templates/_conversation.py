@@ -16,7 +16,7 @@ from ._writer import Writer
 
 
 class Boundary(NamedTuple):
-    """What a template writes between the texts of two messages that follow each other."""
+    """The text that a template writes between the contents of two consecutive messages."""
 
     closing: str = ""
     """The end of the first message, after its text."""

@@ -59,21 +59,16 @@ class HistoryRule:
 
     def visible(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages as the template shows them in a prompt; see `Renderer.visible`."""
-        hidden = self._hidden(messages)
+        hidden = len(messages) if self.hides == "everything" else 0  # how many at the start show no reasoning
+        if self.hides not in ("nothing", "everything"):
+            settling = [index for index, message in enumerate(messages) if self.settles(message)]
+            count = self.users if self.hides == "before the last user messages" else 1
+            if len(settling) >= count:
+                hidden = settling[-count] + (self.hides == "up to the last answer")
         return [
             message.with_reasoning(None) if index < hidden or not (message.reasoning or self.shows_empty) else message
             for index, message in enumerate(messages)
         ]
-
-    def _hidden(self, messages: Sequence[Message]) -> int:
-        """Return how many messages at the start have no visible reasoning."""
-        if self.hides in ("nothing", "everything"):
-            return len(messages) if self.hides == "everything" else 0
-        settling = [index for index, message in enumerate(messages) if self.settles(message)]
-        count = self.users if self.hides == "before the last user messages" else 1
-        if len(settling) < count:
-            return 0
-        return settling[-count] + (self.hides == "up to the last answer")
 
 
 _CANDIDATES = (
@@ -102,16 +97,13 @@ class HistoryProbe:
     def rules(self) -> Iterator[HistoryRule]:
         """Yield the rules that agree with all probes, those that are proved more often first."""
         plain = [conversation_of(kinds) for kinds in _WITHOUT_CALLS]
-        calling = [messages for kinds in _WITH_CALLS if self._writes(messages := conversation_of(kinds))]
+        calling = [messages for kinds in _WITH_CALLS if self._shown(messages := conversation_of(kinds)) is not None]
         for probes in (plain + calling, plain) if calling else (plain,):
             fitting = [rule for rule in _CANDIDATES if all(self._fits(rule, messages) for messages in probes)]
             for rule in fitting[:1]:
                 found = replace(rule, has_calls=probes is not plain)
                 found = replace(found, triggers=self._triggers(found))
                 yield from (found, replace(found, shows_empty=False))
-
-    def _writes(self, messages: Sequence[Message]) -> bool:
-        return self._shown(messages) is not None
 
     def _fits(self, rule: HistoryRule, messages: Sequence[Message]) -> bool:
         shown = self._shown(messages)
@@ -141,7 +133,7 @@ class HistoryProbe:
         last = max(index for index, message in enumerate(probe) if message.role == "user")
         said = [*probe[:last], user(content), *probe[last + 1 :]]
         instructed = [Message(role="system", content=content), *said]
-        return not self._fits(rule, instructed if self._writes(instructed) else said)
+        return not self._fits(rule, said if self._shown(instructed) is None else instructed)
 
 
 def conversation_of(kinds: str) -> list[Message]:

@@ -1,4 +1,4 @@
-"""Hides texts from a chat template: names of control tokens in content, and the words of the probes.
+"""Hides strings from a chat template: names of control tokens in content, and the words of the probes.
 
 Knows nothing about tokens; a control token is a name in a rendered text.
 """
@@ -41,16 +41,16 @@ PROBE_NAME = f"{_STEM}function"
 _WORD = re.compile(f"(?i:{STEM})(?:([0-9]{{1,6}})([a-z]))?")
 _LONGEST_WORD = len(STEM) + 7
 _BEGUN = re.compile(f"(?i:{STEM[0]}(?:{STEM[1]}{STEM[2]}?)?)\\s*$")
-"""The beginning of a stem at the end of a text, which the next text could complete."""
+"""Matches the beginning of a stem at the end of a string, which the text after it could complete."""
 
 
 class TextMask:
-    """Hides texts that a template must not see in a conversation: names of control tokens, and the words of the probes.
+    """Hides strings that a template must not see in a conversation: names of control tokens, and words of the probes.
 
     Each hidden character becomes a word of ASCII letters and digits, which no template changes (with JSON, `repr`, a
     filter); `restore` puts the character back. All these words, and all sentinels, begin with `STEM`. Where content
     contains the stem itself, or ends with a beginning of it, that is hidden like a control token. So every stem in a
-    rendering comes from a probe or a mask, whatever is next to it; and no search finds a text inside a mask's word.
+    rendering comes from a probe or a mask, whatever is next to it; and no search finds a string inside a mask's word.
 
     Args:
         names: The names of the control tokens.
@@ -101,7 +101,7 @@ class TextMask:
         return _WORD.sub(lambda word: self._hidden_by_word.get(word[0], word[0]), text) if has_stem(text) else text
 
     def hide_message(self, message: Message) -> Message:
-        """Hide in all texts of a message; return the message itself if there is nothing to hide.
+        """Hide in all strings of a message; return the message itself if there is nothing to hide.
 
         A template may write another text right after its content or its reasoning, so the end of these is hidden where
         it begins a stem.
@@ -153,12 +153,12 @@ class TextMask:
 
 
 def has_stem(text: str) -> bool:
-    """Return whether a text contains the stem, which only probes and masks write."""
+    """Return whether a string contains the stem, which only probes and masks write."""
     return _STEM in text.lower()
 
 
 def count_stems(text: str) -> int:
-    """Return how often a text contains the stem."""
+    """Return the number of stems in a string."""
     return text.lower().count(_STEM)
 
 
@@ -173,7 +173,7 @@ def shared_start(texts: Sequence[str]) -> int:
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> Message:
-    """Change all texts of a message; return the message itself if none of them changes."""
+    """Change all strings of a message; return the message itself if none of them changes."""
     changed: dict[str, Any] = {}
     for name in ("content", "reasoning", "name", "tool_call_id"):
         text: str | None = getattr(message, name)

@@ -19,7 +19,7 @@ _OPEN_TAG = re.compile(r"\s*(<\|?[\w:.-]+\|?>|\[[\w:.-]+\])\s*")
 
 
 class Thinking(NamedTuple):
-    """The format in which a template writes reasoning."""
+    """The tags with which a template writes reasoning."""
 
     opener: str
     """The text before it."""
@@ -111,7 +111,7 @@ class ReplyProbe:
 
     @cached_property
     def thinking(self) -> Thinking | None:
-        """How reasoning is written; None if neither replies nor the generation prompt have a block for it."""
+        """The tags around reasoning; None if neither replies nor the generation prompt have a block for it."""
         return self._shown_thinking or self._prompted_thinking
 
     @cached_property

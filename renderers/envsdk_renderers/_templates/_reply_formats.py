@@ -77,7 +77,7 @@ class TemplateReplyReader:
         """The control tokens, besides `known`, that are distinguished from text."""
 
     def begin(self, tools: Sequence[ToolSchema]) -> GrammarReading | None:
-        """Begin to read a reply as it comes; None if replies can only be read whole.
+        """Begin to read a reply as it arrives; None if replies can only be read whole.
 
         Args:
             tools: JSON schemas of the tools that the model has.
@@ -114,7 +114,7 @@ class TemplateReplyReader:
 
 
 def without_calls(grammar: Grammar, mask: TextMask) -> Grammar:
-    """Return a grammar that reads calls as text, and reasoning between `<think>` tags if it has none of its own."""
+    """Return a grammar that reads calls as text, and reasoning between `<think>` tags if it has no tags for it."""
     edges = [edge for edge in grammar.edges if not {edge.source, edge.target} & CALL_FIELDS]
     if not any(edge.target == "reasoning" for edge in edges):
         edges += [Edge("start", "reasoning", "<think>\n"), Edge("reasoning", "text", "\n</think>\n\n")]

@@ -2,7 +2,7 @@
 
 There is one JSON file for each measurement. It is written to another name and then renamed, so that concurrent
 processes never read half a file. A file that is missing, damaged or of another form is measured again. Nothing that is
-read is executed, and no text of a conversation is written.
+read is executed, and nothing of a conversation is written.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def _folder() -> Path | None:
         return None
     try:
         return Path(given) if given else cache_folder() / "templates"
-    except RuntimeError:  # there is no home folder
+    except RuntimeError:  # the user has no home folder
         return None
 
 

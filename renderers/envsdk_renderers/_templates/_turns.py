@@ -136,7 +136,7 @@ class TemplateTurns:
             tools: The tools that the model has.
 
         Raises:
-            TemplateUnsupported: If the tail is not known, or an answer contains a text that changes later turns.
+            TemplateUnsupported: If the tail is not known, or an answer contains a string that changes later turns.
         """
         judge = self.judge(history[:1], tools)
         previous = history[-1] if history else None
@@ -219,7 +219,7 @@ class TemplateTurns:
     def without_moved_texts(
         self, shown: Sequence[Message], start: Sequence[Message], tools: Sequence[ToolSchema]
     ) -> list[Message]:
-        """Return the messages of an episode without the texts that the template moves from where they were sampled.
+        """Return the messages of an episode without the content that the template moves from where they were sampled.
 
         Args:
             shown: The messages, as the template may see them.
@@ -241,7 +241,7 @@ class TemplateTurns:
 
 
 def _shape(reply: Message) -> Message:
-    """Return a reply with the same texts and calls, without what is in them.
+    """Return a reply of the same shape, without the content of its fields.
 
     Unless a template writes ids, which are made of the arguments, its text after a reply depends on nothing else.
     """

@@ -79,7 +79,12 @@ class Validation:
             end = ends[delta.reply]
             after = self._after(text, messages, delta.reply, end)
             if end < len(messages):
-                if after is None or not self._is_in(after, delta):
+                begins = [  # later messages may change its generation prompt
+                    delta.text.removesuffix(prompt) + self._opening
+                    for prompt in (self._generation_prompt, self._opening)
+                    if delta.text.endswith(prompt)
+                ]
+                if after is None or not after.startswith(tuple(begins)):
                     self.episode(messages[:end], [delta], tools)
                     rewritten = rewritten or self._rewritten(after, delta)
             elif after is None or not self._is_all(after, delta, messages, tools):
@@ -146,14 +151,6 @@ class Validation:
             return None
         return self._reencode(after[len(closing) + len(control[0]) :])
 
-    def _is_in(self, after: str, delta: DeltaText) -> bool:
-        """Return whether the text begins with a delta; later messages may change its generation prompt."""
-        return any(
-            after.startswith(delta.text.removesuffix(prompt) + self._opening)
-            for prompt in (self._generation_prompt, self._opening)
-            if delta.text.endswith(prompt)
-        )
-
     def _is_all(self, after: str, delta: DeltaText, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> bool:
         """Return whether the text is the delta, whose generation prompt may be absent, or shorter before a prefill."""
         if after == delta.text:
@@ -182,6 +179,6 @@ def _marked(reply: Message, mark: str) -> Message:
 
 
 def _sentinel(reply: Message, mark: str) -> Message:
-    """Return a reply of the same shape whose only text is the sentinel."""
+    """Return a reply of the same shape whose only content is the sentinel."""
     names = [call.name for call in reply.tool_calls]
     return reply_of(names, sentinel=mark, ids=[call.id for call in reply.tool_calls], reasoning=reply.reasoning)

@@ -213,7 +213,7 @@ _TEXTS = (
     "Eight?",
     "Nine?",
 )
-"""Texts of users and tools in one conversation; a template may change each of them once it is in the past."""
+"""What users and tools write in one conversation; a template may change each of them once it is in the past."""
 _REPLIES = re.compile(f"({earlier_reply(0).replace('0', '[0-9]')})")
 
 
@@ -266,7 +266,7 @@ def rewritten_past(base: Base, *, calls: bool) -> str:
 
 
 def difference_of(before: str, after: str) -> str:
-    """Return what of a text the beginning of a later one has changed; empty if nothing."""
+    """Return the first difference of a string from the beginning of a later one; empty if it begins with it."""
     same = shared_start([before, after])
     shown = slice(max(same - 20, 0), same + 40)
     return f"{before[shown]!r} becomes {after[shown]!r}" if same < len(before) else ""
@@ -280,7 +280,7 @@ class TemplateReport:
         turns: The verdict for each pair of a previous reply and a next message.
         reading: The verdict about replies that the measured grammar reads; None if a format of another name reads them.
         history_rule: The rule for past reasoning, so that `strip` costs O(new tokens); None if no rule was proved.
-        history_problem: Why there is no rule, so that `strip` costs O(context); empty if there is one.
+        history_problem: The reason why no rule is known, so that `strip` costs O(context); empty if one is.
         unconfirmed_stops: The stop tokens that were measured and are in no file of the tokenizer.
         rewriting: How the template rewrites earlier text of users or the system, by an example; empty if it does not.
     """

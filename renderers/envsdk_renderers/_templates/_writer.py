@@ -1,6 +1,6 @@
-"""Writes rendered text as pieces of an emission: the template's own text as scaffold, texts of messages as content.
+"""Writes rendered text as pieces of an emission: the template's own text as scaffold, the messages' as content.
 
-Texts that were hidden from the template are restored here, as content.
+Strings that were hidden from the template are restored here, as content.
 """
 
 import re
@@ -80,7 +80,7 @@ class Writer:
         *,
         is_scaffold: bool = True,
     ) -> None:
-        """Write a text and the contents of its slots; give `any_slot(contents)` if several texts have these slots."""
+        """Write text and the contents of its slots; give `any_slot(contents)` if several strings have these slots."""
         slots = any_slot(contents) if slots is None else slots
         for index, part in enumerate(slots.split(text)):
             if index % 2:
