@@ -1,4 +1,4 @@
-"""An agent that is written with the package `anthropic`.
+"""An agent written with the package `anthropic`.
 
 Run it with `python examples/agent_anthropic.py`; `pip install 'envsdk[gateway]'` has what it needs.
 """

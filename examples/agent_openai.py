@@ -1,4 +1,4 @@
-"""An agent that is written with the package `openai`.
+"""An agent written with the package `openai`.
 
 Run it with `python examples/agent_openai.py`; `pip install 'envsdk[gateway]'` has what it needs.
 """

@@ -1,4 +1,4 @@
-"""An agent that is written with OpenAI's Agents SDK.
+"""An agent written with OpenAI's Agents SDK.
 
 Run it with `python examples/agent_openai_agents.py`; `pip install 'envsdk[gateway]' openai-agents` has what it needs.
 """

@@ -1,4 +1,4 @@
-"""An agent that is written with Pydantic AI.
+"""An agent written with Pydantic AI.
 
 Run it with `python examples/agent_pydantic_ai.py`; `pip install 'envsdk[gateway]' pydantic-ai` has what it needs.
 """

@@ -1,4 +1,4 @@
-"""Best of n from a state: fork a running episode, play each fork to its end, and go on with the best.
+"""Best of n from a state: fork a running episode, play each fork to its end, and continue with the best.
 
 Run it with `python examples/best_of_n.py`. A model takes the place of `sloppy`.
 """
@@ -11,9 +11,9 @@ FORKS = 4
 
 
 class Sloppy:
-    """Knows the right reply, and says it three times out of four."""
+    """A policy that gives the correct reply three times out of four."""
 
-    tokenizer = "any"  # the environment's renderer writes the replies, in whatever vocabulary it has
+    tokenizer = "any"  # the environment's renderer writes the replies in its vocabulary
 
     def __init__(self, env: envsdk.Env, seed: int) -> None:
         self._env = env

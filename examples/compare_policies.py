@@ -14,7 +14,7 @@ RENDERER = envsdk.get_renderer("qwen3", "embedded")
 
 
 class Halving:
-    """Halves the range of GuessNumber, and gives up early with some probability."""
+    """A policy that bisects the range of GuessNumber, and gives up early with some probability."""
 
     tokenizer = RENDERER.tokenizer
 
@@ -22,7 +22,7 @@ class Halving:
         self.share_of_lapses = share_of_lapses
 
     def __call__(self, prompt: np.ndarray, *, episode_id: str, **_: object) -> envsdk.Action:
-        """Reply with the middle of what is left."""
+        """Reply with the middle of the remaining range."""
         text = self.tokenizer.decode(prompt)
         low, high = 1, 100
         for part in text.split("<|im_start|>assistant\n")[1:-1]:

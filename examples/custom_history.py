@@ -1,4 +1,4 @@
-"""A history policy of your own: hide the results of tools, except for those since the last reply.
+"""Your own history policy: hide the results of tools, except for those since the last reply.
 
 Run it with `python examples/custom_history.py`. It prints what the policy drops, and checks it.
 """
@@ -15,7 +15,7 @@ class HideOldResults(HistoryPolicy):
     note: str = "[hidden]"
 
     def view(self, history: History) -> Rewrite | None:
-        """Return what the model sees from the first result on that is old and not hidden yet."""
+        """Return the messages that the model sees from the first old result on that is not hidden yet."""
         start = history.state.get("hidden", history.opening)
         old = history.messages[start : history.new]
         history.state["hidden"] = max(start, history.new)

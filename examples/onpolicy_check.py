@@ -1,9 +1,9 @@
-"""The on-policy check: are the tokens that are trained those that were sampled, with the probabilities they had?
+"""The on-policy check: are the trained tokens the sampled ones, with the same probabilities?
 
-A small model is fitted on what reference policies say, until it closes its thinking, ends its turns and calls tools.
+A small model is fitted to replies of reference policies, until it closes its thinking, ends its turns and calls tools.
 It plays episodes whose history is rewritten and handed over in every declared way, sampling with a KV cache. Then the
-same weights read the training samples, and the same samples as trees: what they say of each sampled token has to be
-what the sampler said. With `--retokenize`, the same episodes go through what naive loops do.
+same weights read the training samples, and the same samples as trees: each sampled token's log-probability has to
+equal the sampler's. With `--retokenize`, the same episodes are processed as naive loops do.
 
 Run it with `python examples/onpolicy_check.py`; `pip install 'envsdk[torch]'` has what it needs. gpt-oss needs its own
 vocabulary: `--model gpt_oss --tokenizer FOLDER`, a folder with its tokenizer.json.
@@ -57,23 +57,23 @@ OF_TEMPLATES = {"thinking_stripped", "template", "handoff", "return"}
 MIN_BREAKS, MIN_STEPS, TOLERANCE = 20, 3, 1e-4
 LIMITS = {"max_steps": 48, "end_on_cut": False}
 MAX_REPLY_TOKENS, TEMPERATURE = 160, 0.7
-GPT_OSS_IDS = 201_088  # of the real one: files of its vocabulary pad differently, and the random weights would differ
-LONG = "side by side"  # a kind with long episodes; of the others there are enough breaks
+GPT_OSS_IDS = 201_088  # of the real model: files of its vocabulary pad differently, so the random weights would differ
+LONG = "side by side"  # a kind with long episodes; the others have enough breaks
 
 
 # Episodes of every kind.
 
 
 class ShopConfig(ToolEnvConfig):
-    """What goes on beside the questions."""
+    """The options of the shop."""
 
     moves: bool = False
-    """The system message changes with each question."""
+    """Whether the system message changes with each question."""
     thinks: bool = True
 
 
 class Shop(ToolEnv):
-    """Asks for prices, one after the other; a tool tells them."""
+    """Asks for prices, one after the other; a tool returns them."""
 
     Config: ClassVar[type[ToolEnvConfig]] = ShopConfig
     GOODS: ClassVar[tuple[str, ...]] = ("tea", "rice", "milk", "bread", "salt", "fish", "wine", "soap")
@@ -106,7 +106,7 @@ class Shop(ToolEnv):
         return self.question(reward=float(is_right), **moves)
 
     def reference_reply(self) -> Message:
-        """Look it up, then say it."""
+        """Look the price up, then state it."""
         item, last = self.left[0], self.messages()[-1]
         thought = f"I look for {item}." if self.config.thinks else ""
         if last.role != "tool":
@@ -116,7 +116,7 @@ class Shop(ToolEnv):
 
 
 class Errands(Shop):
-    """The same, but whoever is asked sends somebody else to look a price up."""
+    """A shop in which each price is looked up by a sub-agent."""
 
     @tool
     def price(self, item: str) -> Handoff:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -129,7 +129,7 @@ class Errands(Shop):
 
 
 def scenes(renderer: Renderer) -> dict[str, Callable[[], Env]]:
-    """Environments with all kinds of breaks."""
+    """Return environments with all kinds of breaks."""
 
     def scene(make: Callable[..., Env], history: Any, **options: Any) -> Callable[[], Env]:
         return lambda: make(renderer=renderer, history=history, limits=LIMITS, **options)
@@ -161,7 +161,7 @@ def play(make: Callable[[], Env], policy: Any, seeds: Sequence[int]) -> list[Tra
 
 
 def make_model(kind: str, vocab_size: int, seed: int) -> Any:
-    """A Qwen3 or a gpt-oss of a few layers with random weights, to which all tokens are equally likely at first."""
+    """Return a Qwen3 or gpt-oss of a few layers with random weights, initially with equally likely tokens."""
     torch.manual_seed(seed)
     shape: dict[str, Any] = {
         "num_attention_heads": 4,
@@ -183,7 +183,7 @@ def make_model(kind: str, vocab_size: int, seed: int) -> Any:
 
 
 def transcripts(makes: Iterable[Callable[[], Env]], episodes: int) -> list[TreeBatch]:
-    """What reference policies say: for each conversation all its supervised samples, as one tree.
+    """Return conversations of reference policies: for each one, all its supervised samples as one tree.
 
     The prompts are those of the history policy; a summary is not written again here, so its conversation stays whole.
     """
@@ -198,10 +198,10 @@ def transcripts(makes: Iterable[Callable[[], Env]], episodes: int) -> list[TreeB
 
 
 def fit(model: Any, trees: Sequence[TreeBatch], steps: int, seed: int) -> float:
-    """Fit the model, a conversation at a time; the mean loss of the last tenth of the steps, in nats per token.
+    """Fit the model to one conversation at a time; return the mean loss of the last tenth, in nats per token.
 
-    A vocabulary has many more ids than such texts use. Only rows of ids that occur are trained; all others stay 0 in
-    the output, so that the softmax over the whole vocabulary is known without them.
+    A vocabulary has many more ids than occur in this text. Only rows of ids that occur are trained; all others stay 0
+    in the output, so that the softmax over the whole vocabulary is known without them.
     """
     ids, joined = np.unique(np.concatenate([tree.tokens for tree in trees]), return_inverse=True)
     tokens = np.split(joined, np.cumsum([len(tree) for tree in trees])[:-1])
@@ -234,35 +234,35 @@ def fit(model: Any, trees: Sequence[TreeBatch], steps: int, seed: int) -> float:
     return float(np.mean(losses[-max(1, steps // 10) :]))
 
 
-# What was sampled.
+# The sampled tokens.
 
 
 class Recorder:
-    """A policy that writes down, for each context, every prompt with the reply to it: what really was sampled."""
+    """A policy that records, for each context, every prompt with its reply, as they were really sampled."""
 
     def __init__(self, policy: TransformersPolicy) -> None:
         self.policy = policy
-        self.tokenizer = policy.tokenizer  # which rollouts compare with that of the environment
+        self.tokenizer = policy.tokenizer  # rollouts compare it with the environment's
         self.log: Log = defaultdict(list)
 
     async def __call__(self, prompt: np.ndarray, **request: Any) -> envsdk.Action:
-        """Ask the policy."""
+        """Call the policy, and record the prompt and the reply."""
         action = await self.policy(prompt, **request)
         self.log[request["episode_id"], request["context"]].append(np.concatenate([prompt, action.tokens]))
         return action
 
 
 def is_sound(trajectory: Trajectory) -> list[bool]:
-    """For each step whether the reply closed its thinking, ended its turn and called tools as it should."""
+    """Return, for each step, whether the reply closed its thinking, ended its turn and called tools correctly."""
     logs = trajectory.contexts
     return [not logs[step.context].messages[step.reply].errors for step in trajectory.steps if step.reply is not None]
 
 
-# What a trainer does.
+# The trainer's side.
 
 
 def tree_logprobs(model: Any, trajectory: Trajectory) -> list[np.ndarray]:
-    """What `forward_logprobs` computes for all samples of an episode, from one forward pass over their tree."""
+    """Compute `forward_logprobs` of all samples of an episode, with one forward pass over their tree."""
     tree = tree_batch(trajectory)
     index, tokens = tree.trained, torch.as_tensor(tree.tokens).long()
     with torch.no_grad():
@@ -277,7 +277,7 @@ def tree_logprobs(model: Any, trajectory: Trajectory) -> list[np.ndarray]:
 
 
 def trained_log(samples: Sequence[Sample]) -> Log:
-    """For each context, every prompt with the reply to it as samples have them, in the order of the steps."""
+    """Return, for each context, every prompt with its reply from the samples, in the order of the steps."""
     log: Log = defaultdict(list)
     for sample in samples:
         for step in range(len(sample.step_rewards)):
@@ -286,11 +286,11 @@ def trained_log(samples: Sequence[Sample]) -> Log:
     return log
 
 
-# What naive loops do.
+# Naive loops.
 
 
 def retokenized(trajectory: Trajectory, samples: Sequence[Sample], renderer: Renderer) -> list[Sample]:
-    """Samples made of messages: decoded, rendered again by the template, with log-probabilities placed by guess."""
+    """Make samples from messages: decode, render with the template again, and guess where log-probabilities belong."""
     made = []
     for name, log in trajectory.contexts.items():
         ours = [sample for sample in samples if (sample.trajectory_id, sample.context) == (trajectory.id, name)]
@@ -302,7 +302,7 @@ def retokenized(trajectory: Trajectory, samples: Sequence[Sample], renderer: Ren
         except RenderError:
             continue
         positions = [i for span in rendered.spans if span.is_sampled for i in range(span.start, span.stop)]
-        positions = positions[: len(sampled)]  # the guess: one after the other, as far as they go
+        positions = positions[: len(sampled)]  # the guess: one after the other, up to the last one
         mask, logprobs = np.zeros((2, len(rendered.tokens)))
         mask[positions], logprobs[positions] = 1, sampled[: len(positions)]
         ids = np.where(mask > 0, 0, -1).astype(np.int32)
@@ -312,7 +312,7 @@ def retokenized(trajectory: Trajectory, samples: Sequence[Sample], renderer: Ren
 
 
 def causes_in_prompts(trajectory: Trajectory, log: Log, renderer: Renderer) -> Counter[str]:
-    """Why the prompts that a naive loop renders do not begin with the prompt and the reply before them."""
+    """Count the reasons why a naive loop's prompts do not begin with the previous prompt and reply."""
     found: Counter[str] = Counter()
     for name, context in trajectory.contexts.items():
         replies = [step.reply for step in trajectory.steps if step.context == name]
@@ -323,7 +323,7 @@ def causes_in_prompts(trajectory: Trajectory, log: Log, renderer: Renderer) -> C
 
 
 def causes_in_replies(trajectory: Trajectory, renderer: Renderer) -> Counter[str]:
-    """Why a reply that was read as a message and written again is not what was sampled."""
+    """Count the reasons why a reply, parsed as a message and rendered again, differs from the sampled one."""
     found: Counter[str] = Counter()
     for step in trajectory.steps:
         context = trajectory.contexts[step.context]
@@ -334,10 +334,10 @@ def causes_in_replies(trajectory: Trajectory, renderer: Renderer) -> Counter[str
 
 
 def cause(first: np.ndarray, write: Callable[[], np.ndarray], renderer: Renderer) -> str:
-    """Why what is written does not begin with what there was."""
+    """Return why the rendered tokens do not begin with the earlier ones."""
     try:
         return explain_break(first, write(), renderer.tokenizer).cause
-    except RenderError:  # such as two calls in a reply of a family that has one at most
+    except RenderError:  # such as two calls in a reply of a family with at most one
         return "cannot be written"
 
 
@@ -346,14 +346,14 @@ def cause(first: np.ndarray, write: Callable[[], np.ndarray], renderer: Renderer
 
 @dataclass
 class Report:
-    """What came out for one model."""
+    """The results for one model."""
 
     loss: float
-    """Of the fit, in nats per token."""
+    """The loss of the fit, in nats per token."""
     sound: float
-    """The share of replies that closed their thinking, ended their turn and called tools as they should."""
+    """The share of replies that closed their thinking, ended their turn and called tools correctly."""
     steps: list[int]
-    """Of each episode."""
+    """The number of steps of each episode."""
     left_out: int
     """Episodes that the model ended too early."""
     breaks: Counter[str]
@@ -368,7 +368,7 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def problems(self) -> list[str]:
-        """What does not hold."""
+        """Return the violated expectations."""
         found = [f"{n} breaks of {reason}" for reason in REASONS if (n := self.breaks[reason]) < MIN_BREAKS]
         if self.tokens.share < 1:
             found.append(f"token match: {self.tokens}")
@@ -397,21 +397,21 @@ class Report:
 
 
 class Clock:
-    """How long each part takes."""
+    """Measures the time of each part."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
-        """Time what is done inside."""
+        """Measure the time of the block."""
         start = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - start
 
 
 def fitted_model(kind: str, renderer: Renderer, *, seed: int = 0, steps: int = 1500) -> tuple[Any, float]:
-    """A model that plays the scenes more or less well, and its loss."""
+    """Return a model that is fitted to the scenes, and its loss."""
     model = make_model(kind, renderer.tokenizer.vocab_size, seed)
     return model, fit(model, transcripts(scenes(renderer).values(), episodes=12), steps, seed)
 
@@ -419,7 +419,7 @@ def fitted_model(kind: str, renderer: Renderer, *, seed: int = 0, steps: int = 1
 def check(
     model: Any, renderer: Renderer, *, loss: float = 0.0, episodes: int = 8, seed: int = 0, retokenize: bool = False
 ) -> Report:
-    """Play, and compare what was sampled with what is trained."""
+    """Play episodes, and compare the sampled tokens with the trained ones."""
     clock = Clock()
     policy = TransformersPolicy(
         model, renderer.tokenizer, seed=seed, temperature=TEMPERATURE, max_tokens=MAX_REPLY_TOKENS
@@ -428,7 +428,7 @@ def check(
     with clock.time("playing"):
         played: list[Trajectory] = []
         for number, (name, make) in enumerate(scenes(renderer).items()):
-            start = 1000 * (10 * seed + number)  # other seeds for each kind, so that ids differ
+            start = 1000 * (10 * seed + number)  # different seeds for each kind, so that ids differ
             played += play(make, recorder, range(start, start + (episodes if name != LONG else -(-episodes // 4))))
     trajectories = [trajectory for trajectory in played if len(trajectory.steps) >= MIN_STEPS]
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
@@ -454,7 +454,7 @@ def check(
         seconds=clock.seconds,
     )
     if retokenize:
-        with clock.time("naive"):  # on episodes whose history the template alone could have made
+        with clock.time("naive"):  # only episodes whose history the template can render
             plain = [t for t in trajectories if not {b.reason for b in t.breaks} - OF_TEMPLATES]
             made = [sample for t in plain for sample in retokenized(t, samples, renderer)]
             by_context = {(sample.trajectory_id, sample.context): sample for sample in made}
@@ -477,13 +477,13 @@ def main() -> int:
     parser.add_argument("--episodes", type=int, default=8, help="of each kind")
     parser.add_argument("--retokenize", action="store_true", help="also do what naive loops do")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # what there is to compute is too little to share
+    torch.set_num_threads(1)  # the computations are too small for several threads
     if options.ladder:
-        ladder = importlib.import_module("onpolicy_ladder")  # which imports this module
+        ladder = importlib.import_module("onpolicy_ladder")  # it imports this module
         return ladder.run(options.tokenizer, episodes=options.episodes, seed=options.seed)
     kinds = ["qwen3", "gpt_oss"] if options.model == "both" else [options.model]
     if "gpt_oss" in kinds and options.tokenizer is None:
-        parser.error("gpt-oss has a vocabulary of its own: --tokenizer FOLDER, a folder with its tokenizer.json")
+        parser.error("gpt-oss needs its own vocabulary: --tokenizer FOLDER, a folder with its tokenizer.json")
     problems: list[str] = []
     for kind in kinds:
         renderer = renderer_of(kind, options.tokenizer)
@@ -498,7 +498,7 @@ def main() -> int:
 
 
 def renderer_of(kind: str, tokenizer: Any = None) -> Renderer:
-    """The renderer of a model family; gpt-oss's writes the past as the official history does, a `template` break."""
+    """Return the renderer of a model family; gpt-oss's renders the past as the official template does."""
     if kind == "qwen3":
         return envsdk.get_renderer("qwen3", envsdk.load_tokenizer("embedded"))
     loaded = envsdk.load_tokenizer(tokenizer, vocab_size=GPT_OSS_IDS)

@@ -57,14 +57,14 @@ PUBLISHED = {
     "the naive path": ("4.0 to 7.0", "6.7%"),
     "envsdk's samples": ("0.028", "100%"),
 }
-"""k1 and the token match that the report has for each case. After the repair, its k2 was 0.003."""
+"""k1 and the token match in the report, for each case. After the repair, its k2 was 0.003."""
 PLAIN, ONE, SEVERAL, NAIVE, OURS = PUBLISHED
 FIT_STEPS = 600
 RANKS = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 
 
 def gpt_oss_tokenizer(source: str = "o200k_harmony") -> Tokenizer:
-    """The vocabulary of gpt-oss.
+    """Return the tokenizer of gpt-oss.
 
     Args:
         source: A folder with its tokenizer.json; the file `o200k_base.tiktoken`; or `o200k_harmony`, which tiktoken
@@ -79,7 +79,7 @@ def gpt_oss_tokenizer(source: str = "o200k_harmony") -> Tokenizer:
 
 
 class Case(NamedTuple):
-    """What came out for one case."""
+    """The results of one case."""
 
     name: str
     tokens: TokenMatch
@@ -89,7 +89,7 @@ class Case(NamedTuple):
 
     @classmethod
     def of(cls, name: str, tokens: TokenMatch, samples: Sequence[Sample], values: Sequence[np.ndarray]) -> "Case":
-        """Compare the sampler of samples with what a trainer computes of them."""
+        """Compare the sampler's log-probabilities of samples with a trainer's."""
         sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2))
         for sample, value in zip(samples, values, strict=True):
             sums[sample.trajectory_id] += (sample.logprobs - value)[sample.mask].sum(), sample.mask.sum()
@@ -110,13 +110,13 @@ def _row(name: str, k1: str, interval: str, *others: str) -> str:
 
 
 def table(cases: Sequence[Case]) -> str:
-    """The report's figures next to ours."""
+    """Return a table with the report's figures next to ours."""
     head = _row("", "k1", "95 % interval", "k2", "k3", "token match", "report: k1", "token match")
     return "\n".join([head, *map(str, cases)])
 
 
 def scenes(renderer: Renderer) -> dict[str, Callable[..., Env]]:
-    """The environment of each case; `history=` chooses what the sampler sees of the past."""
+    """Return the environment of each case; `history=` chooses how much of the past the sampler sees."""
     plain = envsdk.get_renderer("role_colon", renderer.tokenizer, stop="<|endoftext|>")
     chat = partial(envsdk.make, "envsdk/MathChat-v0", questions=1, limits=LIMITS)
     return {
@@ -127,7 +127,7 @@ def scenes(renderer: Renderer) -> dict[str, Callable[..., Env]]:
 
 
 def fitted_model(renderer: Renderer, *, seed: int = 0, steps: int = FIT_STEPS) -> tuple[Any, float]:
-    """A gpt-oss of two layers that plays the scenes, and its loss in nats per token."""
+    """Return a gpt-oss of two layers that is fitted to the scenes, and its loss in nats per token."""
     model = make_model("gpt_oss", renderer.tokenizer.vocab_size, seed)
     makes = [partial(make, history="strip") for make in scenes(renderer).values()]
     return model, fit(model, transcripts(makes, episodes=12), steps, seed)
@@ -154,12 +154,12 @@ def play(make: Callable[..., Env], recorder: Recorder, seed: int) -> Played:
 
 
 def samples_of(trajectories: Sequence[Trajectory]) -> list[Sample]:
-    """All samples of some episodes."""
+    """Return all samples of some episodes."""
     return [sample for trajectory in trajectories for sample in trajectory.samples()]
 
 
 def as_they_are(name: str, model: Any, recorder: Recorder, played: Sequence[Played]) -> Case:
-    """The samples of envsdk, compared with what was sampled."""
+    """Compare the samples of envsdk with the sampled tokens."""
     samples = samples_of([each.trajectory for each in played])
     sampled, trained = recorder.log, trained_log(samples)
     match = token_match(
@@ -169,7 +169,7 @@ def as_they_are(name: str, model: Any, recorder: Recorder, played: Sequence[Play
 
 
 def as_others(name: str, model: Any, played: Sequence[Played], others: Sequence[Sample]) -> Case:
-    """What somebody else made of the same episodes, one sample for each."""
+    """Compare samples that another method made from the same episodes, one for each."""
     made = {sample.trajectory_id: sample for sample in others}
     samples = [s for s in samples_of([each.trajectory for each in played]) if s.trajectory_id in made]
     match = token_match(samples, [made[sample.trajectory_id] for sample in samples])
@@ -182,7 +182,7 @@ def ladder(model: Any, renderer: Renderer, *, episodes: int = 16, seed: int = 0)
     recorder = Recorder(TransformersPolicy(model, renderer.tokenizer, seed=seed, **options))
     played: dict[str, list[Played]] = {}
     for number, (name, make) in enumerate(scenes(renderer).items()):
-        start = 1000 * (3 * seed + number)  # other seeds for each case, so that ids differ
+        start = 1000 * (3 * seed + number)  # different seeds for each case, so that ids differ
         played[name] = [play(make, recorder, start + episode) for episode in range(episodes)]
     several = played[SEVERAL]
     naive = [s for each in several for s in retokenized(each.trajectory, each.trajectory.samples(), renderer)]
@@ -196,7 +196,7 @@ def ladder(model: Any, renderer: Renderer, *, episodes: int = 16, seed: int = 0)
 
 
 def problems(cases: Sequence[Case]) -> list[str]:
-    """What does not hold: envsdk's samples are on-policy, and the naive path is far off."""
+    """Return the violated expectations: envsdk's samples are on-policy, and the naive path is far off."""
     found = {case.name: case for case in cases}
     wrong = [f"{name}: {found[name].tokens}" for name in (PLAIN, ONE, OURS) if found[name].tokens.share < 1]
     wrong += [f"{n}: {e}" for n in (PLAIN, ONE, OURS) if max(abs((e := found[n].kl.all).k1), e.k2, e.k3) > TOLERANCE]
@@ -204,7 +204,7 @@ def problems(cases: Sequence[Case]) -> list[str]:
 
 
 def run(tokenizer: str | None, *, episodes: int = 16, seed: int = 0) -> int:
-    """Print the table; 0 if all holds."""
+    """Print the table; return 0 if all expectations hold."""
     renderer = envsdk.get_renderer("harmony", gpt_oss_tokenizer(tokenizer or "o200k_harmony"))
     model, loss = fitted_model(renderer, seed=seed)
     print(f"fitted to {loss:.3f} nats per token", flush=True)

@@ -1,4 +1,4 @@
-"""The loop for those who own theirs: what an environment gives out are deltas.
+"""Your own sampling loop: each observation of an environment is a delta.
 
 Run it with `python examples/own_loop.py`. A real model takes the place of `sample`.
 """
@@ -9,13 +9,13 @@ import envsdk
 
 
 def sample(prompt: list[int], rng: np.random.Generator, stop_token_id: int, vocab_size: int) -> envsdk.Action:
-    """Sample a reply: here a few random ids, all alike, and the stop token."""
+    """Sample a reply: here a few random ids, uniformly, and the stop token."""
     tokens = [*rng.integers(vocab_size, size=4).tolist(), stop_token_id]
     return envsdk.Action(tokens, [-float(np.log(vocab_size))] * 4 + [0.0])
 
 
 def main() -> None:
-    """Play one episode, and print what each step handed out and what a KV cache may keep."""
+    """Play one episode, and print the tokens that each step observed and those that a KV cache may keep."""
     env = envsdk.make("envsdk/MathChat-v0", history="strip")
     rng = np.random.default_rng(0)
     vocab_size = env.renderer.tokenizer.vocab_size

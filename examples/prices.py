@@ -1,4 +1,4 @@
-"""A small task for agent programs: what an item costs, which a tool looks up.
+"""A small task for agent programs: state the price of an item, which a tool looks up.
 
 `agent_openai.py`, `agent_anthropic.py`, `agent_openai_agents.py` and `agent_pydantic_ai.py` have the same agent for it
 in four frameworks, and `train_agent.py` trains each of them.
@@ -20,7 +20,7 @@ class Prices(ProgramEnv):
         """The options of the task."""
 
         share_of_guesses: float = 0.0
-        """How often the reference policy guesses a price, and does not look it up."""
+        """The share of replies in which the reference policy guesses a price instead of looking it up."""
 
     default_limits = Limits(max_steps=3)
     reward_range = (0.0, 1.0)
@@ -40,7 +40,7 @@ class Prices(ProgramEnv):
         return float(answer == f"{self.prices[self.item]} euros")
 
     def reference_reply(self) -> Message:
-        """Look the price up, and then say it; or guess."""
+        """Look the price up, and then state it; or guess."""
         *_, last = self.messages()
         if last.role == "tool":
             return Message(role="assistant", content=last.content)
@@ -50,7 +50,7 @@ class Prices(ProgramEnv):
 
 
 def show(agent: Prices) -> None:
-    """Let the reference policy be the model of one episode, and print what came of it."""
+    """Play one episode with the reference policy as the model, and print the conversation."""
     trajectory = envsdk.rollout(agent, "reference", seed=0)
     for message in trajectory.contexts["main"].messages:
         print(f"{message.role}: {message.content or [call.arguments for call in message.tool_calls]}")

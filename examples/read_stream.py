@@ -15,7 +15,7 @@ PRICE = {
 
 
 def main() -> None:
-    """Read a reply as if a model sampled it now."""
+    """Read a reply token by token, as if a model sampled it now."""
     renderer = envsdk.get_renderer("qwen3", "embedded")
     prompt = renderer.render([Message(role="user", content="What is a pen?")], tools=[PRICE], generation_prompt=True)
     call = ToolCall(name="price", arguments={"item": "pen"})

@@ -1,9 +1,9 @@
-"""A real language model plays GuessNumber, and a trainer's forward pass reads what was sampled.
+"""A real language model plays GuessNumber, and a trainer's forward pass reads the sampled tokens.
 
 Run it with `python examples/real_model.py FOLDER`, the folder of any causal language model that transformers loads,
 with its tokenizer and its chat template; `pip install 'envsdk[torch]'` has what it needs. Nothing is downloaded. The
 episodes are played twice, with everything kept and with the history that the model's own template shows. Before the
-first update, sampler and trainer have the same weights, so k1, k2 and k3 are zero but for rounding.
+first update, sampler and trainer have the same weights, so k1, k2 and k3 are zero up to rounding.
 """
 # pyright: basic, reportMissingImports=false
 
@@ -37,7 +37,7 @@ def play(policy: Any, folder: Path, history: str, episodes: int, max_steps: int)
 
 
 def compare(model: Any, recorder: Recorder, trajectories: list[Trajectory]) -> tuple[TokenMatch, KL]:
-    """Whether the samples hold what was sampled, and how far the trainer's log-probabilities are from the sampler's."""
+    """Compare the samples with the sampled tokens, and the trainer's log-probabilities with the sampler's."""
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     sampled, trained = recorder.log, trained_log(samples)
     match = token_match(
@@ -47,7 +47,7 @@ def compare(model: Any, recorder: Recorder, trajectories: list[Trajectory]) -> t
 
 
 def problems(trajectories: list[Trajectory], match: TokenMatch, found: KL) -> list[str]:
-    """What does not hold."""
+    """Return the violated expectations."""
     wrong = [f"{t.id} failed: {t.error}" for t in trajectories if t.status == "error"]
     cut = sum(step.finish_reason != "stop" for t in trajectories for step in t.steps)
     wrong += [f"{cut} replies did not end by themselves"] if cut else []

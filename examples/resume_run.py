@@ -1,4 +1,4 @@
-"""Stop a run in the middle and continue it: what was reported is on disk, and no episode is played twice.
+"""Stop a run in the middle and continue it: reported episodes are on disk, and no episode is played twice.
 
 Run it with `python examples/resume_run.py FOLDER`, an empty or new folder.
 """
@@ -13,14 +13,14 @@ EPISODES = 12
 
 
 def run(folder: Path, *, resume: bool) -> Rollouts:
-    """The same run, new or continued."""
+    """Return the same run, new or continued."""
     seeds = range(EPISODES)
     env, policy = "envsdk/MathChat-v0", "reference"
     return Rollouts(env, policy, seeds=seeds, group_size=1, max_concurrency=2, out=folder, resume=resume)
 
 
 async def begin(folder: Path, episodes: int) -> None:
-    """Play some episodes, and leave: a killed process leaves the same folder."""
+    """Play some episodes, and stop: a killed process would leave the same folder."""
     async for _ in run(folder, resume=False):
         episodes -= 1
         if not episodes:

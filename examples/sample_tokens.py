@@ -1,4 +1,4 @@
-"""Look at the tokens of a sample: the text, the role and the mask of each, and what a break left out.
+"""Print the tokens of a sample: the text, the role and the mask of each, and the tokens that a break left out.
 
 Run it with `python examples/sample_tokens.py`. Trained tokens are between brackets.
 """
@@ -10,7 +10,7 @@ from envsdk import Sample
 
 
 def runs(sample: Sample) -> list[tuple[str | None, bool, list[int]]]:
-    """The tokens of a sample in runs that have one role and one mask."""
+    """Return the tokens of a sample in runs with one role and one mask."""
     assert sample.roles is not None
     labels, mask = sample.roles.labels(), sample.mask.tolist()
     positions = groupby(range(len(sample)), key=lambda i: (labels[i], mask[i]))

@@ -1,4 +1,4 @@
-"""A tool that runs the model's programs in a sandbox, and a failed program that the model gets to read.
+"""A tool that runs the model's programs in a sandbox, and a failed program whose error the model reads.
 
 Run it with `python examples/sandbox_tool.py`. The sandbox needs Linux.
 """

@@ -1,4 +1,4 @@
-"""Self-play: two players of one model in contexts of their own, with a reward and a baseline for each role.
+"""Self-play: two players of one model in separate contexts, with a reward and a baseline for each role.
 
 The game is Nim: players take one to three of ten sticks in turn, and whoever takes the last one wins. Run it with
 `python examples/self_play.py`.

@@ -1,4 +1,4 @@
-"""Parallel sub-agents: an editor asks two readers, each with a context of its own, and combines their answers.
+"""Parallel sub-agents: an editor asks two readers, each with a separate context, and combines their answers.
 
 Each context is one sample, with the role and the reward of its agent. Run it with `python examples/sub_agents.py`.
 """
@@ -35,7 +35,7 @@ class Editor(Env):
     def respond(self, reply: Message) -> Turn | list[Handoff]:
         """Send the readers after the plan; score the answer that follows."""
         if sum(message.role == "assistant" for message in self.messages()) == 1:
-            # The readers' rewards stay with their own contexts: they are not added to that of the editor.
+            # The readers' rewards stay with their own contexts: they are not added to the editor's.
             return [Handoff(Reader(), task=page, role="reader", adds_reward=False) for page in PAGES]
         return Turn(reward=float("ants" in reply.content), terminated=True)
 

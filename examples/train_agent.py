@@ -1,7 +1,7 @@
 """REINFORCE for an agent program: the loop of `train_reinforce.py`, with an agent of a framework as the environment.
 
-A Qwen3 of two layers is warmed up on a few conversations of somebody who mostly guesses a price and seldom looks it up.
-From the reward alone it learns to call the tool. The agents are in `agent_openai.py`, `agent_anthropic.py`,
+A Qwen3 of two layers is warmed up on a few conversations of a policy that usually guesses a price instead of looking it
+up. From the reward alone it learns to call the tool. The agents are in `agent_openai.py`, `agent_anthropic.py`,
 `agent_openai_agents.py` and `agent_pydantic_ai.py`; training changes nothing in them. For seed 0 the mean reward is
 0.44, 0.44, 0.44 and 0.42 before, and 0.86, 0.86, 0.92 and 0.89 after; |k1| is at most 3.6e-8. The first two are equal:
 the protocols differ, but the model sees the same tokens. Each takes about a minute of one core.
@@ -25,7 +25,7 @@ WARM_UP_GAMES, WARM_UP_STEPS, MAX_REPLY_TOKENS = 64, 300, 40
 
 
 def task_of(name: str) -> Task:
-    """The task of training one of the agents."""
+    """Return the training task of one of the agents."""
 
     def make_env() -> Prices:
         agent = importlib.import_module(name).Agent
@@ -40,13 +40,13 @@ def run(name: str, seed: int = 0, updates: int = UPDATES) -> Progress:
 
 
 def main() -> None:
-    """Train, and say what came out."""
+    """Train, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("agent", choices=AGENTS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=UPDATES)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # what there is to compute is too little to share
+    torch.set_num_threads(1)  # the computations are too small for several threads
     print(f"{options.agent}: {run(options.agent, options.seed, options.updates)}")
 
 

@@ -1,13 +1,13 @@
-"""Train a language model in an environment of your own, such as an agent program that exists already.
+"""Train a language model in your own environment, such as an existing agent program.
 
 Run it with `python examples/train_program.py module:Class --model FOLDER`: the class of the environment, in a module of
 the current folder, and a model with its tokenizer, as `save_pretrained` writes them. `pip install 'envsdk[torch]'` has
 what it needs, and `envsdk[gateway]` what agent programs need. Nothing is downloaded.
 
-`--template FILE` replaces the model's chat template: `examples/tools.jinja` for a model whose own one has no tools.
+`--template FILE` replaces the model's chat template: `examples/tools.jinja` for a model whose template has no tools.
 `--warm-up-steps N` first fits the model to episodes of the environment's reference policy.
 
-Each update plays a group of episodes for each of some tasks, and takes one step of Adam: REINFORCE, with the others of
+Each update plays a group of episodes for each of several tasks, and takes one step of Adam: REINFORCE, with the rest of
 the group as the baseline. Before it, k1 between sampler and trainer is compared with 0.001. `--out` has the episodes of
 each update for `envsdk view`, and the trained model.
 """
@@ -31,14 +31,14 @@ from envsdk.rollouts import Rollouts
 
 
 def comparable(trajectories: list[Trajectory]) -> list[Trajectory]:
-    """Return the episodes that have a reward and another one of their group to compare it with."""
+    """Return the scored episodes whose group has another scored episode to compare with."""
     scored = [one for one in trajectories if one.scored_reward is not None and one.steps]
     sizes = Counter(one.group_id for one in scored)
     return [one for one in scored if sizes[one.group_id] > 1]
 
 
 def main() -> None:
-    """Play and learn in turn, and print a line for each update."""
+    """Play and train alternately, and print a line for each update."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("env", metavar="module:Class", help="the environment")
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER")
@@ -87,7 +87,7 @@ def main() -> None:
         if file.is_file() and not (trained / file.name).exists() and "safetensors" not in file.name:
             shutil.copy(file, trained)
     if options.template:
-        shutil.copy(options.template, trained / "chat_template.jinja")  # what serves the model renders as here
+        shutil.copy(options.template, trained / "chat_template.jinja")  # servers of the model then render as here
     print(f"wrote {trained}")
 
 

@@ -1,13 +1,13 @@
 """REINFORCE in plain torch: a small model learns to guess a number, from episodes whose history is rewritten.
 
-A Qwen3 of two layers is warmed up on a few games of somebody who thinks of what is left, but often passes, and guesses
-at random. From the reward alone it learns to guess each time, and what. Its thinking is dropped before each question
-(`history="strip"`), so each reply is a sample of its own; all games between two updates are one tree, in which what
-they share stands once. Before each update, the trainer's log-probabilities are compared with those of the sampler.
+A Qwen3 of two layers is warmed up on a few games of a policy that thinks of the remaining range, but often passes, and
+guesses at random. From the reward alone it learns to guess each time, and what. Its thinking is dropped before each
+question (`history="strip"`), so each reply is a separate sample; all games between two updates are one tree, which has
+their shared prefixes once. Before each update, the trainer's log-probabilities are compared with those of the sampler.
 
 Run it with `python examples/train_reinforce.py --plot rewards.png`; `pip install 'envsdk[torch,examples]'` has what it
 needs. It takes two to three minutes of one core. For seeds 0, 1 and 2 the mean reward is 0.29, -0.01 and 0.04 before,
-and 0.79, 0.60 and 0.57 after; |k1| is at most 2.0e-8. `--model FOLDER` trains a language model of your own.
+and 0.79, 0.60 and 0.57 after; |k1| is at most 2.0e-8. `--model FOLDER` trains your own language model.
 """
 # pyright: basic, reportMissingImports=false
 
@@ -31,7 +31,7 @@ from envsdk.diagnostics import importance_weights, kl
 from envsdk.policies import TransformersPolicy, load_model
 from envsdk.tree import TreeBatch
 
-HIGH, GUESSES = 7, 3  # who halves what is left needs no more
+HIGH, GUESSES = 7, 3  # bisection needs no more
 WARM_UP_GAMES, WARM_UP_STEPS, WARM_UP_RATE = 32, 240, 5e-3
 GROUP, UPDATES, LEARNING_RATE, BETAS = 12, 30, 3e-4, (0.9, 0.95)
 MAX_REPLY_TOKENS, MAX_TREE_TOKENS, MAX_GRADIENT = 24, 1024, 1.0
@@ -47,24 +47,24 @@ MAX_LOG_RATIO = 2.0  # nats; the most that a token counts in the KL penalty
 
 
 class GuessAloud(GuessNumber):
-    """The same game, shown by somebody who thinks well, often passes, and guesses at random."""
+    """The same game, with a reference policy that thinks well, often passes, and guesses at random."""
 
     def reference_reply(self) -> Message:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Think of what is left; then pass, or guess one of it."""
+        """Think of the remaining range; then pass, or guess a number in it."""
         guess = str(self.np_random.integers(self.low, self.high + 1))
         content = guess if self.np_random.random() < 0.5 else "Pass."
         return Message(role="assistant", reasoning=f"{self.low} to {self.high}", content=content)
 
 
 def make_env(renderer: Renderer | None = None) -> GuessAloud:
-    """A game. The seeds 0 to HIGH - 1 have each number once."""
+    """Make a game. The seeds 0 to HIGH - 1 have each number once."""
     tasks = [{"secret": number} for number in range(1, HIGH + 1)]
     family: dict[str, Any] = {"renderer": renderer} if renderer else {"renderer": "qwen3", "tokenizer": "embedded"}
     return GuessAloud(**family, history="strip", limits={"max_steps": GUESSES}, tasks=tasks, high=HIGH)
 
 
 def make_model(vocab_size: int) -> Any:
-    """A small Qwen3 with random weights. It has no dropout, so that it can stay in evaluation mode."""
+    """Make a small Qwen3 with random weights, without dropout, so that it can stay in evaluation mode."""
     size: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     options: dict[str, Any] = {"tie_word_embeddings": True, "initializer_range": 0.1}
@@ -73,12 +73,12 @@ def make_model(vocab_size: int) -> Any:
 
 
 class Task(NamedTuple):
-    """What is learned."""
+    """A training task."""
 
     make_env: Callable[[], Env] = make_env
     """Makes the environment; its reference policy plays the games of the warm-up."""
     seeds: Sequence[int] = range(HIGH)
-    """What is played before each update, each seed by a group."""
+    """The seeds that are played before each update, each by a group."""
     group: int = GROUP
     max_reply_tokens: int = MAX_REPLY_TOKENS
     warm_up_games: int = WARM_UP_GAMES
@@ -90,7 +90,7 @@ class Task(NamedTuple):
 
 
 def task_of(folder: Path, template: Path | None, **options: Any) -> Task:
-    """The same game for a language model of one's own, which has less to learn before it can play.
+    """Return the same game for your own language model, which has less to learn before it can play.
 
     Args:
         folder: The model with its tokenizer, as `save_pretrained` writes them.
@@ -112,7 +112,7 @@ def play(policy: Any, seeds: Sequence[int], task: Task | None = None) -> list[Tr
 
 
 def logprobs(model: Any, tree: TreeBatch) -> torch.Tensor:
-    """The log-probability of each trained token, from one forward pass: shape (M,), in the tree's order."""
+    """Return the log-probability of each trained token, from one forward pass: shape (M,), in the tree's order."""
     index, before = tree.trained, torch.as_tensor(tree.predecessors).long()
     logits = model(**tree.model_inputs(model), logits_to_keep=before).logits[0]
     logits = logits / torch.as_tensor(tree.temperature[index, None])
@@ -120,14 +120,14 @@ def logprobs(model: Any, tree: TreeBatch) -> torch.Tensor:
 
 
 def follow_gradient(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Change the weights, and begin a new gradient."""
+    """Update the weights, and reset the gradient."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT)
     optimizer.step()
     optimizer.zero_grad()
 
 
 def warm_up(model: Any, seed: int, task: Task) -> float:
-    """Fit the model to a few games, with prompts as its own will be; the last loss, in nats per token."""
+    """Fit the model to a few games with the prompts of training; return the last loss, in nats per token."""
     renderer = task.make_env().renderer
     games = play("reference", range(seed * task.warm_up_games, (seed + 1) * task.warm_up_games), task)
     logs = [game.contexts["main"] for game in games]
@@ -144,7 +144,7 @@ def warm_up(model: Any, seed: int, task: Task) -> float:
 
 
 def read(model: Any, samples: Sequence[Sample]) -> list[np.ndarray]:
-    """What the weights say of each sampled token, from forward passes over trees; for each sample: shape (L,)."""
+    """Return the log-probability of each sampled token, from forward passes over trees; for each sample: shape (L,)."""
     values = [np.zeros(len(sample)) for sample in samples]
     for tree in tree_batch(samples).split(MAX_TREE_TOKENS):
         with torch.no_grad():
@@ -156,10 +156,10 @@ def read(model: Any, samples: Sequence[Sample]) -> list[np.ndarray]:
 
 
 class Update(NamedTuple):
-    """What an update began and ended with."""
+    """The measurements at the start and the end of an update."""
 
     k1: float
-    """Between sampler and trainer before the first step, in nats per token."""
+    """k1 between sampler and trainer before the first step, in nats per token."""
     clipped: float
     """The share of tokens whose log-ratio was clipped before the last step."""
 
@@ -173,7 +173,7 @@ def update(
     epochs: int = 1,
     kl_coef: float = 0.0,
 ) -> Update:
-    """REINFORCE with the others of a group as the baseline, in two passes: what the weights say, then the gradient.
+    """REINFORCE with the rest of a group as the baseline, in two passes: log-probabilities, then the gradient.
 
     With `correct`, a level of `importance_weights`, the loss of each token has its truncated importance weight.
     """
@@ -184,7 +184,7 @@ def update(
         if epoch == 0:
             k1 = kl(samples, values).all.k1
             if not abs(k1) < MAX_K1:
-                raise RuntimeError(f"what is trained is not what was sampled: k1 is {k1} nats per token")
+                raise RuntimeError(f"the trained tokens are not the sampled ones: k1 is {k1} nats per token")
         clipped = kl(samples, values, clip=MAX_LOG_RATIO).clipped_token_ratio
         penalized = add_kl_penalty(samples, values, kl_coef, near="sampler", clip=MAX_LOG_RATIO)
         if correct is not None:
@@ -203,14 +203,14 @@ def update(
 
 
 class Progress(NamedTuple):
-    """What came out."""
+    """The results of training."""
 
     rewards: list[float]
     """The mean reward of the games before each update, and after the last: shape (updates + 1,)."""
     k1: list[float]
-    """Before each update: shape (updates,)."""
+    """k1 before each update: shape (updates,)."""
     clipped: list[float]
-    """In each update: shape (updates,)."""
+    """The clipped share in each update: shape (updates,)."""
 
     def __str__(self) -> str:
         worst = max(map(abs, self.k1), default=0.0)
@@ -226,7 +226,7 @@ def train(
     epochs: int = 1,
     kl_coef: float = 0.0,
 ) -> Progress:
-    """Warm a model up, and let it play and learn in turn."""
+    """Warm a model up, and let it play and train alternately."""
     task = task or Task()
     torch.manual_seed(seed)
     tokenizer = task.make_env().renderer.tokenizer
@@ -251,7 +251,7 @@ def train(
 
 
 def find_figure() -> Any:
-    """The class that plots are made of."""
+    """Import matplotlib, and return its class of figures."""
     try:
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError as error:
@@ -272,7 +272,7 @@ def plot(progress: Progress, figure: Any, path: Path) -> None:
 
 
 def main() -> None:
-    """Train, and say what came out."""
+    """Train, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=UPDATES)
@@ -289,8 +289,8 @@ def main() -> None:
     names = ("group", "warm_up_steps", "learning_rate")
     chosen = {name: value for name in names if (value := getattr(options, name)) is not None}
     task = task_of(options.model, options.template, **chosen) if options.model else Task(**chosen)
-    figure = find_figure()(figsize=(8, 6), layout="constrained") if options.plot else None  # before the work, not after
-    torch.set_num_threads(1)  # what there is to compute is too little to share
+    figure = find_figure()(figsize=(8, 6), layout="constrained") if options.plot else None  # fails before the work
+    torch.set_num_threads(1)  # the computations are too small for several threads
     start, cpu = time.perf_counter(), time.process_time()
     progress = train(
         options.seed, options.updates, task, options.correct, epochs=options.epochs, kl_coef=options.kl_coef

@@ -16,7 +16,7 @@ OPTIONS = {"renderer": "qwen3", "tokenizer": "embedded", "history": "strip", "qu
 
 
 def small_model(vocab_size: int) -> transformers.Qwen3ForCausalLM:
-    """A Qwen3 of two layers with random weights. `AutoModelForCausalLM.from_pretrained` takes its place."""
+    """Return a Qwen3 of two layers with random weights. In practice, use `AutoModelForCausalLM.from_pretrained`."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "head_dim": 16, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
@@ -24,7 +24,7 @@ def small_model(vocab_size: int) -> transformers.Qwen3ForCausalLM:
 
 
 def loss_of(model: torch.nn.Module, tree: envsdk.tree.TreeBatch) -> torch.Tensor:
-    """REINFORCE: the log-probability of each sampled token, weighted with its advantage."""
+    """Return the loss of REINFORCE: the log-probability of each sampled token, weighted with its advantage."""
     assert tree.advantage is not None
     logits = model(**tree.model_inputs(model)).logits[0, tree.predecessors].log_softmax(-1)
     trained = torch.as_tensor(tree.tokens[tree.trained]).long()
@@ -33,7 +33,7 @@ def loss_of(model: torch.nn.Module, tree: envsdk.tree.TreeBatch) -> torch.Tensor
 
 
 def main() -> None:
-    """Sample a group of episodes, and take a step."""
+    """Sample a group of episodes, and take a training step."""
     tokenizer = envsdk.load_tokenizer("embedded")
     model = small_model(tokenizer.vocab_size)
     policy = TransformersPolicy(model, tokenizer, max_tokens=8)

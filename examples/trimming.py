@@ -1,7 +1,7 @@
-"""What it costs to train an agent program that drops old messages, and what a history policy costs instead.
+"""Compare the training cost of an agent program that drops old messages with that of a history policy.
 
-The program asks a question at a time. It sends all messages, or leaves the oldest ones out, as memories and trimmers
-of frameworks do. Every change of the past is a break: what follows is another sample, which begins with a prompt.
+The program asks one question at a time. It sends all messages, or leaves the oldest ones out, as memories and trimmers
+of frameworks do. Every change of the past is a break: the next request begins a new sample, with a new prompt.
 
 Run it with `python examples/trimming.py`; `pip install 'envsdk[gateway]'` has what it needs.
 """
@@ -23,7 +23,7 @@ class Sums(ProgramEnv):
     """Add numbers, one question after the other."""
 
     class Config(EnvConfig):
-        """How the program drops messages: beyond `most` of them it keeps the newest `kept`."""
+        """Options of the program: with more than `most` messages, it keeps the newest `kept`."""
 
         most: int = 1000
         kept: int = 1000
@@ -61,13 +61,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def played(settings: dict[str, Any]) -> Trajectory:
-    """Play an episode. The reference policy takes the place of the model: how many tokens there are is the same."""
+    """Play an episode with the reference policy in place of a model: the number of tokens is the same."""
     with closing(Sums(renderer="qwen3", tokenizer="embedded", **settings)) as env:
         return envsdk.rollout(env, "reference", seed=0)
 
 
 def row(trajectory: Trajectory) -> list[int]:
-    """The breaks and samples of an episode, the tokens of its longest prompt, those it observed, and those to train."""
+    """Return the numbers of breaks, samples, tokens of the longest prompt, observed tokens and tokens to train."""
     cost = diagnostics.cost(trajectory)
     longest = max(len(prompt) for _, prompt, _ in trajectory.prompts())
     return [len(trajectory.breaks), cost.samples, longest, cost.observed, cost.as_samples, cost.as_tree]

@@ -1,7 +1,7 @@
 """Make docs/builtin-environments.md's table from the registry: `python scripts/environment_table.py --write`.
 
-A row says what an environment exercises, its tools, the reasons of the breaks of its reference episodes (in brackets
-those that other history policies add), and what the reference and the null policy score.
+A row has what an environment exercises, its tools, the reasons of the breaks in its reference episodes (in brackets,
+those that other history policies add), and the scores of the reference and the null policy.
 """
 
 import argparse
@@ -26,16 +26,16 @@ HISTORIES: dict[str, list[Any]] = {
     ],
     "envsdk/GridScreen-v1": [{"name": "compact", "every": 2, "keep_images": 1}],
 }
-"""Beside `strip`: those that an environment is about."""
+"""The history policies in addition to `strip`: those that an environment is about."""
 
 
 def table() -> str:
-    """The table, in Markdown."""
+    """Return the table, in Markdown."""
     return HEAD + "".join(row(describe(name)) for name in envsdk.list_envs() if name.startswith("envsdk/"))
 
 
 def row(entry: CatalogEntry) -> str:
-    """The row of an environment.
+    """Return the row of an environment.
 
     Raises:
         RuntimeError: If this machine cannot make it.
@@ -58,23 +58,23 @@ def row(entry: CatalogEntry) -> str:
 
 
 def play(name: str, policy: str, history: Any) -> list[Trajectory]:
-    """A few episodes."""
+    """Play a few episodes."""
     return envsdk.rollouts.rollout_many(lambda: envsdk.make(name, history=history), policy, seeds=SEEDS)
 
 
 def reasons(trajectories: Sequence[Trajectory]) -> list[str]:
-    """Why contexts changed, each reason once."""
+    """Return the reasons of the breaks, each once."""
     return sorted({broken.reason for trajectory in trajectories for broken in trajectory.breaks})
 
 
 def score(trajectories: Sequence[Trajectory]) -> str:
-    """What all of them score."""
+    """Return the score of all episodes, or the range of their scores."""
     scores = {round(trajectory.reward, 9) for trajectory in trajectories}
     return " to ".join(f"{value:g}" for value in sorted(scores))
 
 
 def replaced(text: str) -> str:
-    """The page with the table of now."""
+    """Return the page with the current table."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}{table()}{END}{after}"

@@ -25,15 +25,15 @@ BLANK = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, token
 
 @dataclass
 class Source:
-    """What the files of the three packages define."""
+    """The definitions in the files of the three packages."""
 
     lines: int = 0
-    functions: list[int] = field(default_factory=list[int])  # the lines of code of each
+    functions: list[int] = field(default_factory=list[int])  # the lines of code of each function
     classes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # the files that define each name
     names: int = 0  # public names at the top of public modules
 
     def read(self, file: Path) -> None:
-        """Add what a file defines."""
+        """Add the definitions of a file."""
         text = file.read_text()
         tree = ast.parse(text)
         code = lines_of_code(text, tree)
@@ -65,10 +65,10 @@ def lines_of_code(text: str, tree: ast.Module) -> set[int]:
 
 @dataclass
 class CallPath:
-    """The functions of ours that one call went through."""
+    """Our functions that one call runs through."""
 
     functions: set[tuple[str, str, int]] = field(default_factory=set[tuple[str, str, int]])
-    changes: int = 0  # of the package, between one call and the next
+    changes: int = 0  # of the package, from one call to the next
     depth: int = 0
 
 
@@ -122,7 +122,7 @@ def duplicates(files: list[Path], length: int = 6) -> int:
 
 
 def steps() -> tuple[CallPath, CallPath]:
-    """The paths of a step that answers with text and of one that calls a tool, in episodes that are warm."""
+    """Return the paths of a step that answers with text and of one that calls a tool, in warmed-up episodes."""
     import envsdk
     from envsdk import Env, Message, ToolCall, ToolEnv, Turn, tool
 

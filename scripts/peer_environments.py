@@ -1,6 +1,6 @@
 """Makes the virtual environments of other projects, for `make test-peers` and `make bench-peers`.
 
-An environment is `.venvs/<name>`: made when it is missing, made again when what goes into it has changed. Its
+An environment is `.venvs/<name>`: it is made if it is missing, and made again if its inputs have changed. Its
 `requirements.txt` pins the project and all that the project imports beyond our own requirements, because it is
 installed with `--no-deps`. A script `after_install.py` next to it, if there is one, completes the environment.
 """
@@ -18,7 +18,7 @@ DATA = CHECKOUT / "tests" / "requirements-data.txt"
 
 
 def made(name: str, requirements: Path) -> Path | None:
-    """Return the folder of an environment, which is filled first if needed; None if that failed."""
+    """Return the folder of an environment, and create it first if needed; None if that failed."""
     environment = CHECKOUT / ".venvs" / name
     stamp = environment / ".installed"
     wanted = contents(requirements)
@@ -31,7 +31,7 @@ def made(name: str, requirements: Path) -> Path | None:
 
 
 def contents(requirements: Path) -> str:
-    """Digest what an environment is made of: the peer's pins, the data, what of the project file an install reads."""
+    """Return a digest of an environment's inputs: the peer's pins, the data, and the project file's requirements."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     installed = repr((sys.version, project["project"], project["tool"]["hatch"]))
     script = after_install(requirements)
@@ -42,7 +42,7 @@ def contents(requirements: Path) -> str:
 def install(python: Path, requirements: Path) -> bool:
     """Fill an environment: our package, editable, in versions that suit the peer; then the peer and the data.
 
-    Of a peer that asks for a newer Python, what we compare with runs on ours: its test says so if not.
+    If a peer requires a newer Python, the parts that we compare with still run on ours; its test fails if they do not.
     """
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     alone = (*pip, "--no-deps", "--ignore-requires-python")
@@ -52,7 +52,7 @@ def install(python: Path, requirements: Path) -> bool:
 
 
 def after_install(requirements: Path) -> Path:
-    """Return where the script that completes an environment would be."""
+    """Return the path of the script that completes an environment."""
     return requirements.with_name("after_install.py")
 
 

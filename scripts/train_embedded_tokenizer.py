@@ -2,7 +2,7 @@
 
 A byte-level BPE of exactly 4,096 ids, laid out like Qwen3's tokenizer: ids 0..255 are the bytes, the merges follow in
 rank order, and the last 26 ids are the control tokens. `--check` trains in memory and fails unless the result and the
-corpus are those of the repository. Needs only the `tokenizers` package and no network.
+corpus equal those of the repository. Needs only the `tokenizers` package and no network.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ CONTROL_TOKENS = SPECIAL_TOKENS + ADDED_TOKENS
 
 
 class TrainingError(Exception):
-    """The corpus or the trained tokenizer is not what it must be."""
+    """The corpus or the trained tokenizer differs from the expected one."""
 
 
 def read_corpus() -> str:
-    """Return the corpus, its line ends untouched; raise if it isn't the frozen one."""
+    """Return the corpus with its line ends; raise if it is not the frozen one."""
     if not CORPUS.exists():
         raise TrainingError(f"{CORPUS} does not exist; restore it with `git checkout`.")
     data = CORPUS.read_bytes()
@@ -78,7 +78,7 @@ def read_corpus() -> str:
     if found != CORPUS_SHA256:
         raise TrainingError(
             f"{CORPUS} has sha256 {found}, expected {CORPUS_SHA256}. Restore the file (git must not convert its "
-            "line ends), or, if the change is meant, set CORPUS_SHA256 and train again."
+            "line ends), or, if the change is intended, set CORPUS_SHA256 and train again."
         )
     return data.decode("utf-8")
 
@@ -98,7 +98,7 @@ def untrained_tokenizer() -> Tokenizer:
 
 
 def train(corpus: str) -> Tokenizer:
-    """Return a tokenizer trained on the corpus as one text, with the control tokens last."""
+    """Return a tokenizer trained on the corpus as one string, with the control tokens last."""
     tokenizer = untrained_tokenizer()
     trainer = BpeTrainer(
         vocab_size=TOTAL_IDS - len(CONTROL_TOKENS),
@@ -113,10 +113,10 @@ def train(corpus: str) -> Tokenizer:
 
 
 def check_layout(tokenizer: Tokenizer) -> None:
-    """Raise unless rank order is id order and each token is what its own text encodes to.
+    """Raise unless rank order is id order and the text of each token encodes to that token.
 
     Together these two make every implementation that merges by rank of the result (tiktoken) agree with one that
-    merges by rank of the pair (tokenizers) on all texts.
+    merges by rank of the pair (tokenizers) on all strings.
     """
     model = json.loads(tokenizer.to_str())["model"]
     merged = [left + right for left, right in model["merges"]]
@@ -142,8 +142,8 @@ def trained_bytes() -> bytes:
 
 
 def check(trained: bytes) -> None:
-    """Raise unless the trained content is that of the file in the repository."""
-    found = hashlib.sha256(EMBEDDED.read_bytes()).hexdigest() if EMBEDDED.exists() else "none: there is no such file"
+    """Raise unless the trained content equals the file in the repository."""
+    found = hashlib.sha256(EMBEDDED.read_bytes()).hexdigest() if EMBEDDED.exists() else "none: the file does not exist"
     expected = hashlib.sha256(trained).hexdigest()
     if found != expected:
         raise TrainingError(

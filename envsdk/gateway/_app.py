@@ -1,4 +1,4 @@
-"""The routes on which programs ask the model. A session is identified by its API key, or by its id in the path.
+"""The routes on which programs request replies. A session is identified by its API key, or by its id in the path.
 
 The answer is complete before the first byte of it is sent, so that every error has its status; unless the client wants
 a stream and the policy reports tokens while it samples them. Then an error that comes later is the stream's last event.
@@ -58,9 +58,9 @@ class ServerLimits:
         max_pixels: How many pixels all new images of a body may have together; each counts for at least 131,072.
         max_image_pixels: How many pixels one image may have.
         max_connections: How many connections may be open; at most three quarters of the process's file descriptors are
-            used for them. Beyond that, the one that has had no request for the longest time is closed.
+            used for them. Beyond that, the connection that has been idle the longest is closed.
         header_timeout_s: How long a client may take to send the headers of a request, in seconds.
-        keep_alive_s: How long a connection stays open between two requests, in seconds. It is longer than clients keep
+        keep_alive_s: How long a connection stays open between two requests, in seconds: longer than clients keep
             idle connections, so that none is closed just when it is used again.
     """
 
@@ -106,7 +106,7 @@ def model_app(
         model: The name of the model that it lists.
         metrics: Counts requests and tokens; None for the metrics of this application alone.
         routes: More routes, which come first.
-        lifespan: What runs from its start to its end.
+        lifespan: The lifespan of the application: it runs from its start to its end.
     """
     metrics = metrics or Metrics(lambda: len(sessions.by_id))
     app = Starlette(
@@ -121,13 +121,13 @@ def model_app(
 
 @dataclass(frozen=True)
 class RouteHandler:
-    """Answers a route: notes in the exchange which route and protocol it is, checks the method, then answers.
+    """Answers a route: records the route and the protocol in the exchange, checks the method, then answers.
 
     Attributes:
         route: The template of the route.
         methods: The methods; a route with GET has HEAD, too.
         answer: Returns the response, or sends it itself and returns None.
-        protocol: The name of the protocol; None for the one that the request looks like.
+        protocol: The name of the protocol; None to detect it from the request.
     """
 
     route: str
@@ -150,7 +150,7 @@ class RouteHandler:
 
 
 class ModelRoutes:
-    """The routes on which programs ask the model. See `model_app`."""
+    """The routes on which programs request replies; see `model_app`."""
 
     def __init__(self, sessions: Sessions, limits: ServerLimits, model: str, metrics: Metrics) -> None:
         self._sessions = sessions
@@ -259,7 +259,7 @@ class ModelRoutes:
         return json_response(wire.models([self._model], self._started))
 
     async def base(self, request: Request, send: Send) -> Response:
-        """Answer on a base URL, where some clients ask whether the server is there."""
+        """Answer on a base URL, which some clients request to find out whether the server is running."""
         if "session_id" in request.path_params:
             self._session_of(request)
         return json_response({"status": "ok"})
@@ -268,7 +268,7 @@ class ModelRoutes:
         """Return the session that a request names.
 
         Raises:
-            RequestError: If it names none, or two.
+            RequestError: If it names no session, or two.
         """
         keyed = next(filter(None, map(self._sessions.by_key.get, keys_of(request))), None)
         session_id = request.path_params.get("session_id")
@@ -281,7 +281,7 @@ class ModelRoutes:
         if opened is None:
             raise Refusal(404, "session_not_found", "no open session has the id in the path")
         if keyed is not None and keyed is not opened:
-            message = "the API key is that of another session than the one in the path"
+            message = "the API key belongs to a different session than the id in the path"
             raise Refusal(401, "invalid_api_key", message, {"www-authenticate": "Bearer"})
         return opened
 
@@ -290,7 +290,7 @@ class ModelRoutes:
         opened = self._session_of(request)
         wait_s = opened.bucket.take(time.monotonic()) if opened.bucket is not None else 0.0
         if wait_s:
-            message = "the session sends more requests per second than it may; try again later"
+            message = "the session exceeds its limit of requests per second; try again later"
             headers = {"retry-after": str(math.ceil(wait_s)), "retry-after-ms": str(math.ceil(1000 * wait_s))}
             raise Refusal(429, "rate_limit_exceeded", message, headers)
         if opened.waiting >= self._limits.max_waiting:
@@ -301,7 +301,7 @@ class ModelRoutes:
     async def _read(
         self, opened: OpenSession, request: Request, read: Callable[..., ModelRequest]
     ) -> tuple[ModelRequest, Any]:
-        """Return what a request asks for, and its body."""
+        """Return a request as the protocol reads it, and its body."""
         limits = self._limits
         body, size = await read_json(request, limits.max_body_bytes, limits.body_timeout_s)
         opened.largest_body = max(opened.largest_body, size)
@@ -312,7 +312,7 @@ class ModelRoutes:
 
 
 def _last_part(body: bytes, send: Send) -> Callable[[], Awaitable[None]]:
-    """Return what sends the last part of a response."""
+    """Return a function that sends the last part of a response."""
     return partial(send, {"type": "http.response.body", "body": body, "more_body": False})
 
 

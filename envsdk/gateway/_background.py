@@ -17,7 +17,7 @@ _GRACE_S, _STOP_S = 1.0, 5.0
 class BackgroundServer:
     """Answers the requests of sessions in this process, on loopback, from a daemon thread with its own event loop.
 
-    Programs in the process should share the one that `background_server` returns. It listens from now on.
+    Programs in the process should share the one that `background_server` returns. It listens once it is created.
 
     Args:
         limits: The limits of the server.
@@ -34,7 +34,7 @@ class BackgroundServer:
         limits = limits or ServerLimits()
         self._server = Server(model_app(self.sessions, limits=limits), grace_s=_GRACE_S, limits=limits)
         self._thread = LoopThread("envsdk-gateway")
-        # No context variable of the first caller, such as its collector of tasks, belongs to the server.
+        # The server must not inherit context variables of the first caller, such as its collector of tasks.
         self._serving = contextvars.Context().run(self._thread.submit, self._server.serve([self.socket]))
 
     @property
@@ -60,7 +60,7 @@ class BackgroundServer:
 _server: BackgroundServer | None = None
 _starting = threading.Lock()
 _of_parents: list[BackgroundServer] = []
-"""A child keeps what it inherited: the thread does not exist in it, so its event loop must not be torn down there."""
+"""Servers that a forked child inherited. Their threads do not exist in it, so their event loops must not be closed."""
 
 
 def background_server() -> BackgroundServer:

@@ -26,16 +26,16 @@ def check_expressible(
 ) -> None:
     """Check that a renderer can express a request. Nothing is tokenized, and a continuation costs O(new messages).
 
-    Of a renderer of whole conversations, only images are checked: it would render at each request.
+    For a renderer of whole conversations, only images are checked, because it would render at each request.
 
     Args:
         renderer: The renderer.
-        placed: What the request is.
+        placed: The place of the request in the conversations.
         messages: Its messages after those that are kept.
         contexts: The contexts of the episode.
 
     Raises:
-        RequestError: If it cannot.
+        RequestError: If it cannot be expressed.
     """
     name = placed.base if isinstance(placed, Opens) else placed.context
     known = [] if name is None else contexts[name].conversation
@@ -63,12 +63,12 @@ def check_expressible(
 
 
 def most_tokens(placed: Continues | Opens, turn: Turn, contexts: Mapping[str, Context], renderer: Renderer) -> int:
-    """Return how many tokens a prompt has at most. It costs O(new messages), or O(messages) if the request edits.
+    """Return an upper bound of the tokens of a prompt. It costs O(new messages), or O(messages) if the request edits.
 
     A string has at most as many tokens as bytes. Messages that the model sees already are counted exactly.
 
     Args:
-        placed: What the request is.
+        placed: The place of the request in the conversations.
         turn: Its turn.
         contexts: The contexts of the episode.
         renderer: The renderer, whose processor counts the tokens of images.

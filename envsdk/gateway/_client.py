@@ -22,7 +22,7 @@ class WaitingClient:
     """The client of a request whose body has been read: `async with WaitingClient(receive) as client`.
 
     Args:
-        receive: The `receive` of the request; from now on, all that comes is that the client went away.
+        receive: The `receive` of the request; from now on, it only reports that the client disconnected.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -40,7 +40,7 @@ class WaitingClient:
         self._leaving.cancel()
 
     async def is_gone(self) -> bool:
-        """Return whether the client closed the connection. Ask before the last part of the response is sent."""
+        """Return whether the client closed the connection. Call it before the last part of the response is sent."""
         await asyncio.sleep(0)  # a failed write is noted in the next turn of the event loop,
         await asyncio.sleep(0)  # and by `leave` in the one after
         return self._leaving.done()
@@ -69,7 +69,7 @@ class WaitingClient:
 
 
 def retrieve(working: "asyncio.Task[Any]") -> None:
-    """Read how a task ended: asyncio logs, with its text, an exception that is never read."""
+    """Retrieve the exception of a task: asyncio logs one that is never retrieved, with its message."""
     if not working.cancelled():
         working.exception()
 
@@ -81,7 +81,7 @@ async def send_head(send: Send) -> None:
 
 
 async def send_events(events: Iterable[bytes], send: Send) -> None:
-    """Send server-sent events as a response, in chunks, each after the client took the one before.
+    """Send server-sent events as a response, in chunks, each after the client has received the previous one.
 
     Small events are joined: each chunk costs a write, and the reply is complete anyway.
     """

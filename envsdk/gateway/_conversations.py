@@ -3,16 +3,16 @@
 The rules of FIELD, section 12, in their order:
 
 1. A request that repeats one whose reply did not reach the program is a retry (`place`).
-2. Which conversations it may continue (`_candidates`): the context that it names; the reply that it names; the last
-   assistant message that is known, by the ids that the gateway issued, by its meaning, or by ids in its text; else the
-   conversations that begin as it does.
-3. Whether it continues one of them, and what it changes (`_fit`): it extends all that is recorded; or the last reply is
+2. Find the conversations that it may continue (`_candidates`): the context that it names; the reply that it names;
+   the last known assistant message, by the ids that the gateway issued, by its meaning, or by ids in its text; else the
+   conversations with the same beginning.
+3. Decide whether it continues one of them, and what it changes (`_fit`): it extends the record; or the last reply is
    in it, and other messages were changed; or the program left out or edited the last reply.
-4. Whether a summary is in the place of what it summarizes (`_compacted`).
-5. Else it opens a context (`_open`): a branch of the conversation that it begins with, a side request (fewer tools, an
-   instruction), or another agent's conversation (other tools and another system message).
+4. Detect a summary in place of the messages that it summarizes (`_compacted`).
+5. Otherwise, open a context (`_open`): a branch of the conversation that it begins with, a side request (fewer tools,
+   an instruction), or another agent's conversation (other tools and another system message).
 
-Two conversations are never taken for one: in doubt, a request opens a context.
+Two conversations are never merged: in doubt, a request opens a context.
 """
 
 import heapq
@@ -43,7 +43,7 @@ class Continues:
         messages: The messages after `keep`. One that is recorded already, such as a reply, is the recorded object.
         keep: None if the whole conversation stays and `messages` follow; else how many of its messages stay, including
             its system message if it has one: `messages` replace the others.
-        changed: What changed first, for people; empty if `keep` is None.
+        changed: The first change, as a phrase; empty if `keep` is None.
         system: The new system text, empty if it was left out; None if it is the context's.
         tools: The new tools; None if they are the context's.
         was_choice: Whether it fits other contexts equally well.
@@ -63,7 +63,7 @@ class Opens:
     """A request that opens a context.
 
     Attributes:
-        context: Its name, which no other context has.
+        context: Its name, which is unique.
         role: Its role.
         messages: The messages after the first `keep` of `base`, without the system message.
         system: The text of its system message, which replaces that of `base`; None without any.
@@ -111,9 +111,9 @@ class ProgramConversation:
         base: The conversation that it begins with, or None.
         is_side: Whether it is a side branch of its base.
         record: Its messages, which end with the last reply.
-        pending: The request that waits for a reply, or None.
-        answered: The last request that got one; None if that is long ago.
-        answered_at: How many replies the session had then.
+        pending: The request that is waiting for a reply, or None.
+        answered: The last request that was answered; None if it was forgotten.
+        answered_at: The number of replies in the session at that time.
     """
 
     name: str
@@ -167,8 +167,8 @@ class Fit:
     Attributes:
         conversation: The conversation.
         reading: The messages of the request.
-        reach: How many of them are explained if it continues the conversation; -1 if it does not.
-        changed: What changed first, if anything did.
+        reach: How many of them the conversation explains; -1 if the request does not continue it.
+        changed: The first change, or an empty string.
         is_alike: Whether it has the role, the system message and the tools of the conversation.
     """
 
@@ -184,7 +184,7 @@ class Fit:
         return self.reach, self.is_alike, not self.changed
 
     def shares_history(self, setting: Setting) -> bool:
-        """Return whether a request with a setting begins with messages of the conversation.
+        """Return whether a request with this setting shares messages with the conversation, and not only a question.
 
         The question to another agent, with another system message or other tools, is not enough.
         """
@@ -229,7 +229,7 @@ class Conversations:
         self._clock = 0
 
     def place(self, request: ModelRequest) -> Continues | Opens | Repeats:
-        """Return what a request is, and keep it pending until it is answered or fails."""
+        """Return the place of a request in the conversations, and keep it pending until it is answered or fails."""
         failed = next((one for one in self._failed if request.repeats(one[1].requests[0])), None)
         if failed:
             self._failed.remove(failed)
@@ -280,7 +280,7 @@ class Conversations:
         """Record the replies to a pending request: that of its context, then those of its branches in their order.
 
         Raises:
-            ValueError: If the request is not pending, or has another number of replies.
+            ValueError: If the request is not pending, or the number of replies is wrong.
         """
         conversation, placed = self._pending(request)
         conversations = [conversation, *placed.branches]
@@ -306,7 +306,7 @@ class Conversations:
             self._forget(*self._answered.popleft())
 
     def fail(self, request: ModelRequest) -> None:
-        """Note that a request got no reply, or that its reply did not reach the program.
+        """Record that a request got no reply, or that its reply did not reach the program.
 
         Without a reply, its context is as it was before `place`, and a context that it opened is gone. With a reply,
         the context keeps it. In both cases the same request again is a retry.
@@ -336,16 +336,16 @@ class Conversations:
         return found
 
     def _forget(self, conversation: ProgramConversation, placed: PlacedRequest) -> None:
-        """Let go of a request, which is large."""
+        """Release a request, which is large."""
         for request in placed.requests:
             self._placed.pop(id(request), None)
         if conversation.answered is placed:
             conversation.answered = None
 
-    # Which conversations a request may continue.
+    # Find the conversations that a request may continue.
 
     def _fits(self, request: ModelRequest) -> list[Fit]:
-        """Return how a request fits the conversations that share its last known reply, or at least its beginning."""
+        """Fit a request to the conversations that share its last known reply, or at least its beginning."""
         fits: FitsIn = {}
         for index, candidates in self._candidates(request):
             for step, near in enumerate(self._near(candidates, request)):
@@ -358,7 +358,7 @@ class Conversations:
         return list(fits.values())
 
     def _fits_in(self, conversations: Sequence[ProgramConversation], request: ModelRequest) -> FitsIn:
-        """Return how a request fits conversations.
+        """Fit a request to conversations.
 
         If it only adds messages of the program to one of them, after its last reply, then others that do not share all
         messages up to that reply are left out: they fit less well, and reading a request against each of many long
@@ -414,13 +414,13 @@ class Conversations:
         return [near for owner, known in found for near in self._around(known, owner)]
 
     def _around(self, entry: RecordedMessage, owner: ProgramConversation) -> list[ProgramConversation]:
-        """Return the conversation that an assistant message is in, and those whose last request ended with it."""
+        """Return the conversation of an assistant message, and those whose last request ended with it."""
         return [owner, *self._asked.get(entry, ())]
 
-    # Whether a request continues a conversation.
+    # Decide whether a request continues a conversation.
 
     def _fit(self, conversation: ProgramConversation, request: ModelRequest) -> Fit:
-        """Return whether a request continues a conversation, and what it changes."""
+        """Fit a request to a conversation: whether it continues it, and what it changes."""
         reading = read(request, conversation.newest, self._replies)
         is_same, is_named = conversation.is_alike(request), request.context == conversation.name
         fit, whole, keep = Fit(conversation, reading, is_alike=is_same), conversation.record.path, reading.keep
@@ -428,7 +428,7 @@ class Conversations:
             return fit
         is_instructed = not request.messages or request.messages[-1].message.role != "tool"
         may_follow = Setting.of(request).may_replace(conversation.setting, is_instructed=is_instructed)
-        if keep == len(whole):  # it extends what is recorded
+        if keep == len(whole):  # it extends the record
             return replace(fit, reach=keep) if is_same or is_named or may_follow else fit
         changed, head, following = _difference(conversation, reading), whole[-1], reading.path[keep:]
         last = head if head in following else reading.changed.get(head)
@@ -448,7 +448,7 @@ class Conversations:
         return replace(fit, reach=0, changed=changed) if is_named else fit
 
     def _is_evidence(self, whole: Sequence[RecordedMessage], path: Sequence[RecordedMessage], shared: int) -> bool:
-        """Return whether the messages at the ends of a record and a request are the same by more than chance."""
+        """Return whether the last messages of a record and of a request are equal by more than chance."""
         pairs = takewhile(lambda pair: pair[0].form == pair[1].form, zip(reversed(whole), reversed(path), strict=False))
         run = [entry for entry, _ in pairs]
         is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
@@ -456,11 +456,11 @@ class Conversations:
         return (len(run) > 1 or (is_unique and shared > 0)) and sum(map(len, texts)) >= _EVIDENCE
 
     def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
-        """Return the conversation of which a request has only a summary, which a side branch of it or itself replied.
+        """Return the conversation that a request has only a summary of, written by the conversation or a side branch.
 
         Args:
             request: The request.
-            shared: How many messages it shares with any conversation. What it shares with another is not a summary.
+            shared: The most messages that it shares with a conversation. Shared messages are not a summary.
         """
         recent = heapq.nlargest(_RECENT, self._open.values(), key=lambda conversation: conversation.answered_at)
         for side in recent:
@@ -487,7 +487,7 @@ class Conversations:
         setting = Setting.of(request)
         shared = [fit for fit in fits if fit.shares_history(setting)]
         best, closest = None, None
-        for fit in shared:  # conversations with the same messages are told apart by their depth and their setting
+        for fit in shared:  # conversations with the same messages differ in their depth and their setting
             of = fit.conversation
             closeness = fit.reading.keep, -len(of.bases), setting.is_same(of.setting), of.answered_at
             if closest is None or closeness > closest:
@@ -526,7 +526,7 @@ class Conversations:
         return conversation, PlacedRequest([request], placement, reading, setting)
 
     def _new_name(self, role: str) -> str:
-        """Return a name that no context had."""
+        """Return a new name for a context."""
         while True:
             self._opened[role] = number = self._opened.get(role, 0) + 1
             if (name := f"main/{role}-{number}") not in self._open:
@@ -534,7 +534,7 @@ class Conversations:
 
 
 def _difference(conversation: ProgramConversation, reading: RequestReading) -> str:
-    """Return what changed first, for people. Messages are counted like `keep`."""
+    """Describe the first change. Messages are counted like `keep`."""
     keep, first = reading.keep, conversation.position(reading.keep)
     dropped, following = conversation.record.path[keep:], reading.path[keep:]
     if following and following[0] not in dropped:
@@ -554,7 +554,7 @@ def _meanings(entry: RecordedMessage) -> list[Hashable]:
 
 
 def _last_assistant(reading: RequestReading) -> list[Hashable]:
-    """Return the last assistant message of a request, and the reply in whose place it is, if the program changed it.
+    """Return keys for the last assistant message of a request, and for the reply that it replaces, if it was changed.
 
     Without such a message it is the first line of its first message.
     """
@@ -565,5 +565,5 @@ def _last_assistant(reading: RequestReading) -> list[Hashable]:
 
 
 def _first_line(message: Message) -> tuple[str, str]:
-    """Return what stays the same of a first message to which text is added."""
+    """Return the part of a first message that stays the same if text is added to it."""
     return message.role, message.content.strip().partition("\n")[0]

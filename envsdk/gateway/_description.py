@@ -33,8 +33,8 @@ _SUMMARY: dict[str, Any] = {
         "id": _TEXT,
         "status": {"enum": ["open", "closed"]},
         "opened": {"type": "integer", "description": "In seconds since 1970"},
-        "requests": {"type": "integer", "description": "How many requests for a reply came"},
-        "waiting": {"type": "integer", "description": "How many of them are being answered"},
+        "requests": {"type": "integer", "description": "The number of requests for a reply"},
+        "waiting": {"type": "integer", "description": "The number of requests that are being answered"},
         "idle_s": {"type": "number"},
         "reason": {"enum": ["closed", "idle", "shutdown"]},
         "summary": {"type": "object", "description": "The summary of the episode, once it is closed"},
@@ -106,7 +106,7 @@ def _management(opening: type[BaseModel], rewarding: type[BaseModel], schemes: t
 
 
 def _of_session(base: str, schemes: tuple[str, ...]) -> dict[str, Any]:
-    """Describe the routes on which programs ask the model."""
+    """Describe the routes on which programs request replies."""
     asked: dict[str, tuple[str, str, dict[str, Any]]] = {
         "chat/completions": ("Reply, as OpenAI Chat Completions", "messages", {"messages": _MESSAGES}),
         "responses": ("Reply, as OpenAI Responses", "input", {"input": {}}),
@@ -141,7 +141,7 @@ def _in_path(base: str) -> dict[str, Any]:
 
 
 def _links(*operations: str) -> dict[str, Any]:
-    """Return the links from a new session to what may be done with it."""
+    """Return the links from a new session to the operations on it."""
     parameters = {"session_id": "$response.body#/id"}
     return {operation: {"operationId": operation, "parameters": parameters} for operation in operations}
 

@@ -35,9 +35,9 @@ _REMEMBERED = 64
 """The number of answers that are kept for a program that did not get them, and asks again."""
 _CONTEXT_IS_FULL = (StopReason.MAX_CONTEXT_TOKENS, StopReason.CONTEXT_FULL)
 _NO_RETRY = {"x-should-retry": "false"}
-"""The header by which the clients of OpenAI and Anthropic know that an error stays: the episode is over."""
+"""The header that tells the clients of OpenAI and Anthropic not to retry: the episode is over."""
 _TOO_LONG = 32
-"""After how many requests in a row that did not fit into their context an episode ends."""
+"""An episode ends after this many requests in a row that did not fit into their context."""
 _OVER = RequestError("the episode is over", 400, "episode_over")
 
 
@@ -52,7 +52,7 @@ class FullContext:
 
 
 class ProgramDriver(Driver):
-    """Meets the program's requests in a session, and recognizes what they mean."""
+    """Takes the program's requests from a session, and finds the context that each one continues or opens."""
 
     why_no_fork: ClassVar[str | None] = "its program runs; play the episode again with the same seed"
 
@@ -105,7 +105,7 @@ class ProgramDriver(Driver):
         self._remember_nothing()
 
     def _remember_nothing(self) -> None:
-        """Begin without requests and replies."""
+        """Reset the requests and replies."""
 
         def role_of(messages: Sequence[Message]) -> str | None:
             role = self.env.role_of(messages)
@@ -164,7 +164,7 @@ class ProgramDriver(Driver):
         return session
 
     def end_program(self, error: RequestError = _OVER) -> None:
-        """End the program, if it runs, and refuse its requests, also those that are being answered, or are next."""
+        """End the program, if it runs, and refuse its requests, including those that are being answered or waiting."""
         session, program = self._session, self._program
         asked = [*([] if self._asked is None else [self._asked]), *(placed for placed, _ in self._placed)]
         self._session = self._program = self._asked = None
@@ -178,7 +178,7 @@ class ProgramDriver(Driver):
             program.kill()
 
     def close_session(self, session: ProgramSession) -> None:
-        """Serve the session no more."""
+        """Stop serving the session."""
         background_server().sessions.remove(session.id)
 
     @override
@@ -222,7 +222,7 @@ class ProgramDriver(Driver):
     @override
     def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
         asked = self._asked if turn is None else next((one for one, its in self._placed if its is turn), None)
-        # What a program has of a streamed reply stays in the conversation: the listener ends that reply.
+        # The part of a streamed reply that a program received stays in the conversation: the listener ends that reply.
         return None if asked is None or (turn is None and self._live is not None) else until_done(asked.replies)
 
     @override
@@ -279,9 +279,9 @@ class ProgramDriver(Driver):
 
     @override
     async def ahead(self) -> AsyncIterator[Turn]:
-        """Yield the turns of requests that come while another one is answered: their contexts are parallel.
+        """Yield the turns of requests that arrive while another one is answered: their contexts are parallel.
 
-        A request that repeats one which waits has to wait for its reply.
+        A request that repeats a waiting one waits for the same reply.
         """
         session, asked = self._session, self._asked
         if session is None or asked is None or asked.request.n > 1:
@@ -310,7 +310,7 @@ class ProgramDriver(Driver):
         return turn
 
     def _turn(self, asked: PendingRequest, cut: Sequence[ModelRequest]) -> Turn | None:
-        """Return the turn of a request; None if it is answered already: it was answered before, or is refused.
+        """Return the turn of a request; None if it needs no turn: it was answered before, or is refused.
 
         Args:
             asked: The request.
@@ -318,7 +318,7 @@ class ProgramDriver(Driver):
         """
         for request in cut:
             if id(request) in self._answers:
-                with contextlib.suppress(ValueError):  # the program went on without the whole answer
+                with contextlib.suppress(ValueError):  # the program continued without the whole answer
                     self._conversations.fail(request)
         placed = self._conversations.place(asked.request)
         if isinstance(placed, Repeats):
@@ -433,7 +433,7 @@ class ProgramDriver(Driver):
             calls.append(outer)
         content = "\n".join(text for text in texts if text)
         found = [(at, stop) for stop in asked.request.stop if (at := content.find(stop)) >= 0]
-        end, stop = min(found, default=(None, None))  # as servers do, without the stop string
+        end, stop = min(found, default=(None, None))  # without the stop string, as servers do
         content = content[:end]
         message = Message(role="assistant", content=content, reasoning=recorded.reasoning, tool_calls=tuple(calls))
         self._inner[id(message)] = message, recorded
@@ -453,13 +453,13 @@ class ProgramDriver(Driver):
         )
 
     def _forget_reply(self) -> None:
-        """Forget what was issued for a reply: the next one begins."""
+        """Forget the ids that were issued for a reply, before the next one begins."""
         self._is_given_up = False
         self._live: LiveReply | None = None
         self._issued: list[str] = []  # the id of the reply, and those of its calls
 
     def _id(self, call: int | None = None) -> str:
-        """Return the id of the reply that is sampled, or that was, or of one of its calls.
+        """Return the id of the current reply, or of one of its calls.
 
         The ids are the same whether the reply is streamed or not.
         """
@@ -472,7 +472,7 @@ class ProgramDriver(Driver):
         return self._issued[index]
 
     def count_tokens(self, request: ModelRequest) -> int:
-        """Return how many tokens the prompt of a request has, if it were the first.
+        """Return how many tokens the prompt of a request would have if it were the first request.
 
         Raises:
             RequestError: If the model family cannot express it.
@@ -487,15 +487,15 @@ class ProgramDriver(Driver):
 
 
 def _at_limit(text: str, limit: str | None) -> RequestError:
-    """Return what a program gets at a limit: its name is the code, except for the code that clients know."""
+    """Return the error for a program at a limit. Its code is the limit's name, or the code that clients know for it."""
     return RequestError(text, 400, "context_length_exceeded" if limit in _CONTEXT_IS_FULL else str(limit))
 
 
 def failure(error: BaseException, *, is_of_policy: bool) -> RequestError:
-    """Return what a program gets when its episode failed. The cause, which may quote a message, is in the record only.
+    """Return the error for a program whose episode failed. The cause, which may quote a message, is only in the record.
 
     Args:
-        error: What failed.
+        error: The exception.
         is_of_policy: Whether a reply of the policy was due.
     """
     if isinstance(error, DeadlineExceeded) or (is_of_policy and isinstance(error, TimeoutError)):

@@ -29,14 +29,14 @@ _KEY = "envsdk.exchange"
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _JSON = "application/json"
 _MAX_VALUES = 300_000
-"""The number of values that a body may have: each takes up to a thousand times the memory of its three bytes."""
+"""The maximum number of values in a body: each takes up to a thousand times the memory of its three bytes."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 CLIENT_GONE = 499
 """The status in the log and the metrics of a request whose client went away before the answer, as in nginx."""
 
 
 class ClientGone(Exception):
-    """The client closed the connection before it had the answer."""
+    """The client closed the connection before it received the answer."""
 
 
 class Refusal(RequestError):
@@ -52,7 +52,7 @@ class HttpExchange:
     """The state of a request while it is answered.
 
     Attributes:
-        protocol: The name of the protocol in whose form errors are answered.
+        protocol: The name of the protocol that errors are written in.
         route: The template of the route.
         status: The status of the response; 499 until it has started.
         id: Identifies the request in the log and in the response.
@@ -101,7 +101,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # The protocol in whose form an error is answered until the route is known.
+        # The protocol that errors are written in until the route is known.
         is_anthropic = "/messages" in scope["path"] or any(name == b"anthropic-version" for name, _ in scope["headers"])
         likely = "anthropic" if is_anthropic else "responses" if "/responses" in scope["path"] else "chat"
         exchange = scope[_KEY] = HttpExchange(likely)
@@ -121,7 +121,7 @@ class Guard:
             except (ClientGone, ClientDisconnect):
                 pass  # no client is left to answer; the log and the metrics have the status
             except asyncio.CancelledError:
-                # The server ends. The task ends here, too, so nothing is lost that would have to be raised further.
+                # The server is shutting down. The task ends here, too, so the cancellation need not be raised again.
                 error = RequestError("the gateway is shutting down", 503, "shutting_down")
             except Exception as failure:
                 error = unexpected(failure, exchange)
@@ -132,7 +132,7 @@ class Guard:
             seconds = time.perf_counter() - started_s
             self._metrics.requests.labels(exchange.protocol, exchange.status).inc()
             self._metrics.seconds.labels(exchange.protocol).observe(seconds)
-            # Whoever sends the request chooses the method, so an unknown one may be anything.
+            # The client chooses the method, so an unknown one may be any string.
             method = scope["method"] if scope["method"] in _METHODS else "(other method)"
             _log.info("%s %s %s %d %.1f ms", exchange.id, method, exchange.route, exchange.status, 1000 * seconds)
 
@@ -158,7 +158,7 @@ async def error_response(error: RequestError, exchange: HttpExchange) -> Respons
 
 
 async def answer_refusal(request: Request, error: Exception) -> Response:
-    """Answer a `RequestError`, or a request whose path is not that of a route."""
+    """Answer a `RequestError`, or a request whose path has no route."""
     known = error if isinstance(error, RequestError) else Refusal(404, "not_found", "no route has this path")
     return await error_response(known, HttpExchange.of(request.scope))
 
@@ -201,7 +201,7 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
 
 
 def _values(body: bytes | bytearray) -> int:
-    """Return at least how many values a JSON text has; text in strings may count, too."""
+    """Return an upper bound of the number of values in a JSON string; characters in strings may count, too."""
     return sum(map(body.count, (b",", b"[", b"{")))
 
 

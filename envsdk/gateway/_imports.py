@@ -1,6 +1,6 @@
-"""The front end of logged requests: `from_requests`, for what another proxy or server logged.
+"""The front end of logged requests: `from_requests`, for logs of another proxy or server.
 
-The contexts are recognized by what the requests mean, as in the gateway itself. The tokens are those of the log: each
+Contexts are recognized by the meaning of the requests, as in the gateway itself. The tokens are those of the log: each
 step's delta is computed from its logged prompt and the tokens that its context held.
 """
 
@@ -44,8 +44,8 @@ def from_requests(
 ) -> ImportResult:
     """Make a trajectory from the exchanges of one session, as a proxy or an inference server logged them.
 
-    Requests are recognized by what they mean, like those of a program at the gateway: what continues which context,
-    what the program changed, what a sub-agent is. The tokens of each prompt are the logged ones. A prompt that begins
+    Requests are recognized by their meaning, like those of a program at the gateway: which context each one continues,
+    what the program changed, which are sub-agents. The tokens of each prompt are the logged ones. A prompt that begins
     with all that its context held extends it. Otherwise the break is declared: `edit` if the program changed messages,
     tools or the system message; `thinking_stripped` if only the reasoning of earlier replies is gone; `template` if the
     server rendered the same messages differently; `undeclared` if the tokens of a reply differ from the sampled ones,
@@ -54,13 +54,13 @@ def from_requests(
     A record is a mapping with these keys:
 
     - `request`: the parsed body of the request: Chat Completions, Responses, or Anthropic Messages.
-    - `response`: the parsed body of the response; or, of one that was streamed, the list of its parsed events: the
+    - `response`: the parsed body of the response; or, if it was streamed, the list of its parsed events: the
       chunks of Chat Completions, the events of Responses or Anthropic Messages. A record whose response is None, an
       `error`, or a stream that ends before the reply does is left out.
     - `protocol`: `"chat"`, `"responses"` or `"anthropic"`. Optional: a request with `input` is `responses`, a response
       with `content`, or events with `type`, are `anthropic`, and anything else is `chat`.
     - `headers`: the headers of the request, of which `x-envsdk-context` and `x-envsdk-role` count. Optional.
-    - `reward`: what the reply earned, a number or numbers by name. Optional.
+    - `reward`: the reward of the reply, a number or numbers by name. Optional.
     - `policy_version`: the version of the weights. Optional.
 
     Token ids are read where vLLM (`return_token_ids`), SGLang (`return_prompt_token_ids`, `return_meta_info`), LiteLLM,
@@ -77,22 +77,22 @@ def from_requests(
         records: The records of one session, each after those whose replies it contains.
         renderer: The renderer of the model, or its name. It makes the supervised samples, and its tokenizer identifies
             the vocabulary.
-        tokenizer: What `load_tokenizer` accepts, for a renderer that is given by its name.
-        protocol: The protocol of all records that name none.
+        tokenizer: Anything that `load_tokenizer` accepts, for a renderer that is given by its name.
+        protocol: The protocol of all records that do not name one.
         reward: The reward of the whole session, which counts for the last step. None if the records have rewards.
-        temperature: The sampling temperature of requests that name none.
+        temperature: The sampling temperature of requests that do not name one.
         role_of: Returns the role of a new context, given its messages; None for the built-in rule.
         trainable_roles: The roles whose contexts are trained; None trains all.
         id: The id of the trajectory.
-        env: The name of what the log comes from.
+        env: The name of the environment or source of the log.
         group_id: The id that sessions of the same task share.
         status: How the session ended. With `"error"`, the trajectory gives no samples.
-        error: What failed. The status is then `"error"`.
+        error: The error, as a string. The status is then `"error"`.
         vocab_size: The size of the vocabulary, if there is no renderer. Token ids must be smaller. 0 if it is unknown.
 
     Raises:
         InvalidRecord: If a record is damaged; the message names the record and the field. Or if a logged prompt has
-            other placeholders of images than the renderer's processor makes. Or if no reply has token ids,
+            image placeholders that differ from those of the renderer's processor. Or if no reply has token ids,
             and there is no renderer for supervised samples.
         ConfigError: If another argument is invalid.
     """
@@ -125,7 +125,7 @@ class _Conversation:
     Attributes:
         messages: The messages as the last request has them, and the reply.
         tools: The tools.
-        change: What changed since the last step.
+        change: A description of the change since the last step.
         untrained: The indices of the replies without ids that are not trained yet.
     """
 
@@ -139,9 +139,9 @@ class _LoggedSession:
     """The exchanges of a session, one after another.
 
     Args:
-        conversations: Recognizes what the requests mean.
+        conversations: Finds the context of each request.
         importer: Takes the contexts and the replies.
-        temperature: The sampling temperature of requests that name none.
+        temperature: The sampling temperature of requests that do not name one.
         renamed: The ids of calls that the log has, by the unique ones that the exchanges have instead.
     """
 
@@ -183,7 +183,7 @@ class _LoggedSession:
         self._importer.earn(exchange.rewards)
 
     def end(self) -> None:
-        """Train the replies without ids that are left."""
+        """Train the remaining replies without ids."""
         for name in self._open_conversations:
             self._train(name)
 
@@ -262,7 +262,7 @@ class _LoggedSession:
         conversation.untrained.append(len(conversation.messages) - 1)
 
     def _images_in(self, exchange: Exchange, reply: LoggedReply, messages: Sequence[Message]) -> list[PlacedImage]:
-        """Return where the images of a conversation are in a logged prompt: at the placeholders of the processor.
+        """Return the places of a conversation's images in a logged prompt: the placeholders of the processor.
 
         Raises:
             InvalidRecord: If the prompt does not have as many placeholders as the renderer's processor makes.

@@ -1,4 +1,4 @@
-"""Gives a program its reply while it is sampled, as far as it is decided what the whole reply will contain."""
+"""Streams a reply to a program while it is sampled, up to where the rest of the reply cannot change it."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -9,13 +9,13 @@ from ._requests import ReplyPiece
 
 
 class LiveReply:
-    """One reply that is sampled.
+    """A reply that is being sampled.
 
     Args:
         reader: Reads its tokens.
-        events: What the reader reported already.
-        on_piece: Gives the program a piece.
-        stops: The strings that the program wants the reply to end at; the content ends before the first one.
+        events: The events that the reader has reported already.
+        on_piece: Sends a piece to the program.
+        stops: The program's stop strings; the content ends before the first one.
         call_id: Returns the id of a call, by its index among those that can be read.
     """
 
@@ -38,11 +38,11 @@ class LiveReply:
         self._give(events)
 
     def feed(self, tokens: TokenIds) -> None:
-        """Read the tokens that were sampled."""
+        """Read newly sampled tokens."""
         self._give(self._reader.feed(tokens))
 
     def _give(self, events: Iterable[ReplyEvent]) -> None:
-        """Give the program what was read, without text that may belong to a stop string.
+        """Send the program what was read, without text that may belong to a stop string.
 
         The text of a call that cannot be read is content, at the end of the reply.
         """

@@ -35,7 +35,7 @@ class OpenRequest(BaseModel):
         limits: Changes of the environment's limits, by name.
         episode_id: The id of the episode in the records; drawn if it is left out.
         group_id: The group that the episode belongs to.
-        role: The role of the requests that name none.
+        role: The role of the requests that do not name one.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -65,7 +65,7 @@ class Gateway:
 
     Args:
         factory: Opens, rewards and closes sessions.
-        token: What managing sessions requires as a bearer token, at least 16 characters; None for nothing, which only
+        token: The bearer token that managing sessions requires, at least 16 characters; None for no token, which only
             an address of this machine allows.
         limits: The limits of requests.
         session_limits: The limits of sessions.
@@ -124,9 +124,9 @@ class Gateway:
 
         async def guarded(request: Request, send: Send) -> Response:
             host = request.url.hostname or ""
-            if self._token is None and not is_loopback(host):  # a web page may have its own name resolve to loopback
-                text = f"without a token, sessions are managed as localhost only, not as {host!r:.80}"
-                raise RequestError(f"{text}; start it with a token", 403, "host_refused")
+            if self._token is None and not is_loopback(host):  # against DNS rebinding
+                text = f"without a token, sessions can be managed under the host localhost only, not {host!r:.80}"
+                raise RequestError(f"{text}; start the gateway with a token", 403, "host_refused")
             given = (key.encode() for key in keys_of(request))
             if self._token is not None and not any(hmac.compare_digest(key, self._token.encode()) for key in given):
                 text = "managing sessions requires the token of the gateway as a bearer token"

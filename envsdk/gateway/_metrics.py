@@ -16,10 +16,10 @@ class Metrics:
         open_sessions: Returns how many sessions are open.
 
     Attributes:
-        registry: Has all of them.
+        registry: The registry of the metrics.
         requests: The requests that were answered, by protocol and status.
         seconds: From the first byte of a request to the last one of its answer, by protocol.
-        abandoned: The requests whose client went away before it had the whole answer, by protocol.
+        abandoned: The requests whose client disconnected before it received the whole answer, by protocol.
         closed: The closed sessions, by the reason.
     """
 
@@ -39,14 +39,14 @@ class Metrics:
         self._prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Tokens of prompts", protocol, registry=registry)
         self._sampled_tokens = Counter(f"{prefix}_sampled_tokens", "Tokens of replies", protocol, registry=registry)
         self.abandoned = Counter(
-            f"{prefix}_abandoned_requests", "Requests whose client went away", protocol, registry=registry
+            f"{prefix}_abandoned_requests", "Requests whose client disconnected", protocol, registry=registry
         )
         self.closed = Counter(f"{prefix}_closed_sessions", "Closed sessions", ["reason"], registry=registry)
         gauge = Gauge(f"{prefix}_open_sessions", "Open sessions", registry=registry)
         gauge.set_function(open_sessions)
 
     def replied(self, protocol: str, replies: Sequence[ModelReply]) -> None:
-        """Count the tokens of the replies to one request, which have one prompt."""
+        """Count the tokens of the replies to one request, which share a prompt."""
         if replies:
             self._prompt_tokens.labels(protocol).inc(replies[0].prompt_tokens)
             self._sampled_tokens.labels(protocol).inc(sum(len(reply.tokens) for reply in replies))

@@ -1,7 +1,7 @@
-"""Compares messages by their meaning, in whatever form a program sends them. It knows no contexts.
+"""Compares messages by their meaning, in whatever form a program sends them. It does not depend on contexts.
 
 FIELD: clients strip text, re-serialize arguments, drop reasoning, move text between strings and blocks, and write calls
-into the text, and characters of no width into the model's control tokens. None of this changes what a message means.
+into the text, and zero-width characters into the model's control tokens. None of this changes a message's meaning.
 """
 
 import ast
@@ -38,7 +38,7 @@ class RecordedMessage:
         calls: The calls of an assistant message.
         tagged: The reasoning between tags at the start of an assistant message's text, and the text after it; an empty
             string and the whole text without such tags.
-        reply: The id of the reply that it is; None for a message that the program wrote.
+        reply: The reply's id; None for a message that the program wrote.
     """
 
     message: Message
@@ -68,8 +68,8 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
 
     Args:
         message: The message.
-        reply: The id of the reply that it is.
-        tags: The tags in which the model's family writes reasoning, besides the well-known ones.
+        reply: The id of the reply, if the message is one.
+        tags: The tags in which the model's family writes reasoning, in addition to the well-known ones.
     """
     text = message.content.strip()
     if message.role == "assistant":
@@ -84,7 +84,7 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
             reasoning, _, rest = text.removeprefix(opening).partition(closing)
             tagged = reasoning.strip(), rest.strip()
         return RecordedMessage(message, ("assistant", calls, text), calls, tagged, reply)
-    images: list[tuple[str, int]] = []  # the hash of each, and how many characters without white space come before it
+    images: list[tuple[str, int]] = []  # the hash of each, and the number of non-white-space characters before it
     before = 0
     for part in message.parts or () if message.images else ():
         if isinstance(part, ImagePart):
@@ -115,7 +115,7 @@ def _plain(value: Any) -> Any:
 
 
 def is_same_reply(sent: RecordedMessage, recorded: RecordedMessage, stop: Collection[str] = ()) -> bool:
-    """Return whether a message is what a program made of the assistant's message, and says the same.
+    """Return whether a message is a program's copy of the assistant's message, with the same meaning.
 
     A program may drop the reasoning or all but its end, or write it in its tags before the text, write the calls into
     the text, lose arguments that are not the JSON of an object, put back the stop string at which sampling stopped, and
@@ -131,7 +131,7 @@ def is_same_reply(sent: RecordedMessage, recorded: RecordedMessage, stop: Collec
             code = text.removeprefix(recorded.text).strip().removeprefix(_CODE_CALL.strip())
             written: list[ToolCall] = []
             with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
-                written = sorted(map(ToolCall.from_openai, _python(code)), key=call_form)  # as their results came
+                written = sorted(map(ToolCall.from_openai, _python(code)), key=call_form)  # like their results
             is_same = text.startswith(recorded.text) and _are_same_calls(written, sorted(calls, key=call_form))
         else:
             own = _without_own_code(text)
@@ -159,7 +159,7 @@ def _are_same_calls(sent: Sequence[ToolCall], recorded: Sequence[ToolCall]) -> b
         if isinstance(known.arguments, str):
             forms += [{}, {INVALID_JSON: known.arguments}]
             with contextlib.suppress(ValueError, RecursionError):
-                forms.append(json.loads(known.arguments))  # a key comes twice, or a number is not JSON's
+                forms.append(json.loads(known.arguments))  # a key occurs twice, or a number is not valid JSON
         if call_form(call) not in [call_form(ToolCall.model_construct(name=known.name, arguments=f)) for f in forms]:
             return False
     return len(sent) == len(recorded)
@@ -222,10 +222,10 @@ class Setting:
         return self.tools == other.tools or _by_name(self.tools) == _by_name(other.tools)
 
     def may_replace(self, other: "Setting", *, is_instructed: bool) -> bool:
-        """Return whether a request with this setting may continue a conversation with another one.
+        """Return whether a request with this setting may continue a conversation with a different one.
 
-        Both the system message and the tools are other in another conversation. Fewer tools and an instruction, or
-        another system message without any tools, are those of a side request, such as for a title.
+        In another conversation, both the system message and the tools differ. Fewer tools and an instruction, or
+        another system message without any tools, belong to a side request, such as for a title.
 
         Args:
             other: The setting of the conversation.

@@ -45,10 +45,10 @@ class _Open:
 
 
 class OutsideDriver(ProgramDriver):
-    """Takes the session that was opened for the episode."""
+    """The driver of an episode whose session was opened over HTTP."""
 
     _of_all: Limits | None = None
-    """The limits of all sessions, which a session may change."""
+    """The default limits of all sessions, which a session may change."""
 
     @override
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
@@ -60,7 +60,7 @@ class OutsideDriver(ProgramDriver):
 
     @override
     def _chosen(self, options: Mapping[str, Any]) -> Any:
-        return options["task"]  # the program knows what it means
+        return options["task"]  # the program interprets it
 
     @override
     def open_session(self) -> ProgramSession:
@@ -99,14 +99,14 @@ class PlayedSessions:
     Args:
         policy: The policy that replies.
         env_options: The options of the episodes' environment: renderer, tokenizer, history, limits.
-        trainable_roles: The roles that give samples; None for all.
+        trainable_roles: The roles whose contexts are trained; None trains all.
         role_of: See `ProgramEnv.role_of`; None for the built-in rule.
         out: The run folder; None records nothing.
         resume: Whether to continue the run in the folder.
         compress: Whether to compress the folder's trajectories.
-        policy_timeout_s: The longest time of a call of the policy, in seconds.
-        close_timeout_s: How long the replies that a session waits for may take when it is closed, in seconds. An
-            episode that takes longer is recorded as an error, with the steps that it has.
+        policy_timeout_s: The maximum time of a call of the policy, in seconds.
+        close_timeout_s: The maximum time to wait for pending replies when a session is closed, in seconds. An
+            episode that takes longer is recorded as an error, with its steps so far.
         on_trajectory: Called with each episode that ended.
 
     Raises:
@@ -146,8 +146,8 @@ class PlayedSessions:
             {},
             policy,
             policy_timeout_s=policy_timeout_s,
-            method_timeout_s=None,  # the program may take its time
-            max_retries=0,  # a program that runs elsewhere cannot begin again
+            method_timeout_s=None,  # the program has no deadline
+            max_retries=0,  # a program that runs elsewhere cannot be restarted
         )
         self._player: Player | None = None
         self.folder: RunFolder | None = None
@@ -204,7 +204,7 @@ class PlayedSessions:
         return _summary(trajectory)
 
     async def _ended(self, opened: _Open, reason: str) -> Trajectory | None:
-        """End the episode of a session; None if no request came."""
+        """End the episode of a session; return None if no request came."""
         playing = opened.playing
         assert playing is not None
         session = opened.session

@@ -1,4 +1,4 @@
-"""Agent programs as environments: the program asks the model over HTTP, and each request is an observation."""
+"""Agent programs as environments: the program requests replies over HTTP, and each request is an observation."""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
@@ -16,16 +16,16 @@ Outcome: TypeAlias = float | Mapping[str, float] | Turn | None
 
 
 class ProgramEnv(Env):
-    """An environment whose task is worked on by a program that calls a chat endpoint: an agent of any framework.
+    """An environment in which a program that calls a chat endpoint works on the task: an agent of any framework.
 
     Write `run`, which is the program or calls it; or set `command`, which is started as a process, and write `score`.
-    The program runs as it is. It gets a base URL and a key, and speaks OpenAI's Chat Completions or Responses, or
+    The program runs unchanged. It gets a base URL and a key, and speaks OpenAI's Chat Completions or Responses, or
     Anthropic's Messages, streamed or not. Its first request is the first observation; each action is the reply to one
     request; when it ends, the episode is over.
 
-    Requests are recognized by what they mean: a request continues the context whose conversation it extends. What the
+    Requests are recognized by their meaning: a request continues the context whose conversation it extends. What the
     program changed of the past (it dropped messages, summarized, edited) is a declared `edit`. Another conversation is
-    another context; one that begins with known messages has a `base`. Requests that come at the same time are answered
+    another context; one that begins with known messages has a `base`. Simultaneous requests are answered
     one after the other.
 
     When a limit is reached, the program's next request is refused with a 400 of its protocol, whose code names the
@@ -42,7 +42,7 @@ class ProgramEnv(Env):
     trainable_roles: ClassVar[frozenset[str] | None] = None
     """The roles whose contexts are trained; None trains all. A context of another role gives no samples."""
     sampling: ClassVar[Mapping[str, Any] | None] = None
-    """Parameters of sampling in place of those that the program asks for, such as `{"temperature": 1.0}`; None takes
+    """Parameters of sampling in place of those that the program requests, such as `{"temperature": 1.0}`; None takes
     the program's. Trainers usually need one temperature for all."""
     limit_grace_s: ClassVar[float | None] = 10.0
     """The time that a program may still run after a limit refused a request, in seconds; None for any time."""
@@ -53,13 +53,13 @@ class ProgramEnv(Env):
         return type(self).run is not ProgramEnv.run
 
     def run(self, model: Endpoint) -> Outcome | Awaitable[Outcome]:
-        """Run the program and return what it earned. It may be `async def`.
+        """Run the program and return its reward. It may be `async def`.
 
         It runs in a separate thread, with a separate event loop if it is `async def`; random choices come from
         `self.np_random`. An exception that it raises ends the episode as an error.
 
         Args:
-            model: The endpoint that the program asks.
+            model: The endpoint that the program calls.
         """
         raise NotImplementedError(f"{type(self).__name__} has a command, and no run()")
 
@@ -67,14 +67,14 @@ class ProgramEnv(Env):
         """Prepare the folder that `command` is started in: it is new and empty, and is removed after `score`."""
 
     def score(self, result: ProgramResult) -> Outcome:
-        """Return what `command` earned, given how it ended."""
+        """Return the reward of `command`, given its result."""
         raise NotImplementedError(f"{type(self).__name__} has a command, but no score(): it returns the reward")
 
     def role_of(self, messages: Sequence[Message]) -> str | None:
         """Return the role of a new conversation, given its messages; None for the built-in rule.
 
         A header `x-envsdk-role` comes first. The built-in rule: `main` for the first conversation, `side` for a request
-        with other tools over known history, `agent` for any other conversation.
+        with different tools over known history, `agent` for any other conversation.
         """
         return None
 
@@ -83,7 +83,7 @@ class ProgramEnv(Env):
         return await _driver(self).first()
 
     async def respond(self, reply: Message) -> Turn:
-        """Give the program its reply, and return its next request, or the end."""
+        """Send the program its reply, and return its next request, or the end."""
         return await _driver(self).following(reply)
 
     def close(self) -> None:

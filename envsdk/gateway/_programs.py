@@ -26,7 +26,7 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The endpoint at which a program asks the model.
+    """The endpoint at which a program requests replies.
 
     Attributes:
         base_url: The base URL for clients of OpenAI's protocols.
@@ -78,7 +78,7 @@ class ThreadProgram:
 
     Args:
         function: The function; if it returns an awaitable, that is awaited in the thread's own event loop.
-        ended: What is called when it has ended.
+        ended: Called when it has ended.
     """
 
     def __init__(self, function: Callable[[], Any], ended: Callable[[ProgramEnd], None]) -> None:
@@ -88,7 +88,7 @@ class ThreadProgram:
         threading.Thread(target=self._run, name="envsdk-program", daemon=True).start()
 
     def stop(self) -> None:
-        """Do nothing: its next request is refused, and it decides."""
+        """Do nothing: its next request is refused, and it ends by itself."""
 
     def kill(self) -> None:
         """Cancel it, if it is `async def`. A plain function ends when its next request is refused."""
@@ -118,9 +118,9 @@ class CommandProgram:
     Args:
         command: Returns the program and its arguments; it is called after `prepare`.
         prepare: Prepares the folder.
-        score: What is called with the result when it has ended.
+        score: Called with the result when it has ended.
         environ: Environment variables for it, in addition to those of this process.
-        ended: What is called when it has been scored.
+        ended: Called when it has been scored.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class CommandProgram:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the process, and score what there is."""
+        """End the process, and score its result so far."""
         self._is_stopped.set()
 
     def kill(self) -> None:
@@ -194,7 +194,7 @@ class CommandProgram:
 def _end_processes(process: "subprocess.Popen[bytes]", mark: str) -> None:
     """End a process and everything that it started: with SIGTERM, and soon after with SIGKILL.
 
-    Processes that left its session are found by the environment variable that they inherited, where `/proc` is there.
+    Processes that left its session are found by the environment variable that they inherited, where `/proc` exists.
     """
     entry = f"{_MARK}={mark}".encode()
     for number in (signal.SIGTERM, signal.SIGKILL):

@@ -1,6 +1,6 @@
 """Reads the messages of a request as the messages of a recorded conversation, wherever they are the same.
 
-What was the same JSON in the conversation's last request is neither normalized nor compared again.
+Messages with the same JSON as in the conversation's last request are neither normalized nor compared again.
 """
 
 import re
@@ -18,12 +18,12 @@ _ID = re.compile(r"[A-Za-z0-9_-]{6,}")  # what may be an id
 
 @dataclass(frozen=True, slots=True)
 class RequestReading:
-    """A conversation as a program sent it last.
+    """A conversation as a program last sent it.
 
     Attributes:
         path: Its messages, as they are recorded.
         sent: The messages as the program sent them.
-        asked: How many messages of `path` `sent` has: all but the reply to it.
+        asked: The number of messages of `path` in `sent`: all but the reply to it.
         starts: For each assistant message that the program sent, in order: its index in `sent` and in `path`.
         calls: The calls by the ids that the program sent instead of the gateway's.
         keep: How many messages at the start are those of the conversation that it was read against.
@@ -46,7 +46,7 @@ class RequestReading:
         return len(self.path) >= len(messages) and all(one.form == other.form for one, other in pairs)
 
     def repeated_by(self, request: ModelRequest) -> int:
-        """Return how many messages at the start of a request are those that were sent, as the same JSON."""
+        """Return how many messages at the start of a request were sent before with the same JSON."""
         pairs = zip(self.sent, request.messages, strict=False)
         same = (one is other or (one.raw is not None and one.raw == other.raw) for one, other in pairs)
         return len(list(takewhile(bool, same)))
@@ -79,7 +79,7 @@ class Replies:
         return next((entry for name in names if (entry := self.get(name))), None)
 
     def written(self, message: Message) -> RecordedMessage | None:
-        """Return the only reply whose calls are written with their ids into the text, each of them once."""
+        """Return the only reply whose calls, each with its id once, are written into the text."""
         if message.tool_calls:
             return None
         found = [name for name in _ID.findall(message.content) if name in self._by_id]
@@ -92,7 +92,7 @@ def read(request: ModelRequest, recorded: RequestReading, replies: Replies) -> R
     begin = recorded.repeated_by(request)
     known, keep = len(recorded.starts), recorded.asked
     if begin < len(recorded.sent):
-        # Read on from the reply before the change, which names the calls of its results.
+        # Continue from the reply before the change, which names the calls of its results.
         known = max(0, bisect_right(recorded.starts, (begin, len(recorded.path))) - 1)
         is_after_reply = recorded.starts and recorded.starts[known][0] <= begin
         begin, keep = recorded.starts[known] if is_after_reply else (0, 0)
@@ -112,9 +112,9 @@ def read(request: ModelRequest, recorded: RequestReading, replies: Replies) -> R
 
 
 def _turns(messages: Sequence[ReceivedMessage], replies: Replies) -> Iterator[list[ReceivedMessage]]:
-    """Yield messages in turns that end with a reply. What follows has no effect on how a turn is read.
+    """Yield messages in turns that end with a reply. Later messages do not affect how a turn is read.
 
-    Programs split a reply: into messages of which each names it, perhaps after one with its text, with results between.
+    Programs split a reply into several messages that name it, perhaps after one with its text, with results in between.
     """
     turn: list[ReceivedMessage] = []
     ends: ReceivedMessage | None = None  # the last message of the turn that is a part of a reply
@@ -162,9 +162,9 @@ class _Reader:
         self.named: set[RecordedMessage] = set()
         self.changed: dict[RecordedMessage, RecordedMessage] = {}
         self._later: dict[RecordedMessage, int] | None = None
-        """After the first change: the places of the recorded messages that were left then."""
+        """After the first change: the places of the recorded messages that were left at that point."""
         self._next = 0
-        """The first of these places that may still come: messages are recognized in their order."""
+        """The first of these places that may still occur: messages are recognized in their order."""
         self._read = 0
 
     def read(self, messages: Sequence[ReceivedMessage]) -> None:
@@ -196,12 +196,12 @@ class _Reader:
         self.path.append(entry)
 
     def _note_change(self) -> None:
-        """Note that a message was not the recorded one at its place."""
+        """Record that a message differs from the recorded one at its place."""
         self._next, path = self.keep, self._recorded.path
         self._later = {path[place]: place for place in range(self.keep, len(path))}
 
     def _known(self, sent: RecordedMessage) -> RecordedMessage:
-        """Return the recorded message that a message is, or the message itself."""
+        """Return the recorded message that equals a message, or the message itself."""
         if (expected := self._expected) is not None:
             if expected.form == sent.form and has_same_reasoning(sent, expected):
                 return expected
@@ -238,7 +238,7 @@ class _Reader:
                 return len(messages) - index
         message = messages[index].message
         link = self._replies.named(messages[index]) or self._replies.written(message)
-        changed = self._recorded.changed.get(link) if link else None  # what the program put in its place before
+        changed = self._recorded.changed.get(link) if link else None  # the program's earlier replacement of it
         likely = (changed if changed in self._recorded.path else None, link, self._expected)
         sent = entry_of(message, tags=self._replies.tags)
         same = (one for one in likely if one and one.is_assistant and is_same_reply(sent, one, self._stop))
@@ -249,7 +249,7 @@ class _Reader:
         return 1
 
     def _append_reply(self, message: Message, entry: RecordedMessage, index: int, *, is_named: bool = True) -> None:
-        """Append the message that an assistant's message is, and note which calls its ids name."""
+        """Append the recorded message of an assistant's message, and record which calls its ids name."""
         if is_named:
             self.named.add(entry)
         for call, known in zip(message.tool_calls, entry.message.tool_calls, strict=False):
@@ -260,7 +260,7 @@ class _Reader:
         self._append(entry)
 
     def _other(self, message: Message) -> RecordedMessage:
-        """Return the message of the program that a message is; a result names its call as the program sent it."""
+        """Return the entry of a program's message; a result names its call as the program sent it."""
         if (name := message.tool_call_id) is not None and message.role == "tool":
             call = self.calls.get(name) or self._recorded.calls.get(name)
             if call is None and (reply := self._replies.get(name)) is not None:
@@ -270,7 +270,7 @@ class _Reader:
         return self._known(entry_of(message))
 
     def _merged(self, messages: Sequence[ReceivedMessage], index: int) -> int:
-        """Read messages that have the text of as many or more or fewer recorded ones, and return how many they are."""
+        """Read messages with the text of merged or split recorded ones, and return how many messages were read."""
         expected = self._expected
         if not expected or expected.message.images or expected.message.role in ("assistant", "tool"):
             return 0  # only the program's own messages are merged

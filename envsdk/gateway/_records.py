@@ -32,7 +32,7 @@ class LoggedAnswer:
     Attributes:
         message: The reply. Its calls have the ids of the log.
         ids: Its token ids and log-probabilities, as far as they were logged.
-        finish_reason: The server's name for how it ended.
+        finish_reason: The finish reason that the server reported.
     """
 
     message: Message
@@ -46,9 +46,9 @@ class Exchange:
 
     Attributes:
         where: The record, such as `record 3`.
-        request: The request. `previous` is the id of a response of the log.
+        request: The request. `previous` is the id of a logged response.
         answers: The replies; empty if the record is left out.
-        left_out: Why it is left out.
+        left_out: Why the record is left out.
         id: The id of the response, or None.
         temperature: The sampling temperature that the request named, or None.
         policy_version: The version of the weights, or None.
@@ -75,8 +75,8 @@ class RecordReader:
     def __init__(self, protocol: str | None = None) -> None:
         self._protocol = protocol
         self._memory = SessionMemory()
-        self._items: dict[str, list[Any]] = {}  # of Responses: the conversation up to a response, by its id
-        self._by_id: dict[str, Any] = {}  # of Responses: items by their id
+        self._items: dict[str, list[Any]] = {}  # for Responses: the conversation up to a response, by its id
+        self._by_id: dict[str, Any] = {}  # for Responses: items by their id
         self._seen: dict[str, tuple[str, Any, Any]] = {}  # the records by the id of their response
 
     def read(self, record: Any, index: int) -> Exchange:

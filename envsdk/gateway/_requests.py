@@ -18,10 +18,10 @@ class ReceivedMessage:
     Attributes:
         message: The message. In an assistant message, `ToolCall.id` is the id that the program sent; in a tool message,
             `tool_call_id` is. Arguments are read as everywhere (`ToolCall.from_openai`).
-        raw: The JSON value that it was read from. Of a value that holds several messages (the tool results of an
-            Anthropic message), each of them has it. Of a message that was read from several values (the items of a
-            reply in Responses), it is their list.
-        link: The id of the reply that it is, where the protocol carries one that the gateway issued (an item of
+        raw: The JSON value that it was read from. If a value holds several messages (the tool results of an
+            Anthropic message), each of them has it. If a message was read from several values (the items of a
+            reply in Responses), `raw` is their list.
+        link: The reply's id, where the protocol carries the id that the gateway issued (an item of
             Responses, the signature of a thinking block); else None. It may also be an id that the gateway did not
             issue, or has forgotten.
     """
@@ -43,10 +43,10 @@ class ModelRequest:
         tools: The tools, in the OpenAI form.
         tool_choice: `"auto"`, `"none"`, `"required"`, or the name of the tool that has to be called, as
             `{"name": ...}`.
-        max_tokens: At most how many tokens the reply may have; None if the program does not limit it.
+        max_tokens: The maximum number of tokens in the reply; None if the program does not limit it.
         stop: Strings at which sampling stops.
         sampling: Parameters of sampling that the program named (`temperature`, `top_p`, `seed`, ...).
-        n: How many replies.
+        n: The number of replies.
         logprobs: Whether the program asked for the log-probabilities of the sampled tokens.
         previous: The id of the reply that this request continues (`previous_response_id`); None if it names none.
             `messages` are the whole conversation in this case, too.
@@ -74,7 +74,7 @@ class ModelRequest:
     on_piece: "Callable[[ReplyPiece], None] | None" = field(default=None, compare=False, repr=False)
 
     def repeats(self, other: "ModelRequest") -> bool:
-        """Return whether both ask for the same."""
+        """Return whether both ask for the same reply."""
         return self.body is not None and (self.context, self.role, self.body) == (other.context, other.role, other.body)
 
 

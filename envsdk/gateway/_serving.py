@@ -1,4 +1,4 @@
-"""uvicorn, as the gateway uses it: nothing but HTTP, bounded connections, and an end that answers those who wait."""
+"""uvicorn for the gateway: only HTTP, bounded connections, and a shutdown that answers pending requests."""
 
 import asyncio
 import contextlib
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from ._management import Gateway
 
 _BACKLOG = 2048
-_ACCEPTED = 64  # connections that are accepted in one iteration of the event loop; those that are too many end after it
+_ACCEPTED = 64  # connections that are accepted in one iteration of the event loop; excess ones are closed after it
 _CLOSING_S = 5  # for connections whose clients do not read
 _LINE_EACH_S = 60.0
 
 
 class _SeldomRepeated(logging.Filter):
-    """Lets a message pass once a minute, with how often it came meanwhile, since clients can cause it at any rate."""
+    """Logs a message at most once a minute, with its count since then, because clients can cause it at any rate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _BoundedProtocol(H11Protocol):
 
     Args:
         limits: The limits of the server.
-        idle: The connections without a request, those that have been so for the longest time first.
+        idle: The connections without a request, the longest idle first.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class _BoundedProtocol(H11Protocol):
 
     @override
     def connection_made(self, transport: Any) -> None:
-        """Close the connection without a request that waits for the longest time if there are too many."""
+        """If there are too many connections, close the one that has been idle the longest."""
         super().connection_made(transport)
         self._idle[self] = None
         self._expect_request()
@@ -149,11 +149,11 @@ class Server(uvicorn.Server):
         self._grace_s = grace_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, with more connections that wait to be accepted than are accepted at once."""
+        """Start, with a backlog that is larger than the number of connections accepted at once."""
 
         def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
             error = context.get("exception")
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # for each that waits
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):  # once per waiting one
                 text = "no file descriptor is left, so connections wait; raise the limit (ulimit -n)"
                 _log_of_connections.error(text)
             else:
@@ -165,7 +165,7 @@ class Server(uvicorn.Server):
             listening.listen(_BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, wait for the requests that are being answered, and cancel those that last."""
+        """Stop accepting connections, wait for pending requests, and cancel those that take too long."""
         for server in self.servers:
             server.close()
         ends_s = time.monotonic() + self._grace_s
@@ -201,13 +201,13 @@ def serve(
 
     Args:
         gateway: The gateway.
-        host: The address. Others than those of this machine require a gateway with a token.
-        port: The port; 0 for any that is free.
+        host: The address. One that other machines can reach requires a gateway with a token.
+        port: The port; 0 for any free one.
         grace_s: How long requests that are being answered have to end, in seconds. A second SIGINT ends them at once.
         on_start: Called with the URL as soon as clients can connect.
 
     Raises:
-        ConfigError: If the address is not one of this machine and the gateway has no token, or cannot be used.
+        ConfigError: If other machines can reach the address and the gateway has no token, or it cannot be used.
     """
     if not is_loopback(host) and not gateway.has_token:
         raise ConfigError(f"host is {host!r}, which other machines may reach; give a token, or 127.0.0.1")
@@ -221,7 +221,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; clients may connect before the server accepts.
 
     Raises:
-        ConfigError: If the address is not one of this machine, or is in use.
+        ConfigError: If the address does not belong to this machine, or is in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets that name TCP; without it, each answer would wait for 40 ms.

@@ -17,7 +17,7 @@ from ._requests import ModelReply, ModelRequest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingRequest:
-    """A request that waits for its replies."""
+    """A request that is waiting for its replies."""
 
     request: ModelRequest
     replies: "Future[Sequence[ModelReply]]" = field(default_factory=Future["Sequence[ModelReply]"])
@@ -42,8 +42,8 @@ class ProgramEnd:
     """The end of a program.
 
     Attributes:
-        outcome: What it returned.
-        error: What it raised, or None.
+        outcome: The value that it returned.
+        error: The exception that it raised, or None.
     """
 
     outcome: Any = None
@@ -56,7 +56,7 @@ class ProgramSession:
     Args:
         count_tokens: Returns how many tokens the prompt of a request has.
         check_image: See `Session.check_image`.
-        role: The role of contexts whose requests name none.
+        role: The role of contexts whose requests do not name one.
 
     Attributes:
         was_asked: Whether a request came, refused ones included.
@@ -95,12 +95,12 @@ class ProgramSession:
         return await asyncio.wrap_future(asked.replies)
 
     def abandon(self, request: ModelRequest) -> None:
-        """Note that the client has gone, before it had the whole answer. If it still waits, `ask` is cancelled, too."""
+        """Record that the client disconnected before it received the whole answer; cancel `ask` if it waits."""
         with self._lock:
             self._cut.append(request)
 
     def note_refusal(self, error: RequestError) -> None:
-        """Note that a request was refused, by the server before `ask`, or by the environment."""
+        """Record that a request was refused, by the server before `ask`, or by the environment."""
         with self._lock:
             self.was_asked = True
             self.refused, self.refusal = self.refused + 1, message_of(error)
@@ -134,7 +134,7 @@ class ProgramSession:
         try:
             return await asyncio.wrap_future(waiting)
         except asyncio.CancelledError:
-            if not waiting.cancel():  # it came just before
+            if not waiting.cancel():  # it arrived just before
                 self.put_back(waiting.result())
             raise
 
@@ -155,7 +155,7 @@ class ProgramSession:
         return cut
 
     def close(self, error: RequestError) -> None:
-        """Refuse the requests that wait, and all further ones."""
+        """Refuse the waiting requests, and all further ones."""
         with self._lock:
             self._closed = error
             left = [event for event in self._events if isinstance(event, PendingRequest)]
@@ -165,7 +165,7 @@ class ProgramSession:
 
 
 async def until_done(future: "Future[Any]") -> None:
-    """Wait until a future has a result, or is canceled; it goes on if the waiter is canceled."""
+    """Wait until a future has a result, or is canceled; canceling the waiter does not cancel the future."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def wake(_: "Future[Any]") -> None:

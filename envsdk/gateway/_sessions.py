@@ -1,4 +1,4 @@
-"""The open sessions of a server: found by key or id, limited in their rate, and recognized as idle."""
+"""The open sessions of a server: found by key or id, with limited rates, and closed when idle."""
 
 import asyncio
 import math
@@ -29,12 +29,12 @@ class Session(Protocol):
         """Return the replies to a request. It is cancelled after `abandon`.
 
         Raises:
-            RequestError: If it is not answered: a limit was reached, the policy failed, or the episode is over.
+            RequestError: If there is no reply: a limit was reached, the policy failed, or the episode is over.
         """
         ...
 
     def abandon(self, request: ModelRequest) -> None:
-        """Record that the client went away before it had the whole answer, while it waited or in the middle of it."""
+        """Record that the client disconnected before it received the whole answer."""
         ...
 
     def note_refusal(self, error: RequestError) -> None:
@@ -64,7 +64,7 @@ class TokenBucket:
 
     Args:
         per_s: Requests per second, above 0.
-        burst: How many requests may come at once, at least 1.
+        burst: How many requests may arrive at once, at least 1.
         now_s: The current time of a monotonic clock, in seconds.
     """
 
@@ -73,7 +73,7 @@ class TokenBucket:
         self._tokens, self._at_s = float(burst), now_s
 
     def take(self, now_s: float) -> float:
-        """Take a token and return 0.0, or take none and return in how many seconds there will be one."""
+        """Take a token and return 0.0; or, if there is none, return the seconds until there will be one."""
         self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         if self._tokens < 1:
@@ -84,16 +84,16 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class OpenSession:
-    """An open session and what the server counts of it.
+    """An open session with the server's counts.
 
     Attributes:
         session: The session.
         bucket: Limits its requests; None if they are not limited.
         opened: When it was opened, in seconds since the epoch.
         used_s: When its last request came, or was answered or rewarded, on the monotonic clock.
-        requests: How many requests for a reply came.
+        requests: The number of requests for a reply.
         waiting: How many requests are being answered.
-        memory: What the protocols remember of earlier requests.
+        memory: The protocols' memory of earlier requests.
         reading: Held while a request is read, because `memory` cannot be used by two threads.
         largest_body: The size of the largest body of a request, in bytes.
     """
@@ -120,7 +120,7 @@ class OpenSession:
             self.used_s = time.monotonic()
 
     def idle_s(self) -> float:
-        """Return for how many seconds no request came or was being answered."""
+        """Return the number of seconds without a request."""
         return 0.0 if self.waiting else time.monotonic() - self.used_s
 
 
@@ -129,7 +129,7 @@ class Sessions:
 
     Args:
         requests_per_s: How many requests per second a session may send; None for any number.
-        burst: How many requests a session may send at once; None for those of a second.
+        burst: How many requests a session may send at once; None for the requests of one second.
 
     Attributes:
         by_id: The sessions by their ids.
@@ -164,7 +164,7 @@ class Sessions:
         return opened
 
     def remove(self, session_id: str) -> OpenSession | None:
-        """Stop serving a session and return what was counted; None if it is not open."""
+        """Stop serving a session and return it with its counts; None if it is not open."""
         opened = self.by_id.pop(session_id, None)
         if opened is not None:
             self.by_key.pop(opened.session.key, None)

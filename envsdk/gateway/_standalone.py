@@ -19,7 +19,7 @@ from ._sessions import OpenSession, Session, Sessions
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 1000
-_LARGE_BYTES = 2**20  # of a request of a session, whose memory is given back when it is closed
+_LARGE_BYTES = 2**20  # a session with a larger request returns its memory to the system when it is closed
 
 
 class SessionFactory(Protocol):
@@ -54,7 +54,7 @@ class SessionFactory(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Release what it holds: the server ends, and all sessions are closed."""
+        """Release resources: the server is shutting down, and all sessions are closed."""
         ...
 
 
@@ -115,7 +115,7 @@ class ManagedSessions:
         """Open a session.
 
         Raises:
-            RequestError: If too many are open.
+            RequestError: If too many sessions are open.
         """
         if len(self.open_sessions.by_id) + self._opening + len(self._closing) >= self._limits.max_sessions:
             message = f"{self._limits.max_sessions} sessions are open, which is the limit: close one first"
@@ -144,7 +144,7 @@ class ManagedSessions:
         return opened
 
     async def close(self, session_id: str, reason: str) -> ClosedSession:
-        """Close a session. Closing it once more returns the same.
+        """Close a session. Closing it again returns the same.
 
         Raises:
             RequestError: If the session is not known.
@@ -157,7 +157,7 @@ class ManagedSessions:
                 raise not_found()
             is_large = removed.largest_body > _LARGE_BYTES
             closing = self._closing[session_id] = asyncio.create_task(self._close(session_id, reason, is_large))
-            del removed  # with what it holds
+            del removed  # and all that it holds
             closing.add_done_callback(retrieve)
         return await asyncio.shield(self._closing[session_id])
 
@@ -176,10 +176,10 @@ class ManagedSessions:
         return closed
 
     async def find(self, session_id: str) -> OpenSession | ClosedSession:
-        """Return an open or a closed session; one that is being closed when it is closed.
+        """Return an open or a closed session; wait for one that is being closed.
 
         Raises:
-            RequestError: If there is none.
+            RequestError: If there is no such session.
         """
         if session_id in self._closing:
             return await asyncio.shield(self._closing[session_id])
@@ -208,7 +208,7 @@ class ManagedSessions:
             await self._factory.aclose()
 
     async def _close_all(self, session_ids: list[str], reason: str) -> None:
-        """Close sessions concurrently. What fails is logged without its text, which may quote a message."""
+        """Close sessions concurrently. Errors are logged without their messages, which may quote content."""
         results = await asyncio.gather(*(self.close(each, reason) for each in session_ids), return_exceptions=True)
         for result in results:
             if isinstance(result, Exception):

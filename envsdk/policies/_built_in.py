@@ -60,7 +60,7 @@ class ReplyPolicy:
 
     Args:
         env: The environment of the episode. The renderer of the acting context converts the message to tokens.
-        reply: A function from an environment to its next reply: a message, or its content as a string. It gets the
+        reply: A function that returns the next reply of an environment: a message, or its content. It gets the
             environment of the acting agent, which is a sub-agent's where a sub-agent acts.
     """
 

@@ -1,6 +1,6 @@
 """Send requests to model servers: one pooled client for each event loop, deadlines, retries, and typed errors.
 
-This module knows HTTP and JSON, and nothing about tokens. It imports httpx when a client is created.
+This module handles HTTP and JSON, and does not depend on tokens. It imports httpx when a client is created.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ _MAX_RETRY_AFTER_S = 120.0
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
 _KEEPALIVE_S = 4.0  # less than the 5 s after which uvicorn closes an idle connection
 _NOT_IMPLEMENTED = 501
-_FAILURES_IN_A_ROW = 2  # of one call on one server, until its episode moves to another one
-_OVERLOADED = ("408", "429")  # the server works, and asks to wait
+_FAILURES_IN_A_ROW = 2  # of a call on a server, after which its episode moves to another server
+_OVERLOADED = ("408", "429")  # the server works, and asks the client to wait
 _MAX_MESSAGE = 500
 _MAX_ERROR_BYTES = 2**16  # of the body of an error that is read as JSON
 MAX_REPLY_BYTES = 2**26
 _MAX_LINES = 1_000_000
-"""Of a stream: two for each token."""
+"""The maximum number of lines in a stream: two for each token."""
 _MAX_VALUES, _MAX_CONTAINERS = 3_000_000, 400_000
 """Of the JSON value of a reply, whose objects in memory are far larger than its text: one list or object, and a few
 values, for each token."""
@@ -55,7 +55,7 @@ class Usage:
     prompt_tokens: int = 0
     """Prompt tokens of answered requests."""
     cached_tokens: int | None = None
-    """Those of them that the servers read from their caches; None until a server has reported any."""
+    """Prompt tokens that the servers read from their caches; None until a server has reported any."""
     sampled_tokens: int = 0
     """Tokens that the servers sampled in answered requests."""
     seconds: float = 0.0
@@ -76,7 +76,7 @@ class Usage:
                 self.cached_tokens = (self.cached_tokens or 0) + cached_tokens
 
     def sent(self, seconds: float = 0.0, *, retry_because: str | None = None) -> None:
-        """Count a request that has ended, in any way; or that it is repeated."""
+        """Count a request that has ended, in any way; or a retry."""
         with self._lock:
             if retry_because is not None:
                 self.retries[retry_because] += 1
@@ -103,9 +103,9 @@ class ModelServer:
     def __init__(self, url: str) -> None:
         self.url = url
         self.load = 0
-        """Calls that wait for an answer of it."""
+        """The number of calls that are waiting for an answer from it."""
         self.episodes = 0
-        """Episodes that it was chosen for."""
+        """The number of episodes that were assigned to it."""
         self.down_until = 0.0
         """The time, as `time.monotonic()`, from which it may be used again after it failed."""
         self.has_answered = False
@@ -148,7 +148,7 @@ class Servers:
         self._lock = threading.Lock()
 
     def of(self, episode_id: str) -> ModelServer:
-        """Return the server of an episode: the one that it used last, or else the least loaded one that works."""
+        """Return the server of an episode: the last one that it used, or else the least loaded working one."""
         with self._lock:
             working = self._working()
             server = self._of_episode.get(episode_id)
@@ -173,14 +173,14 @@ class Servers:
                 server.load -= 1
 
     def failed(self, server: ModelServer, *, is_unreachable: bool) -> bool:
-        """Note that a server failed.
+        """Record that a server failed.
 
         Args:
             server: The server.
             is_unreachable: Whether no connection could be opened: the server may come back with other options.
 
         Returns:
-            Whether another one works, so that its episodes move there.
+            Whether another server works, so that its episodes move there.
         """
         with self._lock:
             server.down_until = self._clock() + self._rest_s
@@ -195,10 +195,10 @@ class Servers:
 
 
 def base_urls(url: str | Sequence[str]) -> list[str]:
-    """Return the base URLs of one or several servers, without a path `/v1` at their ends.
+    """Return the base URLs of one or several servers, without a trailing `/v1`.
 
     Raises:
-        ConfigError: If there is none, one is given twice, or one is not an HTTP URL.
+        ConfigError: If there is no URL, one is given twice, or one is not an HTTP URL.
     """
     given: Sequence[str] = [url] if isinstance(url, str) else list(url or ())
     urls = [checked_url(one).removesuffix("/v1") for one in given]
@@ -208,7 +208,7 @@ def base_urls(url: str | Sequence[str]) -> list[str]:
 
 
 def checked_url(url: object) -> str:
-    """Return a base URL without a slash at its end.
+    """Return a base URL without a trailing slash.
 
     Raises:
         ConfigError: If it is not an HTTP URL.
@@ -223,7 +223,7 @@ def checked_url(url: object) -> str:
 
 
 class AttemptFailure(Exception):
-    """A request failed in a way that another attempt may not.
+    """A request failed in a way that may not recur in another attempt.
 
     Attributes:
         cause: `connection`, `timeout`, `partial`, or the status of the response.
@@ -369,7 +369,7 @@ class ServerClient:
         is_down = len(last) == _FAILURES_IN_A_ROW and all(
             one is server and found.cause not in _OVERLOADED for one, found in last
         )
-        server.is_dead = failure.is_dead or (server.is_dead and failure.is_unreachable)  # vLLM ends itself then
+        server.is_dead = failure.is_dead or (server.is_dead and failure.is_unreachable)  # vLLM then exits
         if failure.is_unreachable or is_down or server.is_dead:
             is_gone = failure.is_unreachable or server.is_dead
             failure.moves = self._servers.failed(server, is_unreachable=is_gone)
@@ -398,7 +398,7 @@ class ServerClient:
             method: `GET` or `POST`.
             path: The path.
             body: The JSON value to send, which may hold numpy arrays.
-            id: The value of the header `X-Request-Id`, which proxies would set otherwise.
+            id: The value of the header `X-Request-Id`, which proxies would otherwise set.
             has_value: Whether the response has a JSON value; if not, None is returned.
 
         Raises:
@@ -484,7 +484,7 @@ class ServerClient:
 
 
 def _wait_s(failure: AttemptFailure, attempts: int) -> float:
-    """Return the time before the next attempt, in seconds: none if it goes to another server."""
+    """Return the time before the next attempt, in seconds: 0 if it goes to another server."""
     if failure.moves:
         return 0.0
     backoff_s = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** (attempts - 1)) + random.uniform(0, _FIRST_WAIT_S)
@@ -493,12 +493,12 @@ def _wait_s(failure: AttemptFailure, attempts: int) -> float:
 
 @cache
 def _certificates(httpx: Any) -> Any:
-    """Return the SSL context, which takes longer to create than a client, and which all clients share."""
+    """Return the SSL context that all clients share, because it takes longer to create than a client."""
     return httpx.create_ssl_context()
 
 
 def dead(server: ModelServer, failure: AttemptFailure) -> str:
-    """Return the message about a server whose engine has died."""
+    """Return the error message for a server whose engine has died."""
     return f"the engine of {server.url} has died: {failure}. See the server's log for the cause, and start it again"
 
 
@@ -534,7 +534,7 @@ async def _chunks(response: Any, most: int) -> AsyncGenerator[bytes]:
 
 
 async def _lines(body: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """Yield the lines of a body, which only line feeds end: httpx also cuts at characters that JSON may contain."""
+    """Yield the lines of a body, split at line feeds only: httpx also splits at characters that JSON may contain."""
     parts: list[bytes] = []
     count = 0
     async with contextlib.aclosing(body):
@@ -571,7 +571,7 @@ def _value_of(content: bytes, request: str) -> Any:
         return orjson.loads(content)
     except ValueError:
         try:
-            return json.loads(content)  # Python writes NaN, which is an error in the reply and not in the transport
+            return json.loads(content)  # it accepts NaN, which is an error in the reply and not in the transport
         except RecursionError as error:
             raise ServerReplyError("the response is nested too deeply") from error
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Finds the policy that a caller names, and that of a role, and checks that it can be called."""
+"""Finds the policy that a caller names, or the policy of a role, and checks that it can be called."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ class _PolicyByRole:
 
 
 def of_role(policy: Callable[..., Any], role: str) -> Callable[..., Any]:
-    """Return the policy of a role, where a mapping has one for each."""
+    """Return the policy of a role, if there is a mapping with one for each role."""
     return policy.of(role) if isinstance(policy, _PolicyByRole) else policy
 
 
@@ -72,8 +72,8 @@ def check_takes_images(policy: Callable[..., Any], role: str) -> None:
     if not any(each.name == "media" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
         name = getattr(own, "__name__", type(own).__name__)
         raise PolicyError(
-            f"the prompt has images, and the policy {name} takes none: add the keyword argument media, the images "
-            "(PlacedImage) in order, or use a renderer and an environment without images"
+            f"the prompt has images, and the policy {name} does not take images: add the keyword argument media, the "
+            "images (PlacedImage) in order, or use a renderer and an environment without images"
         )
 
 
@@ -99,7 +99,7 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
         return _PolicyByRole({role: find_policy(one, env, seed) for role, one in by_role.items()})
     if isinstance(policy, str):
         if policy not in named:
-            raise unknown_name("policy", policy, named, "To use a policy of your own, pass the function itself.")
+            raise unknown_name("policy", policy, named, "To use your own policy, pass the function itself.")
         return named[policy]()
     for_episode: Any = getattr(policy, "for_episode", None)
     if for_episode is not None:
@@ -130,7 +130,7 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
 
 
 def policy_of(text: str, **options: Any) -> PolicyLike:
-    """Return the policy that a text specifies.
+    """Return the policy that a string specifies.
 
     Args:
         text: `random`, `reference` or `null`; `vllm:URL`, `sglang:URL` or `openai:URL`; or `transformers:FOLDER`. The
@@ -152,7 +152,7 @@ def policy_of(text: str, **options: Any) -> PolicyLike:
     if kind not in kinds and separator and not urls.startswith("http"):
         raise ConfigError(
             f"the policy {text!r} is neither a built-in one nor one of {', '.join(f'{name}:...' for name in kinds)}; a "
-            "function or class of yours is passed in Python: Rollouts(env, policy, seeds=range(8)).run()"
+            "function or class of your own is passed in Python: Rollouts(env, policy, seeds=range(8)).run()"
         )
     if kind not in kinds:
         forms = [*BUILT_IN, *(f"{name}:URL" for name in kinds[:-1]), "transformers:FOLDER"]

@@ -1,7 +1,7 @@
 """A KV cache that keeps each context's attention keys and values from one reply to the next.
 
-This module knows the cache objects of transformers, and nothing about sampling. It imports torch only when it creates a
-cache.
+This module handles the cache objects of transformers, and does not depend on sampling. It imports torch only when it
+creates a cache.
 """
 
 import copy
@@ -105,13 +105,13 @@ class KVCache:
             key: The episode and context of the prompt.
             base: The context whose prefix the prompt starts with.
             keep: The number of tokens in that prefix.
-            prompt: The whole prompt, integers of shape (n,): for a prompt with images, what `keyed` returns, so images
+            prompt: The whole prompt, integers of shape (n,): for a prompt with images, the result of `keyed`, so images
                 are compared as well.
             weights: An identifier of the current weights.
 
         Returns:
             The entry, cropped to the tokens that the prompt and `base` share, and to at most n - 1 tokens, so that at
-            least one token is left to compute. It has an image as a whole or not at all. It is empty if they share
+            least one token is left to compute. It has each image as a whole or not at all. It is empty if they share
             none, if the weights have changed, or if a layer has dropped tokens of the prefix.
         """
         found = self._entries.pop(key, None) if base == key[1] else None

@@ -1,4 +1,4 @@
-"""The tokens of a prompt and of its reply, as a model of transformers gets them piece by piece, with the images."""
+"""The tokens of a prompt and its reply, with the images, as a model of transformers receives them piece by piece."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ class ModelSequence:
     """A prompt, and the tokens that were sampled after it so far.
 
     Args:
-        torch: The module.
+        torch: The module `torch`.
         images: Makes the model's inputs of images.
         prompt: The whole prompt, int32 of shape (n,).
         media: The images in it.

@@ -51,15 +51,15 @@ class OpenAIChat:
         top_p: As `temperature`.
         seed: The seed of all requests, for servers that take one.
         max_tokens: The maximum number of tokens in a reply, in addition to the environment's limits.
-        max_tokens_name: What the server calls that limit: `max_completion_tokens` for OpenAI's reasoning models.
+        max_tokens_name: The server's name for that limit: `max_completion_tokens` for OpenAI's reasoning models.
         price: The price of a million tokens of prompts, and of a million tokens of replies. `usage.price` adds it up.
         send_reasoning: Whether to send the reasoning of earlier replies as `reasoning_content`.
-        timeout_s: The longest duration of a request, in seconds.
-        max_retries: How often a request is tried again; see `ServedPolicy`.
+        timeout_s: The maximum duration of a request, in seconds.
+        max_retries: How often a request is retried; see `ServedPolicy`.
         max_in_flight: The maximum number of requests at the same time, in each event loop.
-        max_reply_bytes: The longest response of the server, in bytes.
-        headers: More headers of each request.
-        extra_body: More fields of each request, for servers with fields of their own.
+        max_reply_bytes: The maximum size of a response of the server, in bytes.
+        headers: Additional headers of each request.
+        extra_body: Additional fields of each request, for servers with fields that OpenAI does not have.
 
     Raises:
         MissingPackage: If httpx is not installed.
@@ -67,7 +67,7 @@ class OpenAIChat:
     """
 
     tokenizer: ClassVar[str] = ANY_TOKENIZER
-    """Any: the policy exchanges text."""
+    """Any tokenizer: the policy exchanges text."""
     trainable: ClassVar[bool] = False
     """False: its trajectories give no samples."""
 
@@ -226,7 +226,7 @@ class OpenAIChat:
             "sampled_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
         }
-        counts = {name: count for name, count in reported.items() if count is not None}  # what is missing is not 0
+        counts = {name: count for name, count in reported.items() if count is not None}  # a missing count is not 0
         prompt, sampled = counts.get("prompt_tokens", 0), counts.get("sampled_tokens", 0)
         price = None if self._price is None else (prompt * self._price[0] + sampled * self._price[1]) / 1e6
         self.usage.answered(prompt, sampled, price or 0.0, counts.get("cached_tokens"))
@@ -305,7 +305,7 @@ class ChatEpisode:
 
 
 def chat_messages(messages: Sequence[Message], *, with_reasoning: bool = False) -> list[dict[str, Any]]:
-    """Return messages as OpenAI's chat API takes them: arguments are JSON text, and each call and result has an id.
+    """Return messages as OpenAI's chat API accepts them: arguments are JSON strings, and calls and results have ids.
 
     Args:
         messages: The messages. Calls without an id get one; results without one answer the calls in order.
@@ -335,7 +335,7 @@ def chat_messages(messages: Sequence[Message], *, with_reasoning: bool = False) 
 
 
 def _honored(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters that are sent: those that are known, and no others that change nothing.
+    """Return the sampling parameters to send: the known ones. Unknown ones with a neutral value are left out.
 
     Raises:
         UnknownName: If one is unknown.

@@ -20,19 +20,19 @@ class Policy(Protocol):
 
     A policy may also have:
 
-    - `trainable`: False if it exchanges text, so that the tokens of its actions are not what was sampled. Its contexts
+    - `trainable`: False if it exchanges text, so that the tokens of its actions are not the sampled ones. Its contexts
       give no samples.
     - `for_episode(env, seed)`: returns the policy that plays one episode of `env`. A rollout calls it once for each
-      episode, and calls what it returns.
+      episode, and calls the returned policy.
     - `streams`: True if it also accepts the keyword `on_tokens`: a function that it calls with the tokens of the reply
-      while it samples them. They are one or many at a time, and in all exactly those of the action that it returns. If
+      while it samples them, one or several at a time. Together they are exactly those of the action that it returns. If
       the function returns True, the policy ends the reply after these tokens, with the finish reason `stop`. The
-      argument is given only where the reply is read meanwhile.
+      argument is given only where the reply is read while it is sampled.
     - `refuses_sampling(name, value)`: returns why the policy does not honor a sampling parameter, or None if it does. A
       request of an agent program with such a parameter is then answered with an error, and the episode goes on.
     - `media`, a keyword that it accepts: the images of the prompt (`PlacedImage`, in order), each with the range of its
       placeholder tokens in the prompt. The argument is given only where the prompt has images.
-    - `abort()`: ends the replies that are being sampled, each with what was sampled so far and the finish reason
+    - `abort()`: ends the replies that are being sampled, each with the tokens sampled so far and the finish reason
       `abort`; `async def` or plain.
     - `aclose()`: `async def`; closes its connections.
     """

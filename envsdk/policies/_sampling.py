@@ -15,7 +15,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
 }
-"""The values of sampling parameters by which nothing changes, as the APIs of model servers define them."""
+"""The neutral values of sampling parameters, as the APIs of model servers define them."""
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda value: 0 <= value < math.inf, "a finite number of at least 0"),
     "top_k": (lambda value: value is None or operator.index(value) >= 1, "None or an integer of at least 1"),

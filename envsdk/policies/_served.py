@@ -1,7 +1,7 @@
 """The base class of policies on model servers: one call of a server for each reply, with retries and typed errors.
 
-A subclass knows the endpoints of one kind of server. Startup checks find out whether a server is set up so that its
-replies can be trained on. Each check that fails raises `ServerMismatch`, which names the server's flag.
+A subclass implements the endpoints of one kind of server. Startup checks find out whether a server is set up so that
+its replies can be trained on. Each check that fails raises `ServerMismatch`, which names the server's flag.
 """
 
 import asyncio
@@ -85,14 +85,14 @@ class ServedPolicy(ABC):
         seed: Requests have seeds that are derived from it, from the id of the episode, the name of the context, and
             the length of the prompt. None sends no seed.
         api_key: The key for the header `Authorization`.
-        timeout_s: The longest duration of a request, in seconds.
+        timeout_s: The maximum duration of a request, in seconds.
         max_retries: The number of times that a call is tried again after a connection error, a timeout, a partial
             response, or a response with the status 408, 429 or 5xx. The time between attempts grows to 30 s;
-            `Retry-After` holds. A server that was never reached is not tried again.
+            `Retry-After` is honored. A server that was never reached is not retried.
         max_in_flight: The maximum number of calls that are being answered at the same time, in each event loop.
-        max_reply_bytes: The longest response of a server, in bytes. Routed experts of long prompts may need more.
+        max_reply_bytes: The maximum size of a response, in bytes. Routed experts of long prompts may need more.
         priority: The priority of the requests, for a server that schedules by priority.
-        headers: More headers of each request.
+        headers: Additional headers of each request.
         check: Whether to check each server before its first reply, and again after it could not be reached.
 
     Raises:
@@ -188,12 +188,12 @@ class ServedPolicy(ABC):
 
     @abstractmethod
     async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
-        """Let a server sample a reply, in one attempt."""
+        """Request a reply from a server, in one attempt."""
 
     async def stream(
         self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens
     ) -> ServerReply:
-        """Do the same, and report the tokens while they are sampled; only if `streams`.
+        """Request a reply, and report its tokens while they are sampled; only if `streams`.
 
         Raises:
             PolicyUnavailable: If the attempt failed after tokens were reported, so that it cannot be repeated.
@@ -202,7 +202,7 @@ class ServedPolicy(ABC):
 
     @abstractmethod
     async def abort_requests(self, client: ServerClient, server: ModelServer, ids: Sequence[str]) -> None:
-        """Let a server end requests, which then return what was sampled so far."""
+        """Ask a server to end requests, which then return the tokens sampled so far."""
 
     @property
     @abstractmethod
@@ -220,7 +220,7 @@ class ServedPolicy(ABC):
         """Refuse prompts with images.
 
         Raises:
-            ConfigError: If the servers take none, or do not let their tokens be checked.
+            ConfigError: If the servers do not take images, or their tokens cannot be checked.
         """
         raise ConfigError(
             f"the prompt has an image, which {self.name} does not take: use a policy that does, such as "
@@ -280,7 +280,7 @@ class ServedPolicy(ABC):
         if media:
             self.check_images()
         chosen = self._chosen(sampling)
-        with self._lock:  # a reply of several weight versions is continued without a call of the server
+        with self._lock:  # a reply of several weight versions continues without a call of the server
             digest, waiting = self._remainders.pop((episode_id, context), (b"", []))
         if waiting and digest == _digest(prompt):
             return self._with_remainder((episode_id, context), prompt, waiting)
@@ -337,9 +337,9 @@ class ServedPolicy(ABC):
             await self._client.call(lambda server=server: server, attempt)
 
     async def abort(self) -> None:
-        """End the replies that are being sampled, with what was sampled so far, and wait until they have ended.
+        """End the replies that are being sampled, with the tokens sampled so far, and wait until they have ended.
 
-        A server without a token endpoint (`/v1/completions`) cannot end a reply early: this waits for it.
+        A server without a token endpoint (`/v1/completions`) cannot end a reply early: this method waits for it.
         """
         with self._lock:
             left = dict(self._in_flight)
@@ -356,7 +356,7 @@ class ServedPolicy(ABC):
                     left = {one: server for one, server in self._in_flight.items() if one in left}
 
     def use_weights(self, version: int) -> None:
-        """Let the next requests read no prefix from a server's cache that other weights computed.
+        """Keep the next requests from reading cached prefixes that other weights computed.
 
         vLLM keeps its prefix cache when weights are updated, so later tokens would depend on the old weights, too.
         SGLang empties its cache. `Rollouts.resume(policy_version=...)` calls this method.
@@ -411,8 +411,8 @@ class ServedPolicy(ABC):
             return actions_of(reply, request, vocab_size)
         except RequestRefused:
             raise
-        except (ServerReplyError, RecursionError) as error:  # or it is nested too deeply
-            raise ServerReplyError(f"{server.url} gave a reply to {request.id} that is not valid: {error}") from error
+        except (ServerReplyError, RecursionError) as error:  # RecursionError: it is nested too deeply
+            raise ServerReplyError(f"{server.url} returned an invalid reply to {request.id}: {error}") from error
         finally:
             with self._lock:
                 self._in_flight.pop(request.id, None)
@@ -491,9 +491,10 @@ async def check_vocabulary(
             ) from error
         if found.tokens != ids:
             raise ServerMismatch(
-                f"the model of {server.url} has another vocabulary than the tokenizer {tokenizer.name!r} of the "
-                f"environment: the text {text!r:.60} has the ids {found.tokens[:8]} on the server and {ids[:8]} in the "
-                f"environment. {policy.flags['vocabulary']}, or pass the model's tokenizer to the environment"
+                f"the model of {server.url} does not have the vocabulary of the environment's tokenizer "
+                f"{tokenizer.name!r}: the string {text!r:.60} has the ids {found.tokens[:8]} on the server and "
+                f"{ids[:8]} in the environment. {policy.flags['vocabulary']}, or pass the model's "
+                "tokenizer to the environment"
             )
     server.tokenizers.add(tokenizer.fingerprint)
 
@@ -531,7 +532,7 @@ async def check_model(policy: ServedPolicy, client: ServerClient, server: ModelS
             f"these as `model`, or {policy.flags['model'].format(policy.model)}"
         )
     lengths = [model.max_model_len for model in (named[0], *models) if model.max_model_len is not None]
-    if lengths:  # an adapter has that of its base model
+    if lengths:  # an adapter has the length of its base model
         server.max_model_len = lengths[0] - policy.spare_tokens
     is_adapter = named[0].parent is not None or named[0] is not models[0]
     server.adapter = policy.model if is_adapter else None
@@ -541,7 +542,7 @@ async def check_model(policy: ServedPolicy, client: ServerClient, server: ModelS
 async def _check_logprobs(
     policy: ServedPolicy, client: ServerClient, server: ModelServer, prompt: "NDArray[np.int32]"
 ) -> None:
-    """Check that log-probabilities are those of the distribution that tokens are sampled from.
+    """Check that a server's log-probabilities belong to the distribution that it samples from.
 
     At temperature T, the difference of two log-probabilities is 1/T of that at temperature 1. And if only the most
     likely tokens are sampled from, their probabilities add up to 1.
@@ -560,7 +561,7 @@ async def _check_logprobs(
     if is_raw or is_cut:
         seen = f"at temperatures 1 and {_TEMPERATURE:g}, the log-probabilities of the {len(plain)} most likely tokens "
         raise ServerMismatch(
-            f"the log-probabilities of {server.url} are not those of the distribution that it samples from: {seen}"
+            f"the log-probabilities of {server.url} do not belong to the distribution that it samples from: {seen}"
             f"range over {spread:.3f} and {heated_spread:.3f}, expected {spread / _TEMPERATURE:.3f} for the latter"
             + (
                 f"; sampled with top_k={top_k}, their probabilities add up to {sums[0]:.3f}, expected 1"
@@ -585,7 +586,7 @@ async def _probe(
         ) from error
     except ServerReplyError as error:
         raise ServerMismatch(
-            f"{server.url} answers in a form that {policy.name} does not read: {error}. Use a version of the server "
+            f"{server.url} answers in a form that {policy.name} cannot read: {error}. Use a version of the server "
             "that docs/how-to/servers.md lists"
         ) from error
     values = sorted(reply.top_logprobs[0] if reply.top_logprobs else (), reverse=True)[:_TOP]

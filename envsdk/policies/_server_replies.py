@@ -23,7 +23,7 @@ M = TypeVar("M", bound=BaseModel)
 TokenId: TypeAlias = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """The id of a token, which `actions_of` compares with the vocabulary."""
 UNKNOWN_LOGPROB = -9999.0
-"""What vLLM returns instead of a log-probability that is NaN, infinite or missing."""
+"""The value that vLLM returns in place of a log-probability that is NaN, infinite or missing."""
 _UNNAMED_WEIGHTS = "default"
 """The name that vLLM and SGLang give to the weights that they were started with."""
 _FINISH_REASONS = get_args(FinishReason)
@@ -34,12 +34,12 @@ class ServerRequest:
     """A request for a reply."""
 
     id: str
-    """The same for all attempts."""
+    """The id of the request, the same for all attempts."""
     prompt: "NDArray[np.int32]"
     """The whole prompt, shape (n,)."""
     sampling: Sampling
     max_tokens: int | None = None
-    """None for as many as the server's context has room for."""
+    """The maximum number of tokens in the reply; None for all that fit into the server's context."""
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     seed: int | None = None
@@ -77,7 +77,7 @@ class ServerReply:
     """The token at which the reply ended, if the server returns it; it may be the model's own end token."""
     weights: Sequence[Weights] = ()
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """As `Action.extra`."""
+    """Data for `Action.extra`."""
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     """The server's counts, if it reports its cache hits: `cached_tokens`, and usually `prompt_tokens`."""
     top_logprobs: Sequence[Sequence[float]] = ()
@@ -120,7 +120,7 @@ def read_response(model: type[M], response: Any) -> M:
     """Return a response as a pydantic model.
 
     Raises:
-        ServerReplyError: If it does not have its fields.
+        ServerReplyError: If it does not have the model's fields.
     """
     try:
         return model.model_validate(response)
@@ -139,7 +139,7 @@ def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | Non
         vocab_size: The size of the vocabulary, if it is known.
 
     Raises:
-        ServerReplyError: If the reply is not one that the request allows.
+        ServerReplyError: If the request does not allow the reply.
     """
     _check_end(reply, request)
     tokens = checked_tokens(reply.tokens, vocab_size)
@@ -164,7 +164,7 @@ def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | Non
 
 
 def cut_reply(reply: ServerReply, length: int) -> ServerReply:
-    """Return the first tokens of a reply, which the caller ended there: at least one."""
+    """Return the first tokens of a reply that the caller ended early: at least one token."""
     size = len(reply.tokens)
     return replace(
         reply,
@@ -210,7 +210,7 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int | None) -> "NDArray[np
 def _checked_logprobs(logprobs: Sequence[float], length: int) -> "NDArray[np.float32]":
     values = np.asarray(logprobs, dtype=np.float64)
     if len(values) != length:
-        raise ServerReplyError(f"it has {length} token ids and {len(values)} log-probabilities; expected as many")
+        raise ServerReplyError(f"it has {length} token ids and {len(values)} log-probabilities; expected equal numbers")
     is_known = np.isfinite(values) & (values <= 0) & (values > UNKNOWN_LOGPROB)
     if not is_known.all():
         position = int(np.argmin(is_known))
@@ -256,7 +256,7 @@ def _check_extra(extra: Mapping[str, Any], length: int) -> None:
 
 
 def _extra_of(extra: Mapping[str, Any], part: Weights, length: int) -> dict[str, Any]:
-    """Return the side data of a part, and the name of its weights if that is not a version that `Action` can hold."""
+    """Return the side data of a part, with the name of its weights if it is not a version that `Action` can hold."""
     found = {name: part_of(value, part.start, part.stop, length) for name, value in extra.items()}
     is_named = _version_of(part) is None and part.version not in ("", _UNNAMED_WEIGHTS)
     return {**found, "weight_version": part.version} if is_named else found
@@ -277,12 +277,12 @@ def routed_experts(values: "NDArray[Any]", prompt_length: int, length: int) -> A
         length: The number of tokens in the reply.
 
     Raises:
-        ServerReplyError: If the array has another length.
+        ServerReplyError: If the array has a different length.
     """
     if len(values) not in (prompt_length + length - 1, length - 1):
         raise ServerReplyError(
             f"routed_experts has {len(values)} rows; expected {prompt_length + length - 1}: one for each token of the "
-            "prompt and the reply but the last"
+            "prompt and the reply except the last"
         )
     last = np.full((1, *values.shape[1:]), -1, dtype=np.int32)
     return Aligned(np.concatenate([values.astype(np.int32), last]), "all", -1)

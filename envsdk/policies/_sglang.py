@@ -1,4 +1,4 @@
-"""The policy on SGLang servers, written after SGLang's public interface: `/generate`, `/tokenize`, `/abort_request`."""
+"""The policy on SGLang servers, written for SGLang's public interface: `/generate`, `/tokenize`, `/abort_request`."""
 
 import asyncio
 import base64
@@ -24,30 +24,30 @@ from ._server_replies import (
 )
 
 _LEAST_TEMPERATURE = 1e-6
-_ALL = -1  # SGLang's top_k for all tokens
+_ALL = -1  # the top_k by which SGLang samples from all tokens
 
 
 class SGLang(ServedPolicy):
     """Sample replies on SGLang servers: `envsdk.rollout(env, policy=SGLang("http://localhost:30000"))`.
 
-    SGLang's log-probabilities are those after the temperature, but before top-k and top-p. They are those of the
-    distribution sampled from only without these, so `top_k` and `top_p` are refused. Seeds need a server with
+    SGLang computes log-probabilities after the temperature, but before top-k and top-p. They belong to the sampled
+    distribution only without these, so `top_k` and `top_p` are refused. Seeds need a server with
     `--enable-deterministic-inference`.
 
     A reply may also end at an end-of-sequence token of the model's configuration. If weights change while a reply is
     sampled, each version's tokens are a part, as with `VLLM`; a version that is not a number is in
-    `extra["weight_version"]`. SGLang before `weight_versions` names one version only, that of the last token.
+    `extra["weight_version"]`. SGLang before `weight_versions` reports only one version, that of the last token.
     `routed_experts` needs a server with `--enable-return-routed-experts`.
 
     Prompts with images are refused: SGLang may decode their tokens and encode the text again. Newer versions return the
-    tokens that they made of a prompt (`return_prompt_token_ids`), but this class does not compare them yet.
+    tokens that they got from a prompt (`return_prompt_token_ids`), but this class does not compare them yet.
 
     This class was tested with a local server that follows SGLang's public interface, not with SGLang itself.
 
     Args:
         url: See `ServedPolicy`.
         model: See `ServedPolicy`. It may be a LoRA adapter that the server has loaded.
-        routed_experts: Whether to ask for the experts of each token. They are in `extra["routed_experts"]`:
+        routed_experts: Whether to request the experts of each token. They are in `extra["routed_experts"]`:
             `Aligned` over the prompt and the reply, int32 of shape (n, layers * experts), with -1 for the last token.
         options: The other arguments are those of `ServedPolicy`.
     """
@@ -103,14 +103,14 @@ class SGLang(ServedPolicy):
         )
 
     async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
-        """Let a server sample a reply."""
+        """Request a reply from a server."""
         if self.model is not None and not server.has_model:  # without the startup checks
             await check_model(self, client, server)
         response = await client.request(server, "POST", "/generate", self._body(server, request), id=request.id)
         return _reply_of(read_response(_SGLangReply, response), request)
 
     async def abort_requests(self, client: ServerClient, server: ModelServer, ids: Sequence[str]) -> None:
-        """Let a server end requests, which then return what was sampled so far."""
+        """Ask a server to end requests, which then return the tokens sampled so far."""
         bodies = [{"rid": one, "abort_all": False} for one in ids]
         calls = (client.request(server, "POST", "/abort_request", body, has_value=False) for body in bodies)
         await asyncio.gather(*calls)
@@ -193,7 +193,9 @@ def _reply_of(response: _SGLangReply, request: ServerRequest) -> ServerReply:
     named = [token for _, token, _ in sampled]
     tokens = named if response.output_ids is None else response.output_ids
     if len(named) == len(tokens) and named != tokens:
-        raise ServerReplyError(f"the log-probabilities are those of other tokens: {named[:8]}, {tokens[:8]}")
+        raise ServerReplyError(
+            f"the log-probabilities belong to the tokens {named[:8]}; expected those of the reply, {tokens[:8]}"
+        )
     extra: dict[str, Any] = {}
     if found.routed_experts is not None and tokens:
         rows = len(request.prompt) + len(tokens) - 1
@@ -215,9 +217,9 @@ def _reply_of(response: _SGLangReply, request: ServerRequest) -> ServerReply:
 
 
 def _rows(encoded: str, rows: int) -> Any:
-    """Return the experts in the base64 text of an int32 array, which does not contain its shape."""
+    """Decode the experts from a base64 string of an int32 array, which does not contain its shape."""
     try:
         values = np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
         return values.reshape(rows, -1)
     except ValueError as error:
-        raise ServerReplyError(f"routed_experts is not the base64 text of {rows} rows of int32: {error}") from error
+        raise ServerReplyError(f"routed_experts is not a base64 string of {rows} rows of int32: {error}") from error

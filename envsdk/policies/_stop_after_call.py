@@ -21,7 +21,7 @@ class StopAfterCall:
 
     The action has the tokens up to the end of the call and the finish reason `stop`, without a stop token. The next
     observation closes the turn with tokens that were not sampled, as it closes every reply that did not end itself (the
-    note `truncated_reply`). A reply that would not read without errors then goes on.
+    note `truncated_reply`). A reply that could not be parsed without errors at that point continues.
 
     Args:
         policy: A policy whose `streams` is True; see `Policy`.
@@ -76,7 +76,7 @@ class _Stopping:
 
 
 class _Watch:
-    """Reads a reply while it is sampled, and asks the policy to end it."""
+    """Reads a reply while it is sampled, and tells the policy when to end it."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class _Watch:
         self._left -= (ended := _ended(self._reader.feed(tokens)))
         if wants_end or not ended or self._left > 0:
             return wants_end
-        # The reply, closed as the next observation closes it, has to read without errors.
+        # The reply, closed as the next observation closes it, must parse without errors.
         closing = self._renderer.extend(self._sampled, [], generation_prompt=False)
         closed = [*self._sampled, *closing.tolist()]
         stops = [index for index, token in enumerate(closed) if token in self._renderer.stop_token_ids]

@@ -54,8 +54,8 @@ class CacheStatistics:
 class TransformersPolicy:
     """Sample replies from a causal language model: `envsdk.rollout(env, policy=TransformersPolicy(model))`.
 
-    The log-probabilities of an `Action` are those of the distribution that was sampled from: after the temperature,
-    and renormalized over the tokens that `top_k` and `top_p` leave. A trainer that computes log-probabilities from all
+    The log-probabilities of an `Action` belong to the distribution that was sampled from: after the temperature,
+    and renormalized over the tokens that `top_k` and `top_p` keep. A trainer that computes log-probabilities from all
     logits divided by the temperature gets the same values if `top_k` and `top_p` have their defaults.
 
     The same seed, episode id, context, prompt and `policy_version` give the same reply, regardless of the order of
@@ -159,7 +159,7 @@ class TransformersPolicy:
         self._cache.clear()
 
     def abort(self) -> None:
-        """End the replies that are being sampled, each with what was sampled so far and the finish reason `abort`."""
+        """End the replies that are being sampled, each with the tokens sampled so far and the finish reason `abort`."""
         self._aborted += 1
 
     def forget(self, episode_id: str) -> None:
@@ -327,14 +327,14 @@ class _SampledReply:
 def load_model(folder: str | Path, *, dtype: str = "float32") -> Any:
     """Load a causal language model of transformers from a folder, in evaluation mode. Nothing is downloaded.
 
-    A model with images is loaded with the part that sees them.
+    A vision model is loaded with its vision part.
 
     Args:
         folder: The folder, as `save_pretrained` writes it.
         dtype: The type of the weights: `float32`, `bfloat16` or `float16`.
 
     Raises:
-        ConfigError: If the type is another one, or the folder has no such model.
+        ConfigError: If the type is not one of these, or the folder has no such model.
         MissingPackage: If torch or transformers is not installed.
     """
     torch = _torch()

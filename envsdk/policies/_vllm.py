@@ -29,7 +29,7 @@ from ._server_replies import (
 )
 
 _GENERATE, _COMPLETIONS, _ABORT = "/inference/v1/generate", "/v1/completions", "/inference/v1/abort_requests"
-_ID_PREFIX = "generate-tokens-"  # which vLLM's engine puts before the id of a request to _GENERATE
+_ID_PREFIX = "generate-tokens-"  # vLLM's engine puts it before the id of a request to _GENERATE
 _MISSING = (403, 404, 405, 501)  # 403 without --enable-scale-out
 _ID_IN_NAME = "token_id:"
 _LEAST_TEMPERATURE = 0.01
@@ -51,11 +51,11 @@ class VLLM(ServedPolicy):
 
     Images need a server whose `/inference/v1/generate` has the fields `content_parts` and `return_token_ids`, as in
     vLLM 0.32. The prompt is sent with one placeholder for each image, and the server's processor writes the others; if
-    the prompt that the server returns then is not ours, token by token, the reply is refused. `/v1/completions` takes
+    the returned prompt differs from the requested one in any token, the reply is refused. `/v1/completions` takes
     no images.
 
-    Tokens are reported while they are sampled where the reply is read meanwhile; see `Policy`. A request whose tokens
-    were reported is not repeated: if it fails then, it raises `PolicyUnavailable`. The tokens of a reply of several
+    Tokens are reported while they are sampled if the reply is read at the same time; see `Policy`. A request whose
+    tokens were reported is not retried: if it fails, it raises `PolicyUnavailable`. The tokens of a reply of several
     versions are reported when the first part is sampled. Streams of `/v1/completions` have no experts.
 
     The arguments are those of `ServedPolicy`.
@@ -90,10 +90,10 @@ class VLLM(ServedPolicy):
             )
 
     def check_images(self) -> None:
-        """Take images: the tokens that a server makes of them are checked with each reply."""
+        """Accept images: the tokens that a server writes for them are checked with each reply."""
 
     async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
-        """Let a server sample a reply: with its endpoint for token ids, or else with `/v1/completions`."""
+        """Request a reply from a server: with its endpoint for token ids, or else with `/v1/completions`."""
 
         async def ask(path: str, body: dict[str, Any]) -> Any:
             return await client.request(server, "POST", path, body, id=request.id)
@@ -103,7 +103,7 @@ class VLLM(ServedPolicy):
     async def stream(
         self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens
     ) -> ServerReply:
-        """Do the same, and report the tokens while they are sampled; see `ServedPolicy.stream`."""
+        """Request a reply, and report its tokens while they are sampled; see `ServedPolicy.stream`."""
         streamed = TokenStream(on_tokens, request.max_tokens)
 
         async def ask(path: str, body: dict[str, Any]) -> Any:
@@ -158,13 +158,13 @@ class VLLM(ServedPolicy):
         parameters = {**_parameters(request), "max_tokens": request.max_tokens, "seed": request.seed}
         ids = {"return_token_ids": True, "return_tokens_as_token_ids": bool(request.top_logprobs)}
         body = {**self._shared(request), **parameters, **ids, "prompt": request.prompt}
-        response = await ask(_COMPLETIONS, body)  # which knows whether the model is missing
+        response = await ask(_COMPLETIONS, body)  # it reports whether the model is missing
         reply = _of_completion(read_response(_Completion, response), request)
         server.lacks_token_endpoint = True
         return reply
 
     async def abort_requests(self, client: ServerClient, server: ModelServer, ids: Sequence[str]) -> None:
-        """Let a server end requests, which then return what was sampled so far."""
+        """Ask a server to end requests, which then return the tokens sampled so far."""
         if not server.lacks_token_endpoint:
             body = {"request_ids": [_ID_PREFIX + one for one in ids]}
             await client.request(server, "POST", _ABORT, body, has_value=False)
@@ -206,7 +206,7 @@ def _no_images(server: ModelServer) -> ServerMismatch:
 
 
 def _token_id(named: object) -> object:
-    """Return the id in the name `token_id:504`, which is all that vLLM before 0.32 has."""
+    """Return the id in the name `token_id:504`, the only form of vLLM before 0.32."""
     if not isinstance(named, str):
         return named
     if not named.startswith(_ID_IN_NAME):
@@ -265,7 +265,10 @@ def _of_generation(response: _GenerateResponse, request: ServerRequest) -> Serve
     content = choice.logprobs.content
     named = [entry.token_id for entry in content]
     if len(named) == len(choice.token_ids) and named != choice.token_ids:
-        raise ServerReplyError(f"the log-probabilities are those of other tokens: {named[:8]}, {choice.token_ids[:8]}")
+        raise ServerReplyError(
+            f"the log-probabilities belong to the tokens {named[:8]}; expected those of the reply, "
+            f"{choice.token_ids[:8]}"
+        )
     extra = _experts(choice, request)
     if choice.sampling_mask is not None:
         extra["sampling_mask"] = Ragged.of(choice.sampling_mask)
@@ -306,7 +309,7 @@ def _experts(choice: _GenerationChoice | _CompletionChoice, request: ServerReque
         file = io.BytesIO(base64.b64decode(choice.routed_experts, validate=True))
         array: Any = np.load(file, allow_pickle=False)
     except (ValueError, EOFError, OSError, MemoryError) as error:
-        raise ServerReplyError(f"routed_experts is not the base64 text of an .npy file: {error}") from error
+        raise ServerReplyError(f"routed_experts is not a base64 string of an .npy file: {error}") from error
     return {"routed_experts": routed_experts(array, len(request.prompt), len(choice.token_ids))}
 
 
@@ -317,8 +320,8 @@ def _experts(choice: _GenerationChoice | _CompletionChoice, request: ServerReque
 def image_fields(request: ServerRequest) -> dict[str, Any]:
     """Return the fields of a request with images.
 
-    vLLM's processor writes the placeholders of each image in place of one, so the others are left out. It would show a
-    background through transparent parts, and other processors do not.
+    vLLM's processor writes the placeholders of each image in place of one, so the others are left out. It would blend
+    transparent parts with a background, which other processors do not.
     """
     is_sent = np.ones(len(request.prompt), dtype=np.bool_)
     for placed in request.media:
@@ -331,7 +334,7 @@ def check_prompt(tokens: Sequence[int] | None, request: ServerRequest) -> None:
     """Check that the prompt that a server sampled from is the requested one.
 
     Raises:
-        ServerReplyError: If it is another one, or the server did not return it.
+        ServerReplyError: If it differs, or the server did not return it.
     """
     if tokens is None:
         raise ServerReplyError(
@@ -344,9 +347,9 @@ def check_prompt(tokens: Sequence[int] | None, request: ServerRequest) -> None:
     pairs = enumerate(zip(tokens, expected, strict=False))
     first = next((index for index, (found, own) in pairs if found != own), min(len(tokens), len(expected)))
     raise ServerReplyError(
-        f"the server sampled from another prompt: it has {len(tokens)} tokens, and the first that differs is at "
+        f"the server sampled from a different prompt: it has {len(tokens)} tokens, and the first that differs is at "
         f"position {first}; expected {len(expected)} tokens. Start vLLM with the image processor of the environment's "
-        "renderer (--mm-processor-kwargs), such as the same numbers of pixels"
+        "renderer (--mm-processor-kwargs), such as the same limits of pixels"
     )
 
 
@@ -388,10 +391,10 @@ class TokenStream:
         self.length: int | None = None
 
     def add(self, event: Any) -> bool:
-        """Add an event; return whether it made the reply end, so that the server should stop.
+        """Add an event; return whether the reply ended with it, so that the server should stop.
 
         Raises:
-            ServerReplyError: If it does not have the fields of an event, or more tokens come than were requested.
+            ServerReplyError: If it does not have the fields of an event, or there are more tokens than requested.
         """
         read = read_response(_StreamEvent, event)
         self._usage = read.usage or self._usage
@@ -400,7 +403,7 @@ class TokenStream:
             given = {**choice.__dict__, **(choice.model_extra or {})}
             _join(self._choice, {name: value for name, value in given.items() if value is not None})
             if self._max_tokens is not None and len(self._choice.get("token_ids", ())) > self._max_tokens:
-                raise ServerReplyError(f"more tokens come than max_tokens={self._max_tokens}")
+                raise ServerReplyError(f"the reply has more tokens than max_tokens={self._max_tokens}")
             if choice.token_ids and self.length is None:
                 self.count += len(choice.token_ids)
                 if self._on_tokens(choice.token_ids) is True:
@@ -422,7 +425,7 @@ class TokenStream:
 
 
 def _join(joined: dict[str, Any], part: dict[str, Any]) -> None:
-    """Add a part of a JSON object: lists and objects are joined, and any other value counts from then on."""
+    """Add a part of a JSON object: lists and objects are joined, and any other value replaces the earlier one."""
     for name, value in part.items():
         known = joined.get(name)
         if isinstance(value, dict):

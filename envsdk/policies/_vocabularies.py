@@ -20,13 +20,13 @@ _loaded: "weakref.WeakKeyDictionary[Any, tuple[object, Tokenizer]]" = weakref.We
 
 
 class PolicyWrapper:
-    """A policy that calls a function with another policy, and is like that one in everything else.
+    """A policy that calls a function with another policy, and has all other attributes of that policy.
 
     Args:
         function: The function. It is called with the wrapped policy, the prompt and the request.
         policy: The wrapped policy.
         tokenizer: The tokenizer to declare if the policy declares none.
-        refuses_sampling: See `Policy`: what the function refuses, besides what the policy refuses.
+        refuses_sampling: See `Policy`: the parameters that the function refuses, in addition to those of the policy.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ def check_tokenizer(policy: object, renderer: Renderer) -> None:
         renderer: The renderer that writes the policy's prompts.
 
     Raises:
-        TokenizerMismatch: If the policy declares a different tokenizer than the renderer has; or if it declares none
+        TokenizerMismatch: If the policy declares a tokenizer that differs from the renderer's; or if it declares none
             and the renderer has the default tokenizer, which no model was trained with.
         TokenizerError: If the declared tokenizer cannot be loaded.
     """

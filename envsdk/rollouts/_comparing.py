@@ -26,14 +26,14 @@ class EndOfRecord(EnvsdkError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayDifference:
-    """What differs between a stored episode and its repetition.
+    """A difference between a stored episode and its repetition.
 
     Attributes:
         step: The index of the step in `Trajectory.steps`; None if it is about the whole episode or context.
         context: The name of the context; None if it is about the whole episode.
-        field: What differs: `observation`, `keep`, `break_`, `reward`, `stop_reason`, `messages[3].content`, ...
-        stored: What the record has, as text.
-        replayed: What the repetition has, as text.
+        field: The field: `observation`, `keep`, `break_`, `reward`, `stop_reason`, `messages[3].content`, ...
+        stored: The value in the record, as text.
+        replayed: The value in the repetition, as text.
     """
 
     step: int | None
@@ -58,7 +58,7 @@ def differences(
         replayed: Its repetition.
         tokenizer: Decodes the tokens of observations that differ.
         is_beyond: Whether the repetition requested a reply that the record does not have. If the stored episode failed
-            at that point, this is how the repetition has to end.
+            at that point, the repetition has to end like this.
     """
     one, other = _decided(stored), _decided(replayed)
     # A method that raised raises again when it is repeated. One that took too long may end this time.

@@ -1,4 +1,4 @@
-"""Choose tasks by how often they are solved: those that are solved always or never teach nothing."""
+"""Choose tasks by their success rate: tasks that are always or never solved give no gradient."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from ._player import check_count
 
 
 class TaskSampler:
-    """Draws tasks by their success rate: the weight of a task is `p * (1 - p)`, plus a share for each task alike.
+    """Draws tasks by their success rate: the weight of a task is `p * (1 - p)`, plus an equal share for each task.
 
     ```python
     sampler = TaskSampler(range(1000), seed=0)
@@ -80,7 +80,7 @@ class TaskSampler:
         return dict(zip(self.tasks, weights.tolist(), strict=True))
 
     def draw(self, count: int) -> list[Any]:
-        """Draw tasks, none of them twice unless there are fewer.
+        """Draw tasks, without repetition unless there are fewer tasks.
 
         Raises:
             ConfigError: If `count` is below 1.
@@ -90,16 +90,16 @@ class TaskSampler:
         while len(drawn) < count:
             size = min(count - len(drawn), len(self.tasks))
             weights = np.array([*self.probabilities.values()])
-            # The keys of Efraimidis and Spirakis (2006): the largest are a draw without replacement.
+            # The keys of Efraimidis and Spirakis (2006): the largest keys are a draw without replacement.
             with np.errstate(divide="ignore"):
                 keys = np.log(self._random.random(len(weights))) / weights
             drawn += np.argsort(-keys, kind="stable")[:size].tolist()
         return [self.tasks[place] for place in drawn]
 
     def update(self, trajectories: Iterable[Trajectory]) -> None:
-        """Count episodes.
+        """Update the success rates with episodes.
 
-        Those that failed, and those of other tasks, are left out; and without `is_success` those that were not scored.
+        Failed episodes and those of other tasks are left out; without `is_success`, so are those that were not scored.
         """
         for trajectory in trajectories:
             place = self._places.get(trajectory.seed if self._task_of is None else self._task_of(trajectory))
@@ -123,7 +123,7 @@ class TaskSampler:
         """Continue from what `state` returned for the same tasks.
 
         Raises:
-            ConfigError: If it is not the state of a sampler with as many tasks.
+            ConfigError: If it is not the state of a sampler with the same number of tasks.
         """
         try:
             found = json.loads(state)

@@ -40,35 +40,35 @@ class Rollouts:
     ```
 
     Whatever happens to an episode is recorded in its trajectory, and the others continue: `status == "error"`, the
-    error, whose it was (`error_kind`), and the steps before it. An object runs once.
+    error, its kind (`error_kind`), and the steps before it. An object runs once.
 
     Args:
         env: The id of a registered environment; or a function that makes an environment, such as its class. It is
             called for each episode that runs at the same time, with `env_options`.
         policy: A policy, the name of a built-in one, or a mapping from roles to either; see `arollout`.
         seeds: The seeds of the tasks. Give either these or `tasks`.
-        tasks: The tasks: how many of the environment's own, from the first; or a sequence of them.
-        group_size: How many episodes to play of each task, such as 8 for a trainer that compares them. They form a
+        tasks: The tasks: the number of the environment's own tasks, from the first; or a sequence of tasks.
+        group_size: The number of episodes of each task, such as 8 for a trainer that compares them. They form a
             group, with one `group_id`.
         env_options: The keyword arguments for `env`, such as `{"tokenizer": "Qwen/Qwen3-8B", "history": "strip"}`.
         max_concurrency: The maximum number of episodes that run at the same time.
-        policy_timeout_s: The longest time that a call of the policy may take, in seconds; None for no limit. A policy
+        policy_timeout_s: The maximum time of a call of the policy, in seconds; None for no limit. A policy
             that takes longer is an infrastructure error.
-        method_timeout_s: The same for a method of the environment, an error of the environment. An `async def` method
-            is cancelled. A method that does not return is left alone in its thread; see `Env.blocking`.
-        episode_timeout_s: The same for an episode; an error of the environment.
-        max_retries: How many times an episode begins again, with the same seed, after an infrastructure error. A
-            policy on a server has retries of its own. A server that cannot be reached at the beginning ends the run at
+        method_timeout_s: The same for a method of the environment; exceeding it is an error of the environment. An
+            `async def` method is cancelled. One that does not return is abandoned in its thread; see `Env.blocking`.
+        episode_timeout_s: The same for an episode; exceeding it is an error of the environment.
+        max_retries: How many times an episode is restarted, with the same seed, after an infrastructure error. A
+            policy on a server also retries requests. A server that cannot be reached at the beginning ends the run at
             once.
         retry_wait_s: The time to wait before the first retry, in seconds. It doubles each time, up to 30 s.
         fail_fast: Raise `RunFailed` after this many episodes in a row that failed in the environment's code.
-        max_threads: How many methods of environments may compute at the same time; those that wait for something do
-            not count. More than 16 may delay the event loop.
+        max_threads: How many methods of environments may compute at the same time; methods that wait for something
+            do not count. More than 16 may delay the event loop.
         executor: Where episodes run. None: in this event loop. `processes`: in worker processes of this machine, which
             play on more cores. `ray`: in workers of a Ray cluster (`envsdk[ray]`). Workers make their own environments,
             and their own copies of the policy, which has to be one that can be pickled, such as `VLLM`.
         n_workers: How many worker processes; None for one for each core of this machine, or each CPU of the cluster.
-        max_staleness: How many versions of the weights may lie between the oldest token of an episode and
+        max_staleness: The maximum number of weight versions between the oldest token of an episode and
             `policy_version` when it ends; None for any number.
         on_stale: `drop`: a stale trajectory is counted and not reported. `keep`: it is reported; see `is_stale`.
         on_trajectory: A function that is called with each trajectory that is reported; plain or `async def`.
@@ -82,7 +82,7 @@ class Rollouts:
             `auto`: only on a terminal. A rich console: live there.
         log_to: Where to log the statistics every 10 s and at the end: `trackio` or `trackio:PROJECT/RUN`; `wandb` or
             `wandb:PROJECT/RUN`; `tensorboard` or `tensorboard:FOLDER`; or a function of the number of episodes that
-            have ended and the values by name. It is called in a thread of its own. docs/how-to/scale.md lists the
+            have ended and the values by name. It is called in a separate thread. docs/how-to/scale.md lists the
             names.
 
     Raises:
@@ -148,7 +148,7 @@ class Rollouts:
                 "a class, or a function without arguments, such as functools.partial(MyEnv, history='strip')"
             )
         self.statistics = Statistics()
-        """What the run has done so far."""
+        """The statistics of the run so far."""
         reporters = [find_progress(progress), None if log_to is None else find_tracker(log_to)]
         self._reporting = Reporting(self.statistics, [one for one in reporters if one is not None])
         self._settings = PlaySettings(
@@ -207,7 +207,7 @@ class Rollouts:
         self._stored = 0
 
     def _repr_html_(self) -> str:
-        """Return a card for notebooks with what the run has done so far."""
+        """Return a card for notebooks with the statistics of the run so far."""
         done, tally = self.statistics, self.statistics.tally
         facts = {
             "episodes": f"{done.resumed + done.episodes:,} of {done.total:,}",
@@ -251,7 +251,7 @@ class Rollouts:
     async def groups(self) -> AsyncGenerator[Group]:
         """Yield each group once all of its episodes have ended.
 
-        In a run that is resumed, these are the groups of which an episode was missing, with the stored ones.
+        In a resumed run, these are the groups with a missing episode, including their stored episodes.
         """
         ended = Counter[str]()
         found: dict[str, list[tuple[int, Trajectory]]] = defaultdict(list)
@@ -272,10 +272,10 @@ class Rollouts:
                 yield Group(name, tuple(one for _, one in members), self._sizes[name])
 
     async def aclose(self) -> None:
-        """End the episodes that are running, and close the environments. A run that was left early needs it."""
+        """End the episodes that are running, and close the environments. Call it after leaving a run early."""
         if self._running is not None:
             await self._running.aclose()
-        if self.folder is not None:  # a run that never began
+        if self.folder is not None:  # the run never began
             self.folder.close()
 
     async def __aenter__(self) -> Self:
@@ -287,21 +287,21 @@ class Rollouts:
     # WeightState.
 
     async def pause(self, *, abort: bool = True) -> None:
-        """Before an update of the weights: let no call of the policy begin, and wait until none is running.
+        """Pause the policy before an update of the weights: no call begins, and those that are running are awaited.
 
         Args:
             abort: Whether to abort the replies that are being sampled, if the policy can. They continue after `resume`,
-                as another part with the new weights. If not, wait until they have ended.
+                as another part with the new weights. If False, wait until they have ended.
         """
         self._is_paused = True
         if self._player is not None:
             await self._player.pause(abort=abort)
 
     def resume(self, policy_version: int | None = None) -> None:
-        """After an update of the weights: let calls of the policy begin again.
+        """Resume the policy after an update of the weights: calls begin again.
 
         Args:
-            policy_version: The version of the new weights. Actions whose policy does not name one get it.
+            policy_version: The version of the new weights. It applies to actions whose policy does not report one.
         """
         self._is_paused = False
         if policy_version is not None:
@@ -326,9 +326,9 @@ class Rollouts:
         return self._running
 
     async def _run(self) -> AsyncGenerator[tuple[EpisodeJob, Trajectory | None]]:
-        """Yield each job as it ends, with what is reported of it."""
+        """Yield each job as it ends, with its trajectory if that is reported."""
         ended: asyncio.Queue[Any] = asyncio.Queue()
-        room = asyncio.Semaphore(self._max_concurrency)  # a slow reader holds the run up
+        room = asyncio.Semaphore(self._max_concurrency)  # a slow reader slows the run down
         running = asyncio.create_task(self._play_all(ended, room))
         running.add_done_callback(lambda _: ended.put_nowait(_END))
         try:
@@ -380,7 +380,7 @@ class Rollouts:
             await player.aclose()
 
     async def _report(self, result: EpisodeResult, duration_s: float) -> Trajectory | None:
-        """Count a trajectory that took some seconds, and return it if it is to be reported.
+        """Count a trajectory, and return it if it is to be reported.
 
         Raises:
             RunFailed: See `fail_fast`.
@@ -402,7 +402,7 @@ class Rollouts:
         return trajectory
 
     def _check_failures(self, result: EpisodeResult) -> None:
-        """End the run if what failed in an episode fails in all of them."""
+        """End the run if the failure of an episode affects all of them."""
         error = result.trajectory.error or ""
         if error.startswith(ServerUnreachable.__name__) and not self.statistics.play.steps:
             raise RunFailed(f"no reply was sampled. {error}")
@@ -426,7 +426,7 @@ async def arollout_many(
     max_concurrency: int = 16,
     on_end: Callable[[Trajectory], Any] | None = None,
 ) -> list[Trajectory]:
-    """Roll out one episode for each seed, inside an event loop. Nothing is retried, and nothing has a deadline.
+    """Roll out one episode for each seed, inside an event loop. There are no retries and no deadlines.
 
     Args:
         make_env: A function that creates an environment, such as its class; or the id of a registered environment. It

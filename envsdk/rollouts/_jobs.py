@@ -1,4 +1,4 @@
-"""What a run consists of: jobs, one for each episode, and groups of episodes of one task."""
+"""The parts of a run: jobs, one for each episode, and groups of episodes of one task."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ class EpisodeJob:
         index: Its number in the run, from 0.
         env: The name of the environment.
         id: The id of its trajectory.
-        group_id: What the episodes of one task share.
+        group_id: The id that the episodes of one task share.
         seed: The seed of the environment and of a built-in policy.
         task: The options of `reset` that choose the task: `{"task": ...}`, or an empty mapping.
     """
@@ -47,7 +47,7 @@ class Group:
     Attributes:
         id: The `group_id` of its trajectories.
         trajectories: Those that were reported, in the order of their ids' numbers; failed ones, too.
-        size: How many episodes were to be played.
+        size: The planned number of episodes.
     """
 
     id: str
@@ -56,7 +56,7 @@ class Group:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every episode was played to its end: none failed, and none was dropped."""
+        """Whether the group is complete: no episode failed, and none was dropped."""
         return len(self.trajectories) == self.size and all(one.status != "error" for one in self.trajectories)
 
 
@@ -66,7 +66,7 @@ def jobs_of_seeds(name: str, seeds: object, group_size: int) -> list[EpisodeJob]
     A seed that occurs several times makes a larger group.
 
     Raises:
-        ConfigError: If it is not a sequence of seeds.
+        ConfigError: If `seeds` is not a sequence of seeds.
     """
     if not (hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__")) or isinstance(seeds, (str, bytes, Mapping)):
         instead = f"range({seeds})" if isinstance(seeds, int) else "list(seeds)"
@@ -86,13 +86,13 @@ def jobs_of_tasks(name: str, tasks: object, group_size: int, env: Env) -> list[E
         env: The environment.
 
     Raises:
-        ConfigError: If the environment has fewer tasks, or it is not a sequence of tasks.
+        ConfigError: If the environment has fewer tasks, or `tasks` is not a sequence of tasks.
     """
     if isinstance(tasks, int) and not isinstance(tasks, bool):
         known = None if env.tasks is None else len(env.tasks)
         if known is None:
             raise ConfigError(
-                f"tasks is {tasks}, but {env.name} has no task data: pass seeds=range({tasks}), or tasks of its own"
+                f"tasks is {tasks}, but {env.name} has no task data: pass seeds=range({tasks}), or a sequence of tasks"
             )
         if not 1 <= tasks <= known:
             raise ConfigError(f"tasks is {tasks}, but {env.name} has {known} tasks; expected 1 to {known}")

@@ -56,20 +56,20 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _GRACE_S = 5.0
-"""How long a coroutine that was cancelled may take to end, in seconds."""
+"""The maximum time that a cancelled coroutine may take to end, in seconds."""
 _MAX_ABANDONED = 256
-"""How many methods may hang at the same time, before the run ends."""
+"""The maximum number of hanging methods; with more, the run ends."""
 _TICK_S = 0.05
 _TURNS = 8
-"""How many steps may begin in an iteration of the event loop, so that timers and sockets stay in time.
+"""The maximum number of steps that begin in an iteration of the event loop, so that timers and sockets are on time.
 
-Without it, a thousand replies that arrive together are a thousand steps before the loop looks at anything else.
+Without it, a thousand replies that arrive together cause a thousand steps before the loop handles anything else.
 """
 
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """How episodes are played; `Rollouts` documents the fields.
+    """The settings for playing episodes; `Rollouts` documents the fields.
 
     It is pickled for worker processes.
     """
@@ -94,7 +94,7 @@ class PlaySettings:
         """Make an environment.
 
         Raises:
-            ConfigError: If it is not one.
+            ConfigError: If the result is not an environment.
         """
         if isinstance(self.env, str):
             return make(self.env, **self.env_options)
@@ -105,7 +105,7 @@ class PlaySettings:
 
 
 class Deadlines(TypedDict, total=False):
-    """How long things may take, and how often an episode begins again; `Rollouts` documents them and their defaults."""
+    """The deadlines and the number of retries; `Rollouts` documents them and their defaults."""
 
     policy_timeout_s: float | None
     method_timeout_s: float | None
@@ -114,7 +114,7 @@ class Deadlines(TypedDict, total=False):
 
 
 def check_deadlines(given: Mapping[str, Any]) -> Deadlines:
-    """Return options after checking their names and values.
+    """Check the names and values of options, and return them.
 
     Raises:
         ConfigError: If there is no such option, or its value is invalid.
@@ -151,12 +151,12 @@ def check_seconds(name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeResult:
-    """What became of a job.
+    """The result of a job.
 
     Attributes:
-        trajectory: Its episode, finished or failed.
-        traceback: The traceback of what failed; an empty string if nothing did.
-        error: What failed; None if nothing did, or if it was in another process.
+        trajectory: The episode, finished or failed.
+        traceback: The traceback of the failure; empty without one.
+        error: The exception; None without a failure, or if it was raised in another process.
     """
 
     trajectory: Trajectory
@@ -170,7 +170,7 @@ class _Seat:
 
     env: Env
     thread: MethodThread | None = None
-    """The thread of its episode; None if nothing has run in one yet."""
+    """The thread of its episode; None if no thread was needed yet."""
     others: dict[int, MethodThread] = field(default_factory=dict[int, MethodThread])
     is_lost: bool = False
     """Whether a coroutine that does not end when it is cancelled still uses it."""
@@ -194,22 +194,22 @@ class _Seat:
 
 
 class _SharedEnvironment(ConfigError):
-    """Two episodes would share an environment."""
+    """Two concurrent episodes would share an environment."""
 
 
 class Player:
     """Plays jobs in the running event loop.
 
     Args:
-        settings: How to play.
-        env: An environment that was made already; None makes the first one when it is needed.
+        settings: The settings.
+        env: The first environment, if it exists already; None makes it when it is needed.
         thread: The thread that it was made in.
     """
 
     def __init__(self, settings: PlaySettings, env: Env | None = None, thread: MethodThread | None = None) -> None:
         self.settings = settings
         self.statistics = PlayStatistics()
-        """What happened so far."""
+        """The statistics so far."""
         self.policy_version: int | None = None
         self._seats = [] if env is None else [_Seat(env, thread)]
         self._made = weakref.WeakSet([] if env is None else [env])
@@ -229,17 +229,17 @@ class Player:
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def play(self, job: EpisodeJob, policy: PolicyLike | None = None) -> EpisodeResult:
-        """Play an episode. Whatever fails in it is recorded; after an infrastructure error it begins again.
+        """Play an episode. Its failures are recorded; after an infrastructure error, it is restarted.
 
-        It does not if the engine of the policy's server has died (`EngineDead`).
+        It is not restarted if the engine of the policy's server has died (`EngineDead`).
 
         Args:
             job: The episode.
-            policy: Its policy; None for that of the settings.
+            policy: Its policy; None for the policy of the settings.
 
         Raises:
-            ConfigError: If the policy and the environment do not fit, which holds for every job.
-            UnknownName, PluginError, MissingPackage: If this process lacks what the environment is made of.
+            ConfigError: If the policy and the environment do not fit together, which affects every job.
+            UnknownName, PluginError, MissingPackage: If this process lacks code that the environment needs.
             WorkerLost: If too many methods hang.
         """
         attempt = 0
@@ -257,7 +257,7 @@ class Player:
     # Weights.
 
     async def pause(self, *, abort: bool = True) -> None:
-        """Let no call of the policy begin, and wait until none is running.
+        """Keep calls of the policy from beginning, and wait until none is running.
 
         Args:
             abort: Whether to abort those that are running, if the policy can; the replies continue after `resume`.
@@ -286,13 +286,13 @@ class Player:
         self._may_sample.set()
 
     def _methods_of_policies(self, name: str) -> list[Callable[..., Any]]:
-        """Return a method of the policy, or of the policy of each role, where it has one."""
+        """Return a method of the policy, or of the policy of each role, if it exists."""
         policy: Any = self.settings.policy
         policies: list[Any] = list(policy.values()) if isinstance(policy, Mapping) else [policy]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         return [method for one in policies if (method := getattr(one, name, None)) is not None]
 
     async def aclose(self) -> None:
-        """End what is running, and close the environments."""
+        """End the running episodes, and close the environments."""
         closing, self._seats = [asyncio.create_task(self._close(seat)) for seat in self._seats], []
         try:
             await until_ended(closing)
@@ -311,7 +311,7 @@ class Player:
                 result = EpisodeResult(await self.within("the episode", attempt.run(), seconds, None, attempt.seat))
             finally:
                 self._leave(attempt.seat)
-        except Exception as error:  # the code of users may raise anything
+        except Exception as error:  # users' code may raise any exception
             kind = self._kind_of(error, attempt)
             if kind is None:
                 raise
@@ -332,7 +332,7 @@ class Player:
         _log.warning("%s failed (%s): %.300s", job.id, kind, text, exc_info=error if is_new else None)
 
     def _kind_of(self, error: Exception, attempt: "_Attempt | None") -> ErrorKind | None:
-        """Return whose error it was; None if it holds for every episode."""
+        """Return the kind of an error; None if it affects every episode."""
         if attempt is None and isinstance(error, (UnknownName, PluginError, MissingPackage)):
             return None
         if isinstance(error, (TokenizerMismatch, ServerMismatch, _SharedEnvironment)):
@@ -352,11 +352,11 @@ class Player:
         if len(self._stuck) > _MAX_ABANDONED:
             raise WorkerLost(
                 f"{len(self._stuck)} methods of environments have not returned, and each holds a thread. Let them end "
-                "(with timeouts of their own), or run with executor='processes', where envsdk ends the process"
+                "(set timeouts in their code), or run with executor='processes', where envsdk ends the process"
             )
         is_first, self._is_first = self._is_first, False
         if not is_first:
-            await self._has_made.wait()  # the others find in caches what the first one loaded
+            await self._has_made.wait()  # the others use the caches that the first one filled
         thread = MethodThread()
         try:
             env = await self.call(None, thread, "making the environment", self.settings.make_env)
@@ -404,7 +404,7 @@ class Player:
     async def call(
         self, seat: _Seat | None, thread: MethodThread | None, what: str, function: Callable[[], Any]
     ) -> Any:
-        """Call code of an author, in a thread or, for None, here; `what` describes it in the error of a deadline.
+        """Call an author's code, in a thread or, for None, here; `what` describes the call in the error of a deadline.
 
         Raises:
             DeadlineExceeded: If it took longer than `method_timeout_s`.
@@ -437,20 +437,20 @@ class Player:
         seat: _Seat | None = None,
         call: MethodCall | None = None,
     ) -> T:
-        """Await something that has to be ready in time. If it does not end when it is cancelled, it is left alone.
+        """Await something with a deadline. If it does not end when it is cancelled, it is abandoned.
 
         Args:
-            what: What to call it in the error.
-            awaitable: What to await.
-            seconds: The longest time, in seconds.
-            cause: What the time counts for in `PlayStatistics.waiting_s`; None for nothing.
-            seat: What is lost if it does not end.
-            call: A call in a thread, whose time begins when the thread begins it: the methods of parallel sub-agents
+            what: The name of the call in the error.
+            awaitable: The awaitable.
+            seconds: The maximum time, in seconds.
+            cause: The key of `PlayStatistics.waiting_s` that the time is added to; None for none.
+            seat: The seat that is lost if it does not end.
+            call: A call in a thread, whose time starts when the thread starts it: the methods of parallel sub-agents
                 may share one.
 
         Raises:
             DeadlineExceeded: If it took longer.
-            EpisodeError: If something that it waited for was cancelled, and not the caller.
+            EpisodeError: If something that it waited for was cancelled, but not the caller.
         """
         since, is_late = time.monotonic(), False
         task = asyncio.ensure_future(awaitable)
@@ -478,7 +478,7 @@ class Player:
         return task.result()
 
     async def call_policy(self, call: Callable[[], Any]) -> Any:
-        """Call the policy, once it may be called, and take a turn in the event loop."""
+        """Call the policy once it is not paused, and take a turn in the event loop."""
         seconds = self.settings.policy_timeout_s
         while True:
             while not self._may_sample.is_set():
@@ -514,7 +514,7 @@ class Player:
         self.statistics.waited("turn", time.monotonic() - since)
 
     async def _keep_house(self) -> None:
-        """Measure the lag of the event loop, and free the places of calls that wait for something."""
+        """Measure the lag of the event loop, and free the thread places of calls that wait for something."""
         now = asyncio.get_running_loop().time
         while True:
             due = now() + _TICK_S
@@ -530,7 +530,7 @@ class _Attempt:
     def __init__(self, player: Player, seat: _Seat, job: EpisodeJob, policy: PolicyLike) -> None:
         self.seat = seat
         self.policy_error: Exception | None = None
-        """What the policy raised."""
+        """The exception that the policy raised."""
         self._player = player
         self._job = job
         self._policy = policy
@@ -539,7 +539,7 @@ class _Attempt:
         """Play the episode and return its trajectory.
 
         Raises:
-            Exception: Whatever the environment or the policy raised.
+            Exception: Any exception of the environment or the policy.
         """
         env, job, player = self.seat.env, self._job, self._player
         driver = driver_of(env)
@@ -565,7 +565,7 @@ class _Attempt:
                 await driver.aend_tasks(error)
 
     async def _call(self, env: object, what: str, function: Callable[[], Any]) -> Any:
-        """Call code of an author where that environment's methods run; see `Player.call`."""
+        """Call an author's code in the thread of that environment's methods; see `Player.call`."""
         return await self._player.call(self.seat, self.seat.thread_of(env), what, function)
 
     async def _call_method(self, driver: Driver, request: CallMethod) -> Any:
@@ -591,7 +591,7 @@ class _Attempt:
     async def _call_policy(
         self, policy: Callable[..., Any], prompt: "NDArray[np.int32]", request: Mapping[str, Any]
     ) -> Any:
-        """Call the policy as the player allows it; if the environment is asked for its reply, as a method of it."""
+        """Call the policy when the player allows it; a policy that asks the environment is called as its method."""
         call = partial(policy, prompt, **request)
         if isinstance(of_role(policy, request["role"]), ReplyPolicy):
             env = cast("Env", self.seat.env.episode.pending_reply(request["context"]).env)
@@ -609,7 +609,7 @@ class _Attempt:
 
 @contextlib.contextmanager
 def _contained(what: str) -> Generator[None]:
-    """Raise an error of the episode for `sys.exit()`, which would end the program with all its episodes."""
+    """Turn `sys.exit()`, which would end the program with all its episodes, into an error of the episode."""
     try:
         yield
     except SystemExit as error:
@@ -632,7 +632,7 @@ def _failed(env: Env | None, job: EpisodeJob, error: Exception, kind: ErrorKind)
 
 
 def failed_before_it_began(job: EpisodeJob, error: Exception, kind: ErrorKind) -> Trajectory:
-    """Return the trajectory of an episode that has no step."""
+    """Return the trajectory of an episode that failed before its first step."""
     return Trajectory(
         id=job.id,
         env=job.env,
@@ -665,12 +665,12 @@ async def play_one(settings: PlaySettings, job: EpisodeJob, policy: PolicyLike) 
     """Play an episode. Episodes that run at the same time with equal settings share a player and its environments.
 
     Args:
-        settings: How to play.
+        settings: The settings.
         job: The episode.
         policy: Its policy.
 
     Raises:
-        Exception: What failed in the episode: after the retries, if it was an infrastructure error.
+        Exception: The failure of the episode: after the retries, if it was an infrastructure error.
     """
     players = _open.setdefault(asyncio.get_running_loop(), [])
     shared = next((one for one in players if one.player.settings == settings), None)

@@ -89,7 +89,7 @@ class Display(Reporter):
         self._live.update(drawn, refresh=True)
 
     def end(self) -> None:
-        """Leave the last drawing on the terminal, and its cursor below."""
+        """Leave the last drawing on the terminal, and put the cursor below it."""
         if self._live is not None:
             self._live.stop()
 
@@ -149,7 +149,7 @@ def facts_of(values: Mapping[str, float]) -> dict[str, str]:
 
 
 def _listed(values: Mapping[str, float], prefix: str, form: str) -> str:
-    """Return the values below a prefix, the largest first."""
+    """List the values below a prefix, the largest first."""
     found = sorted(((value, name) for name, value in values.items() if name.startswith(prefix) and value), reverse=True)
     return ", ".join(form.format(name.removeprefix(prefix), value) for value, name in found[:6])
 

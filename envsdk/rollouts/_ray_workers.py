@@ -62,7 +62,7 @@ class RayHosts:
 
     def __init__(self) -> None:
         self._ray = load_ray()
-        # A worker that ends is replaced by `WorkerPool`, which knows its episodes: Ray is not to restart or repeat.
+        # A worker that ends is replaced by `WorkerPool`, which knows its episodes: Ray must not restart or retry.
         self._make_actor = self._ray.remote(
             num_cpus=1, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
         )(RayWorker)
@@ -92,7 +92,7 @@ class RayHosts:
                 self._ray.shutdown()
 
     def new(self, settings: PlaySettings, weights: WeightState) -> "RayHost":
-        """Make an actor, which begins when a CPU is free."""
+        """Create an actor, which begins when a CPU is free."""
         return RayHost(self._ray, self._make_actor.remote(settings, weights), self)
 
     async def still_waiting(self, seconds: float) -> None:
@@ -101,14 +101,14 @@ class RayHosts:
         One line a minute is logged for all of them.
 
         Raises:
-            WorkerLost: If Ray has ended there: no actor would ever begin.
+            WorkerLost: If Ray has ended there, so that no actor would ever begin.
         """
         nodes: list[dict[str, Any]] = await asyncio.to_thread(self._ray.nodes)
         own = self._ray.get_runtime_context().get_node_id()
         if any(node["NodeID"] == own and not node["Alive"] for node in nodes):
             raise WorkerLost(
                 f"Ray has ended on the node of this program (its raylet, node {own}), so no worker can begin: start "
-                "Ray there again, and then the program; with a run folder, it continues where it ended"
+                "Ray there again, and then the program; with a run folder, it continues where it stopped"
             )
         if time.monotonic() - self._logged_at < _LINE_S:
             return
@@ -116,7 +116,7 @@ class RayHosts:
         total, free = await asyncio.to_thread(lambda: (self._ray.cluster_resources(), self._ray.available_resources()))
         _log.warning(
             "a Ray worker has waited for %.0f s: it needs a CPU, and %g of %g in the cluster are free. The run "
-            "continues with the workers that have begun; n_workers= asks for fewer",
+            "continues with the workers that have begun; n_workers= requests fewer",
             seconds,
             free.get("CPU", 0),
             total.get("CPU", 0),
@@ -124,7 +124,7 @@ class RayHosts:
 
 
 class RayHost:
-    """An actor that has a worker."""
+    """An actor with a worker."""
 
     def __init__(self, ray: Any, actor: Any, hosts: RayHosts) -> None:
         self._ray, self._actor, self._hosts = ray, actor, hosts
@@ -133,7 +133,7 @@ class RayHost:
         """Wait until the actor has a CPU and the worker has begun.
 
         Raises:
-            ConfigError: If the worker cannot begin, because something cannot be imported there, for example.
+            ConfigError: If the worker cannot begin, for example because an import fails there.
             WorkerLost: If the actor has ended, or Ray on the node of this process.
         """
         since = time.monotonic()

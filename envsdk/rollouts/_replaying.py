@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _IDLE_S = 0.5
-"""How long a policy waits for other contexts of an episode that failed, while nothing happens."""
+"""The time without progress that a policy waits for other contexts of a failed episode, in seconds."""
 
 
 class ReplayResult(NamedTuple):
@@ -33,7 +33,7 @@ class ReplayResult(NamedTuple):
 
     Attributes:
         trajectory: The stored episode.
-        differences: What differs, in the order of the steps; empty if nothing does.
+        differences: The differences, in the order of the steps.
         refused: Why the episode was not repeated; None if it was.
     """
 
@@ -56,10 +56,10 @@ def replay_run(
         make_env: Makes the environment of an episode. By default, it is made from the record: the id (or
             `module:Class`) in the record or in the run's configuration, with the stored tokenizer and the recorded
             renderer, history policy, limits and options.
-        trust: What the record may decide besides: `"imports"` (a `module:Class`, and functions among the options),
+        trust: What else the record may decide: `"imports"` (a `module:Class`, and functions among the options),
             `"isolation"` (how programs are isolated, even not at all, and their limits), `"paths"` (files outside of
-            the run folder, and models of the hub). An episode that needs what is not trusted is not repeated. Give them
-            only for a run of someone whose code you would run.
+            the run folder, and models of the hub). An episode that needs what is not trusted is not repeated. Trust
+            only a run of someone whose code you would run.
         is_chosen: Returns whether to repeat an episode, given its number from 1 and its trajectory.
 
     Yields:
@@ -84,8 +84,8 @@ def replay_run(
 def replay_trajectory(trajectory: Trajectory, env: Env) -> list[ReplayDifference]:
     """Repeat the recorded actions of an episode, and compare everything that the environment returns with the record.
 
-    Whatever a step of the record holds is compared: the observation's tokens, how many tokens it kept, breaks, rewards,
-    metrics and messages; and of the episode its end, contexts, task and options. A fork is repeated from its start. An
+    Everything in a recorded step is compared: the observation's tokens, how many tokens it kept, breaks, rewards,
+    metrics and messages; and the episode's end, contexts, task and options. A fork is repeated from its start. An
     interrupted reply is repeated part by part. An episode that failed because of its policy or its server is repeated
     up to there. Sub-agents run side by side, as in a rollout, and each receives the actions of its own context.
 
@@ -94,14 +94,14 @@ def replay_trajectory(trajectory: Trajectory, env: Env) -> list[ReplayDifference
         env: A fresh environment with the same options. It is reset, and not closed.
 
     Returns:
-        The differences, in the order of the steps. If the tokenizer is another one, only that.
+        The differences, in the order of the steps. If the tokenizers differ, only that.
 
     Raises:
         CannotReplay: If the episode has no seed, its environment is nondeterministic, or it cannot be reset to the
             recorded task.
     """
     if env.spec is not None and env.spec.nondeterministic:
-        raise CannotReplay(f"{env.name} is nondeterministic: the same seed and actions may give another episode")
+        raise CannotReplay(f"{env.name} is nondeterministic: the same seed and actions may give a different episode")
     if trajectory.seed is None:
         raise CannotReplay(f"{trajectory.id!r} has no seed, so its random numbers are not known; roll out with a seed")
     tokenizer = env.renderer.tokenizer
@@ -123,7 +123,7 @@ async def _repeat(trajectory: Trajectory, env: Env, policy: "_RecordedPolicy") -
             raise
         try:
             replayed = env.fail(error)
-        except EnvsdkError:  # there is no episode, because the reset was refused
+        except EnvsdkError:  # the reset was refused, so there is no episode
             raise CannotReplay(f"{trajectory.id!r} cannot be reset as it was: {error}") from error
     return replayed
 
@@ -153,7 +153,7 @@ class _RecordedPolicy:
             return left.pop(0)
         log = self._trajectory.contexts.get(context)
         if log is not None and (log.error or "").startswith("TimeoutError: it did not finish within"):
-            await asyncio.Event().wait()  # until the deadline of the handoff, as it was
+            await asyncio.Event().wait()  # until the deadline of the handoff, as recorded
         before = -1
         while self._trajectory.status == "error" and self._count and self._count != before:
             before = self._count  # other contexts that run side by side still use their actions
@@ -201,7 +201,7 @@ def _env_of(run: StoredRun, trajectory: Trajectory, trust: Collection[Trust]) ->
     """Make the environment that a stored episode was played in.
 
     Raises:
-        CannotReplay: If it cannot be made from what is stored, or needs trust that is not given.
+        CannotReplay: If it cannot be made from the record, or needs trust that is not given.
     """
     name = _name_of(run, trajectory)
     if ":" in name and "imports" not in trust and not is_entry_point(name):
@@ -236,9 +236,9 @@ def _env_of(run: StoredRun, trajectory: Trajectory, trust: Collection[Trust]) ->
 def _split(
     creator: Any, config: Mapping[str, Any], trust: Collection[Trust]
 ) -> tuple[dict[str, Any], dict[str, Trust]]:
-    """Return the recorded options that may be used, and what each of the others needs.
+    """Return the recorded options that may be used, and the trust that each of the others needs.
 
-    The class of an environment that a function makes is not known before, so that all of its options need trust.
+    If a function makes the environment, its class is not known in advance, so all of its options need trust.
     """
     needs: Mapping[str, Trust] = dict.fromkeys(config, "imports")
     if isinstance(creator, type) and issubclass(creator, Env):

@@ -12,7 +12,7 @@ from ._statistics import Rates, Statistics, scalars
 
 _log = logging.getLogger(__name__)
 _TICK_S = 0.25
-"""The shortest time between two updates, in seconds."""
+"""The minimum time between two updates, in seconds."""
 _BEGIN_S = 120.0
 """The longest time that a reporter may take to begin, in seconds."""
 
@@ -72,7 +72,7 @@ class Reporting:
             self._channels.append(channel)
             try:
                 await channel.call(_BEGIN_S, reporter.begin)
-            except Exception as error:  # trackers raise anything: no account, no permission, no network
+            except Exception as error:  # trackers may raise any exception: no account, no permission, no network
                 raise ConfigError(f"{reporter.name} could not begin: {type(error).__name__}: {error}") from error
             channel.has_begun = True
         if self._channels:
@@ -80,7 +80,7 @@ class Reporting:
             self._updates = asyncio.create_task(self._update())
 
     async def end(self) -> None:
-        """Report a last time and end all reporters. Those that take too long are left alone in their threads."""
+        """Report a last time and end all reporters. Those that take too long are abandoned in their threads."""
         channels, self._channels = self._channels, []
         if self._updates is not None:
             self._updates.cancel()
@@ -90,7 +90,7 @@ class Reporting:
             await asyncio.gather(*(channel.end(*last) for channel in channels))
 
     async def _update(self) -> None:
-        """Send updates to the reporters that are due, and are not at work on the last one."""
+        """Send updates to the reporters that are due and have finished the previous update."""
         now = asyncio.get_running_loop().time
         due = {channel: now() + channel.reporter.every_s for channel in self._channels}
         while True:
@@ -124,7 +124,7 @@ class _Channel:
         def contained() -> None:
             try:
                 method(*arguments)
-            except (SystemExit, KeyboardInterrupt) as error:  # which would end the event loop
+            except (SystemExit, KeyboardInterrupt) as error:  # they would end the event loop
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
         await self.thread.call_within(seconds, f"{method.__name__}() of {self.reporter.name}", contained)
@@ -136,7 +136,7 @@ class _Channel:
         except Exception as error:
             if not self._has_failed:
                 self._has_failed = True
-                with contextlib.suppress(ValueError):  # standard error may be what is closed
+                with contextlib.suppress(ValueError):  # standard error may be closed
                     _log.warning("%s failed; the run continues: %s", self.reporter.name, error, exc_info=error)
 
     async def end(self, *last: Any) -> None:

@@ -1,6 +1,6 @@
-"""The files of a run folder that describe it: `run.json`, what was configured, and `manifest.json`, what was stored.
+"""The files that describe a run folder: `run.json` with its configuration, and `manifest.json` with what was stored.
 
-All that determines the episodes of a run is in its configuration, which a run that is resumed has to share.
+The configuration contains everything that determines the episodes of a run. A resumed run has to have the same one.
 """
 
 import ast
@@ -34,17 +34,17 @@ from ._player import PlaySettings
 from ._unequal import MISSING, Unequal, unequal
 
 CHANGES = "changes"
-"""Where a configuration has what changed while the run went on, because that was allowed: a list, in order."""
+"""The key of a configuration with the list of the allowed changes during the run, in order."""
 CHANGEABLE = ("made_by", "config", "options", "code", "limits", "rows")
-"""What may be allowed to change, because the stored episodes are still read in the same way."""
+"""The keys that may be allowed to change, because the stored episodes are still read in the same way."""
 _ADDED = ("options", "code", "rows")
-"""What earlier versions did not record."""
+"""The keys that earlier versions did not record."""
 _PACKAGES = ("envsdk", "gymnasium", "numpy", "openai-harmony", "pydantic", "tiktoken", "tokenizers", "transformers")
-"""What tokens, random numbers and tasks depend on."""
+"""The packages that tokens, random numbers and tasks depend on."""
 _OWN = ("envsdk", "envsdk_renderers")
-"""Packages whose version is recorded, and not their source."""
+"""The packages whose version is recorded instead of their source."""
 _NAMED = ("renderer", "tokenizer", "history", "limits", "tasks")
-"""Options of an environment that the configuration has in another form."""
+"""The options of an environment that the configuration has in another form."""
 
 
 class _DescriptionFile(BaseModel):
@@ -58,7 +58,7 @@ class _DescriptionFile(BaseModel):
         """Read the file of a folder; None if there is none.
 
         Raises:
-            RunFolderError: If it is damaged, or another version of envsdk wrote it.
+            RunFolderError: If it is damaged, or was written by another version of envsdk.
             OSError: If it cannot be read.
         """
         path = folder / cls.file_name
@@ -72,7 +72,7 @@ class _DescriptionFile(BaseModel):
             raise RunFolderError(f"{path} is damaged: {error}") from error
 
     def write(self, folder: Path) -> None:
-        """Write the file: it is complete and on disk, or as it was before.
+        """Write the file atomically, and wait until it is on disk.
 
         Raises:
             OSError: If it cannot be written.
@@ -113,11 +113,11 @@ class StoredRenderer(BaseModel):
 
 
 class RunDescription(_DescriptionFile):
-    """What a run was configured with; it never changes.
+    """The configuration of a run; it never changes.
 
     Attributes:
-        configuration: What the caller of the run gave.
-        renderers: The renderer of each role; the first is that of the environment.
+        configuration: The arguments that the caller of the run gave.
+        renderers: The renderer of each role; the first is the environment's.
         trajectories: The name of the file of trajectories.
         versions: The versions of Python, envsdk, and the packages that tokens and tasks depend on.
         created: When the run began: ISO 8601, in UTC.
@@ -153,7 +153,7 @@ class RunDescription(_DescriptionFile):
         )
 
     def differences_to(self, given: "RunDescription") -> list[Unequal]:
-        """Return what differs in a run that is to continue this one."""
+        """Return the differences to a run that is to continue this one."""
         pair: list[dict[str, Any]] = []
         for one in (self, given):
             described = one.model_dump(include={"configuration", "renderers", "trajectories"})
@@ -161,20 +161,20 @@ class RunDescription(_DescriptionFile):
             for renderer in described["renderers"].values():
                 del renderer["chosen_because"]  # another version may word it differently
             pair.append(described)
-        # What an earlier version of envsdk did not record may be as it is now.
+        # A key that an earlier version of envsdk did not record may have any value now.
         found = unequal(pair[0], pair[1])
         added = [f"configuration.{name}" for name in _ADDED]
         return [one for one in found if one.stored != MISSING or one.path not in added]
 
 
 class Manifest(_DescriptionFile):
-    """What was stored, at some moment of the run.
+    """The stored episodes at some moment of the run.
 
     Attributes:
-        is_complete: Whether the run came to its end.
+        is_complete: Whether the run is complete.
         episodes: How many episodes are stored.
         by_status: How many of them ended with each status.
-        by_error_kind: How many of them failed, by whose error it was; `unknown` if that was not recorded.
+        by_error_kind: How many of them failed, by the kind of the error; `unknown` if that was not recorded.
         bytes: The length of the file of trajectories. A run that was killed may have written more.
         sha256: The SHA-256 of the first `bytes` bytes of it.
         updated: When this was written: ISO 8601, in UTC.
@@ -199,7 +199,7 @@ def now() -> str:
 
 
 def described(difference: Unequal) -> str:
-    """Return a difference between what a folder holds and what was given: where it is, and both values."""
+    """Describe a difference between the folder and the given configuration: its place, and both values."""
     return f"{difference.path}: {difference.stored} in the folder, {difference.given} now"
 
 
@@ -231,9 +231,9 @@ def _stored_renderers(renderers: Mapping[str, Renderer]) -> dict[str, StoredRend
 
 
 def configuration_of(settings: PlaySettings, env: Env, jobs: Sequence[EpisodeJob], group_size: int) -> dict[str, Any]:
-    """Return all that determines the episodes of a run, as JSON.
+    """Return everything that determines the episodes of a run, as JSON.
 
-    How fast it runs (concurrency, deadlines, the executor) and where its servers are may differ when it is resumed.
+    Its speed (concurrency, deadlines, the executor) and the URLs of its servers may differ when it is resumed.
     """
     made_by: Any = settings.env
     left_out = {*_NAMED, *env.config.model_dump()}
@@ -258,10 +258,10 @@ def configuration_of(settings: PlaySettings, env: Env, jobs: Sequence[EpisodeJob
 
 
 def _code(env: Env, made_by: object) -> dict[str, Any]:
-    """Return the class of an environment, the versions of its distributions, and a digest of each file it is made of.
+    """Return the class of an environment, the versions of its distributions, and a digest of each of its source files.
 
     These are the modules of its class, of the classes that it derives from, and of the function that makes it; and the
-    modules that those import, unless they are Python's, envsdk's, or of another distribution.
+    modules that those import, unless they are Python's, envsdk's, or belong to another distribution.
     """
     kind = type(env)
     modules = {one.__module__ for one in kind.__mro__}
@@ -284,7 +284,7 @@ def _code(env: Env, made_by: object) -> dict[str, Any]:
 
 
 def _file_of(name: str, own: set[str]) -> Path | None:
-    """Return the source file of a module; None if it has none, or is of another distribution than the environment."""
+    """Return the source file of a module; None if it has none, or its distribution is not the environment's."""
     top = name.partition(".")[0]
     if top not in own:
         origin = _origin(top)
@@ -301,7 +301,7 @@ def _origin(name: str) -> Path:
     module = sys.modules.get(name)
     try:
         found = find_spec(name) if module is None else module.__spec__
-    except (ImportError, AttributeError, ValueError):  # it is imported under a condition, or not a module
+    except (ImportError, AttributeError, ValueError):  # it is imported conditionally, or not a module
         found = None
     return Path(getattr(module, "__file__", None) or getattr(found, "origin", None) or "")
 
@@ -336,7 +336,7 @@ def _digest(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as JSON; of an object that is not JSON, its class, since its `repr` may hold an address."""
+    """Return a value as JSON; for an object that is not JSON, its class, since its `repr` may contain an address."""
     return json.dumps(value, sort_keys=True, default=lambda one: {"class": _path(one)})
 
 
@@ -353,8 +353,8 @@ def _policy(policy: PolicyLike) -> Any:
 
 
 def _path(value: Any) -> str:
-    """Return where a function or class is defined, or the class of an object."""
-    function: Any = getattr(value, "func", value)  # of a functools.partial
+    """Return the module and name of a function or class, or of the class of an object."""
+    function: Any = getattr(value, "func", value)  # for a functools.partial
     name: Any = getattr(function, "__qualname__", None)
     owner: Any = function if name is not None else cast("Any", type(function))
     return f"{owner.__module__}:{owner.__qualname__}"

@@ -1,14 +1,14 @@
 """The folder of a run while it is written: each trajectory is on disk before it is reported, and a run can continue.
 
-    run.json            what was configured, and the versions of what it depends on
+    run.json            the configuration, and the versions of the packages that it depends on
     tokenizer/          the tokenizer and its chat template; tokenizer-2/ and so on if roles have others
     trajectories.jsonl  one trajectory per line, in the order in which the episodes ended (or trajectories.jsonl.zst)
-    manifest.json       how many there are, and the length and the checksum of the file
-    times.jsonl         when each episode ended, and how long it took
+    manifest.json       the number of trajectories, and the length and the checksum of their file
+    times.jsonl         the time at which each episode ended, and its duration
     run.lock            locked by the process that writes
 
-A separate thread writes: whatever waits is written with one `write` and one `fsync`, so the event loop is never
-blocked, and many episodes that end together cost one of both.
+A separate thread writes: all waiting lines are written with one `write` and one `fsync`, so the event loop is never
+blocked, and many episodes that end together cost one of each.
 """
 
 import asyncio
@@ -63,11 +63,11 @@ class Journal:
 
     Args:
         path: The file; it is created.
-        length: Where to append, in bytes; what follows is cut off.
+        length: Where to append, in bytes; bytes after it are cut off.
 
     Raises:
         OSError: If it cannot be opened.
-        MissingPackage: If it is to be compressed and the package for that is not installed.
+        MissingPackage: If it is compressed and the package for that is not installed.
     """
 
     def __init__(self, path: Path, length: int) -> None:
@@ -81,16 +81,16 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def append(self, lines: Sequence[bytes]) -> None:
-        """Write lines and wait until they are on disk.
+        """Write lines, and wait until they are on disk.
 
         Raises:
-            OSError: If they cannot be written. The file is then as it was, if it can be cut off at all.
+            OSError: If they cannot be written. The file is then unchanged, unless it could not be cut off.
         """
         data = b"".join([line + b"\n" for line in lines])
         if self._compressor is not None:
             data = b"".join(map(self._compressor.compress, _frames(lines)))
         if os.fstat(self._file.fileno()).st_size != self.length:
-            raise OSError(errno.EIO, "it has another end than it should have, such as lines that could not be cut off")
+            raise OSError(errno.EIO, "it does not end where it should: lines could not be cut off")
         try:
             left = memoryview(data)
             while left:
@@ -106,10 +106,10 @@ class Journal:
         self.digest.update(data)
 
     def check_place(self) -> None:
-        """Refuse a file that has been removed or replaced: it can be written, but it is lost when it is closed.
+        """Check that the file has not been removed or replaced: then writes succeed, but are lost when it is closed.
 
         Raises:
-            OSError: If it has been.
+            OSError: If it has been removed or replaced.
         """
         if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
             raise OSError(errno.ESTALE, "another file has taken its place")
@@ -120,7 +120,7 @@ class Journal:
 
 
 def _frames(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the contents of frames, each with as many lines as are read again, or one line."""
+    """Yield the contents of frames, each with at most as many lines as a reader accepts, or one line."""
     content = bytearray()
     for line in lines:
         if content and len(content) + len(line) >= max_line_bytes():
@@ -131,7 +131,7 @@ def _frames(lines: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class _QueuedTrajectory(NamedTuple):
-    """A trajectory that waits until it is on disk."""
+    """A trajectory that is waiting to be written."""
 
     trajectory: Trajectory
     duration_s: float | None
@@ -139,7 +139,7 @@ class _QueuedTrajectory(NamedTuple):
 
 
 class _QueuedLine(NamedTuple):
-    """Its line."""
+    """The line of a queued trajectory."""
 
     line: bytes
     episode: StoredEpisode
@@ -189,17 +189,17 @@ class RunFolder:
 
         Args:
             path: The folder. It is created with its parents.
-            configuration: What the run is made of, as JSON: the environment's id and options, the policy, the tasks or
-                seeds, and so on. A run that continues has to have the same.
-            renderers: The renderer of each role; the first is that of the environment.
+            configuration: The run's configuration, as JSON: the environment's id and options, the policy, the tasks or
+                seeds, and so on. A run that continues has to have the same one.
+            renderers: The renderer of each role; the first is the environment's.
             resume: Whether to continue a run. A folder without a trajectory begins a new run in any case.
             allow_changed: Whether a run continues although the environment's code, options, limits or task data have
-                changed. `run.json` then has what changed, and after how many episodes.
-            compress: Whether the trajectories are compressed, which takes the package zstandard.
+                changed. `run.json` then records the changes, and after how many episodes they were made.
+            compress: Whether the trajectories are compressed, which requires the package zstandard.
 
         Raises:
-            RunFolderError: If the folder is in use, holds another configuration (the message lists each difference), a
-                run although `resume` is False, or something else; or if it is damaged.
+            RunFolderError: If the folder is in use, is damaged, or has another configuration (the message lists each
+                difference), a run although `resume` is False, or files that are not of a run.
             StorageError: If the folder cannot be written.
             MissingPackage: If `compress` is set and zstandard is not installed.
         """
@@ -244,9 +244,9 @@ class RunFolder:
             duration_s: How long its episode took, in seconds, for `times.jsonl`; None if that is not known.
 
         Raises:
-            RunFolderError: If the folder has an episode of that id already.
+            RunFolderError: If the folder already has an episode with that id.
             InvalidRecord: If the trajectory cannot be written as JSON.
-            StorageError: If it cannot be written, or an earlier one could not. The message names what was kept.
+            StorageError: If it cannot be written, or an earlier one could not. The message states what was kept.
         """
         for name, log in trajectory.contexts.items():
             fingerprint = log.tokenizer or trajectory.tokenizer
@@ -258,7 +258,7 @@ class RunFolder:
                     *(self.path, name, trajectory.id, fingerprint),
                 )
         written: Future[None] = Future()
-        written.set_running_or_notify_cancel()  # a line that may be written already cannot be canceled
+        written.set_running_or_notify_cancel()  # a line may have been written already, so it cannot be canceled
         with self._mutex:
             if self._failure is not None:
                 raise self._storage_error(self._failure) from self._failure
@@ -274,10 +274,10 @@ class RunFolder:
         await asyncio.wrap_future(written)
 
     def close(self, *, is_complete: bool = False) -> None:
-        """Wait for what is being written, write the manifest, and release the lock. It may be called again.
+        """Wait for pending writes, write the manifest, and release the lock. It may be called again.
 
         Args:
-            is_complete: Whether the run came to its end, which the manifest then records.
+            is_complete: Whether the run is complete, which the manifest then records.
 
         Raises:
             StorageError: If the manifest cannot be written; the trajectories are kept. An error that `append` has
@@ -301,10 +301,10 @@ class RunFolder:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # In the thread that writes.
+    # In the writing thread.
 
     def _write_all(self) -> None:
-        """Write batch after batch until nothing waits."""
+        """Write batches until the queue is empty."""
         while True:
             with self._mutex:
                 waiting, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
@@ -324,14 +324,14 @@ class RunFolder:
             episode = StoredEpisode.of(trajectory)
             write_images(trajectory.images, self.path / MEDIA)  # before a reader can see the line
             return _QueuedLine(trajectory.to_json(embed_images=False), episode, item.duration_s, item.written)
-        except Exception as error:  # this trajectory's own, such as an InvalidRecord
+        except Exception as error:  # it concerns only this trajectory, such as an InvalidRecord
             with self._mutex:
                 self._known.discard(item.trajectory.id)
             item.written.set_exception(error)
             return None
 
     def _write(self, batch: list[_QueuedLine]) -> None:
-        """Write lines, as many as there is room for; whatever happens, everything that waits is answered."""
+        """Write as many lines as there is room for; in any case, all waiting calls are answered."""
         self._write_times(batch)  # before a reader can see the lines
         count = 0
         if self._failure is None and batch:
@@ -353,7 +353,7 @@ class RunFolder:
             item.written.set_exception(self._storage_error(self._failure))
 
     def _write_times(self, batch: list[_QueuedLine]) -> None:
-        """Note that episodes have ended now. If that fails, a warning is logged: the times are not worth a run."""
+        """Record the end times of episodes. If that fails, a warning is logged: the times are not worth a run."""
         ended, path = now(), self.path / TIMES
         times = [{"id": item.episode.id, "ended": ended, "duration_s": item.duration_s} for item in batch]
         try:
@@ -394,7 +394,7 @@ class RunFolder:
 
 
 def _locked(folder: Path) -> "BaseFileLock":
-    """Return the lock of a folder, which the operating system releases if the process is killed."""
+    """Lock a folder, and return the lock. The operating system releases it if the process is killed."""
     filelock = load("filelock", "A run folder needs", "pip install filelock")
     lock: BaseFileLock = filelock.FileLock(folder / _LOCK, timeout=0, thread_local=False)
     try:
@@ -407,7 +407,7 @@ def _locked(folder: Path) -> "BaseFileLock":
 
 
 def _continued(folder: Path, given: RunDescription, resume: bool, allow_changed: bool) -> StoredEpisodes | None:
-    """Return the episodes of the run that a folder holds, which continues; None if it holds none."""
+    """Return the episodes of the run that continues in a folder; None if the folder has no run."""
     stored, manifest = RunDescription.read(folder), Manifest.read(folder)
     files = (folder / name for name in (PLAIN, COMPRESSED))
     file = next((file for file in files if file.is_file() and file.stat().st_size), None)
@@ -420,7 +420,7 @@ def _continued(folder: Path, given: RunDescription, resume: bool, allow_changed:
         return None
     changed = _check_same_run(folder, stored, given, resume, allow_changed)
     found = recover(folder / given.trajectories, manifest)
-    if changed:  # `run.json` has from now on what the run continues with
+    if changed:  # from now on, `run.json` has the configuration that the run continues with
         count = len(found.episodes)
         _log.warning("%s: the run continues after %d episodes, although this changed: %s", folder, count, changed)
         entry = {"at": now(), "episodes": count, "changed": changed}
@@ -432,7 +432,7 @@ def _continued(folder: Path, given: RunDescription, resume: bool, allow_changed:
 def _check_same_run(
     folder: Path, stored: RunDescription, given: RunDescription, resume: bool, allow_changed: bool
 ) -> list[str]:
-    """Refuse a folder that holds a run, unless it is this one and it is to be continued; return what changed."""
+    """Check that a folder with a run has this run, which is to be continued; return the changes."""
     found = stored.differences_to(given)
     changed = list(map(described, found))
     may_change = all(one.path.partition("configuration.")[2].partition(".")[0] in CHANGEABLE for one in found)

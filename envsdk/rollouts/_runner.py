@@ -1,4 +1,4 @@
-"""Rolls out one episode: from its reset to its end. Each concurrent agent plays in its own coroutine.
+"""Rolls out one episode, from its reset to its end. Each concurrent agent plays in its own coroutine.
 
 An agent program may request replies in several contexts at the same time. They are sampled at the same time, one call
 of the policy for each context, and taken in the order of the requests, so that the record is sequential.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _UNWANTED = object()
-"""What takes the place of a reply whose sampling was canceled because no one wants it anymore."""
+"""The result of a call of the policy that was canceled because its reply is no longer needed."""
 
 
 class EpisodeRunner:
@@ -60,7 +60,7 @@ class EpisodeRunner:
         self._episode.side_by_side = True
         self._call_method = call_method
         self._call_policy = call_policy or self._call_here
-        self._checked: set[str] = set()  # contexts whose tokenizer is the policy's
+        self._checked: set[str] = set()  # contexts whose tokenizer was compared with the policy's
         self._begun: dict[str, tuple[NDArray[np.int32], asyncio.Task[Any]]] = {}
         """The prompts and replies of turns that have not been taken yet, by context."""
 
@@ -69,7 +69,7 @@ class EpisodeRunner:
         return await action if inspect.isawaitable(action) else action
 
     async def drive(self, episode: EpisodeGenerator) -> StepResult | HandoffResult:
-        """Run the state machine of the episode up to its next observation, or to the end of an agent."""
+        """Run the episode's generator up to its next observation, or to the end of an agent."""
         return await driver_of(self._env).drive_async(
             episode, lambda children: run_all(map(self._run_agent, children)), self._call_method
         )
@@ -84,7 +84,7 @@ class EpisodeRunner:
             trajectory = self._episode.trajectory
             for name in {step.context for step in trajectory.steps if step.parts}:
                 log = trajectory.contexts[name]
-                trains = getattr(of_role(self._policy, log.role), "trainable", True)  # it returns what it sampled
+                trains = getattr(of_role(self._policy, log.role), "trainable", True)  # it returns the sampled tokens
                 log.is_trainable = log.is_trainable and bool(trains)
             return trajectory
         finally:
@@ -133,14 +133,14 @@ class EpisodeRunner:
             if action is not _UNWANTED:
                 break
             if not await driver.is_wanted_again():
-                action = Action((), (), "stop")  # of which no token was sampled
+                action = Action((), (), "stop")  # no token was sampled
                 break
         if not isinstance(action, Action):
             raise PolicyError(f"the policy returned a {type(action).__name__}, {action!r:.80}; expected an Action")
         return action
 
     def _taken(self, prompt: "NDArray[np.int32]", context: str) -> "asyncio.Task[Any] | None":
-        """Return the call that was begun for a turn that is taken now; cancel one whose turn was never taken."""
+        """Return the call that was begun for a turn that is now taken; cancel it if the turn was never taken."""
         begun = self._begun.pop(context, None)
         if begun is None or np.array_equal(begun[0], prompt):
             return None if begun is None else begun[1]
@@ -149,7 +149,7 @@ class EpisodeRunner:
         return None
 
     async def _with_others(self, agent: Agent, driver: Driver, reply: Awaitable[Any]) -> Any:
-        """Await a reply. Meanwhile, begin the calls for other contexts as their turns come."""
+        """Await a reply. Meanwhile, begin the calls for other contexts as their turns arrive."""
         turns = driver.ahead()
         if turns is None:
             return await reply
@@ -173,7 +173,7 @@ class EpisodeRunner:
     async def _call(
         self, prompt: "NDArray[np.int32]", request: Mapping[str, Any], unwanted: Awaitable[None] | None
     ) -> Any:
-        """Return what the policy returns; `_UNWANTED` if `unwanted` ends first, and the call is canceled."""
+        """Call the policy; if `unwanted` ends first, cancel the call and return `_UNWANTED`."""
         if unwanted is None:
             return await self._call_policy(prompt, request)
         call = asyncio.ensure_future(self._call_policy(prompt, request))
@@ -189,7 +189,7 @@ class EpisodeRunner:
                 take_error(call)
 
     def _request(self, observation: Observation, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments for the policy, which has to be one that may answer the observation."""
+        """Check that the policy may answer the observation, and return the arguments for its call."""
         name = observation.context
         if name not in self._checked:
             renderer = self._episode.pending_reply(name).context.renderer
@@ -209,7 +209,7 @@ def check_is_env(env: object, what: str) -> None:
         what: The start of the error's text, such as `"rollout() got"`.
 
     Raises:
-        ConfigError: If it is not. The error suggests what to pass instead.
+        ConfigError: If it is not an environment. The error suggests what to pass instead.
     """
     if isinstance(env, Env):
         return

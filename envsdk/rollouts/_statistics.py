@@ -16,14 +16,14 @@ from ..trajectories._trajectory import Trajectory
 WINDOW_S = 60.0
 """The time over which the rates are measured, in seconds."""
 _MAX_NAME = 100
-"""The longest part of a name that comes from a record, in characters."""
+"""The maximum length of a part of a name that comes from a record, in characters."""
 
 
 @dataclass(slots=True)
 class Lag:
     """The delays of an event loop: a histogram with buckets of a fifth of an octave.
 
-    A loop that is busy, or blocked by a function that waits, is late. Percentiles are exact to 15 %.
+    A loop is late if it is busy, or blocked by a function that waits. Percentiles are exact to 15 %.
     """
 
     buckets: Counter[int] = field(default_factory=Counter[int])

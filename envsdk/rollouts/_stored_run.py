@@ -32,14 +32,14 @@ TIMES = "times.jsonl"
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 _FED = 1 << 10
-"""How many bytes are decompressed at once: they may become 32 MiB."""
+"""The number of bytes that are decompressed at once: they may expand to 32 MiB."""
 _MAX_LINES = 4096
-"""The most lines of a frame that is read."""
+"""The maximum number of lines in a frame that is read."""
 _FRAME = b"\x28\xb5\x2f\xfd"
-"""What each frame begins with (RFC 8878)."""
+"""The magic number at the start of each frame (RFC 8878)."""
 _MAX_TIME_BYTES = 1 << 16
 _MAX_DAMAGED_TIMES = 1000
-"""The most lines of times that are passed over; what follows is not read."""
+"""The maximum number of damaged lines of times that are skipped; lines after them are not read."""
 
 
 # Batches of lines.
@@ -58,12 +58,12 @@ class Batch(NamedTuple):
 
 
 def read_batches(path: Path, start: int = 0, inside: Path | None = None) -> Iterator[Batch]:
-    """Read the whole batches of a file. What follows the last one was cut off, and is not yielded.
+    """Read the complete batches of a file. Bytes after the last one were cut off, and are not yielded.
 
     Args:
         path: The file. It is compressed if its name ends with `.zst`.
         start: Where a batch begins, in bytes: 0, or the `stop` of a batch.
-        inside: The folder that the file has to be in; None for anywhere.
+        inside: The folder that the file has to be in; None for any folder.
 
     Raises:
         InvalidRecord: If a frame of a compressed file is damaged, a line or a frame is too long (see
@@ -107,13 +107,13 @@ def _read_frames(file: BinaryIO, start: int) -> Iterator[Batch]:
 
 
 def _check_cut_off(file: BinaryIO, start: int, zstandard: Any) -> None:
-    """Check that a frame that does not end was cut off: a damaged one may seem longer, but then others follow it.
+    """Check that a frame without an end was cut off: a damaged frame may seem longer, but then other frames follow it.
 
     Raises:
-        InvalidRecord: If a whole frame follows, or more data than one frame has.
+        InvalidRecord: If a whole frame follows, or more data than fits into one frame.
     """
     file.seek(start)
-    most = 2 * max_line_bytes()  # a frame that cannot be compressed is hardly longer than its content
+    most = 2 * max_line_bytes()  # an incompressible frame is hardly longer than its content
     data, work = file.read(most + 1), 0
     at = data.find(_FRAME, 1)
     while at > 0 and work <= most:
@@ -149,7 +149,7 @@ def digest_of(path: Path, length: int, inside: Path | None = None) -> Any:
 
 
 def difference_from_manifest(file: Path, manifest: Manifest) -> str | None:
-    """Return how the beginning of a file differs from what the manifest of the run vouches for; None if it does not.
+    """Return how the beginning of a file differs from the length and checksum in the manifest; None if it does not.
 
     Raises:
         OSError: If the file cannot be read.
@@ -163,8 +163,8 @@ def difference_from_manifest(file: Path, manifest: Manifest) -> str | None:
         )
     if manifest.bytes and digest_of(file, manifest.bytes, file.parent).hexdigest() != manifest.sha256:
         return (
-            f"{file} was changed: its first {manifest.bytes:,} bytes have another checksum than {Manifest.file_name} "
-            "has. Restore the file"
+            f"{file} was changed: its first {manifest.bytes:,} bytes do not have the checksum in "
+            f"{Manifest.file_name}. Restore the file"
         )
     return None
 
@@ -173,7 +173,7 @@ def difference_from_manifest(file: Path, manifest: Manifest) -> str | None:
 
 
 class StoredRun:
-    """A run folder that is read. It may still be written: what is not complete yet is left out.
+    """A run folder that is read. It may still be written: incomplete lines are left out.
 
     A warning is logged if the folder has no manifest, because its trajectories are then not verified.
 
@@ -197,15 +197,15 @@ class StoredRun:
                 "a run with out=... wrote"
             )
         self.description = description
-        """What the run was configured with, and on what it ran."""
+        """The configuration of the run, and the versions that it ran with."""
         self.manifest = manifest
-        """What was stored when the manifest was last written; None if it is missing."""
+        """The manifest as it was last written; None if it is missing."""
         if manifest is None:
             _log.warning("%s has no %s, so its trajectories are not verified", self.path, Manifest.file_name)
 
     @property
     def configuration(self) -> Mapping[str, Any]:
-        """What the caller of the run gave."""
+        """The arguments that the caller of the run gave."""
         return self.description.configuration
 
     def trajectories(self, *, check: bool = True) -> Iterator[Trajectory]:
@@ -213,7 +213,7 @@ class StoredRun:
 
         Args:
             check: Whether to compare the file with the length and the checksum in `manifest.json` before it is read.
-                False reads what can be read of a file that was cut or changed.
+                False reads as much as possible of a file that was cut or changed.
 
         Raises:
             RunFolderError: If the file was cut or changed, or a line is damaged; the message names it.
@@ -260,12 +260,12 @@ class StoredRun:
         made: dict[str, Renderer] = {}
         for role, stored in self.description.renderers.items():
             options = dict(stored.specification)
-            options.pop("processor", None)  # what is stored was rendered; the model's files may not be here
+            options.pop("processor", None)  # images are processed already; the model's files may be missing
             try:
                 made[role] = get_renderer(options.pop("name", None), self._tokenizer(stored.folder), **options)
             except EnvsdkError:
                 raise
-            except (TypeError, ValueError, LookupError, AttributeError) as error:  # options of other types
+            except (TypeError, ValueError, LookupError, AttributeError) as error:  # options of wrong types
                 raise RunFolderError(
                     f"the renderer of {role!r} in {str(self.path)!r} cannot be made of {stored.specification!r:.200}: "
                     f"{type(error).__name__}: {error}"
@@ -304,11 +304,11 @@ class StoredRun:
 
 
 class EpisodeTime(NamedTuple):
-    """When an episode ended.
+    """The time at which an episode ended.
 
     Attributes:
         id: The episode's id.
-        ended: When it ended: ISO 8601, in UTC, in seconds.
+        ended: The time: ISO 8601, in UTC, in seconds.
         duration_s: How long it took, in seconds, with retries and pauses; None if that is not known.
     """
 
@@ -321,10 +321,10 @@ _TIME = TypeAdapter(EpisodeTime)
 
 
 def read_times(folder: Path) -> Mapping[str, EpisodeTime]:
-    """Return when the episodes of a folder ended, by their ids. Lines that cannot be read are left out.
+    """Return the end times of the episodes of a folder by id. Lines that cannot be read are left out.
 
     Raises:
-        OSError: If the file is there and cannot be read.
+        OSError: If the file exists and cannot be read.
     """
     found: dict[str, EpisodeTime] = {}
     damaged = 0
@@ -351,13 +351,13 @@ def read_times(folder: Path) -> Mapping[str, EpisodeTime]:
 
 
 class StoredEpisode(NamedTuple):
-    """What a run needs to know of an episode that is stored.
+    """The facts of a stored episode that a continued run needs.
 
     Attributes:
         id: The episode's id.
         group_id: The id of its group, or None.
         status: How it ended: `terminated`, `truncated` or `error`.
-        error_kind: Whose error it was, if that was recorded.
+        error_kind: The kind of its error, if that was recorded.
         reward: The sum of its rewards.
         steps: How many steps it has.
         sampled_tokens: How many tokens the policy sampled.
@@ -373,7 +373,7 @@ class StoredEpisode(NamedTuple):
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
-        """Return it for a trajectory."""
+        """Return the facts of a trajectory."""
         return cls(
             id=trajectory.id,
             group_id=trajectory.group_id,
@@ -386,7 +386,7 @@ class StoredEpisode(NamedTuple):
 
     @classmethod
     def of_line(cls, line: bytes, *, is_known: bool) -> Self:
-        """Return it for a line. One that is known to be as it was written is not checked again."""
+        """Return the facts of a line. A line that is known to be intact is not checked again."""
         if is_known:
             check_values(line)
             with suppress(ValueError, LookupError, TypeError, AttributeError):  # the full check names what is wrong
@@ -407,11 +407,11 @@ class StoredEpisode(NamedTuple):
 
 @dataclass
 class StoredEpisodes:
-    """What a file of trajectories holds.
+    """The contents of a file of trajectories.
 
     Attributes:
         episodes: Its episodes by id, in the order of the file.
-        length: The length of the whole lines, in bytes. What follows was cut off.
+        length: The length of the complete lines, in bytes. Bytes after them were cut off.
     """
 
     episodes: dict[str, StoredEpisode] = field(default_factory=dict[str, StoredEpisode])
@@ -421,12 +421,13 @@ class StoredEpisodes:
 def recover(file: Path, manifest: Manifest | None) -> StoredEpisodes:
     """Read the trajectories of a run that is to continue.
 
-    The manifest vouches for the beginning of the file. What follows was written by a run that was killed before it
-    wrote the next manifest: each line there is checked, and a last line that was cut off is left out, with a warning.
+    The manifest has the checksum of the beginning of the file. Lines after it were written by a run that was killed
+    before it wrote the next manifest: each of them is checked, and a last line that was cut off is left out, with a
+    warning.
 
     Raises:
-        RunFolderError: If the file is shorter than the manifest says, or differs from what was written; a line is
-            damaged and others follow; or two lines have the same id. The message names the line.
+        RunFolderError: If the file is shorter than in the manifest, or was changed; a line is damaged and
+            others follow; or two lines have the same id. The message names the line.
     """
     difference = None if manifest is None else difference_from_manifest(file, manifest)
     found = StoredEpisodes()
@@ -449,7 +450,7 @@ def recover(file: Path, manifest: Manifest | None) -> StoredEpisodes:
 
 
 def _read_episodes(file: Path, known: int, *, is_intact: bool) -> StoredEpisodes:
-    """Read the lines. None in the first `known` bytes may be damaged; if they are intact, they are not checked."""
+    """Read the lines. The first `known` bytes must not be damaged; if they are intact, they are not checked."""
     found, lines, damage = StoredEpisodes(), dict[str, int](), None
     number = 0
     try:
@@ -462,7 +463,7 @@ def _read_episodes(file: Path, known: int, *, is_intact: bool) -> StoredEpisodes
                     episode = StoredEpisode.of_line(line, is_known=is_intact and batch.stop <= known)
                 except InvalidRecord as error:
                     damage = RunFolderError(f"{file}, line {number} is damaged: {error}. Restore the file")
-                    if file.name == COMPRESSED or batch.stop <= known:  # nothing that was cut off has a checksum
+                    if file.name == COMPRESSED or batch.stop <= known:  # a line that was cut off has no checksum
                         raise damage from error
                     break
                 if episode.id in lines:

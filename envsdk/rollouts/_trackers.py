@@ -44,7 +44,7 @@ class Tracker(Reporter):
 
 
 class FunctionTracker(Tracker):
-    """A function that logs.
+    """A tracker that calls a function.
 
     Args:
         function: It is called with the step and the values, in a separate thread.
@@ -66,7 +66,7 @@ class RunTracker(Tracker):
     Args:
         package: The name of the package.
         where: The project, or the project and the name of the run: `PROJECT/RUN`. The project may be empty.
-        options: More arguments of `init`.
+        options: Additional arguments of `init`.
     """
 
     def __init__(self, package: str, where: str, **options: Any) -> None:
@@ -78,7 +78,7 @@ class RunTracker(Tracker):
 
     def begin(self) -> None:
         """See `Reporter`."""
-        # In a context without variables, trackio does not see the run of a trainer, which it would finish.
+        # In an empty context, trackio does not see, and so does not finish, the run of a trainer.
         self._run = contextvars.Context().run(partial(self._package.init, **self._options))
 
     def update(self, step: int, values: Mapping[str, float]) -> None:

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple, cast
 from ..errors import around_difference
 
 MISSING = "nothing"
-"""What is shown of a value that is missing."""
+"""The text for a missing value."""
 
 
 class Unequal(NamedTuple):
     """A place where two JSON values differ.
 
     Attributes:
-        path: Where it is, such as `limits.max_steps` or `seeds[3]`.
+        path: The path of the values, such as `limits.max_steps` or `seeds[3]`.
         stored: The value of the first, as text, or `MISSING`.
         given: The value of the second, as text, or `MISSING`.
     """
@@ -27,9 +27,9 @@ def unequal(stored: Any, given: Any, path: str = "", *, to_the_byte: bool = Fals
     """Yield each place where two JSON values differ.
 
     Args:
-        stored: A value.
-        given: Another value.
-        path: Where both are.
+        stored: The first value.
+        given: The second value.
+        path: The path of both values.
         to_the_byte: Whether two values are equal only if they are written with the same bytes; by default, 600 equals
             600.0, but 1 does not equal True.
     """

@@ -34,7 +34,7 @@ class WeightState:
 
     Attributes:
         policy_version: See `Player.resume`.
-        is_paused: Whether no call of the policy may begin.
+        is_paused: Whether calls of the policy are paused.
         abort: Whether a pause aborts the replies that are being sampled.
     """
 
@@ -68,7 +68,7 @@ class Worker:
     `exchange` therefore answers even if a method blocks that loop.
 
     Args:
-        settings: How to play.
+        settings: The settings.
         weights: The state of the weights.
     """
 
@@ -118,7 +118,7 @@ class Worker:
     async def _play(self, job: EpisodeJob) -> None:
         try:
             played = await self._player.play(job)
-            self._ended.put((job.index, replace(played, error=None)))  # not every error can be sent
+            self._ended.put((job.index, replace(played, error=None)))  # not every error can be pickled
         except BaseException as error:  # it ends the run, or the worker is closed
             self._ended.put((job.index, error))
 
@@ -126,7 +126,7 @@ class Worker:
         """Begin to change the weights. A pause may take as long as a call of the policy, and `exchange` answers."""
         self._wanted = weights
         if self._changing is not None:
-            self._changing.cancel()  # a pause that is not over is not needed any more
+            self._changing.cancel()  # an unfinished pause is no longer needed
         self._changing = self._thread.submit(self._changed(weights))
 
     async def _changed(self, weights: WeightState) -> None:
@@ -176,6 +176,6 @@ def serve(connection: Connection, settings: PlaySettings, weights: WeightState) 
             name, arguments = connection.recv()
             try:
                 answer: tuple[Any, BaseException | None] = getattr(worker, name)(*arguments), None
-            except BaseException as error:  # the caller gets it
+            except BaseException as error:  # the caller receives it
                 answer = None, _sendable(error)
             connection.send(answer)

@@ -1,7 +1,6 @@
 """Play jobs in other processes, on this machine or on a Ray cluster. A process that ends is replaced.
 
-A worker is called like a function, `exchange(jobs, weights) -> Report`, again and again. A pipe or Ray carries the
-calls.
+A worker is called repeatedly like a function, `exchange(jobs, weights) -> Report`, over a pipe or by Ray.
 """
 
 import asyncio
@@ -36,10 +35,10 @@ _ANSWER_S = 30.0
 
 
 class _ProcessHost:
-    """A process on this machine. It is called over a pipe, which ends with its processes, as a semaphore does not."""
+    """A process on this machine. It is called over a pipe, which, unlike a semaphore, ends with its processes."""
 
     def __init__(self, settings: PlaySettings, weights: WeightState) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks in any state
+        context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks in an arbitrary state
         self._connection, self._theirs = context.Pipe()
         self._process = context.Process(target=worker.serve, args=(self._theirs, settings, weights))
         self._thread = MethodThread()
@@ -84,7 +83,7 @@ _Host: TypeAlias = _ProcessHost | RayHost
 
 @dataclass(eq=False)
 class _Assignment:
-    """A job that waits for a worker, or is with one."""
+    """A job that is waiting for a worker, or was given to one."""
 
     job: EpisodeJob
     played: "asyncio.Future[EpisodeResult]"
@@ -100,8 +99,8 @@ class WorkerPool:
     an episode that ends its process fails, and no other.
 
     Args:
-        executor: Where the workers run.
-        settings: How to play.
+        executor: The place of the workers: processes of this machine, or Ray.
+        settings: The settings.
         n_workers: The number of processes; None for one for each core of the machine, or of the cluster.
         max_concurrency: The number of episodes that run at the same time, in all of them together.
         weights: The state of the weights.
@@ -122,7 +121,7 @@ class WorkerPool:
         self._changed = asyncio.Event()
         self._weights = weights
         self._known: list[PlayStatistics] = []
-        self._informed: list[WeightState | None] = []  # None: it has not begun
+        self._informed: list[WeightState | None] = []  # None: the worker has not begun
         self._all_informed = asyncio.Event()
         self._lost = PlayStatistics()
         self._closing = asyncio.Event()
@@ -292,7 +291,7 @@ class WorkerPool:
         return assignment.losses > 0 and assignment.losses >= self._settings.max_retries
 
     def _take_back(self, running: dict[int, _Assignment], error: WorkerLost) -> None:
-        """Let the episodes of a worker that ended begin again, or fail."""
+        """Restart the episodes of a worker that ended, or record that they failed."""
         for assignment in running.values():
             assignment.losses += 1
             if assignment.losses > self._settings.max_retries:
@@ -317,7 +316,7 @@ def check_sendable(settings: PlaySettings, executor: Executor) -> None:
     for what in ("env", "env_options", "policy"):
         try:
             dumps(getattr(settings, what))
-        except Exception as error:  # pickle and the objects themselves may raise anything
+        except Exception as error:  # pickle and the objects themselves may raise any exception
             raise ConfigError(
                 f"the argument {what} cannot be sent to worker processes ({type(error).__name__}: {error}). Use an id, "
                 "or a class or function at the top of a module; and a policy that calls a server, such as VLLM"

@@ -40,7 +40,7 @@ class Model(_Part):
         policy: The policy, as on the command line: `vllm:URL`, `sglang:URL`, `openai:URL`, or a built-in one.
         options: The arguments of the policy, such as `model`, `temperature` and `price`.
         renderer: The renderer of the model's family, with options: `qwen3:enable_thinking=false`. By default, the
-            environment's own: `qwen3`, or one that writes images if the environment `shows_images`.
+            environment's renderer: `qwen3`, or one that writes images if the environment `shows_images`.
         tokenizer: The model's tokenizer; a policy that exchanges text needs none.
     """
 
@@ -56,7 +56,7 @@ class SuiteEnvironment(_Part):
     Attributes:
         id: Its id, or `module:Class`.
         name: Its name in reports; by default the id.
-        options: Its own options, and `history`, `limits` and `tasks`.
+        options: Its options, and `history`, `limits` and `tasks`.
         seeds: How many seeds, from 0; by default the suite's.
         first_seed: The first of them.
         success: The reward of a success; by default the largest reward that the environment declares, else 1.
@@ -71,7 +71,7 @@ class SuiteEnvironment(_Part):
 
 
 class Suite(_Part):
-    """What to evaluate: each model in each environment.
+    """A suite: each model is evaluated in each environment.
 
     Attributes:
         name: The suite's name.
@@ -129,8 +129,8 @@ class EvaluationResult:
         model: The model's name in the suite.
         score: The score.
         seconds: How long its episodes took together; None if they were read from a folder.
-        price: What they cost, if the policy knows prices.
-        comparison: How it compares with another run, if there is one.
+        price: Their price, if the policy has prices.
+        comparison: The comparison with another run, if there is one.
     """
 
     env: str
@@ -171,7 +171,7 @@ class Evaluation:
         return "\n".join(lines) + "\n"
 
     def details(self) -> Iterator[str]:
-        """Yield a line for each result with what the table has no room for."""
+        """Yield a line for each result with the facts that the table does not show."""
         for one in self.results:
             yield on_one_line(f"{one.env}, {one.model}: {_details(one)}")
 
@@ -231,17 +231,17 @@ def evaluate(
     against: Path | None = None,
     on_begin: Callable[[str, str, Rollouts], None] | None = None,
 ) -> Evaluation:
-    """Roll out a suite, one model and environment after another, each into a run folder of its own, and score it.
+    """Roll out a suite, one model and environment after another, each into a separate run folder, and score it.
 
     Args:
-        suite: What to evaluate.
+        suite: The suite.
         out: A folder, for the run folders and the report.
         resume: Whether to continue an evaluation that was interrupted.
         against: The folder of another evaluation, or of a run, to compare with.
         on_begin: A function that is called with the environment, the model and the run, before each run.
 
     Raises:
-        ConfigError: If something in the suite does not fit the environments or policies.
+        ConfigError: If a value in the suite does not fit the environments or policies.
         RunFolderError: If a folder holds another run.
         StorageError: If a folder cannot be written.
     """
@@ -362,9 +362,9 @@ def compared(
     reward: Callable[[Trajectory], Any] | None = None,
     not_scored: float | None = None,
 ) -> Evaluation:
-    """Return an evaluation with comparisons to another one, or to a run.
+    """Return an evaluation with comparisons to another evaluation, or to a run.
 
-    A result is compared with that of the same environment and model; else with the only one of the environment.
+    A result is compared with the result of the same environment and model, or else with the environment's only result.
 
     Args:
         evaluation: The evaluation.
@@ -402,7 +402,7 @@ def _episodes(run: StoredRun, reward: Callable[[Trajectory], Any] | None) -> Ite
 
 
 def _folder_name(name: str) -> str:
-    """Return a name as that of a folder."""
+    """Convert a name to the name of a folder."""
     return "".join(char if char.isalnum() or char in "-_." else "-" for char in name).strip(".") or "-"
 
 

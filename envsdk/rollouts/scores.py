@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What a model achieved in an environment.
+    """The score of a model in an environment.
 
-    An episode that was not scored is in no mean, because it did not earn 0; see `Trajectory.not_scored_because`.
+    Episodes that were not scored are left out of the means: see `Trajectory.not_scored_because`.
 
     Attributes:
         episodes: How many episodes there are.
         scored: How many of them were scored.
         not_scored: How many were not, by reason: the two add up to `episodes`.
         not_scored_reward: The reward that they count with; None if they are left out.
-        failed: How many of them failed, by whose error it was.
+        failed: How many of them failed, by the kind of the error.
         tasks: How many tasks have an episode that counts.
         reward: The mean over tasks of the mean reward of their episodes; NaN if none was scored.
         reward_error: The standard error of `reward`, over tasks: episodes of one task are not independent. NaN for
@@ -166,7 +166,7 @@ def compare(
 
     Args:
         first: The episodes of a run.
-        second: Those of another, over the same tasks. Tasks are matched by `group_id`.
+        second: The episodes of another run, over the same tasks. Tasks are matched by `group_id`.
         resamples: How many times to draw.
         seed: The seed of the draws.
         not_scored: The reward that an episode counts with if it was not scored. None leaves it out, and with it a task
@@ -177,7 +177,8 @@ def compare(
     """
     _check_not_scored(not_scored)
     one, other = _task_means(first, not_scored), _task_means(second, not_scored)
-    common = sorted(one.keys() & other.keys())  # the same draws, in whatever order the episodes ended
+    # Sorted, so that the draws do not depend on the order in which the episodes ended.
+    common = sorted(one.keys() & other.keys())
     if len(common) < 2:
         raise ConfigError(
             f"the runs have {len(common)} scored tasks in common ({len(one)} and {len(other)} in all); a comparison "
@@ -191,7 +192,7 @@ def compare(
 
 
 def bootstrap_means(values: "NDArray[np.float64]", resamples: int, rng: np.random.Generator) -> "NDArray[np.float64]":
-    """Return the means of values that are drawn with replacement, as many as there are, a number of times.
+    """Return the means of bootstrap resamples: each draws as many values as there are, with replacement.
 
     Args:
         values: float64, shape (n,): one for each task, because episodes of one task are not independent.
@@ -253,7 +254,7 @@ def rescored(trajectory: Trajectory, reward: Callable[[Trajectory], float | Mapp
 
 
 def task_of(trajectory: Trajectory) -> str:
-    """Return what identifies the task of an episode."""
+    """Return the id of an episode's task."""
     return trajectory.id if trajectory.group_id is None else trajectory.group_id
 
 

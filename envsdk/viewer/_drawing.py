@@ -88,7 +88,7 @@ class _Lanes:
         yield DrawnRow("end", "", on_one_line(f"{shown['status']} ({shown['stop_reason']}), {reward}"))
 
     def _before(self, step: StepJSON, links: Sequence[LinkJSON]) -> Iterator[DrawnRow]:
-        """Yield what happens before a step: returns, then a handoff or another switch, or a rewrite."""
+        """Yield the rows before a step: returns, then a handoff or another switch, or a rewrite."""
         index, own = step["index"], (step["index"],)
         for link in links:
             if link["kind"] == "return":

@@ -39,7 +39,7 @@ class EpisodeRow:
         seed: The seed of the episode, or None.
         task: The task as a short string: the task's data, else the first message of a user.
         stop_reason: Why the episode ended.
-        error: What failed, or None.
+        error: The error, or None.
         error_kind: What caused the error: `environment`, `policy` or `infrastructure`; or None.
         reward: The sum of the steps' rewards. Without `is_scored`, it means nothing.
         rewards: The sum of each named reward over all steps.

@@ -35,7 +35,7 @@ class ViewerServer(ThreadingHTTPServer):
     """Serves the page and its data to this machine.
 
     Args:
-        resources: What to show.
+        resources: The answers to requests.
         port: The port; 0 for a free one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Compares a renderer with a chat template: the prompts that it renders, the replies that it writes and reads.
+"""Compare a renderer with a chat template: the prompts that it renders, the replies that it writes and reads.
 
 The prompts are the conversations of the conformance kit, and the replies are those that prove measured grammars. A
 family may differ from its template where it declares so (`known_differences`).
@@ -28,11 +28,11 @@ _DIALECT = Dialect()
 
 @dataclass(frozen=True)
 class Agreement:
-    """On what a renderer and a template agree.
+    """The extent to which a renderer and a template agree.
 
     Attributes:
-        prompts: How many conversations both render with the same text.
-        replies: How many replies that the template writes are read as the same message and written as the same text.
+        prompts: The number of conversations that both render as the same text.
+        replies: The number of the template's replies that are read as the same message and written as the same text.
         difference: The first difference; empty if there is none.
     """
 
@@ -42,7 +42,7 @@ class Agreement:
 
     @property
     def is_complete(self) -> bool:
-        """Whether prompts and replies were compared, and all of them are the same."""
+        """True if prompts and replies were compared, and all of them are the same."""
         return self.prompts > 0 and self.replies > 0 and not self.difference
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ class _TemplateReply(NamedTuple):
     """The text after that, up to the end of the reply."""
     stop: str
     follows_prompt: bool
-    """Whether the reply follows the generation prompt; if not, the template opens it differently."""
+    """True if the reply follows the generation prompt; if not, the template opens it differently."""
 
 
 def _compare_replies(renderer: Renderer, template: ChatTemplate) -> tuple[int, str]:

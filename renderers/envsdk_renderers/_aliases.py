@@ -1,4 +1,4 @@
-"""Names of model families that `fixed_base` renders as well as a class of their own would.
+"""Names of model families that `fixed_base` renders as well as a separate class would.
 
 An alias is data: the control tokens by which the family's tokenizer is recognized, the switches of its chat templates
 under their own names, and the templates that it was checked on. Knows nothing about how a template is measured;

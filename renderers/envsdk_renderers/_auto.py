@@ -39,7 +39,7 @@ def auto(
         The renderer; its `chosen_because`, the log and each trajectory have the reason why it was chosen.
 
     Raises:
-        TokenizerError: If there is no chat template.
+        TokenizerError: If the chat template is missing.
         TemplateUnsupported: If no family fits and `fixed_base` cannot use the template.
         ConfigError: If the chosen renderer does not take the options.
     """

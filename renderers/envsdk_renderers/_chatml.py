@@ -62,7 +62,7 @@ class ChatML(FamilyRenderer):
     header: ClassVar[str] = "<|im_start|>{role}\n"
     """The scaffold that begins a message of each role; the assistant's is `opening`."""
     trims: ClassVar[bool] = False
-    """Whether texts are shown without the whitespace around them."""
+    """True if content is shown without the whitespace around it."""
 
     def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, processor: Any = None) -> None:
         super().__init__(tokenizer, unsafe_content=unsafe_content, processor=processor)
@@ -99,7 +99,7 @@ class ChatML(FamilyRenderer):
             out.content(text)
 
     def texts(self, message: Message) -> list[str]:
-        """Return the texts before, between and after the images of a message, whose content is trimmed as a whole."""
+        """Return the text before, between and after a message's images. The content is trimmed as a whole."""
         if message.parts is None:
             return [self.trimmed(message.content)]
         texts = [""]
@@ -145,7 +145,7 @@ class ChatML(FamilyRenderer):
         return message if content == message.content else message.model_copy(update={"content": content})
 
     def trimmed(self, text: str) -> str:
-        """Return a text as the template shows it."""
+        """Return content as the template shows it."""
         return text.strip() if self.trims else text
 
     def settles(self, message: Message) -> bool:
@@ -191,7 +191,7 @@ class ToolChatML(ChatML):
     structure: tuple[str, ...] = ("</tool_call>",)
     grammar: ClassVar[Grammar] = tagged(HERMES)
     default_system: ClassVar[str | None] = None
-    """The text of the system block if there is no system message; None for no such block."""
+    """The text of the system block without a system message; None if the block is then left out."""
     before_tools: ClassVar[str] = (
         "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
         "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"

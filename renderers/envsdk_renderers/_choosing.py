@@ -1,4 +1,4 @@
-"""Chooses the renderer that fits a chat template.
+"""Choose the renderer that fits a chat template.
 
 Each family whose control tokens the tokenizer has is compared with the template. The first one is chosen that renders
 the same prompts, writes the same replies, and reads the template's. If none does, an alias of `fixed_base` is chosen
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
     options: Mapping[str, Any]
     reason: str
     renders_templates: bool = False
-    """Whether it renders any template, which it takes as an option."""
+    """True if it renders any template, which it takes as an option."""
 
 
 _CHOICES: dict[tuple[object, ...], Choice] = {}

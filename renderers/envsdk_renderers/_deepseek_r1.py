@@ -47,7 +47,7 @@ class DeepSeekR1(ThinkingChatML):
         super().__init__(tokenizer, unsafe_content=unsafe_content)
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """Write the token that begins a text, and the system message, which has no role before it."""
+        """Write the token that begins a sequence, and the system message, which is written without a role."""
         if tools:
             raise RenderError(f"{self.name!r} has no place for tools: use another renderer, or no tools")
         out.scaffold("<｜begin▁of▁sentence｜>")

@@ -274,7 +274,7 @@ class FixedBase(WholeRenderer):
 
     @property
     def why_unusable(self) -> str:
-        """Why no environment can be made with the template, as `check_tools` finds; empty if one can."""
+        """The reason why environments cannot use the template (see `check_tools`); empty if they can."""
 
         def measure() -> str:
             try:
@@ -702,7 +702,7 @@ class FixedBase(WholeRenderer):
 
     @property
     def knows_history(self) -> bool:
-        """Whether the template's rule for past reasoning was measured and proved."""
+        """True if the template's rule for past reasoning was measured and proved."""
         return self.history_rule is not None
 
     @cached_property
@@ -712,7 +712,7 @@ class FixedBase(WholeRenderer):
 
     @property
     def history_problem(self) -> str:
-        """Why there is no `history_rule`, so that `strip` costs O(context); empty if there is one."""
+        """The reason why `history_rule` is missing, so that `strip` costs O(context); empty if it is known."""
         return self._judged_history[1]
 
     @property

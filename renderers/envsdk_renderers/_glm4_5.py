@@ -68,7 +68,7 @@ class GLM45(ThinkingChatML):
         return self.opening + ("" if self.enable_thinking else "\n<think></think>")
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """Write the tokens that begin a text, the tools in a block of their own, and the system message."""
+        """Write the tokens that begin a sequence, the tools in a separate block, and the system message."""
         out.scaffold("[gMASK]<sop>")
         if tools:
             self.emit_tools(out, tools)

@@ -34,6 +34,6 @@ class Llama3(ChatML):
     structure: tuple[str, ...] = ("<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>")
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
-        """Write the token that begins a text, and the system message."""
+        """Write the token that begins a sequence, and the system message."""
         out.scaffold("<|begin_of_text|>")
         super().emit_start(out, system, tools)

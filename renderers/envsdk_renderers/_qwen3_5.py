@@ -69,7 +69,7 @@ class Qwen35(ThinkingChatML):
 
     trims: ClassVar[bool] = True
     shows_empty_system: ClassVar[bool] = True
-    """Whether a system message without text is written as a system block without text."""
+    """True if a system message without text is written as a system block without text."""
 
     @property
     def instructions(self) -> str:

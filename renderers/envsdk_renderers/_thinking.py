@@ -41,7 +41,7 @@ class ThinkingChatML(ToolChatML):
     structure: tuple[str, ...] = ("</think>", "</tool_call>")
     grammar: ClassVar[Grammar] = tagged(HERMES, THINK)
     prompt_opens_block: ClassVar[bool]
-    """Whether the generation prompt opens the think block, so that the model does not sample `<think>`."""
+    """True if the generation prompt opens the think block, so that the model does not sample `<think>`."""
 
     def __init__(
         self,
@@ -195,7 +195,7 @@ class _UnpaddedReading:
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether the reply has a think block, also an empty one."""
+        """True if the reply has a think block, also an empty one."""
         return self._reading.has_reasoning
 
 

@@ -1,4 +1,4 @@
-"""Check the built site for what the site generator does not: `make docs` runs it last.
+"""Check the built site for problems that the site generator does not report: `make docs` runs it last.
 
 A page loads nothing from other servers, and every public name, every command and every error has an anchor.
 """
@@ -19,7 +19,7 @@ ANCHOR = re.compile(r"\bid=\"?([^\s\">]+)")
 
 
 def problems(site: Path = OUTPUT / "site") -> Iterator[str]:
-    """Yield what is wrong with the built site."""
+    """Yield the problems of the built site."""
     anchors: set[str] = set()
     for page in sorted(site.rglob("*.html")):
         text = page.read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def problems(site: Path = OUTPUT / "site") -> Iterator[str]:
 
 
 def has_anchor(path: str, anchors: set[str]) -> bool:
-    """Return whether a name has an anchor, under this path or the one that it is documented under."""
+    """Return whether a name has an anchor, under this path or the path where it is documented."""
     return documented_paths().get(path, path) in anchors
 
 

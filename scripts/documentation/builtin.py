@@ -15,7 +15,7 @@ from .formats import stored_fields
 WITHOUT_MEMBERS = "    options:\n      heading_level: 3\n      members: false\n"
 ENVIRONMENTS = """# Built-in environments
 
-`envsdk.make(id, **options)` makes an environment. Besides its own options, each takes those of [`Env`][envsdk.Env].
+`envsdk.make(id, **options)` makes an environment. It also accepts the options of [`Env`][envsdk.Env].
 """
 RENDERERS = """# Built-in renderers
 

@@ -37,6 +37,6 @@ def shown(default: Any) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a text on one line that a table may hold. In code, a pipe needs no escape."""
+    """Return a string on one line for the cell of a table. In code, a pipe needs no escape."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     return "".join(part if part[:1] == "`" else part.replace("|", "\\|").replace("<", "&lt;") for part in parts)

@@ -1,4 +1,4 @@
-"""The page of errors, `docs/errors.md`, made from what `envsdk explain` prints: `make errors-page` writes it."""
+"""The page of errors, `docs/errors.md`, with the explanations of `envsdk explain`: `make errors-page` writes it."""
 
 import re
 import textwrap
@@ -24,7 +24,7 @@ def errors_page() -> str:
 
 
 def section(entry: ErrorExplanation) -> str:
-    """Return what the page has about one error."""
+    """Return the section of an error."""
     parts = [f"## {entry.name}\n", f"{entry.meaning}\n", f"**Why it happens.** {entry.why}\n"]
     parts.append(f"**What to do.** {entry.do}\n")
     if entry.message:

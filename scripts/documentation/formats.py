@@ -85,7 +85,7 @@ Messages.
 
 
 def record(cls: type[Any]) -> str:
-    """Return what is stored of one class."""
+    """Return the table of the stored fields of a class."""
     parsed = docstring_parser.parse(inspect.getdoc(cls) or "")
     head = f"### {cls.__name__}\n\n{parsed.short_description}\n\n| field | type | meaning |\n|---|---|---|\n"
     return head + "".join(rows(cls, parsed))

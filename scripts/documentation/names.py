@@ -1,4 +1,4 @@
-"""The public names of envsdk, read from its source: what the reference lists, and what a test expects in it."""
+"""The public names of envsdk, read from its source: the reference lists them, and a test checks that it does."""
 
 import ast
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def trainers() -> list[Public]:
 
 
 def names_of(file: Path) -> tuple[str, ...]:
-    """Return the public names of a module: its `__all__`, or what it or its stub defines or imports."""
+    """Return the public names of a module: its `__all__`, or the names that it or its stub defines or imports."""
     stub = file.with_suffix(".pyi")
     tree = ast.parse((stub if stub.is_file() else file).read_text(encoding="utf-8"))
     names = list(dict.fromkeys(name for node in tree.body for name in _defined(node)))
@@ -82,7 +82,7 @@ def names_of(file: Path) -> tuple[str, ...]:
 
 
 def is_package(name: str) -> bool:
-    """Return whether a dotted name is a package of ours."""
+    """Return whether a dotted name is one of our packages."""
     return any((root / Path(*name.split(".")) / "__init__.py").is_file() for root in ROOTS)
 
 

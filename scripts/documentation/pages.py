@@ -1,4 +1,4 @@
-"""The pages of the site: those of `docs/`, those of the checkout that they link to, and those that programs make."""
+"""The pages of the site: those of `docs/`, those of the checkout that they link to, and generated ones."""
 
 import posixpath
 import re

@@ -30,7 +30,7 @@ def page_of(module: str) -> str:
 
 @cache
 def documented_paths() -> dict[str, str]:
-    """Return, for each public name, the dotted path that it is documented under: the first one of the same thing."""
+    """Return, for each public name, the dotted path where it is documented: the first path of the same object."""
     first: dict[int, str] = {}
     paths: dict[str, str] = {}
     for public in public_names():
@@ -42,7 +42,7 @@ def documented_paths() -> dict[str, str]:
 
 
 def page(public: Public) -> str:
-    """Return the page of a module. What another page has already is named with a link to it."""
+    """Return the page of a module. Names that another page documents are links to it."""
     heading = f"{PACKAGES[public.module]}: " if public.module in PACKAGES else ""
     parts = [f"# {heading}`{public.module}`\n", about(public.module)]
     elsewhere: list[str] = []

@@ -40,7 +40,7 @@ def names(known: Path) -> set[str]:
 
 
 def entry(version: str, newest: str) -> dict[str, object]:
-    """Return what the menu has to know about a version."""
+    """Return the menu's entry of a version."""
     return {"version": version, "title": version, "aliases": ["latest"] if version == newest else []}
 
 
@@ -48,7 +48,7 @@ def order(version: str) -> tuple[int, ...]:
     """Return the numbers of a version, such as 0.3 or 0.3.1.
 
     Raises:
-        ValueError: If it is something else.
+        ValueError: If it is not a version.
     """
     parts = version.split(".")
     if not all(part.isascii() and part.isdigit() for part in parts):

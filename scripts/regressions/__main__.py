@@ -1,4 +1,4 @@
-"""Runs the benchmarks, and compares their figures with those of the last release, or stores them as those.
+"""Runs the benchmarks, and compares their figures with those of the last release, or stores them as the new ones.
 
 python -m regressions                       # compare; exit status 1 if a row got slower
 python -m regressions --release --runs 5    # store the figures of this version

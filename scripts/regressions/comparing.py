@@ -1,4 +1,4 @@
-"""Which rows of a run differ from the stored ones by more than their noise."""
+"""Find the rows of a run that differ from the stored ones by more than their noise."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
@@ -6,21 +6,21 @@ from typing import Literal, NamedTuple, TypeAlias
 from .figures import Figure, Stored
 
 SMALLEST_MARGIN = 0.1
-"""A change of less is never reported."""
+"""Smaller changes are never reported."""
 NOISES = 3
-"""How many times its noise a row must change to be reported."""
+"""A row is reported if it changes by more than this multiple of its noise."""
 Verdict: TypeAlias = Literal["slower", "faster", "same", "new", "missing"]
 
 
 class Change(NamedTuple):
-    """How a row differs from the stored one."""
+    """The difference of a row from the stored one."""
 
     row: str
     verdict: Verdict
     factor: float
-    """How many times the stored cost it costs; 1.0 for a row that is new or missing."""
+    """The cost, relative to the stored one; 1.0 for a row that is new or missing."""
     margin: float
-    """How much more or less is its noise, relative to the stored cost."""
+    """The noise, relative to the stored cost."""
 
     def __str__(self) -> str:
         if self.verdict in ("new", "missing"):
@@ -53,5 +53,5 @@ def _change(name: str, stored: Stored, figure: Figure | None) -> Change:
 
 
 def better(first: Figure, second: Figure) -> Figure:
-    """Return the better one of two figures of a row: what disturbs a measurement makes it worse."""
+    """Return the better one of two figures of a row, because disturbances make a measurement worse."""
     return first if (first.value <= second.value) == first.lower_is_better else second

@@ -16,7 +16,7 @@ _RATES = ("steps/s", "a second")
 
 
 class Figure(NamedTuple):
-    """What a row of a run measured."""
+    """The measurement of a row in one run."""
 
     value: float
     unit: str
@@ -26,7 +26,7 @@ class Figure(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What several runs measured."""
+    """The measurements of several runs."""
 
     value: float
     """The median."""
@@ -40,11 +40,11 @@ def figure_of(value: float, unit: str, test: str, *, yardstick_s: float, higher_
     """Return a row as a figure: a time in yardsticks, a rate per yardstick, and any other value as it is.
 
     Args:
-        value: What the row measured.
+        value: The measured value.
         unit: Its unit, such as `ms`, `ns a token`, `steps/s` or `x`.
         test: The id of the test.
         yardstick_s: The time of the yardstick around the test, in seconds.
-        higher_is_better: Whether more is better. It always is for a rate.
+        higher_is_better: Whether a higher value is better, as for every rate.
     """
     scale, _, rest = unit.partition(" ")
     if unit in _RATES:
@@ -80,7 +80,7 @@ def write(path: Path, rows: Mapping[str, Stored], about: Mapping[str, Any]) -> N
     Args:
         path: The file.
         rows: The figures by the name of the row.
-        about: What they were measured with and on.
+        about: The versions and the machine of the measurements.
     """
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in about.items()]
     listed = [

@@ -1,4 +1,4 @@
-"""A fixed piece of work, by whose time other times are divided, so that a slower machine changes no figure.
+"""A fixed piece of work. Other times are divided by its time, so that the machine's speed does not change figures.
 
 It never changes: a change would change all stored figures.
 """
@@ -14,7 +14,7 @@ _REPETITIONS = 9
 
 
 def work() -> int:
-    """Do what envsdk's own code does most: small objects, dicts, texts as JSON, and copies of arrays."""
+    """Run the operations that envsdk's own code runs most: small objects, dicts, JSON strings, and copies of arrays."""
     total, array = 0, np.arange(20_000, dtype=np.int32)
     for number in range(150):
         record = json.loads(json.dumps({**_RECORD, "number": number}))
@@ -24,7 +24,7 @@ def work() -> int:
 
 
 def time_s() -> float:
-    """Return how long the work takes now, in seconds: the median of several times."""
+    """Measure the time of the work, in seconds: the median of several runs."""
     seconds: list[float] = []
     for _ in range(_REPETITIONS):
         start = perf_counter()

@@ -171,7 +171,7 @@ ATTACKS: dict[str, tuple[Any, str, str, str]] = {
         lambda: endless(EVENTS, b'data: {"choices": [{"token_ids": [1, 2, 3]}]}\n\n'),
         "stream",
         "ServerReplyError",
-        "more tokens come than max_tokens=1000",
+        "the reply has more tokens than max_tokens=1000",
     ),
     "empty lines without an end": (
         lambda: endless(EVENTS, b"\n"),
@@ -195,7 +195,7 @@ ATTACKS: dict[str, tuple[Any, str, str, str]] = {
         lambda: generated(routed_experts=huge_array()),
         "vllm",
         "ServerReplyError",
-        "routed_experts is not the base64 text",
+        "routed_experts is not a base64 string",
     ),
 }
 CASES = [(attack, kind) for attack, (_, kinds, _, _) in ATTACKS.items() for kind in kinds.split()]

@@ -87,7 +87,7 @@ def test_a_server_with_another_image_processor_is_refused():
     with server_of() as server:
         server.vision = Vision(processor, RENDERER.tokenizer)
         with pytest.raises(
-            ServerReplyError, match=r"sampled from another prompt: .* Start vLLM with the image processor"
+            ServerReplyError, match=r"sampled from a different prompt: .* Start vLLM with the image processor"
         ):
             ask(VLLM(server.url, check=False), max_tokens=5)
 
@@ -128,5 +128,5 @@ def test_a_policy_without_the_keyword_media_is_refused_where_a_prompt_has_images
     def blind(prompt, *, episode_id, context, base, keep, role, stop_token_ids, stop, max_tokens, sampling):
         return Action([stop_token_ids[0]])
 
-    with pytest.raises(PolicyError, match="the policy blind takes none: add the keyword argument media"):
+    with pytest.raises(PolicyError, match="the policy blind does not take images: add the keyword argument media"):
         envsdk.rollout(Show(renderer=RENDERER), blind, seed=0)

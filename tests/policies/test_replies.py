@@ -164,7 +164,7 @@ def drop_stop(choice):
 
 
 VIOLATIONS = {
-    "one logprob too few": (drop_last_logprob, "token ids and .* log-probabilities; expected as many"),
+    "one logprob too few": (drop_last_logprob, "token ids and .* log-probabilities; expected equal numbers"),
     "no logprobs": (lambda choice: choice.update(logprobs=None), r"choices.0.logprobs: .* \(got None\)"),
     "a logprob of null": (set_logprob(None), r"choices.0.logprobs.content.0.logprob"),
     "a logprob of NaN": (set_logprob(float("nan")), "log-probability of token 0 is nan"),
@@ -179,7 +179,10 @@ VIOLATIONS = {
     "tokens after a stop token": (set_id(STOP), "token 0 is the stop token 7, but other tokens follow it"),
     "an unknown finish reason": (lambda choice: choice.update(finish_reason="repetition"), "'repetition'"),
     "no token": (lambda choice: choice.update(token_ids=[], logprobs={"content": []}), "it has no tokens"),
-    "logprobs of other tokens": (lambda choice: choice["token_ids"].__setitem__(0, 1), "those of other tokens"),
+    "logprobs of other tokens": (
+        lambda choice: choice["token_ids"].__setitem__(0, 1),
+        "log-probabilities belong to the tokens",
+    ),
     "a logprob of a text": (
         lambda choice: choice["logprobs"]["content"].__setitem__(0, {"token": "7", "logprob": -1.0}),
         r"content.0.token.*the token is '7'; expected its id, such as 'token_id:504'",

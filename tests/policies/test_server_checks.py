@@ -74,14 +74,16 @@ def test_processed_logprobs_pass(kind, name):
 def test_a_server_of_another_vocabulary_is_refused(kind, name):
     with ModelServer(name, tokenizer="embedded") as server:
         server._tokenize = lambda text: [token + 1 for token in server.tokenizer.encode(text).tolist()]
-        with pytest.raises(ServerMismatch, match="has another vocabulary than the tokenizer 'embedded'"):
+        with pytest.raises(
+            ServerMismatch, match="does not have the vocabulary of the environment's tokenizer 'embedded'"
+        ):
             play(kind(server.url))
 
 
 def test_a_server_that_names_a_control_token_differently_is_refused():
     with ModelServer() as server:
         server._tokenize = lambda text: server.tokenizer.encode(text).tolist()
-        with pytest.raises(ServerMismatch, match=r"the text '<\|"):
+        with pytest.raises(ServerMismatch, match=r"the string '<\|"):
             play(VLLM(server.url))
 
 
@@ -129,7 +131,7 @@ def test_a_reply_of_another_form_is_not_blamed_on_a_flag():
             return (200, {"outputs": []}) if path == "/inference/v1/generate" else await route(path, body)
 
         server._route = changed
-        with pytest.raises(ServerMismatch, match=r"form that VLLM does not read: .*choices") as caught:
+        with pytest.raises(ServerMismatch, match=r"form that VLLM cannot read: .*choices") as caught:
             ask(VLLM(server.url))
     assert "--max-logprobs" not in str(caught.value)
 

@@ -464,11 +464,11 @@ def test_a_change_that_can_be_read_is_found_by_the_checksum(
     folder.close()
     file = folder.path / FILES[False]
     file.write_bytes(file.read_bytes().replace(b'"seed":1', b'"seed":7', 1))
-    with pytest.raises(RunFolderError, match="another checksum"):
+    with pytest.raises(RunFolderError, match="do not have the checksum"):
         create(resume=True)
-    with pytest.raises(RunFolderError, match="another checksum"):
+    with pytest.raises(RunFolderError, match="do not have the checksum"):
         list(StoredRun(folder.path).trajectories())
-    assert "another checksum" in damage_of(folder.path)
+    assert "do not have the checksum" in damage_of(folder.path)
 
 
 def damage_of(path: Path) -> str:

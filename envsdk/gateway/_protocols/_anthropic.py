@@ -64,14 +64,14 @@ _ERRORS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-_TOO_LONG = "prompt is too long"  # the words by which agents recognize that they have to compact
+_TOO_LONG = "prompt is too long"  # agents recognize these words and compact
 _MESSAGE = "msg_"
-_THREAD_NOT_FOUND = "thread_not_found"  # the code at which the package sends the whole conversation again
+_THREAD_NOT_FOUND = "thread_not_found"  # at this code, the package sends the whole conversation again
 
 
 @dataclass(frozen=True, slots=True)
 class AnthropicRequest(ModelRequest):
-    """A request, and what is kept of its thread; None if it has none."""
+    """A request, and the stored conversation of its thread; None if it has none."""
 
     thread: StoredConversation | None = None
 
@@ -82,7 +82,7 @@ class Anthropic(WireFormat):
     name = "anthropic"
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
-        """Return what a request asks for; see `WireFormat.read`."""
+        """Read a request; see `WireFormat.read`."""
         request = self.read_count(body, headers, memory)
         if request.max_tokens is None:
             raise refused("max_tokens", "it is required: give an integer")
@@ -138,7 +138,7 @@ class Anthropic(WireFormat):
     def stream(
         self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
     ) -> ReplyStream:
-        """Return what writes the events of a reply while it is sampled; see `WireFormat.stream`."""
+        """Return a writer of the events of a reply while it is sampled; see `WireFormat.stream`."""
         return _AnthropicStream(body)
 
     def remember(
@@ -201,25 +201,25 @@ def _continued(fields: Fields, memory: SessionMemory) -> tuple[str | None, Store
     named = thread.required_text("previous_message_id")
     conversation = memory.responses.conversation(named)
     if conversation is None:
-        reason = "it is of another session, or was forgotten; create a thread with the whole conversation"
+        reason = "it belongs to another session, or was forgotten; create a thread with the whole conversation"
         field = thread.name("previous_message_id")
         raise RequestError(f"{field}: the message {named!r:.80} is not known: {reason}", 404, _THREAD_NOT_FOUND, field)
     for key in ("system", "tools"):
         if fields.get(key):
-            raise refused(key, "a thread keeps what it was created with: leave it out, or create a thread")
+            raise refused(key, "a thread keeps its original value: leave the field out, or create a thread")
     return named, conversation
 
 
 def _check_unsupported(fields: Fields) -> None:
-    """Refuse what a reply cannot be made to be, and what only Anthropic's servers can do."""
+    """Refuse constraints that cannot be enforced on a reply, and features of Anthropic's servers."""
     config = fields.object("output_config")
     if (config is not None and config.get("format") is not None) or fields.get("output_format") is not None:
         field = "output_format" if fields.get("output_format") is not None else "output_config.format"
         raise refused(field, "replies cannot be constrained here: describe the form in the prompt")
     if fields.get("compaction") is not None:
-        raise refused("compaction", "no summary is made here: ask for one in the prompt")
+        raise refused("compaction", "the gateway does not summarize: ask for a summary in the prompt")
     if fields.items("mcp_servers"):
-        raise refused("mcp_servers", "there are none: give the tools of the server as `tools`")
+        raise refused("mcp_servers", "MCP servers are not supported: give the tools of the server as `tools`")
     _shown_thinking(fields)
 
 
@@ -340,7 +340,7 @@ def _part_of(block: Fields, where: str) -> "str | ImagePart":
 
 
 def _text_of(block: Fields, where: str) -> str:
-    """Return the text of a block; `where` it is names the error if it is of another type."""
+    """Return the text of a block; for another type, the error names `where` it is."""
     if block.text("type") != "text":
         raise refused(block.path, f"a block of type {block.text('type')!r:.40} is not supported in {where}")
     if (text := block.text("text")) is None:
@@ -367,7 +367,7 @@ def _written(body: Any, reply: ModelReply) -> list[dict[str, Any]]:
 
 
 class _AnthropicStream(ReplyStream):
-    """The events of one reply: thinking and text as they come, then the calls.
+    """The events of one reply: thinking and text as they arrive, then the calls.
 
     Args:
         body: The JSON body of the request.

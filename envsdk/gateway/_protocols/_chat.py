@@ -39,7 +39,7 @@ class Chat(OpenAIFormat):
     function_field = "function"
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
-        """Return what a request asks for; see `WireFormat.read`."""
+        """Read a request; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "messages")
         check_supported(fields, _UNSUPPORTED)
@@ -109,7 +109,7 @@ class Chat(OpenAIFormat):
     def stream(
         self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
     ) -> ReplyStream:
-        """Return what writes the events of a reply while it is sampled; see `WireFormat.stream`."""
+        """Return a writer of the events of a reply while it is sampled; see `WireFormat.stream`."""
         return _ChatStream(request, body, created, index, id)
 
     def last_events(
@@ -127,7 +127,7 @@ class Chat(OpenAIFormat):
 
 
 def _received(value: Any, index: int) -> ReceivedMessage:
-    """Return the message that a value of `messages` is."""
+    """Read a value of `messages` as a message."""
     fields = Fields(value, f"messages[{index}]")
     role, read, image = fields.text("role"), dict[str, Any](), None
     if role == "assistant":
@@ -148,7 +148,7 @@ def _received(value: Any, index: int) -> ReceivedMessage:
 
 
 def _calls_and_reasoning(fields: Fields) -> dict[str, Any]:
-    """Return the fields of an assistant message besides its content."""
+    """Return the fields of an assistant message other than its content."""
     if fields.get("function_call") is not None:
         raise refused(fields.name("function_call"), "give calls as `tool_calls`")
     calls: list[ToolCall] = []

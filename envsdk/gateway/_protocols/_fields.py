@@ -1,4 +1,4 @@
-"""Read the fields of a request, which may hold anything: a field of a wrong type is an error that names it."""
+"""Read the fields of a request, which may have any value: a field of a wrong type raises an error that names it."""
 
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -43,7 +43,7 @@ def refused(field: str, reason: str) -> RequestError:
 
 
 def not_of_kind(field: str, expected: str, given: Any) -> RequestError:
-    """Return the error that a field has a value of another kind than expected, without the value itself."""
+    """Return the error for a field whose value is not of the expected kind, without the value itself."""
     return refused(field, f"expected {expected}, got {kind_of(given)}")
 
 
@@ -233,7 +233,7 @@ def check_unique(ids: Sequence[str | None], field: str) -> None:
     """Check that the calls or the results of one message have different ids.
 
     Raises:
-        RequestError: If an id comes twice.
+        RequestError: If an id occurs twice.
     """
     if len(set(ids)) < len(ids):
         raise refused(field, "two in one message have the same id: give each call a different one")
@@ -244,12 +244,12 @@ def check_unique(ids: Sequence[str | None], field: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RequestImages:
-    """The way in which the images of one request are read: `with RequestImages(...).reading():`.
+    """The settings for reading the images of one request: `with RequestImages(...).reading():`.
 
     Attributes:
         check: Called with None before an image is decoded, and with the image then. It raises `RenderError` or
             `ConfigError` if the model does not take it.
-        budget: What the images may cost together.
+        budget: The pixels that the images may have together.
     """
 
     check: Callable[[Image | None], object] = lambda image: None
@@ -269,7 +269,7 @@ _images: ContextVar[RequestImages | None] = ContextVar("_images", default=None)
 
 
 def content_of(parts: "Sequence[str | ImagePart]") -> Content:
-    """Return the content of a message with the given parts: one text is a plain string, several parts stay parts."""
+    """Return the content of a message with these parts: a single text becomes a string; several parts stay parts."""
     if all(isinstance(part, str) for part in parts) and len(parts) < 2:
         return "".join(str(part) for part in parts)
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]

@@ -13,7 +13,7 @@ from ._fields import json_bytes
 T = TypeVar("T")
 _Known = dict[tuple[int, bytes], tuple[Any, Any]]
 """The values of a list and what they contain, by their index and hash."""
-_REQUESTS = 16  # whose values are known: parallel conversations of one session alternate
+_REQUESTS = 16  # requests whose values are remembered: parallel conversations of one session alternate
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class StoredConversation:
     """A conversation up to a response.
 
     Attributes:
-        received: What the request added: its messages, then the reply. System messages are among them.
+        received: The messages that the request added, then the reply. System messages are among them.
         previous: The conversation that it continues, or None.
         tools: Its tools, where the protocol keeps them.
     """
@@ -41,10 +41,10 @@ class StoredConversation:
 
 
 class StoredResponses:
-    """The responses that requests may name by `previous_response_id`, their items, and what may be retrieved of them.
+    """The responses that requests may name by `previous_response_id`, with their items and their bodies.
 
     Args:
-        limit: How many responses are kept. The one that was not used for the longest time is forgotten first.
+        limit: The maximum number of responses that are kept. The least recently used one is forgotten first.
     """
 
     def __init__(self, limit: int = 1024) -> None:
@@ -70,7 +70,7 @@ class StoredResponses:
         return self._responses[id][1] or None if id in self._responses else None
 
     def delete(self, id: str) -> None:
-        """Forget a response and its items. What continues it is kept."""
+        """Forget a response and its items. Responses that continue it are kept."""
         for item in self._items(id):
             del self._response_of[item["id"]]
         del self._responses[id]

@@ -38,7 +38,7 @@ class OpenAIFormat(WireFormat):
         return tool_schema(self._function(Fields(value, f"tools[{index}]")), "parameters")
 
     def _choice(self, fields: Fields) -> str | dict[str, str]:
-        """Return which tool has to be called."""
+        """Return the choice of a tool that has to be called."""
         choice = fields.get("tool_choice")
         if choice is None:
             return "auto"
@@ -83,7 +83,7 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
 
 
 def check_supported(fields: Fields, unsupported: Mapping[str, str]) -> None:
-    """Check that a request does not ask for what no reply can have here.
+    """Check that a request does not ask for features that are not supported.
 
     Args:
         fields: The request.
@@ -91,7 +91,7 @@ def check_supported(fields: Fields, unsupported: Mapping[str, str]) -> None:
             reason, and what to do instead.
 
     Raises:
-        RequestError: If it does, also if it asks for log-probabilities of tokens that were not sampled.
+        RequestError: If it does, or if it asks for log-probabilities of tokens that were not sampled.
     """
     for key, reason in unsupported.items():
         if fields.get(key) not in (None, False, [], {}):

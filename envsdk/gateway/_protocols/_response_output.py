@@ -85,7 +85,7 @@ def output_items(body: Any, request: ModelRequest, reply: ModelReply) -> list[di
 
 
 class ResponseStream(ReplyStream):
-    """The events of a response: reasoning and text as they come, then the calls.
+    """The events of a response: reasoning and text as they arrive, then the calls.
 
     Args:
         request: The request.

@@ -27,8 +27,8 @@ from ._wire import LARGEST, ReplyStream, event_bytes, signed, split_system, vali
 
 _LOGPROBS = "message.output_text.logprobs"
 _UNSUPPORTED = {
-    "background": "a response is not made in the background: leave it out, and wait for the response",
-    "conversation": "conversations are not stored under names: use previous_response_id",
+    "background": "background responses are not supported: leave it out, and wait for the response",
+    "conversation": "named conversations are not supported: use previous_response_id",
     "prompt": "stored prompts are not supported: give `instructions` and `input`",
 }
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -49,7 +49,7 @@ class Responses(OpenAIFormat):
     function_field = None
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
-        """Return what a request asks for; see `WireFormat.read`."""
+        """Read a request; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "input")
         check_supported(fields, _UNSUPPORTED)
@@ -67,8 +67,8 @@ class Responses(OpenAIFormat):
         previous = None if named is None else memory.responses.conversation(named)
         if named is not None and previous is None:
             reason = (
-                f"the response {named!r:.80} is not known: it was not stored, is of another session, or was forgotten; "
-                "give the whole conversation as `input`"
+                f"the response {named!r:.80} is not known: it was not stored, belongs to another session, or was "
+                "forgotten; give the whole conversation as `input`"
             )
             field = "previous_response_id"
             raise RequestError(f"{field}: {reason}", code="previous_response_not_found", field=field)
@@ -100,7 +100,7 @@ class Responses(OpenAIFormat):
     def stream(
         self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
     ) -> ReplyStream:
-        """Return what writes the events of a reply while it is sampled; see `WireFormat.stream`."""
+        """Return a writer of the events of a reply while it is sampled; see `WireFormat.stream`."""
         return ResponseStream(request, body, lambda reply: self.write(request, body, [reply], created))
 
     def error_event(self, error: RequestError) -> bytes:
@@ -182,7 +182,7 @@ class ItemPlace(NamedTuple):
 
 
 def _place_of(value: Any, index: int, where: str = "input") -> ItemPlace:
-    """Return where an item of a list belongs; a message and a reference may leave out their type.
+    """Return the place of an item of a list; a message and a reference may leave out their type.
 
     Raises:
         RequestError: If the item is not an object.
@@ -250,7 +250,7 @@ def _received(value: Any, index: int) -> ReceivedMessage:
 
 
 def _reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) -> ReceivedMessage:
-    """Return the message that the items of a reply are.
+    """Combine the items of a reply into a message.
 
     Args:
         items: The items.

@@ -27,7 +27,7 @@ _MIN_PIECE = 8
 class WireFormat(ABC):
     """A protocol: how a request, a reply and an error are written. It keeps no state and does no I/O.
 
-    What a protocol lets a client ask for, but no model can be made to do here, is either refused with an error that
+    A parameter that a protocol has, but that cannot be enforced on a model here, is either refused with an error that
     names the field, or, where a reply is of use without it, accepted and not enforced: `parallel_tool_calls: false`
     (Anthropic: `disable_parallel_tool_use`), `strict` tools, the effort and the length of reasoning, and `verbosity`.
     Fields that have no meaning here (caching, metadata, tiers, unknown ones) are ignored.
@@ -37,12 +37,12 @@ class WireFormat(ABC):
 
     @abstractmethod
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
-        """Return what a request asks for.
+        """Read a request.
 
         Args:
             body: The parsed JSON body.
             headers: The request's headers, with lower-case names or case-insensitive.
-            memory: What the session remembers; without it, each message is read again, and no response can be named.
+            memory: The memory of the session; without it, each message is read again, and no response can be named.
 
         Raises:
             RequestError: If the request is invalid, or asks for something that is not supported.
@@ -71,13 +71,13 @@ class WireFormat(ABC):
     def stream(
         self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
     ) -> "ReplyStream":
-        """Return what writes the events of a reply while it is sampled; see `write`.
+        """Return a writer of the events of a reply while it is sampled; see `write`.
 
         Args:
             request: The request.
             body: Its JSON body.
             created: The time in seconds since 1970.
-            index: Which of the replies it is.
+            index: The index of the reply.
             id: The id of the first reply; None if it is this one.
         """
 
@@ -108,7 +108,7 @@ class WireFormat(ABC):
     def remember(
         self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory, created: int
     ) -> None:
-        """Keep what later requests may name. A server calls it before it sends the response, created at that time."""
+        """Store the values that later requests may name. A server calls it, at time `created`, before it responds."""
         del request, replies, memory, created
 
     @abstractmethod
@@ -189,7 +189,7 @@ class ReplyStream(ABC):
         """Yield the events of the next piece; the first one is a reply without a message.
 
         Args:
-            piece: What was read of the reply.
+            piece: The next piece of the reply.
         """
         match piece:
             case ModelReply():
@@ -202,13 +202,13 @@ class ReplyStream(ABC):
                 yield from self._call(index, call)
 
     def end(self, reply: ModelReply) -> Iterator[bytes]:
-        """Yield the events of what was not sent yet, and of the end.
+        """Yield the events of the unsent rest of the reply, and of its end.
 
         Args:
             reply: The whole reply.
 
         Raises:
-            RuntimeError: If it does not begin with what was sent.
+            RuntimeError: If it does not begin with the text that was sent.
         """
         texts: dict[Kind, str] = {"reasoning": reply.message.reasoning or "", "content": reply.message.content}
         for kind, text in texts.items():

@@ -167,7 +167,7 @@ class Damage:
     Attributes:
         file: The name of the file.
         line: The number of the line, from 1.
-        why: What is damaged.
+        why: A description of the damage.
     """
 
     file: str
@@ -204,7 +204,7 @@ class RunFigures:
 
     Attributes:
         name: A short name, unique in the report.
-        path: Where the run is.
+        path: The path of the run.
         envs: How many episodes there are of each environment.
         policy: The policy's name; empty if there is no `run.json`, and so for the next three.
         model: The model's name.
@@ -280,7 +280,7 @@ class QuantityDifference:
     """The difference of one quantity between two runs: the second minus the first.
 
     Attributes:
-        quantity: What is compared: `reward`, `reward.NAME`, `failed` (the share of episodes), `steps`,
+        quantity: The quantity: `reward`, `reward.NAME`, `failed` (the share of episodes), `steps`,
             `observed_tokens` or `sampled_tokens`.
         method: `paired`: over the tasks that both runs have. `unpaired`: over all tasks of each run.
         first: The mean of the first run over these tasks, each the mean of its episodes.

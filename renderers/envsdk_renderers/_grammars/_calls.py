@@ -1,4 +1,4 @@
-"""Reads the calls of a reply by its grammar. A call that cannot be read has an error, and its text as its arguments."""
+"""Read the calls of a reply by its grammar. An unreadable call has an error, and its text as its arguments."""
 
 import json
 import re
@@ -32,11 +32,11 @@ class ReadCall(NamedTuple):
     following: Constant | None
     """The constant that follows it; None if the call is broken or the reply ended in it."""
     is_open: bool = False
-    """Whether the reply ended inside the call."""
+    """True if the reply ended inside the call."""
     last: int = 0
     """The position after its last field."""
     is_ended: bool = False
-    """Whether the call ends as it was read, although it may be undecided which constant follows it."""
+    """True if the call ends as it was read, although it may be undecided which constant follows it."""
 
 
 class _CallFields(NamedTuple):
@@ -415,7 +415,7 @@ class _RawField(NamedTuple):
     """The position after the constant."""
     following: Constant
     ends_call: bool
-    """Whether the call ends with this field, whichever constant follows that begins as this one."""
+    """True if the call ends with this field, whichever constant follows that begins as this one."""
 
 
 def _at(value: Any, path: Path, missing: Any = None) -> Any:

@@ -32,12 +32,12 @@ class Edge:
     target: Field
     constant: str
     is_written: bool = True
-    """Whether the template writes it; if not, it was derived, and is only read."""
+    """True if the template writes it; if not, it was derived, and is only read."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """How values of some JSON types are written."""
+    """The format of values of some JSON types."""
 
     types: tuple[str, ...]
     """Names of JSON types, as in a schema; an integer is a `number`."""
@@ -48,7 +48,7 @@ class Values:
 
 @dataclass(frozen=True)
 class Grammar:
-    """How replies are written.
+    """The format of replies.
 
     Attributes:
         edges: The constants between adjacent fields.
@@ -90,12 +90,12 @@ class Grammar:
 
     @cached_property
     def object_parts(self) -> tuple[TextPiece | str, ...]:
-        """How an `object` is written: its constants as pieces, and the names of the fields between them."""
+        """The format of an `object`: its constants as pieces, and the names of the fields between them."""
         return tuple(part if number % 2 else TextPiece(part, True) for number, part in enumerate(self.layout))
 
     @cached_property
     def values_by_type(self) -> Mapping[str, Values]:
-        """How a value of each JSON type is written; the first entry for a type counts."""
+        """The format of values of each JSON type; the first entry for a type counts."""
         return {kind: values for values in reversed(self.values) for kind in values.types}
 
     @cached_property
@@ -137,7 +137,7 @@ class Grammar:
 
     @cached_property
     def calls_are_marked(self) -> bool:
-        """Whether the constants before calls distinguish them from text."""
+        """True if the constants before calls distinguish them from text."""
         before = [e for e in self.edges if e.target in self.call[:1] and e.source in ("start", "text")]
         return bool(before) and all(edge.constant.strip() for edge in before)
 
@@ -152,7 +152,7 @@ def tags(constant: str) -> list[str]:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family writes calls.
+    """The format in which a family writes calls.
 
     Attributes:
         fields: The fields of a call; see `Grammar.call`.

@@ -1,4 +1,4 @@
-"""Finds the fields of a probe call in a rendered reply, and how it is written."""
+"""Find the fields of a probe call in a rendered reply, and the format in which it is written."""
 
 import json
 import re
@@ -26,7 +26,7 @@ class FieldSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class CallForm:
-    """How calls are written, as far as one call shows it; the fields are those of `Grammar`."""
+    """The format of calls as far as one call shows it. The fields are those of `Grammar`."""
 
     call: tuple[Field, ...]
     layout: tuple[str, ...] = ()

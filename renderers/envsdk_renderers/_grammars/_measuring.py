@@ -33,7 +33,7 @@ _VALUE_STYLES = (JSON, replace(JSON, comma=",", colon=":"), replace(JSON, escape
 
 
 class Renderings(NamedTuple):
-    """What renders the probes."""
+    """The functions that render the probes."""
 
     body: Callable[[Message, Sequence[str]], str]
     """Returns the text of a reply from its opening to its end, which is after the last of the given words; raises a
@@ -110,7 +110,7 @@ def measure(renderings: Renderings, thought: Thought | None = None, stops: Colle
 
 
 class _GrammarProbes:
-    """What the probes of one template show."""
+    """The renderings of one template's probes, and the facts that they show."""
 
     def __init__(self, renderings: Renderings) -> None:
         self._renderings = renderings
@@ -129,7 +129,7 @@ class _GrammarProbes:
 
     @cached_property
     def form(self) -> CallForm | None:
-        """How a call is written."""
+        """The format of a call."""
         for text in ("", TEXT):
             message, rendered = self._text(reply(text, calls=(call_of(0, two_arguments(0)),)))
             form = None if rendered is None else find_form(rendered, message.tool_calls[0])
@@ -159,7 +159,7 @@ class _GrammarProbes:
 
     @property
     def _thought_openers(self) -> set[str]:
-        """What opens reasoning, if a reply shows it."""
+        """The text that opens reasoning, if a reply shows it."""
         addressed, text = self._text(reply(TEXT, REASONING))
         spans = None if text is None else self._spans(addressed, text)
         first = next(_edges(text, spans)) if text and spans else None

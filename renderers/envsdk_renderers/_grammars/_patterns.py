@@ -30,9 +30,9 @@ class Alternative:
 
     parts: Sequence[Part]
     ahead: Sequence[Part] = ()
-    """What has to follow, which is not part of the match."""
+    """The text that has to follow, which is not part of the match."""
     is_last: bool = False
-    """Whether only whitespace may follow."""
+    """True if only whitespace may follow."""
 
     @property
     def first(self) -> str:
@@ -83,7 +83,7 @@ class Pattern:
         else:
             self.complete = re.compile("|".join(f"({item.pattern})" for item in items) or "(?!)")
         self.begins_with_control = all(re.fullmatch(_CONTROLS, first) for first in firsts)
-        """Whether each alternative begins with a control token."""
+        """True if each alternative begins with a control token."""
         self.first = re.compile("|".join(firsts) if all(firsts) else "", re.DOTALL)
         """Matches where an alternative may begin."""
         self.length = max((item.length for item in items), default=0)
@@ -108,7 +108,7 @@ class CodedReply:
     def __init__(self) -> None:
         self.text = ""
         self.is_whole = False
-        """Whether no more text comes."""
+        """True if no more text comes."""
         self.undecided: int | None = None
         """Set by a search whose answer more text may change: nothing that is searched for begins before this position.
         What was found must then not be used."""

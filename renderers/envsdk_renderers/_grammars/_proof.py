@@ -32,7 +32,7 @@ _VALUES: Mapping[str, Sequence[Any]] = {
 
 @dataclass(frozen=True)
 class ReadingVerdict:
-    """What can be relied on when replies of one template are read.
+    """The proved facts about reading replies of one template.
 
     Attributes:
         status: `reads`: replies read back as they were written. `reads without types`: they do with the tools' schemas,
@@ -125,9 +125,9 @@ def prove(grammar: Grammar, renderings: Renderings) -> ReadingVerdict:
 class _Failure:
     reason: str
     is_unwritten: bool = False
-    """Whether the reply cannot be written at all, so nothing was read."""
+    """True if the reply cannot be written at all, so nothing was read."""
     is_wrong: bool = False
-    """Whether it was read as another message without an error."""
+    """True if it was read as another message without an error."""
 
 
 class _Proof:

@@ -86,9 +86,9 @@ class GrammarReading:
         self._errors: dict[str, None] = {}
         self._open_block: Literal["reasoning", "tool_call"] | None = None
         self._is_apart = False
-        """Whether the next text is a separate line, because a block was between it and the text before."""
+        """True if the next text is a separate line, because a block was between it and the text before."""
         self._is_in_text = False
-        """Whether the beginning of the current text was already added."""
+        """True if the beginning of the current text was already added."""
         self._events: list[ReplyEvent | tuple[int, ToolCall]] = []
         """What was read since `events` was called; a call with its index."""
         self._is_reported = is_reported
@@ -97,7 +97,7 @@ class GrammarReading:
         self._waiting = ""
         """What has come and was not read yet."""
         self._is_call_reported = False
-        """Whether the current call was reported, although it is undecided what follows it."""
+        """True if the current call was reported, although it is undecided what follows it."""
         self._read_early: int = 0
         """How many characters were read again because a call may end."""
         self._call_reader = CallReader(patterns.grammar, patterns, self._source, tools)
@@ -133,7 +133,7 @@ class GrammarReading:
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether there is reasoning, also an empty one."""
+        """True if there is reasoning, also an empty one."""
         return self._reasoning is not None
 
     def message(self, sampled: SplitReply) -> Message:

@@ -41,19 +41,19 @@ class TextPiece(NamedTuple):
 
     text: str
     is_scaffold: bool
-    """Whether names of control tokens in it are control tokens."""
+    """True if names of control tokens in it are control tokens."""
 
 
 @dataclass(frozen=True)
 class Style:
-    """How values are spelled."""
+    """The spelling of values."""
 
     quotes: tuple[str, str] = ('"', '"')
-    """What is written around a string."""
+    """The text around a string."""
     key_quotes: tuple[str, str] = ('"', '"')
-    """What is written around a key of an object."""
+    """The text around a key of an object."""
     escapes: Escapes = "json"
-    """How the characters of a string are escaped. `python` also chooses the quotes as `repr` does."""
+    """The escaping of characters in a string. `python` also chooses the quotes as `repr` does."""
     words: tuple[str, str, str] = ("true", "false", "null")
     comma: str = ", "
     colon: str = ": "
@@ -64,17 +64,17 @@ class Style:
 
     @cached_property
     def is_verbatim(self) -> bool:
-        """Whether a string is written as it is, so that nothing shows that it is a string."""
+        """True if a string is written as it is, so that nothing shows that it is a string."""
         return not any(self.quotes) and self.escapes == "none"
 
     @cached_property
     def is_json(self) -> bool:
-        """Whether what is written is JSON."""
+        """True if what is written is JSON."""
         return self.escapes in ("json", "ascii") and self.quotes == self.key_quotes == ('"', '"')
 
     @cached_property
     def is_default(self) -> bool:
-        """Whether values are written as JSON's own encoder writes them."""
+        """True if values are written as JSON's own encoder writes them."""
         return self == Style()
 
 

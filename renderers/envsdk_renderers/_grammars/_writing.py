@@ -87,7 +87,7 @@ class WrittenField(NamedTuple):
     is_verbatim: bool = False
     """For a value: whether it is a string that is written as it is."""
     is_raw: bool = False
-    """Whether it is all that was sampled between the tags around a call."""
+    """True if it is all that was sampled between the tags around a call."""
 
 
 class CallWriter:

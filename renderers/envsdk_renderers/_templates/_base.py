@@ -28,11 +28,11 @@ class Stop(NamedTuple):
     closing: str
     """The text between the last sampled word and that token."""
     is_confirmed: bool
-    """Whether the tokenizer or the generation configuration specifies that it ends a turn."""
+    """True if the tokenizer or the generation configuration specifies that it ends a turn."""
     call_id: str = ""
     """The id of the sentinel's last call, which may be part of `closing`."""
     is_unwritten: bool = False
-    """Whether the template writes no token there (`User: ... Assistant: ...`): a rendering lacks what was sampled."""
+    """True if the template writes no token there (`User: ... Assistant: ...`): a rendering lacks what was sampled."""
 
     def closing_of(self, reply: Message) -> str:
         """Return `closing` for a reply, whose calls have ids."""
@@ -68,12 +68,12 @@ class Stops:
 
     @cached_property
     def of_text(self) -> Stop | None:
-        """How a turn with text ends; None if that is unknown."""
+        """The end of a turn with text; None if it is unknown."""
         return self._find_stop("text", ("user", "system"), None)
 
     @cached_property
     def of_call(self) -> Stop | None:
-        """How a turn with calls ends; None if that is unknown."""
+        """The end of a turn with calls; None if it is unknown."""
         stop = self._find_stop("call", ("tool", "user"), self.of_text)
         (sentinel,) = self._addressed([exchange("call", "user")[0]])
         return stop._replace(call_id=sentinel.tool_calls[-1].id or "") if stop else None
@@ -295,7 +295,7 @@ class Base:
 
     @cached_property
     def moves_text(self) -> bool:
-        """Whether the template writes the text of a reply after its calls, perhaps after their results (Gemma 4).
+        """True if the template writes the text of a reply after its calls, perhaps after their results (Gemma 4).
 
         A model samples text before its calls. The template's text after such a reply is not what follows it then: the
         sampled text is there again, and may end the turn.
@@ -312,7 +312,7 @@ class Base:
 
     @cached_property
     def writes_ids(self) -> bool:
-        """Whether what follows a reply depends on the ids of its calls."""
+        """True if what follows a reply depends on the ids of its calls."""
         texts: list[str] = []
         for call_id in (f"{STEM}00001", f"{STEM}00002"):
             reply = reply_of([PROBE_NAME], ids=[call_id])

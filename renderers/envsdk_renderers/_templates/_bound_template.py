@@ -27,9 +27,9 @@ class Dialect:
     """The form in which a template reads a conversation, among the usual ones."""
 
     content: Literal["text", "parts"] = "text"
-    """Whether content is a string or a list of typed parts."""
+    """True if content is a string or a list of typed parts."""
     arguments: Literal["dict", "text"] = "dict"
-    """Whether a call's arguments are a dict or its JSON text."""
+    """True if a call's arguments are a dict or its JSON text."""
     takes_text: bool = True
     """Whether arguments given as a string may stay a string; if not, they are parsed if they are JSON."""
     call_content: Literal["empty", "none", "absent"] = "empty"
@@ -41,7 +41,7 @@ class Dialect:
     nowhere else)."""
 
     reasoning: Literal["field", "part"] = "field"
-    """Whether reasoning is a separate field, or a part of the content (Ministral 3, Magistral)."""
+    """True if reasoning is a separate field, or a part of the content (Ministral 3, Magistral)."""
 
     def messages(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the messages as the template reads them."""

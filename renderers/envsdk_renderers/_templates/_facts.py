@@ -26,7 +26,7 @@ _TAGS = TypeAdapter(tuple[str, str] | None)
 
 
 class TemplateFacts:
-    """What is known about a template.
+    """The measured facts about a template.
 
     Args:
         turns: Measures its turns.

@@ -21,16 +21,16 @@ Hides: TypeAlias = Literal["nothing", "everything", "before the last user messag
 
 @dataclass(frozen=True)
 class HistoryRule:
-    """Which reasoning of past replies a chat template shows in a prompt."""
+    """The rule for the reasoning of past replies that a chat template shows in a prompt."""
 
     hides: Hides
-    """Which replies lose their reasoning. An answer is a reply without calls."""
+    """The replies that lose their reasoning. An answer is a reply without calls."""
     users: int = 1
     """The N of "before the last N user messages"."""
     shows_empty: bool = True
-    """Whether an empty think block stays where reasoning would be shown."""
+    """True if an empty think block stays where reasoning would be shown."""
     has_calls: bool = True
-    """Whether the rule is also proved for conversations with calls."""
+    """True if the rule is also proved for conversations with calls."""
     triggers: tuple[tuple[str, ...], ...] = ()
     """Texts of user and system messages that change what is shown: each time, all of them together in one message."""
 

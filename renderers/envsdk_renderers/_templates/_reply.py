@@ -116,7 +116,7 @@ class ReplyProbe:
 
     @cached_property
     def writes_reasoning(self) -> bool:
-        """Whether the template writes reasoning, in a form that can be measured or not."""
+        """True if the template writes reasoning, in a form that can be measured or not."""
         return self.thinking is not None or self._reasoned is not None
 
     @cached_property
@@ -131,7 +131,7 @@ class ReplyProbe:
 
     @cached_property
     def _shown_thinking(self) -> Thinking | None:
-        """How a reply writes reasoning."""
+        """The format of reasoning in a reply."""
         if self._reasoned is None:
             return None
         before, closer = self._reasoned

@@ -61,7 +61,7 @@ class TemplateReplyReader:
         if name not in (None, PLAIN):
             reader = reader or get_format(name)
         self.is_measured = reader is None and name is None
-        """Whether replies are read by the measured grammar, with calls."""
+        """True if replies are read by the measured grammar, with calls."""
         self._reader = reader or GrammarReader(grammar() if self.is_measured else without_calls(grammar(), mask))
         around_text = (probe.text_opener, probe.text_stop.closing)
         match self._reader:
@@ -141,9 +141,9 @@ class ReplyWriter:
         self.tag = tag = thinking.opening_tag if thinking else ""
         """The tag that opens reasoning; empty if it is missing."""
         self.prompt_closes_block = bool(thinking and tag in prompt and thinking.closing_tag in prompt.split(tag, 1)[1])
-        """Whether the generation prompt contains an empty think block."""
+        """True if the generation prompt contains an empty think block."""
         self.prompt_opens_block = bool(tag) and prompt.rstrip().endswith(tag)
-        """Whether the generation prompt ends with the tag that opens reasoning."""
+        """True if the generation prompt ends with the tag that opens reasoning."""
 
     def write(self, out: Emission, message: Message, hidden: Message) -> Stop:
         """Write a reply without its end; return how it ends.

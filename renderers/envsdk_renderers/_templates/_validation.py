@@ -25,7 +25,7 @@ class DeltaText(NamedTuple):
     text: str
     """The text from the end of the reply to the end of the generation prompt."""
     generation_prompt: bool
-    """Whether the delta ends with a generation prompt."""
+    """True if the delta ends with a generation prompt."""
 
 
 class Validation:

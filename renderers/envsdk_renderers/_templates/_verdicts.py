@@ -34,14 +34,14 @@ _EARLIER_REASONING, _EARLIER_CONTENT = f"{STEM}thoughtzq", f"{STEM}spokenzq"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What can be relied on where a next message follows a reply."""
+    """The proved facts about a message that follows a reply."""
 
     previous: Previous
     """The kind of the reply; before a tool's result, `reasoned` also calls. `tool` is a reply to a tool's result."""
     following: Following
-    """What comes next."""
+    """The message or end that follows."""
     tools: bool
-    """Whether the model has tools."""
+    """True if the model has tools."""
     status: Status
     """`exact`: prompt, reply and delta together are the template's own rendering. `keeps`: the delta is correct, but
     the template would rewrite what came before. `refused`: the delta is not known. `not possible`: the template cannot
@@ -51,7 +51,7 @@ class Verdict:
 
 
 class Judgement(NamedTuple):
-    """What can be relied on for one turn."""
+    """The proved facts about one turn."""
 
     status: Status
     detail: str = ""

@@ -1,4 +1,4 @@
-"""Drawings of what other pages have as tables: the ladder of on-policy checks, and the layers of the code."""
+"""Drawings of tables of other pages: the ladder of on-policy checks, and the layers of the code."""
 
 import math
 import re
@@ -40,7 +40,7 @@ def layers() -> str:
 
 
 def clipped(text: str) -> str:
-    """Return the beginning of a text that fits next to a layer."""
+    """Return the beginning of a string, so that it fits next to a layer."""
     text = re.sub(r"[`]", "", text)
     return text if len(text) <= 54 else f"{text[:52]} ..."
 

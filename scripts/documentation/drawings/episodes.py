@@ -26,7 +26,7 @@ def episode(name: str, history: Any = "keep", seed: int = 0, **options: Any) -> 
 
 
 def deltas() -> str:
-    """Draw what each observation of an episode keeps and appends."""
+    """Draw the tokens that each observation of an episode keeps and appends."""
     trajectory = episode("envsdk/MathChat-v0")
     prompts = list(trajectory.prompts())
     drawing = Drawing(WIDTH, 130 + ROW * len(prompts), "What each step of an episode keeps, observes and samples")
@@ -126,7 +126,7 @@ def tree() -> str:
 
 
 def _rows(drawing: Drawing, trajectory: Trajectory, top: int) -> None:
-    """Draw one row for each step, with what a break dropped after the new tokens' place."""
+    """Draw one row for each step, with the tokens that a break dropped after the place of the new tokens."""
     prompts = list(trajectory.prompts())
     ends = [len(prompt.prompt) + len(prompt.action) for prompt in prompts]
     scale = (WIDTH - LEFT - 30) / max(ends)
@@ -141,7 +141,7 @@ def _rows(drawing: Drawing, trajectory: Trajectory, top: int) -> None:
 
 
 def _label(drawing: Drawing, x: float, width: float, y: float, text: str) -> None:
-    """Write what a bar is to its right, or to its left where that would be cut."""
+    """Write the label of a bar to its right, or to its left where it would be cut off."""
     fits = x + width + 6 + 6 * len(text) < WIDTH
     drawing.text(x + width + 6 if fits else x - 6, y, text, size=10, color=INK, anchor="start" if fits else "end")
 

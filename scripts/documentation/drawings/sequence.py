@@ -21,7 +21,7 @@ MESSAGES = (
     (3, 2, "Delta (tokens, keep, break)"),
     (2, 0, "Observation, reward, terminated, truncated, info"),
 )
-"""Who calls whom, by their places in `ACTORS`."""
+"""The calls: the caller and the callee as indices of `ACTORS`, and the label."""
 
 
 def step() -> str:

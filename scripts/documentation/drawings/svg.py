@@ -1,4 +1,4 @@
-"""Drawings as SVG text: rectangles, lines and words on a light card, which a dark page can show, too."""
+"""Drawings as SVG text: rectangles, lines and words on a light card, so that they are readable on a dark page, too."""
 
 from dataclasses import dataclass, field
 from html import escape
@@ -10,7 +10,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 @dataclass
 class Drawing:
-    """A drawing of a width and a height in pixels, with a title for readers who do not see it."""
+    """A drawing of a width and a height in pixels, with a title for screen readers."""
 
     width: int
     height: int
@@ -25,7 +25,7 @@ class Drawing:
         )
 
     def line(self, x: float, y: float, to_x: float, to_y: float, color: str = LINE, *, arrow: bool = False) -> None:
-        """Draw a line, with an arrow at its end if wanted."""
+        """Draw a line, optionally with an arrow at its end."""
         end = ' marker-end="url(#arrow)"' if arrow else ""
         self.parts.append(
             f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="{color}" '
@@ -51,14 +51,14 @@ class Drawing:
         )
 
     def legend(self, x: float, y: float, entries: dict[str, str]) -> None:
-        """Write what each color means, in one row."""
+        """Write the meaning of each color, in one row."""
         for meaning, color in entries.items():
             self.box(x, y - 10, 12, 12, color)
             self.text(x + 18, y, meaning, size=12, color=SOFT)
             x += 36 + 6.4 * len(meaning)
 
     def svg(self) -> str:
-        """Return the file."""
+        """Return the drawing as SVG."""
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
             f'height="{self.height}" font-family="{FONT}" role="img">\n<title>{escape(self.title)}</title>\n'

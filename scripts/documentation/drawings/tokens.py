@@ -1,4 +1,4 @@
-"""The drawing of what decoding and encoding again does to sampled tokens."""
+"""The drawing of the effect of decoding sampled tokens and encoding the text again."""
 
 from functools import cache
 
@@ -41,7 +41,7 @@ def retokenized() -> str:
 
 @cache
 def pieces() -> list[list[int]]:
-    """Return pieces of sampled replies in which each token is text on its own."""
+    """Return pieces of sampled replies in which each token is valid text by itself."""
     env = envsdk.make("envsdk/GuessNumber-v1", renderer="qwen3", tokenizer="embedded")
     tokenizer = env.renderer.tokenizer
     control = set(tokenizer.control_tokens.values())

@@ -204,7 +204,7 @@ def test_another_image_processor_is_refused(served: Served) -> None:
     small = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": patch}
     small["size"] = {"shortest_edge": 56 * 56, "longest_edge": 128 * 128}
     renderer = envsdk.get_renderer(served.renderer.name, envsdk.load_tokenizer(served.folder), processor=small)
-    with pytest.raises(ServerReplyError, match=r"sampled from another prompt: .*--mm-processor-kwargs"):
+    with pytest.raises(ServerReplyError, match=r"sampled from a different prompt: .*--mm-processor-kwargs"):
         served.ask(picture(1, 400, 400), renderer=renderer)
 
 
