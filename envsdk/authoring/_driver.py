@@ -128,7 +128,15 @@ class Driver:
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin a new episode. If an argument is refused, the running episode is unchanged."""
         seed, given = check_seed(seed), _check_options(options)
-        chosen = [self._chosen(given)] if "task" in given else self._drawn(seed) if self.is_running else None
+        chosen = [self._chosen(given)] if "task" in given else None
+        if chosen is None and self.is_running:
+            bits = self.env.np_random.bit_generator
+            state = bits.state
+            try:
+                chosen = self._drawn(seed)
+            except BaseException:
+                bits.state = state  # which is the running episode's
+                raise
         self._episodes += 1
         self.end_tasks()
         for error in self.close_children():
@@ -186,20 +194,9 @@ class Driver:
         return check_task(find_task(self.env.tasks, options["task"]), self.env.Task)
 
     def _drawn(self, seed: int | None) -> list[Any]:
-        """Return a list of the task that the seed (or the random state without a seed) picks; empty without rows.
-
-        If the row is refused, the random state is unchanged.
-        """
+        """Return a list of the task that the seed (or the random state without a seed) picks; empty without rows."""
         rows = self.env.tasks
-        if rows is None:
-            return []
-        bits = self.env.np_random.bit_generator
-        state = bits.state
-        try:
-            return [check_task(rows[pick_task(rows, seed, self.env.np_random)], self.env.Task)]
-        except BaseException:
-            bits.state = state
-            raise
+        return [] if rows is None else [check_task(rows[pick_task(rows, seed, self.env.np_random)], self.env.Task)]
 
     def forget(self) -> None:
         """Release the last episode, which is large. The environment is kept for the next one."""
