@@ -141,7 +141,7 @@ def test_the_key_of_another_session_than_the_one_in_the_path_is_refused(
     server.sessions.add(other)
     headers = {"authorization": f"Bearer {other.key}"}
     response = http.post(f"{url}/chat/completions", json=body_of("chat", "hi"), headers=headers)
-    assert "another session" in assert_error("chat", response, 401)
+    assert "a different session" in assert_error("chat", response, 401)
     server.sessions.remove(other.id)
 
 

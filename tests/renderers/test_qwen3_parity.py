@@ -204,7 +204,7 @@ def test_a_developer_message_is_refused_by_name(renderer: Renderer) -> None:
 
 
 def test_an_empty_conversation_is_refused(renderer: Renderer) -> None:
-    with pytest.raises(RenderError, match="no message"):
+    with pytest.raises(RenderError, match="messages is empty"):
         renderer.render([])
 
 
