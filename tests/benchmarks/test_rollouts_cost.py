@@ -71,7 +71,11 @@ def test_two_thousand_episodes_at_the_same_time(benchmark, report, executor: Any
     fewer = few.statistics.tally.steps / few.statistics.elapsed_s
     target = None if executor is None else 2500
     report(
-        f"{name}: speed", done.tally.steps / done.elapsed_s, "steps/s", at_least=target, note=f"50 at a time: {fewer:,.0f}"
+        f"{name}: speed",
+        done.tally.steps / done.elapsed_s,
+        "steps/s",
+        at_least=target,
+        note=f"50 at a time: {fewer:,.0f}",
     )
     report(f"{name}: lag of the event loop, p99", 1e3 * lag.percentile(99), "ms", at_most=100)
     if executor is None:
