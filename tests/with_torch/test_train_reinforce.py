@@ -46,7 +46,7 @@ def test_it_stops_before_it_trains_on_other_tokens_than_were_sampled():
     policy = played.TransformersPolicy(model, env.renderer.tokenizer, seed=0, max_tokens=8, policy_version=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
     assert abs(played.update(model, optimizer, played.play(policy, [0, 0])).k1) < 1e-5
-    with pytest.raises(RuntimeError, match="what is trained is not what was sampled: k1 is"):
+    with pytest.raises(RuntimeError, match="the trained tokens are not the sampled ones: k1 is"):
         played.update(model, optimizer, played.play(surer, [0, 0]))
 
 

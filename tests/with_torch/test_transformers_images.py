@@ -275,7 +275,7 @@ def test_images_without_a_processor_are_refused() -> None:
 
 def test_the_processor_of_another_model_is_refused() -> None:
     prompt, media = prompt_of("qwen3_vl", picture(1, 200, 160))
-    with pytest.raises(ConfigError, match=r"has \d+ tokens, but the image processor makes \d+ of it"):
+    with pytest.raises(ConfigError, match=r"has \d+ tokens, but the image processor gives it \d+"):
         ask(policy_of("qwen2_5_vl"), prompt, media)
 
 
