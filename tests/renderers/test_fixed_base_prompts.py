@@ -19,6 +19,7 @@ from envsdk import Message, ToolCall
 from envsdk.contexts._context import Context
 from envsdk.errors import RenderError
 from envsdk.history import HistoryPolicy, Keep, Strip
+from envsdk.rendering.renderer import as_given
 
 PROMPTS = 100_000
 PLAIN = (
@@ -96,7 +97,7 @@ class Episode:
         self.context.open([*system, Message(role="user", content=self.text())], self.tools)
         self.check_prompt()
         for step in range(self.rng.randint(1, 3)):
-            message = self.reply(step)
+            message = as_given(self.renderer, self.reply(step))  # tags in it are read as the template reads them
             try:
                 tokens = self.renderer.reply(message)
             except RenderError:
