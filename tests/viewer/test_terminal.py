@@ -96,7 +96,7 @@ def run(tmp_path: Path) -> Path:
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with its tokenizer."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    Rollouts("envsdk/Calculator-v1", "random", seeds=range(2), group_size=1, out=folder).run()
+    Rollouts("envsdk/Calculator-v1", "random", seeds=range(2), group_size=1, max_concurrency=1, out=folder).run()
     return folder
 
 
