@@ -64,8 +64,8 @@ _TICK_S = 0.05
 _FULL_COLLECTION = 100
 """The third threshold of the garbage collector while episodes run.
 
-Two thousand episodes hold half a million objects. Searching all of them for cycles stops the event loop for a quarter of
-a second, and with Python's own threshold that happens every few seconds.
+Two thousand episodes hold half a million objects. Searching all of them for cycles stops the event loop for a quarter
+of a second, and with Python's own threshold that happens every few seconds.
 """
 _TURNS = 8
 """The maximum number of steps that begin in an iteration of the event loop, so that timers and sockets are on time.
