@@ -25,7 +25,7 @@ from envsdk.gateway import ProgramEnv, from_requests
 from envsdk.gateway._conversations import Continues
 from envsdk.gateway._outside import PlayedSessions
 from envsdk.gateway._protocols import WIRE_FORMATS
-from envsdk.gateway._protocols._fields import RequestImages
+from envsdk.gateway._protocols._fields import RequestImages, request_images
 from envsdk.images import PixelBudget
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import StoredRun
@@ -150,8 +150,11 @@ def encoded(data: bytes) -> str:
 
 
 def read_with(content: list[Any], **limits: int) -> None:
-    with RequestImages(budget=PixelBudget(**limits)).reading():
+    token = request_images.set(RequestImages(budget=PixelBudget(**limits)))
+    try:
         WIRE_FORMATS["chat"].read({"model": "m", "messages": [user(content)]}, {})
+    finally:
+        request_images.reset(token)
 
 
 def test_the_pixels_of_all_images_of_a_body_are_counted_before_one_too_many_is_decoded():
