@@ -347,7 +347,7 @@ class FixedBase(WholeRenderer):
     @cached_property
     def _unread(self) -> TemplateUnsupported | None:
         """The smallest reply that is not read back as it was written, as an error; None if there is none."""
-        thinks = self._probe.writes_reasoning and not self._facts.reply_writer.prompt_closes_block
+        thinks = (self._probe.thinking or self._probe.reasoned) and not self._facts.reply_writer.prompt_closes_block
         plain = Message(role="assistant", content="x")
         for message in (plain, plain.with_reasoning("y")) if thinks else (plain,):
             tokens = self.reply(message)

@@ -63,10 +63,10 @@ class TemplateFacts:
         own_template: Mapping[str, Any] | None,
     ) -> None:
         plain, with_tools = turns.base((), ()), turns.base((), (PROBE_TOOL,))
-        if plain.stops.of_text is None:
+        if plain.text_stop is None:
             raise TemplateUnsupported("no token ends a turn with text", pair=("text", "user"))
         self._turns, self._plain, self._mask = turns, plain, turns.template.mask
-        self.text_stop = plain.stops.of_text
+        self.text_stop = plain.text_stop
         self.generation_prompt = plain.generation_prompt
         self.probe = ReplyProbe(plain, with_tools, self.text_stop)
         self.call_stop, self.opening, self.blocks = self.probe.call_stop, self.probe.opening, self.probe.blocks

@@ -138,9 +138,11 @@ class ReplyWriter:
         self._writer = writer
         self._generation_prompt = prompt = generation_prompt
         thinking = probe.thinking
-        self.tag = tag = thinking.opening_tag if thinking else ""
+        self.tag = tag = thinking.opener.strip() if thinking else ""
         """The tag that opens reasoning; empty if it is missing."""
-        self.prompt_closes_block = bool(thinking and tag in prompt and thinking.closing_tag in prompt.split(tag, 1)[1])
+        self.prompt_closes_block = bool(
+            thinking and tag in prompt and thinking.closer.strip() in prompt.split(tag, 1)[1]
+        )
         """True if the generation prompt contains an empty think block."""
         self.prompt_opens_block = bool(tag) and prompt.rstrip().endswith(tag)
         """True if the generation prompt ends with the tag that opens reasoning."""
@@ -183,7 +185,7 @@ class ReplyWriter:
         if thinking and self.prompt_opens_block and slot(1) not in text:
             if message.reasoning:
                 text = slot(1) + thinking.closer + text
-            elif not text.lstrip().startswith(thinking.closing_tag):
+            elif not text.lstrip().startswith(thinking.closer.strip()):
                 self._writer.write(out, thinking.closer)
         self._writer.fill(out, text, {slot(0): message.content, slot(1): message.reasoning or ""}, is_scaffold=False)
         return stop
