@@ -219,6 +219,10 @@ class ReplyProbe:
 
     # A reply.
 
+    def stop_of(self, reply: Message) -> Stop:
+        """Return how a turn with this reply ends."""
+        return (self.call_stop if reply.tool_calls else None) or self.text_stop
+
     @cached_property
     def text_opener(self) -> str:
         """The scaffold before the text of a reply without reasoning (Harmony: the name of its channel)."""
@@ -275,7 +279,7 @@ class ReplyProbe:
     def _cut(self, reply: Message, opening: str | None, words: Sequence[str], text: str) -> tuple[str, Stop]:
         """Cut a reply out of a rendering, from its opening to its end."""
         base = self._with_tools if reply.tool_calls else self._plain
-        stop = (self.call_stop if reply.tool_calls else None) or self.text_stop
+        stop = self.stop_of(reply)
         text = text.rpartition(QUESTION)[2]
         head = self._head(base)
         begins = self.opening if base.generation_prompt.startswith(self.opening) else self._before_block(base)
