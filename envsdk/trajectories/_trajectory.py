@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -270,7 +270,7 @@ class Trajectory(StoredRecord):
             include_failed: Whether the steps of a failed episode, or of a failed sub-agent, count.
         """
         is_needed = {name: np.zeros(len(log.tokens), np.bool_) for name, log in self.contexts.items()}
-        for segment in self._segments("all", include_failed=include_failed):
+        for segment in self.segments(include_failed=include_failed):
             rest = len(segment.tokens)
             for piece in segment.pieces:
                 is_needed[piece.context][piece.start : min(piece.stop, piece.start + max(0, rest))] = True
@@ -279,7 +279,7 @@ class Trajectory(StoredRecord):
 
     def sample_sizes(self) -> list[SampleSize]:
         """Return the number of tokens of each of `samples()`, and how many of them it trains."""
-        return [SampleSize(len(segment.tokens), segment.trained) for segment in self._segments("all")]
+        return [SampleSize(len(segment.tokens), segment.trained) for segment in self.segments()]
 
     def samples(self, loss: LossRule = "all", *, include_failed: bool = False) -> list[Sample]:
         """Return the training samples: one for each segment of each context in which a token is trained.
@@ -306,19 +306,22 @@ class Trajectory(StoredRecord):
                 "a rendering of its replies and not what it sampled. Sample with a policy that returns tokens, such "
                 "as VLLM"
             )
-        found = self._segments(loss, include_failed=include_failed)
-        weights = loss_weights([segment.trained for segment in found])
-        counts, seen = Counter(segment.context for segment in found), Counter[str]()
+        return self.samples_of(self.segments(loss, include_failed=include_failed))
+
+    def samples_of(self, segments: Sequence[TrainedSegment]) -> list[Sample]:
+        """Return the samples of segments, which are all that `segments` returned."""
+        weights = loss_weights([segment.trained for segment in segments])
+        counts, seen = Counter(segment.context for segment in segments), Counter[str]()
         scores = self._scores(counts)
         samples: list[Sample] = []
-        for segment, weight in zip(found, weights, strict=True):
+        for segment, weight in zip(segments, weights, strict=True):
             name = segment.context
             samples.append(self._sample(segment, seen[name], counts[name], weight, scores[name]))
             seen[name] += 1
         return samples
 
-    def _segments(self, loss: LossRule, *, include_failed: bool = False) -> list[TrainedSegment]:
-        """Return the segments in which a token is trained."""
+    def segments(self, loss: LossRule = "all", *, include_failed: bool = False) -> list[TrainedSegment]:
+        """Return the segments in which a token is trained; see `samples`."""
         if self.status == "error" and not include_failed:
             return []
         is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)

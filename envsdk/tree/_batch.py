@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -378,8 +378,7 @@ def tree_batch(
             a sample lacks a key of `extra`, or has rows of another kind.
         UndeclaredBreak: If a step drops tokens without a declared break.
     """
-    sources = _as_list(source)
-    builder = TreeBuilder(merges=len(sources) > 1, extra=extra)
+    sources, builder = _as_list(source), TreeBuilder(extra)
     if isinstance(sources[0], Sample):
         if loss != "all":
             raise InvalidSample(
@@ -387,10 +386,17 @@ def tree_batch(
                 "masks already: leave it out, or pass trajectories"
             )
         for sample in cast("list[Sample]", sources):
-            builder.add_sample(sample)
+            builder.add(sample.validate())
     else:
         for trajectory in cast("list[Trajectory]", sources):
-            builder.add_trajectory(trajectory, loss, include_failed=include_failed)
+            segments = trajectory.segments(loss, include_failed=include_failed)
+            # The place of a token in the logs identifies it in one trajectory, which needs no comparison of tokens.
+            ends = accumulate((len(log.tokens) for log in trajectory.contexts.values()), initial=0)
+            starts = dict(zip(trajectory.contexts, ends, strict=False))
+            for segment, sample in zip(segments, trajectory.samples_of(segments), strict=True):
+                places = [np.arange(piece.start, piece.stop) + starts[piece.context] for piece in segment.pieces]
+                keys = np.concatenate(places)[: len(sample)].astype(np.int32)
+                builder.add(sample, keys if len(sources) == 1 else None)
     columns: dict[str, Any] = builder.columns()
     mask, exits = columns["mask"], columns["exit"]
     if np.isnan(columns["logprobs"][mask]).all():
