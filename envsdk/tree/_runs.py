@@ -8,18 +8,14 @@ torch.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-
-class LinkedTree(Protocol):
-    """The array that runs depend on; see `TreeBatch`."""
-
-    parent: "NDArray[np.int32]"
+    from ._batch import TreeBatch
 
 
 class Sequences(NamedTuple):
@@ -53,7 +49,7 @@ class Runs:
     parents: list[int]
 
     @classmethod
-    def of(cls, tree: LinkedTree) -> "Runs":
+    def of(cls, tree: "TreeBatch") -> "Runs":
         """Find the runs of a tree."""
         count = len(tree.parent)
         begins = tree.parent != np.arange(-1, count - 1)
