@@ -1,22 +1,19 @@
 """The images of a tree as a vision model gets them: each once, with positions along the branches."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._packages import load
 from ..errors import TreeUnsupported
 from ..rendering._model_images import ModelImages, within
 from ..rendering._vision import Vision
-from ._runs import Runs
-
-if TYPE_CHECKING:
-    from ._batch import TreeBatch
+from ._runs import Runs, TreeArrays
 
 _EXACT = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """The models whose language model attends to an image causally, and where the tokens after an image begin at the
 largest of its positions, plus one."""
 
 
-def image_inputs(tree: "TreeBatch", model: Any, vision: Vision | None) -> dict[str, Any]:
+def image_inputs(tree: TreeArrays, model: Any, vision: Vision | None) -> dict[str, Any]:
     """Return the arguments of a vision model besides the tokens: arrays and positions; {} for a tree without images.
 
     Raises:

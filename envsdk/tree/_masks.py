@@ -15,12 +15,11 @@ from ..errors import ConfigError, TreeTooLarge, TreeUnsupported, unknown_name
 from ..rendering._vision import Vision
 from ._images import image_inputs
 from ._run_attention import PLACEHOLDER, RUNS, TreeRuns, install, own_attention, text_config
-from ._runs import Runs
+from ._runs import Runs, TreeArrays
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._batch import TreeBatch
 
 MAX_DENSE_TOKENS = 16_384
 """The largest tree, in tokens, for which a dense mask is made by default."""
@@ -63,7 +62,7 @@ def for_window(window: int | None, make: Callable[[int | None], Any]) -> Any:
     return make(None) if window is None else {FULL: make(None), SLIDING: make(window)}
 
 
-def full_mask(tree: "TreeBatch", window: int | None, max_tokens: int) -> "NDArray[np.bool_]":
+def full_mask(tree: TreeArrays, window: int | None, max_tokens: int) -> "NDArray[np.bool_]":
     """Return a dense mask; see `TreeBatch.dense_mask`."""
     count = len(tree.tokens)
     if count > max_tokens:
@@ -77,7 +76,7 @@ def full_mask(tree: "TreeBatch", window: int | None, max_tokens: int) -> "NDArra
     return sees if window is None else sees & (tree.position_ids[:, None] - tree.position_ids < window)
 
 
-def block_mask(tree: "TreeBatch", window: int | None, device: Any) -> Any:
+def block_mask(tree: TreeArrays, window: int | None, device: Any) -> Any:
     """Return a `BlockMask`; see `TreeBatch.block_mask`."""
     torch, flex = (
         load("torch", _WHAT, "pip install torch"),
@@ -106,7 +105,7 @@ def block_mask(tree: "TreeBatch", window: int | None, device: Any) -> Any:
     )
 
 
-def _blocks(tree: "TreeBatch", window: int | None) -> "tuple[NDArray[np.bool_], NDArray[np.bool_]]":
+def _blocks(tree: TreeArrays, window: int | None) -> "tuple[NDArray[np.bool_], NDArray[np.bool_]]":
     """Return the blocks of queries and keys in which some pairs may be visible, and those in which all pairs are.
 
     torch's `create_block_mask` evaluates every pair, which takes the memory of a dense mask.
@@ -127,7 +126,7 @@ def _blocks(tree: "TreeBatch", window: int | None) -> "tuple[NDArray[np.bool_], 
 
 
 def model_inputs(
-    tree: "TreeBatch", model: Any, *, attention: Attention | None, max_dense_tokens: int, vision: Vision | None
+    tree: TreeArrays, model: Any, *, attention: Attention | None, max_dense_tokens: int, vision: Vision | None
 ) -> dict[str, Any]:
     """See `TreeBatch.model_inputs`."""
     if attention is not None and attention not in get_args(Attention):

@@ -8,14 +8,24 @@ torch.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ._batch import TreeBatch
+    from ..images import PlacedImage
+
+
+class TreeArrays(Protocol):
+    """The arrays of a tree that runs, masks and positions depend on; see `TreeBatch`."""
+
+    tokens: "NDArray[np.int32]"
+    parent: "NDArray[np.int32]"
+    position_ids: "NDArray[np.int32]"
+    exit: "NDArray[np.int32]"
+    media: "list[PlacedImage]"
 
 
 class Sequences(NamedTuple):
@@ -49,7 +59,7 @@ class Runs:
     parents: list[int]
 
     @classmethod
-    def of(cls, tree: "TreeBatch") -> "Runs":
+    def of(cls, tree: TreeArrays) -> "Runs":
         """Find the runs of a tree."""
         count = len(tree.parent)
         begins = tree.parent != np.arange(-1, count - 1)
