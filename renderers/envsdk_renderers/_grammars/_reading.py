@@ -1,6 +1,7 @@
 """Reads any reply by its grammar, in time linear in its length, whole or as it arrives."""
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Literal, cast
 
 from envsdk.messages import Message, ToolCall, ToolSchema
@@ -26,6 +27,7 @@ _SHORT = 256
 """How much undecided text is read again whenever more comes; longer text is when it has grown by an eighth."""
 _RATE = 32
 """How many characters may be read again early, because a call may end, for each character of the reply."""
+_patterns_of = lru_cache(maxsize=64)(Patterns)  # each environment has a renderer, and most of them the same grammar
 
 
 class GrammarReader:
@@ -37,7 +39,7 @@ class GrammarReader:
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
-        self.patterns = Patterns(grammar)
+        self.patterns = _patterns_of(grammar)
 
     def begin(self, tools: Sequence[ToolSchema]) -> "GrammarReading":
         """Begin to read a reply as it arrives.
