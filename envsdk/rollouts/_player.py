@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import logging
 import sys
@@ -60,6 +61,12 @@ _GRACE_S = 5.0
 _MAX_ABANDONED = 256
 """The maximum number of hanging methods; with more, the run ends."""
 _TICK_S = 0.05
+_FULL_COLLECTION = 100
+"""The third threshold of the garbage collector while episodes run.
+
+Two thousand episodes hold half a million objects. Searching all of them for cycles stops the event loop for a quarter
+of a second, and with Python's own threshold that happens every few seconds.
+"""
 _TURNS = 8
 """The maximum number of steps that begin in an iteration of the event loop, so that timers and sockets are on time.
 
@@ -226,6 +233,8 @@ class Player:
         self._may_sample.set()
         self._no_call.set()
         self._in_flight = 0
+        self._gc_thresholds = gc.get_threshold()
+        gc.set_threshold(*self._gc_thresholds[:2], max(self._gc_thresholds[2], _FULL_COLLECTION))
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def play(self, job: EpisodeJob, policy: PolicyLike | None = None) -> EpisodeResult:
@@ -297,6 +306,7 @@ class Player:
         try:
             await until_ended(closing)
         finally:
+            gc.set_threshold(*self._gc_thresholds)
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
 
@@ -357,7 +367,7 @@ class Player:
         is_first, self._is_first = self._is_first, False
         if not is_first:
             await self._has_made.wait()  # the others use the caches that the first one filled
-        thread = MethodThread()
+        thread = await asyncio.to_thread(MethodThread)  # starting a thread waits until Python has switched to it
         try:
             env = await self.call(None, thread, "making the environment", self.settings.make_env)
         except BaseException:

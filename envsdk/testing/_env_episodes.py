@@ -24,7 +24,6 @@ from ..authoring._env import Env
 from ..authoring._event_loops import run
 from ..contexts._protocol import Action
 from ..limits import STEPS_WITHOUT_LIMIT
-from ..messages import Message
 from ..policies._find import find_policy
 from ..policies._policy import request_of
 from ..policies._vocabularies import PolicyWrapper
@@ -299,15 +298,14 @@ def trajectory_of(env: Env) -> Trajectory:
 
 def transcript(trajectory: Trajectory) -> list[str]:
     """Return all messages of an episode, one string each."""
-    return [f"{name}, {written(message)}" for name, log in trajectory.contexts.items() for message in log.messages]
-
-
-def written(message: Message) -> str:
-    """Return a message as one line, with its images by their hashes."""
-    calls = [[call.name, call.arguments] for call in message.tool_calls]
-    parts = [message.content, *([message.reasoning] if message.reasoning else []), *([calls] if calls else [])]
-    parts += [f"<image {image.sha256[:12]}>" for image in message.images]
-    return f"{message.role}: {json.dumps(parts[0] if len(parts) == 1 else parts, ensure_ascii=False)}"
+    texts: list[str] = []
+    for name, message in [(name, message) for name, log in trajectory.contexts.items() for message in log.messages]:
+        calls = [[call.name, call.arguments] for call in message.tool_calls]
+        parts = [message.content, *([message.reasoning] if message.reasoning else []), *([calls] if calls else [])]
+        parts += [f"<image {image.sha256[:12]}>" for image in message.images]
+        written = json.dumps(parts[0] if len(parts) == 1 else parts, ensure_ascii=False)
+        texts.append(f"{name}, {message.role}: {written}")
+    return texts
 
 
 def difference(first: Trajectory, second: Trajectory) -> str:

@@ -27,7 +27,7 @@ from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer._resources import Resources
 from envsdk.viewer._sources import Source
 from envsdk.viewer.terminal._app import TerminalViewer
-from envsdk.viewer.terminal._episode import wrapped
+from envsdk.viewer.terminal._episode import StyledLine, wrapped_lines
 from envsdk.viewer.terminal._lines import LineView
 from envsdk.viewer.terminal._list import EpisodeLines
 from envsdk.viewer.terminal._tokens import shade
@@ -164,7 +164,7 @@ def test_messages_that_a_context_began_with_are_one_line_until_they_are_opened(r
         await press(pilot, "enter")
         source = pilot.app.screen.source
         entry = next(n for n, entry in enumerate(source.entries) if entry.kind == "inherited")
-        lines(pilot).move_to(source.first_line(entry))
+        lines(pilot).move_to(source.starts[entry])
         count = len(source)
         what = f"main/summary-1 · {len(source.entries[entry].inherited)} messages of main"
         assert f"▸ {what}" in await press(pilot)
@@ -415,8 +415,8 @@ def test_only_the_lines_in_sight_are_made(run, monkeypatch):
 @pytest.mark.parametrize("width", [1, 7, 40])
 def test_wrapped_lines_fit_and_lose_nothing(width):
     for text in ("", "a b c", "word " * 30, "x" * 100, "漢字かな " * 20, "👩‍👩‍👧 ا ñ" * 9):
-        pieces = [*wrapped(text, max(width, 2))]
-        assert "".join(pieces) == text
+        pieces = [*wrapped_lines([StyledLine(text, "")], max(width, 2))]
+        assert "".join(piece.text for piece in pieces) == text
 
 
 def test_options_that_do_not_fit_are_refused_and_a_missing_package_names_the_extra(run, monkeypatch):
