@@ -362,9 +362,9 @@ def test_a_message_that_the_model_family_cannot_express_is_refused() -> None:
     soundness.check(gateway.trajectories["e"])
 
 
-def test_a_message_with_a_million_spaces_is_a_message(gateway: Standalone) -> None:
+def test_a_message_with_many_spaces_is_a_message(gateway: Standalone) -> None:
     program = gateway.open()
-    assert program.ask(f"a{' ' * 1_000_000}b").endswith("b")
+    assert program.ask(f"a{' ' * 200_000}b").endswith("b")
     assert program.ask("c") == "answer to c"
     assert program.close()["status"] == "terminated"
 
@@ -402,7 +402,7 @@ def test_nothing_of_a_closed_session_waits_for_the_cyclic_collector(gateway: Sta
 # Clients that are slow, or go away.
 
 
-@pytest.mark.parametrize(("command", "stream", "read"), [("sleep", False, 0), ("sleep", True, 0), ("long", True, 100)])
+@pytest.mark.parametrize(("command", "stream", "read"), [("sleep", False, 0), ("long", True, 100)])
 def test_a_client_that_goes_away_and_asks_again_gets_the_reply_that_was_sampled(
     gateway: Standalone, command: str, stream: bool, read: int
 ) -> None:
@@ -483,23 +483,10 @@ def test_the_roles_of_conversations_are_those_of_a_function() -> None:
         assert program.close()["contexts"] == {"main": "main", "main/judge-1": "judge"}
 
 
-def test_the_command_takes_the_function_of_roles_from_a_module(tmp_path: Path) -> None:
-    (tmp_path / "my_agents.py").write_text("def role_of(messages):\n    return 'judge'\n")
-    with run_command("--record", "off", "--role-of", "my_agents:role_of", cwd=tmp_path) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[2]
-        session = httpx.post(url, json={}, timeout=60).json()
-        body = body_of("chat", [{"role": "user", "content": "a"}])
-        httpx.post(session["anthropic_base_url"] + ROUTES["chat"], json=body, timeout=60).raise_for_status()
-        closed = httpx.post(f"{url}/{session['id']}/close", timeout=60).json()
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-    assert closed["summary"]["contexts"] == {"main": "judge"}
-
-
 def test_the_command_serves_until_sigterm_and_leaves_a_whole_run_folder(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with run_command("--out", str(out)) as process:
+    (tmp_path / "my_agents.py").write_text("def role_of(messages):\n    return 'judge'\n")
+    with run_command("--out", str(out), "--role-of", "my_agents:role_of", cwd=tmp_path) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[2].removesuffix("/sessions")
         with httpx.Client(base_url=url, timeout=600) as client:
@@ -515,4 +502,5 @@ def test_the_command_serves_until_sigterm_and_leaves_a_whole_run_folder(tmp_path
     trajectories = list(StoredRun(out).trajectories())
     reasons = {trajectory.id: trajectory.stop_reason for trajectory in trajectories}
     assert reasons == {"closed": "terminated", "open": "shutdown", "other": "shutdown"}
+    assert {trajectory.contexts["main"].role for trajectory in trajectories} == {"judge"}
     soundness.check(*trajectories)

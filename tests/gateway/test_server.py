@@ -229,7 +229,7 @@ def test_management_is_no_part_of_the_server_in_the_background(http: httpx.Clien
 
 
 def test_a_token_bucket_lets_a_burst_through_and_then_the_rate() -> None:
-    bucket = TokenBucket(per_s=2.0, burst=3, now_s=0.0)
+    bucket = TokenBucket(per_s=2.0, burst=3, at_s=0.0)
     assert [bucket.take(0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert [bucket.take(0.5), bucket.take(0.5)] == [0.0, 0.5]
     assert [bucket.take(100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
