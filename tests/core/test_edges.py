@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 import envsdk
 from envsdk import Action, Env, HistoryPolicy, Message, Trajectory, Turn, UndeclaredBreak, errors
-from envsdk.contexts._protocol import Break
 from envsdk.history import History, Rewrite
 from envsdk.rollouts import arollout_many, rollout_many
 from envsdk.trajectories._context_log import ContextLog
@@ -514,9 +513,3 @@ def test_tools_without_parameters_can_be_called(parameters: object) -> None:
 def test_options_of_a_wrong_type_are_named(options: dict) -> None:
     with pytest.raises(errors.ConfigError, match=next(iter(options))):
         Talks(**options)
-
-
-def test_a_break_can_be_found_by_its_reason() -> None:
-    trajectory = envsdk.rollout(envsdk.make("envsdk/MathChat-v0", history="strip"), "reference", seed=0)
-    assert {broken.reason for broken in trajectory.breaks} == {"thinking_stripped"}
-    assert all(isinstance(broken, Break) and broken.dropped > 0 for broken in trajectory.breaks)

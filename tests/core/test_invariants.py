@@ -1159,7 +1159,6 @@ CHECKS = (
 )
 
 
-@settings(max_examples=3 * settings.default.max_examples)
 @given(plan=plans())
 def test_all_of_it_holds_in_every_episode(plan: Plan):
     run = play(plan)
@@ -1213,7 +1212,6 @@ TOOL_ROUNDS = {
 }
 
 
-@settings(max_examples=3 * settings.default.max_examples)
 @given(plan=plans(replies=CANONICAL, is_obedient=False, **TOOL_ROUNDS))
 def test_every_prompt_says_what_the_renderer_says_of_the_view_whatever_was_rewritten_around_a_tool_round(plan: Plan):
     every_prompt_says_what_the_renderer_says_of_the_view(play(plan))

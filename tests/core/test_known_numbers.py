@@ -10,7 +10,6 @@ import pytest
 from pydantic import Field
 
 from envsdk import Action, Break, Env, Handoff, HistoryPolicy, Message, StopReason, Trajectory, Turn, get_renderer
-from envsdk.errors import EpisodeError
 from envsdk.history import DROPPED_RESULT, History, Rewrite
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look something up."}}
@@ -104,17 +103,18 @@ def tool_loop(steps: int, history: Any, **options: Any) -> Seen:
 
 # How many samples.
 
-STEPS = range(1, 13)
+STEPS = (1, 2, 5, 12)
 
 
 def test_keep_gives_one_sample_however_many_steps_think():
-    assert [len(talk(steps, "keep").trajectory.samples()) for steps in STEPS] == [1] * 12
+    assert [len(talk(steps, "keep").trajectory.samples()) for steps in STEPS] == [1] * 4
 
 
 def test_strip_gives_a_sample_for_each_thinking_step_that_answers_a_user():
     assert [len(talk(steps, "strip").trajectory.samples()) for steps in STEPS] == list(STEPS)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", [1, 2, 5])
 @pytest.mark.parametrize("episode", [talk, tool_loop])
 def test_compact_gives_a_sample_for_every_n_steps(episode: Any, every: int):
@@ -129,6 +129,7 @@ def test_compact_trains_n_steps_in_each_sample_and_what_is_left_in_the_last():
     assert [sample.n_segments for sample in samples] == [3, 3, 3]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("keep_last", [1, 5, 9])
 @pytest.mark.parametrize("episode", [talk, tool_loop])
 def test_compact_can_keep_the_thinking_of_the_last_replies(episode: Any, keep_last: int):
@@ -178,14 +179,6 @@ def test_a_tool_round_with_reasoning_breaks_nothing_under_strip_and_the_next_que
     kept = len(first)
     assert seen.breaks[3] == Break("rewrite", "thinking_stripped", "main", "main", kept, length - kept)
     assert [sample.metadata["steps"] for sample in seen.trajectory.samples()] == [[0, 1, 2], [3]]
-
-
-def test_a_stripped_prompt_has_the_calls_and_results_and_no_thinking():
-    turns = [query(), result(1), query(2), END]
-    seen = Seen(turns, [thinks(1, calls=True), thinks(2), says("Yes.")], history="strip")
-    assert "thought" not in seen.text(2)
-    assert seen.text(2).count("<tool_response>") == 1
-    assert '{"name": "look", "arguments": {"id": 1}}' in seen.text(2)
 
 
 def test_an_empty_think_block_in_a_tool_round_is_a_template_break_under_strip():
@@ -289,20 +282,12 @@ def test_all_of_the_context_that_a_sub_agent_begins_with_came_first():
     assert looks.noted == [(0, 3, 3)]
 
 
-def test_the_tools_are_shown_once_when_a_policy_puts_a_message_before_the_first():
-    class Note(HistoryPolicy):
-        def view(self, history: History) -> Rewrite | None:
-            return Rewrite(0, [Message(role="user", content="a note"), *history.messages], "edit")
-
-    assert Seen([query()], [], history=Note()).text().count("# Tools") == 1
-
-
 # The budget.
 
 
 def test_a_budget_rewrites_rarely_because_it_rewrites_down_to_its_target():
     for episode in (talk, tool_loop):
-        seen = episode(60, {"name": "budget", "max_tokens": 1000, "target": 0.5})
+        seen = episode(40, {"name": "budget", "max_tokens": 1000, "target": 0.5})
         lengths = list(map(len, seen.prompts[:-1]))
         rewritten = [length for length, broken in zip(lengths, seen.breaks, strict=False) if broken]
         new = seen.trajectory.sampled_tokens + sum(
@@ -316,11 +301,10 @@ def test_a_budget_rewrites_rarely_because_it_rewrites_down_to_its_target():
 
 def test_a_budget_with_a_higher_target_keeps_more_and_rewrites_more_often():
     counts = [
-        len(tool_loop(60, {"name": "budget", "max_tokens": 1000, "target": target}).trajectory.breaks)
-        for target in (0.3, 0.6, 0.9)
+        len(tool_loop(30, {"name": "budget", "max_tokens": 1000, "target": target}).trajectory.breaks)
+        for target in (0.3, 0.9)
     ]
-    assert counts == sorted(counts)
-    assert counts[0] < counts[2]
+    assert counts[0] < counts[1]
 
 
 @pytest.mark.parametrize("order", [("oldest",), ("tool_results", "oldest"), ("thinking", "oldest")], ids=str)
@@ -373,11 +357,6 @@ def test_an_episode_is_truncated_when_the_budget_finds_nothing_to_drop():
     )
     assert seen.observation.tokens.tolist() == said.tolist()
     assert [len(sample.metadata["steps"]) for sample in seen.trajectory.samples()] == [1]
-
-
-def test_an_episode_whose_first_prompt_passes_the_budget_is_truncated_at_once():
-    seen = Seen([query()], [], history={"name": "budget", "max_tokens": 10})
-    assert seen.trajectory.stop_reason == StopReason.CONTEXT_FULL
 
 
 def test_a_budget_knows_how_long_the_first_message_is():
@@ -440,15 +419,6 @@ def test_a_context_has_room_for_one_token_or_it_is_full():
     assert seen.infos[0]["stop_reason"] == StopReason.MAX_CONTEXT_TOKENS
 
 
-def test_an_episode_that_is_over_at_its_reset_says_so_at_the_first_step():
-    seen = Seen([Turn("Question?")], [], limits={"max_context_tokens": 5})
-    observation, reward, terminated, truncated, info = seen.env.step([5])
-    assert (len(observation.tokens), reward, terminated, truncated) == (0, 0.0, False, True)
-    assert info["stop_reason"] == StopReason.MAX_CONTEXT_TOKENS
-    with pytest.raises(EpisodeError, match="after the end"):
-        seen.env.step([5])
-
-
 def test_max_sampled_tokens_counts_all_replies_of_the_episode():
     turns = [query(), query(1), query(2), query(3)]
     seen = Seen(turns, [Action([5] * 4), Action([5] * 5), Action([5])], limits={"max_sampled_tokens": 10})
@@ -497,16 +467,6 @@ def test_a_reply_that_was_interrupted_has_what_is_left_of_the_limits():
     part = Action([5] * 4, finish_reason="abort")
     for limits in ({"max_sampled_tokens": 10}, {"max_context_tokens": first + 10}):
         assert Seen([Turn("Question?"), END], [part, part], limits=limits).max_tokens == [10, 6, 2]
-
-
-def test_a_reply_that_was_interrupted_has_what_is_left_of_its_turn():
-    part = Action([5] * 4, finish_reason="abort")
-    assert Seen([Turn("Question?", max_tokens=10), END], [part, part]).max_tokens == [10, 6, 2]
-
-
-def test_an_interrupted_reply_reports_no_reward_twice():
-    seen = Seen([query(), Turn("And?", reward={"a": 1.0}), END], [says("7"), Action([5], finish_reason="abort")])
-    assert [info["rewards"] for info in seen.infos[1:]] == [{"a": 1.0}, {}]
 
 
 # Records.
