@@ -17,8 +17,7 @@ import numpy as np
 
 from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
-from ._prompt import EmittedDelta, Rendered, WrittenPrompt
-from .emission import Emission, Encoder
+from .emission import Emission, EmittedDelta, Encoder, Rendered, WrittenPrompt
 from .reading import Marks, ReplyReader, Segment, SplitReply, WholeReader
 from .tokenizers import Tokenizer
 

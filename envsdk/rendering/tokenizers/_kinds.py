@@ -164,7 +164,7 @@ class TiktokenTokenizer(NamedTokenizer):
     def encode(self, text: str) -> "NDArray[np.int32]":
         normal = self.normalize(text)
         blocks = range(0, len(normal) - _BLANK + 1, _BLANK)
-        if any(normal[i : i + _BLANK].isspace() for i in blocks):
+        if blocks and any(normal[i : i + _BLANK].isspace() for i in blocks):
             return self._encode_blanks(normal)
         try:
             return np.array(self._encoding.encode_ordinary(normal), dtype=np.int32)
