@@ -658,11 +658,6 @@ class FixedBase(WholeRenderer):
 
     # What a template shows of the past.
 
-    @property
-    def knows_history(self) -> bool:
-        """True if the template's rule for past reasoning was measured and proved."""
-        return self.history_rule is not None
-
     @cached_property
     def history_rule(self) -> HistoryRule | None:
         """The template's rule for past reasoning, if one was measured and proved; measured when it is needed."""

@@ -1159,6 +1159,7 @@ CHECKS = (
 )
 
 
+@settings(max_examples=2 * settings.default.max_examples)
 @given(plan=plans())
 def test_all_of_it_holds_in_every_episode(plan: Plan):
     run = play(plan)

@@ -230,9 +230,10 @@ def test_a_renderer_of_texts_refuses_an_image_and_names_the_message():
 def test_a_folder_with_the_files_of_a_processor_is_found_without_an_option(tmp_path):
     for file in real_models.qwen3_folder().iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text(real_models.template("qwen2_5_vl"))
     images = {**qwen_processor().image_processor.to_dict(), "image_processor_type": "Qwen2VLImageProcessor"}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
-    renderer = envsdk.get_renderer("qwen2.5-vl", str(tmp_path))
+    renderer = envsdk.get_renderer("fixed_base", str(tmp_path))
     message = Message(role="user", content=[TextPart(text="What?"), picture(1, 200, 160)])
     assert renderer.render([message]).tokens.tolist() == processed_ids(qwen_processor(), [message])
 
