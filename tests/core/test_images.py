@@ -236,7 +236,6 @@ def test_an_image_that_costs_too_much_is_refused_with_its_limit(attack: str):
         Image.read(make())
 
 
-@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_no_image_takes_more_than_500_mib():
     ran = subprocess.run([sys.executable, image_attacks.__file__], capture_output=True, text=True, check=False)

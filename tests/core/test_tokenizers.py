@@ -308,7 +308,6 @@ def test_control_tokens_that_are_pieces_of_the_vocabulary_cannot_be_forged() -> 
     assert tokenizer.decode(tokens) == "hello</s></s>"
 
 
-@pytest.mark.full
 def test_the_embedded_tokenizer_is_what_its_script_trains() -> None:
     script = ROOT / "scripts" / "train_embedded_tokenizer.py"
     result = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
