@@ -143,7 +143,7 @@ def test_an_array_that_is_not_aligned_with_the_tokens_is_refused(extra: dict[str
 
 
 @pytest.mark.parametrize("other", [{}, {"x": np.ones((1, 2))}, {"x": np.ones(1, dtype=np.int64)}, {"x": [1.0]}])
-def test_arrays_beside_some_actions_and_not_beside_others_are_refused(other: dict[str, Any]) -> None:
+def test_arrays_with_some_actions_and_not_with_others_are_refused(other: dict[str, Any]) -> None:
     env = Talks(limits={"max_steps": 3})
     env.reset(seed=0)
     stop = env.renderer.stop_token_ids[0]
@@ -204,7 +204,7 @@ def test_a_reply_is_never_cut_inside_a_token() -> None:
 
 
 class Returns(HistoryPolicy):
-    """Returns what it is told to, once there is a reply."""
+    """Returns the given object once there is a reply."""
 
     what: Any = None
 

@@ -138,7 +138,7 @@ def test_compact_can_keep_the_thinking_of_the_last_replies(episode: Any, keep_la
         settled = step // 4 * 4  # how many replies there were at the last compaction
         shown = [number for number in range(step) if f"thought {number:03}" in seen.text(step)]
         assert shown == list(range(max(0, settled - keep_last), step))
-    breaks = [number for number, broken in enumerate(seen.breaks) if broken is not None]
+    breaks = [number for number, break_ in enumerate(seen.breaks) if break_ is not None]
     assert breaks == [step for step in (4, 8, 12) if step > keep_last]
     trajectory = seen.trajectory
     assert sum(int(sample.mask.sum()) for sample in trajectory.samples()) == trajectory.sampled_tokens
@@ -160,7 +160,7 @@ def test_separate_samples_train_each_sampled_token_once_and_the_tree_counts_each
 
 
 @pytest.mark.parametrize("loss", ["all", lambda step: step.start == 0], ids=["an empty action", "a rule"])
-def test_no_sample_holds_tokens_behind_its_last_trained_one(loss: Any):
+def test_no_sample_holds_tokens_after_its_last_trained_one(loss: Any):
     seen = Seen([query(), query(1), END], [says("7"), Action([]) if loss == "all" else says("8")])
     (sample,) = seen.trajectory.samples(loss)
     assert len(sample) == np.flatnonzero(sample.mask)[-1] + 1
@@ -173,7 +173,7 @@ def test_a_tool_round_with_reasoning_breaks_nothing_under_strip_and_the_next_que
     turns = [query(), result(1), result(2), query(3), END]
     replies = [thinks(1, calls=True), thinks(2, calls=True), thinks(3), thinks(4)]
     seen = Seen(turns, replies, history="strip")
-    assert [broken is not None for broken in seen.breaks] == [False, False, False, True, False]
+    assert [break_ is not None for break_ in seen.breaks] == [False, False, False, True, False]
     first = seen.env.renderer.render(seen.env.messages()[:1], tools=[TOOL], history="keep").tokens
     length = len(seen.prompts[2]) + len(seen.env.renderer.reply(thinks(3)))
     kept = len(first)
@@ -184,7 +184,7 @@ def test_a_tool_round_with_reasoning_breaks_nothing_under_strip_and_the_next_que
 def test_an_empty_think_block_in_a_tool_round_is_a_template_break_under_strip():
     empty = Message(role="assistant", reasoning="", tool_calls=({"name": "look", "arguments": {"id": 1}},))
     seen = Seen([query(), result(1), result(2), END], [empty, thinks(2, calls=True), says("Yes.")], history="strip")
-    assert [broken and (broken.kind, broken.reason) for broken in seen.breaks] == [
+    assert [break_ and (break_.kind, break_.reason) for break_ in seen.breaks] == [
         *(None, ("rewrite", "template"), None, None)
     ]
     kept = len(seen.prompts[0]) - len(seen.env.renderer.tokenizer.encode("assistant\n")) - 1
@@ -199,16 +199,16 @@ def test_the_empty_think_block_of_a_model_that_does_not_think_is_a_template_brea
     direct = {"name": "qwen3", "enable_thinking": False}
     turns = [query(number) for number in range(5)]
     seen = Seen([*turns, END], [says("Yes.")] * 5, history="strip", renderer=direct)
-    assert [broken.reason for broken in seen.trajectory.breaks] == ["template"] * 4
+    assert [break_.reason for break_ in seen.trajectory.breaks] == ["template"] * 4
 
 
 def test_compact_says_after_how_many_steps_it_compacts():
     seen = talk(7, {"name": "compact", "every": 3})
-    assert [(broken.reason, broken.detail) for broken in seen.trajectory.breaks] == [
+    assert [(break_.reason, break_.detail) for break_ in seen.trajectory.breaks] == [
         ("compaction", "after 3 steps"),
         ("compaction", "after 6 steps"),
     ]
-    assert [index for index, broken in enumerate(seen.breaks) if broken] == [3, 6]
+    assert [index for index, break_ in enumerate(seen.breaks) if break_] == [3, 6]
 
 
 def test_a_policy_that_rewrites_only_what_is_new_breaks_nothing():
@@ -230,13 +230,13 @@ def test_a_policy_that_rewrites_only_what_is_new_breaks_nothing():
 @pytest.mark.parametrize(
     "turn", [Turn([]), Turn([Message(role="assistant", content="an example")])], ids=["none", "shot"]
 )
-def test_strip_follows_the_template_behind_a_turn_that_ends_with_the_assistant(turn: Turn):
+def test_strip_follows_the_template_after_a_turn_that_ends_with_the_assistant(turn: Turn):
     seen = Seen([query(), turn, result(1), END], [says("a"), says("b")], history="strip")
     shown = seen.env.renderer.render(seen.env.messages(), tools=[TOOL], generation_prompt=True)
     assert seen.text() == seen.env.renderer.tokenizer.decode(shown.tokens)
 
 
-def test_a_message_is_measured_as_it_stands_between_its_neighbors():
+def test_a_message_is_measured_between_its_neighbors():
     measured: list[tuple[int, int]] = []
 
     class Measures(HistoryPolicy):
@@ -289,14 +289,14 @@ def test_a_budget_rewrites_rarely_because_it_rewrites_down_to_its_target():
     for episode in (talk, tool_loop):
         seen = episode(40, {"name": "budget", "max_tokens": 1000, "target": 0.5})
         lengths = list(map(len, seen.prompts[:-1]))
-        rewritten = [length for length, broken in zip(lengths, seen.breaks, strict=False) if broken]
+        rewritten = [length for length, break_ in zip(lengths, seen.breaks, strict=False) if break_]
         new = seen.trajectory.sampled_tokens + sum(
             len(seen.env.renderer.tokenizer.encode(m.content)) for m in seen.env.messages()
         )
         assert max(lengths) <= 1000
         assert 1 < len(rewritten) <= 2 * new / (0.5 * 1000)
         assert all(0.3 * 1000 < length <= 0.5 * 1000 for length in rewritten)
-        assert [broken.reason for broken in seen.trajectory.breaks] == ["budget"] * len(rewritten)
+        assert [break_.reason for break_ in seen.trajectory.breaks] == ["budget"] * len(rewritten)
 
 
 def test_a_budget_with_a_higher_target_keeps_more_and_rewrites_more_often():
@@ -312,7 +312,7 @@ def test_a_budget_leaves_no_tool_result_without_its_call_and_no_call_without_its
     seen = tool_loop(40, {"name": "budget", "max_tokens": 700, "order": order})
     assert seen.trajectory.breaks
     for index in range(len(seen.prompts) - 1):
-        said = seen.text(index).split("<|im_end|>", 1)[1]  # behind the system block, which shows how to call
+        said = seen.text(index).split("<|im_end|>", 1)[1]  # after the system block, which shows how to call
         parts = re.findall(r'"id": (\d+)|<tool_response>\n(?:result 0*(\d+)|\[)', said)
         calls = [int(call) for call, _ in parts if call]
         assert calls == list(range(index - len(calls), index))
@@ -322,7 +322,7 @@ def test_a_budget_leaves_no_tool_result_without_its_call_and_no_call_without_its
 
 def test_a_budget_drops_the_oldest_thinking_first_and_no_more_than_it_must():
     seen = tool_loop(12, {"name": "budget", "max_tokens": 700, "target": 0.9, "order": ["thinking"]})
-    index = next(index for index, broken in enumerate(seen.breaks) if broken)
+    index = next(index for index, break_ in enumerate(seen.breaks) if break_)
     thoughts = [int(number) for number in dict.fromkeys(re.findall(r"thought (\d+)", seen.text(index)))]
     assert thoughts == list(range(index - len(thoughts), index))
     assert 0 < len(thoughts) < index
@@ -331,7 +331,7 @@ def test_a_budget_drops_the_oldest_thinking_first_and_no_more_than_it_must():
 
 def test_a_budget_puts_a_notice_in_the_place_of_a_dropped_tool_result():
     seen = tool_loop(12, {"name": "budget", "max_tokens": 700, "target": 0.8, "order": ["tool_results"]})
-    index = next(index for index, broken in enumerate(seen.breaks) if broken)
+    index = next(index for index, break_ in enumerate(seen.breaks) if break_)
     results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", seen.text(index))
     dropped = results.count(DROPPED_RESULT)
     assert 0 < dropped < len(results)
@@ -393,7 +393,7 @@ def test_what_the_environment_says_comes_before_every_limit():
     assert seen.trajectory.stop_reason == StopReason.TERMINATED
 
 
-def test_max_steps_ends_after_so_many_replies_and_the_last_one_is_scored():
+def test_max_steps_limits_the_replies_and_the_last_one_is_scored():
     turns = [query(), query(1), Turn("Question?", reward=0.5)]
     seen = Seen(turns, [says("7"), says("8")], limits={"max_steps": 2})
     assert (seen.trajectory.stop_reason, seen.reward) == (StopReason.MAX_STEPS, 0.5)
@@ -486,4 +486,4 @@ def test_the_breaks_of_a_trajectory_are_those_that_were_declared():
     seen = Seen([query(), Turn("more " * 60)], [thinks(1)], history="strip", limits={"max_context_tokens": 220})
     assert seen.trajectory.stop_reason == StopReason.MAX_CONTEXT_TOKENS
     assert seen.breaks[1] is not None
-    assert seen.trajectory.breaks == [broken for broken in seen.breaks if broken]
+    assert seen.trajectory.breaks == [break_ for break_ in seen.breaks if break_]

@@ -279,7 +279,7 @@ def test_a_rewritten_prompt_says_what_its_messages_say(
 
 
 @pytest.mark.parametrize("name", ["spelled", "spelled names", "compact JSON"])
-def test_what_stands_behind_dropped_reasoning_keeps_its_sampled_tokens(tokenizer: Tokenizer, name: str) -> None:
+def test_text_after_dropped_reasoning_keeps_its_sampled_tokens(tokenizer: Tokenizer, name: str) -> None:
     env = Library(tokenizer=tokenizer, history={"name": "compact", "every": 1})
     env.reset(seed=0)
     tokens = encode(tokenizer, SHAPES[name].pieces)
@@ -315,7 +315,7 @@ def test_a_budget_holds_for_an_answer_that_was_spelled(renderer: Renderer) -> No
     assert truncated or len(env.prompt()) <= limit
 
 
-def test_a_reply_behind_a_dropped_round_is_kept_verbatim(renderer: Renderer) -> None:
+def test_a_reply_after_a_dropped_round_is_kept_verbatim(renderer: Renderer) -> None:
     tokens = encode(renderer.tokenizer, SHAPES["compact JSON"].pieces)
     env = Library(renderer=renderer, history={"name": "budget", "max_tokens": 400, "order": ("oldest",)})
     env.reset(seed=0)

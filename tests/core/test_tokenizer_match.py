@@ -95,7 +95,7 @@ def test_a_function_that_declares_no_tokenizer_plays_with_any_that_was_chosen(ma
     assert envsdk.rollout(make_env(), plain_function, seed=0).status == "terminated"
 
 
-def test_a_tokenizer_that_nobody_chose_is_told_from_the_same_one_that_was_chosen() -> None:
+def test_the_default_tokenizer_is_distinguished_from_the_same_one_that_was_chosen() -> None:
     chosen, default = load_tokenizer("embedded"), load_tokenizer()
     assert default.fingerprint == chosen.fingerprint
     assert load_tokenizer() is default is not chosen
