@@ -9,18 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from envsdk import (
-    EnvConfig,
-    Handoff,
-    HandoffResult,
-    Limits,
-    Message,
-    StopReason,
-    ToolEnv,
-    ToolEnvConfig,
-    Turn,
-    tool,
-)
+from envsdk import EnvConfig, Handoff, HandoffResult, Limits, Message, StopReason, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.errors import ToolError
 
 from ._scoring import TaskData, decline, end_with_verdict, last_word

@@ -194,8 +194,7 @@ def test_a_conversation_goes_from_message_to_message_and_then_to_the_questions()
 
 
 @pytest.mark.parametrize(
-    ("text", "error"),
-    [(" \n", "is empty"), ("x" * 401, "the limit is 400"), ("x" * 60, "only 50 characters are left")],
+    ("text", "error"), [(" \n", "is empty"), ("x" * 401, "the limit is 400"), ("x" * 60, "only 50 characters are left")]
 )
 def test_a_note_that_cannot_be_written_is_answered_with_an_error(text: str, error: str):
     env = started(max_notes_chars=100)

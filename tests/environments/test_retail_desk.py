@@ -64,8 +64,7 @@ def texts(trajectory: Trajectory, role: str, context: str = "main") -> list[str]
 
 
 @pytest.mark.parametrize(
-    "rule",
-    ["other customer", "not processing", "too late", "final sale", "not in stock", "changed before"],
+    "rule", ["other customer", "not processing", "too late", "final sale", "not in stock", "changed before"]
 )
 def test_an_agent_that_only_talks_earns_nothing_even_where_nothing_may_be_changed(rule: str):
     env = desk_where(lambda wish: wish.rule == rule)

@@ -8,19 +8,7 @@ import numpy as np
 
 from envsdk.authoring.tasks import Split, draw_in_split
 
-from ._shop import (
-    Change,
-    Customer,
-    Database,
-    Item,
-    Order,
-    Reason,
-    RetailDeskTask,
-    Rule,
-    ShopPolicy,
-    Status,
-    Wish,
-)
+from ._shop import Change, Customer, Database, Item, Order, Reason, RetailDeskTask, Rule, ShopPolicy, Status, Wish
 
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 
