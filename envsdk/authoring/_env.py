@@ -15,7 +15,7 @@ from .._visible import visible
 from ..contexts._history_policy import HistoryPolicy, SummaryRequest
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import MAIN, StepResult
-from ..episodes._episode import Episode
+from ..episodes._episode import Episode, SummarizerFactory
 from ..episodes._functions import copied_function, is_async
 from ..episodes._handoff import Handoff
 from ..episodes._turn import Turn
@@ -117,6 +117,7 @@ class Env(gymnasium.Env[Observation, Any]):
     _envsdk_driver: ClassVar[type[Driver]] = Driver
     _envsdk_config: ClassVar[type[EnvConfig]] = EnvConfig  # what `Config` derives from
     _envsdk_runs_tools: ClassVar[bool] = False
+    _envsdk_summarizer: ClassVar[SummarizerFactory]
 
     def __init__(
         self,
@@ -161,11 +162,6 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def _envsdk_started(self, turn: Returned) -> None:
         """Process the value that `start` returned."""
-
-    @staticmethod
-    def _envsdk_summarizer(request: SummaryRequest, before: Sequence[Message], renderer: Renderer) -> "Env":
-        """Return the environment in which the model writes a summary."""
-        return Summarizer(request, before, renderer)
 
     def _envsdk_waits(self) -> bool:
         """Return whether a step may have to wait; if not, `step` needs no event loop."""
@@ -465,3 +461,6 @@ class Summarizer(Env):
         """Return the beginning of each message."""
         lines = (f"{message.role}: {message.content[:_REFERENCE_CHARS]}" for message in self._request.messages)
         return "\n".join(lines)
+
+
+Env._envsdk_summarizer = Summarizer  # pyright: ignore[reportPrivateUsage]

@@ -72,7 +72,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
     for agent in root.agents():
         is_child = agent.parent is not None
         # A sub-agent that acted before its parent's first turn has the first context of an agent above as its parent.
-        above = (name for one in agent.lineage() if one is not agent for name in one.contexts)
+        above = (name for one in agent.ancestors for name in one.contexts)
         parent = next(above, None)
         for name, context in agent.contexts.items():
             length, tokenizer, roles = ends.get(name, 0), context.renderer.tokenizer, context.roles

@@ -18,9 +18,8 @@ from envsdk.rendering.renderer import Renderer
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 
 from ._agreement import Agreement, compare
-from ._templates._base import remember
 from ._templates._chat_template import is_one_of, template_hash
-from ._templates._store import Store
+from ._templates._store import Store, remember
 
 _FALLBACK = "fixed_base"
 NO_FAMILIES = frozenset({"auto", _FALLBACK, "role_colon"})

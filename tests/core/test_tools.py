@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError
 
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Tool, ToolEnv, Turn, errors, tool
-from envsdk.authoring import _tool_runner as tool_runner
+from envsdk.authoring import _tool_env
 from envsdk.rollouts import rollout_many
 
 
@@ -1149,7 +1149,7 @@ def crashing(env: ToolEnv) -> ToolEnv:
 
 @pytest.fixture
 def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_runner, "_logged", set())
+    monkeypatch.setattr(_tool_env, "_logged", set())
 
 
 @pytest.mark.parametrize("name", CRASHES)

@@ -59,7 +59,7 @@ def measure_content(base: Base, literals: Sequence[str]) -> ContentRules:
 
     def rendered(messages: Sequence[Message]) -> str | None:
         try:
-            return base.text(messages, generation_prompt=True, is_rare=True).rpartition(REPLY)[2]
+            return base.text(messages, generation_prompt=True).rpartition(REPLY)[2]
         except TemplateFailed:
             return None
 

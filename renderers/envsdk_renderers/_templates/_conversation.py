@@ -12,7 +12,7 @@ from ._bound_template import BoundTemplate
 from ._chat_template import TemplateFailed
 from ._mask import PROBE_NAME, STEM
 from ._sentinels import PROBE_TOOL, REPLY, reply_of, results, slot, user
-from ._writer import Writer
+from ._writer import TemplateEmission, Writer
 
 
 class Boundary(NamedTuple):
@@ -174,9 +174,13 @@ class ConversationWriter:
         self._ends = ends
 
     def write(
-        self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema], past: Sequence[Message] = ()
-    ) -> str | None:
-        """Write a conversation, in which control tokens are hidden, and return its generation prompt.
+        self,
+        out: TemplateEmission,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        past: Sequence[Message] = (),
+    ) -> bool:
+        """Write a conversation, in which control tokens are hidden, and give the emission its generation prompt.
 
         Args:
             out: What is written to.
@@ -186,7 +190,7 @@ class ConversationWriter:
                 of them is written.
 
         Returns:
-            The generation prompt; None, and nothing is written, if the text after the past cannot be written alone.
+            False, and nothing is written, if the text after the past cannot be written alone.
 
         Raises:
             TemplateUnsupported: If content and the template's own text together make a control token.
@@ -198,7 +202,7 @@ class ConversationWriter:
         text = text if messages[-1].role == "assistant" else text[:length]
         start = self._end_of(past, tools, text) if past else 0
         if start is None:
-            return None
+            return False
         text = text[start:]
         bounds = pairwise([*self._boundaries.starts(messages, tools, text), len(text)])
         for index, (message, (start, end)) in enumerate(zip(messages, bounds, strict=True)):
@@ -207,7 +211,8 @@ class ConversationWriter:
                 self._write_reply(out, text[start:end], index)
             else:
                 self._writer.write_message(out, text[start:end], message.content.strip())
-        return with_prompt[length:]
+        out.generation_prompt = with_prompt[length:]
+        return True
 
     def _end_of(self, past: Sequence[Message], tools: Sequence[ToolSchema], text: str) -> int | None:
         """Return where the reply after the past begins, between a control token and other text; None if nowhere."""

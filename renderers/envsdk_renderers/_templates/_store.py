@@ -23,7 +23,15 @@ VARIABLE = "ENVSDK_TEMPLATE_CACHE"
 """The environment variable with the folder of the measurements; `off` keeps none."""
 VERSION = 1
 """The version of the code that measures. A test fails if that code changes and this number does not."""
+_Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
+
+
+def remember(memory: dict[_Key, _Value], key: _Key, value: _Value, *, at_most: int = 512) -> None:
+    """Add a value to a cache of bounded size in memory; drop the oldest one if it is full."""
+    if len(memory) >= at_most:
+        memory.pop(next(iter(tuple(memory))), None)  # other threads may share the cache
+    memory[key] = value
 
 
 class Store:

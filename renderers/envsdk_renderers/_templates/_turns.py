@@ -6,28 +6,25 @@ Knows nothing about tokens.
 import hashlib
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import orjson
 from pydantic import TypeAdapter
 
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 
-from ._base import Base, Pair, Tail, message_key, remember
+from ._base import Base, Tail
 from ._bound_template import BoundTemplate, Dialect, bind_template
 from ._chat_template import ChatTemplate
 from ._content import ContentRules, measure_content
 from ._mask import PROBE_NAME, TextMask
 from ._sentinels import CALL_CONTENT, PROBE_TOOL, REASONING, reply_of, slot, user
-from ._store import Store
+from ._store import Store, remember
 from ._verdicts import EXAMPLE_TOOL, Judge, rewritten_past, sentinel_past
 
 _MANY_BASES = 256
-_NONE: Mapping[str, Any] = {}
 _CONTENT = TypeAdapter(ContentRules)
 _EXAMPLE = TypeAdapter(str)
 _Value = TypeVar("_Value")
@@ -48,8 +45,7 @@ class TemplateTurns:
         self._measured: dict[str, Any] = {}
         self._mask = template.mask
         self._ends = ends
-        self._judges: dict[tuple[object, ...], Judge] = {}
-        self._shapes: dict[tuple[object, ...], Message] = {}
+        self._judges: dict[str, Judge] = {}
 
     def hide(self, message: Message) -> Message:
         """Return the message as the template may see it."""
@@ -66,13 +62,12 @@ class TemplateTurns:
     def judge(self, start: Sequence[Message], tools: Sequence[ToolSchema]) -> Judge:
         """Return the judge of an episode's turns."""
         system = start[0] if start and start[0].role == "system" else None
-        key = (message_key(system) if system else None, orjson.dumps(list(tools), default=_as_dict) if tools else b"")
-        judge = self._judges.get(key)
-        if judge is None:
+        key = repr((system, tools))
+        if key not in self._judges:
             shown = self.hide(system) if system else None
             judge = Judge(Base(self.template, self._ends, shown, self.hide_tools(tools)))
             remember(self._judges, key, judge, at_most=_MANY_BASES)
-        return judge
+        return self._judges[key]
 
     def measured(self, name: str, adapter: TypeAdapter[_Value], measure: Callable[[], _Value]) -> _Value:
         """Return a measurement of this process or of an earlier one, or measure it; it depends on no episode.
@@ -145,19 +140,12 @@ class TemplateTurns:
         rules = self._rules(bool(tools))
         contents = [rules.write(message) for message in hidden]
         is_known = None not in contents
-        writes_ids = bool(reply.tool_calls) and judge.base.writes_ids
-        if is_known and not writes_ids:
-            shape, *shown = self.template.dialect.addressed([self._shape(reply), *hidden], adds_ids=False)
-            without_ids = [
-                m.model_copy(
-                    update={
-                        "tool_calls": tuple([call.model_copy(update={"id": None}) for call in m.tool_calls]),
-                        "tool_call_id": None,
-                    }
-                )
-                for m in (shape, *shown)
-            ]
-            shape, *shown = without_ids
+        shape = self.hide(_shape(reply))
+        if is_known and not (reply.tool_calls and judge.base.writes_ids):
+            shape, *shown = self.template.dialect.addressed([shape, *hidden], adds_ids=False)
+            calls = tuple([call.model_copy(update={"id": None}) for call in shape.tool_calls])
+            shape = shape.model_copy(update={"tool_calls": calls})
+            shown = [message.model_copy(update={"tool_call_id": None}) for message in shown]
         else:  # an id is made of the arguments
             shape, *shown = self.template.dialect.addressed([self.hide(reply), *hidden])
         shape = _without_moved_text(judge.base, shape)
@@ -169,8 +157,8 @@ class TemplateTurns:
             tail = self._measured_tail(judge, previous, shape, shown)
             return tail, {rules.slot(shown[index].role, index): content for index, content in held.items()}
         thinks = None if shape.reasoning is None else bool(shape.reasoning)
-        calls = tuple((call.name, call.id) for call in shape.tool_calls)
-        key: tuple[object, ...] = (previous is not None and previous.role == "tool", thinks, bool(shape.content), calls)
+        names = tuple((call.name, call.id) for call in shape.tool_calls)
+        key: tuple[object, ...] = (previous is not None and previous.role == "tool", thinks, bool(shape.content), names)
         key = (*key, *((answer.role, answer.tool_call_id, answer.name) for answer in shown))
         tail = judge.base.tails.get(key)
         if tail is None:
@@ -180,41 +168,32 @@ class TemplateTurns:
         slots = [rules.slot(message.role, index) for index, message in enumerate(answers)]
         return tail, {name: content or "" for name, content in zip(slots, contents, strict=True)}
 
-    def _shape(self, reply: Message) -> Message:
-        """Return the shape of a reply, as the template may see it."""
-        calls = tuple([(call.name, call.id) for call in reply.tool_calls])
-        key = (None if reply.reasoning is None else bool(reply.reasoning), bool(reply.content), calls)
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = self.hide(_shape(reply))
-            remember(self._shapes, key, shape)
-        return shape
-
     def _measured_tail(
         self, judge: Judge, previous: Message | None, reply: Message, answers: Sequence[Message]
     ) -> Tail:
-        """Measure what follows a sentinel of the reply's shape, if that can be relied on."""
-        names = [call.name for call in reply.tool_calls]
-        ids = [call.id for call in reply.tool_calls]
-        reasoning = None if reply.reasoning is None else REASONING if reply.reasoning else ""
-        call_content = CALL_CONTENT if reply.content else ""
-        sentinel = reply_of(names, ids=ids, reasoning=reasoning, call_content=call_content)
-        pair = _pair(previous, sentinel, answers)
-        sentinel = self._reliable(judge, sentinel, answers, pair)
-        return judge.base.tail(sentinel_past(previous), sentinel, answers, pair)
+        """Measure what follows a sentinel of the reply's shape, if that can be relied on.
 
-    def _reliable(self, judge: Judge, reply: Message, answers: Sequence[Message], pair: Pair) -> Message:
-        """Return the sentinel reply whose tail can be relied on: without reasoning if the template has none."""
-        names, reasoning = [PROBE_NAME] * len(reply.tool_calls), reply.reasoning
-        generic = reply_of(names, reasoning=reasoning, call_content=reply.content)
+        The sentinel has no reasoning if the template has none.
+        """
+        calls, call_content = reply.tool_calls, CALL_CONTENT if reply.content else ""
+        reasoning = reply.reasoning and REASONING
+        names, ids = [call.name for call in calls], [call.id for call in calls]
+        sentinel = reply_of(names, ids=ids, reasoning=reasoning, call_content=call_content)
+        generic = reply_of([PROBE_NAME] * len(calls), reasoning=reasoning, call_content=sentinel.content)
+        is_after_tool = previous is not None and previous.role == "tool"
+        kind = "reasoned" if reasoning else "call" if len(calls) == 1 else "two calls" if calls else "text"
+        if is_after_tool:
+            kind = "tool" if kind == "text" else f"{kind} after a tool"
+        pair = kind, " then ".join(answer.role for answer in answers) or "nothing"
         slotted = [Message(role=answer.role, content=slot(index)) for index, answer in enumerate(answers)]
-        is_after_tool = pair[0] == "tool" or pair[0].endswith("after a tool")
         judgement = judge.judge(generic, slotted, is_after_tool=is_after_tool, pair=pair)
         if judgement.status == "not possible" and reasoning is not None:
-            return self._reliable(judge, reply.with_reasoning(None), answers, pair)
+            sentinel = sentinel.with_reasoning(None)
+            generic = generic.with_reasoning(None)
+            judgement = judge.judge(generic, slotted, is_after_tool=is_after_tool, pair=pair)
         if judgement.error is not None:
             raise judgement.error.with_traceback(None)
-        return reply
+        return judge.base.tail(sentinel_past(previous), sentinel, answers, pair)
 
     def without_moved_texts(
         self, shown: Sequence[Message], start: Sequence[Message], tools: Sequence[ToolSchema]
@@ -245,7 +224,7 @@ def _shape(reply: Message) -> Message:
 
     Unless a template writes ids, which are made of the arguments, its text after a reply depends on nothing else.
     """
-    calls = tuple([call.model_copy(update={"arguments": _NONE}) for call in reply.tool_calls])
+    calls = tuple([call.model_copy(update={"arguments": {}}) for call in reply.tool_calls])
     reasoning = reply.reasoning and REASONING
     return reply.model_copy(update={"content": reply.content and "x", "reasoning": reasoning, "tool_calls": calls})
 
@@ -257,23 +236,10 @@ def _without_moved_text(base: Base, reply: Message) -> Message:
     return reply.model_copy(update={"content": ""})
 
 
-def _as_dict(value: Any) -> Any:
-    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else str(value)
-
-
-def _pair(previous: Message | None, reply: Message, answers: Sequence[Message]) -> Pair:
-    """Return the names of a reply and of what comes next in errors."""
-    calls = len(reply.tool_calls)
-    name = "reasoned" if reply.reasoning else "call" if calls == 1 else "two calls" if calls else "text"
-    if previous is not None and previous.role == "tool":
-        name = "tool" if name == "text" else f"{name} after a tool"
-    return name, " then ".join(answer.role for answer in answers) or "nothing"
-
-
 _MANY = 64
 _DIALECT = TypeAdapter(Dialect)
 _LOCK = threading.Lock()
-_TURNS: OrderedDict[str, TemplateTurns] = OrderedDict()
+_TURNS: dict[str, TemplateTurns] = {}
 
 
 def turns_of(
@@ -302,30 +268,16 @@ def turns_of(
     try:
         key = hashlib.sha256(json.dumps(options).encode(errors="surrogatepass")).hexdigest()
     except TypeError:  # an argument that is not JSON, which may change
-        return TemplateTurns(_bound(source, tokenizer, date, arguments, hides_names), ends)
+        key = ""
     with _LOCK:
-        turns = _TURNS.get(key)
-        if turns is None:
-            store = Store(key)
-            template = _bound(source, tokenizer, date, arguments, hides_names, store)
-            turns = _TURNS[key] = TemplateTurns(template, ends, store)
-        _TURNS.move_to_end(key)
-        if len(_TURNS) > _MANY:
-            _TURNS.popitem(last=False)
-    return turns
-
-
-def _bound(
-    source: ChatTemplateSource,
-    tokenizer: Tokenizer,
-    date: str,
-    arguments: Mapping[str, Any],
-    hides_names: bool,
-    store: Store | None = None,
-) -> BoundTemplate:
-    compiled = ChatTemplate(source.text, date=date, special_tokens=source.special_tokens)
-    mask, given = TextMask(list(tokenizer.control_tokens), hides_names=hides_names), dict(arguments)
-    if store is None:
-        return bind_template(compiled, mask, given)
-    dialect = store.measured("dialect", _DIALECT, lambda: bind_template(compiled, mask, given).dialect)
-    return BoundTemplate(compiled, mask, dialect, given)
+        if key in _TURNS:
+            return _TURNS[key]
+        compiled = ChatTemplate(source.text, date=date, special_tokens=source.special_tokens)
+        mask, given = TextMask(list(tokenizer.control_tokens), hides_names=hides_names), dict(arguments)
+        if not key:
+            return TemplateTurns(bind_template(compiled, mask, given), ends)
+        store = Store(key)
+        dialect = store.measured("dialect", _DIALECT, lambda: bind_template(compiled, mask, given).dialect)
+        turns = TemplateTurns(BoundTemplate(compiled, mask, dialect, given), ends, store)
+        remember(_TURNS, key, turns, at_most=_MANY)
+        return turns

@@ -34,7 +34,7 @@ class Validation:
     Args:
         template: The template.
         reencode: Encodes a rendered text and decodes it again.
-        stops: How turns end.
+        stop_of: Returns how the turn of a reply ends.
         generation_prompt: The generation prompt, and the part of it that opens every reply.
         tag: The tag that opens reasoning; empty if there is none.
     """
@@ -43,13 +43,13 @@ class Validation:
         self,
         template: BoundTemplate,
         reencode: Callable[[str], str],
-        stops: Sequence[Stop],
+        stop_of: Callable[[Message], Stop],
         generation_prompt: tuple[str, str],
         tag: str,
     ) -> None:
         self._template = template
         self._reencode = reencode
-        self._stops = stops
+        self._stop_of = stop_of
         self._generation_prompt, self._opening = generation_prompt
         self._tag = tag
 
@@ -140,7 +140,7 @@ class Validation:
         after = after.partition(f"{REPLY}{end}e")[0]
         if not found:
             return None
-        stop = self._stops[-1] if messages[reply].tool_calls else self._stops[0]
+        stop = self._stop_of(messages[reply])
         if stop.is_unwritten:
             return self._reencode(after)
         closing = stop.closing_of(messages[reply])

@@ -10,7 +10,7 @@ from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolCall, ToolSchema
 
 from .._grammars._proof import ReadingVerdict
-from ._base import Base, Pair, message_key, remember
+from ._base import Base, Pair
 from ._chat_template import TemplateFailed
 from ._history import HistoryRule
 from ._mask import PROBE_NAME, STEM, shared_start
@@ -27,6 +27,7 @@ from ._sentinels import (
     slot,
     user,
 )
+from ._store import remember
 
 Status: TypeAlias = Literal["exact", "keeps", "refused", "not possible"]
 _EARLIER_REASONING, _EARLIER_CONTENT = f"{STEM}thoughtzq", f"{STEM}spokenzq"
@@ -68,7 +69,7 @@ class Judge:
 
     def __init__(self, base: Base) -> None:
         self.base = base
-        self._judgements: dict[tuple[object, ...], Judgement] = {}
+        self._judgements: dict[str, Judgement] = {}
         self._rewritten_past: dict[bool, str] = {}
 
     def verdict(self, previous: Previous, following: Following) -> Verdict:
@@ -85,12 +86,10 @@ class Judge:
 
     def judge(self, reply: Message, answers: Sequence[Message], *, is_after_tool: bool, pair: Pair) -> Judgement:
         """Judge what follows a reply, which has to be the same after each of many pasts; judgements are cached."""
-        key = (is_after_tool, message_key(reply), *map(message_key, answers))
-        judgement = self._judgements.get(key)
-        if judgement is None:
-            judgement = self._judge(reply, answers, is_after_tool, pair)
-            remember(self._judgements, key, judgement)
-        return judgement
+        key = repr((is_after_tool, reply, *answers))
+        if key not in self._judgements:
+            remember(self._judgements, key, self._judge(reply, answers, is_after_tool, pair))
+        return self._judgements[key]
 
     def _judge(self, reply: Message, answers: Sequence[Message], is_after_tool: bool, pair: Pair) -> Judgement:
         first, *others = self._pasts(is_after_tool)
@@ -118,25 +117,21 @@ class Judge:
     def _follow(
         self, past: Sequence[Message], reply: Message, answers: Sequence[Message], pair: Pair
     ) -> tuple[str, str]:
-        """Return what follows a reply, and what of the past it rewrites."""
-        text = self.base.text([*past, reply, *answers], generation_prompt=True, is_rare=True)
+        """Return what follows a reply, and what of the prompt and the reply it rewrites, or an empty string."""
+        text = self.base.text([*past, reply, *answers], generation_prompt=True)
         _, stop, rest = self.base.cut(text, reply, pair)
-        return stop + rest, self._rewritten(text, past, reply, stop)
-
-    def _rewritten(self, text: str, past: Sequence[Message], reply: Message, stop: str) -> str:
-        """Return what of the prompt and the reply is rewritten, or an empty string."""
         prompt = self.base.text(past, generation_prompt=True)
-        if not text.startswith(prompt):
-            same = shared_start([prompt, text])
-            return f"{prompt[max(same - 20, 0) : same + 40]!r} becomes {text[max(same - 20, 0) : same + 40]!r}"
-        if reply.reasoning and reply.reasoning not in text[len(prompt) :]:
-            return "the reasoning is dropped"
-        if reply.tool_calls and reply.content and reply.content not in text[len(prompt) :]:
-            return "the text next to the calls is dropped"
-        ends = self.base.stops.of(bool(reply.tool_calls))
-        if ends and ends.written and stop not in ends.sampled:
-            return f"{ends.sampled[0]!r} becomes {stop!r}"
-        return f"{ends.sampled[0]!r} is dropped" if ends and ends.is_unwritten else ""
+        sampled, ends = text[len(prompt) :], self.base.call_stop if reply.tool_calls else self.base.text_stop
+        rewritten = difference_of(prompt, text)
+        if not rewritten and reply.reasoning and reply.reasoning not in sampled:
+            rewritten = "the reasoning is dropped"
+        if not rewritten and reply.tool_calls and reply.content and reply.content not in sampled:
+            rewritten = "the text next to the calls is dropped"
+        if not rewritten and ends and ends.written and stop not in ends.sampled:
+            rewritten = f"{ends.sampled[0]!r} becomes {stop!r}"
+        if not rewritten and ends and ends.is_unwritten:
+            rewritten = f"{ends.sampled[0]!r} is dropped"
+        return stop + rest, rewritten
 
     def _impossible(self, past: Sequence[Message], reply: Message, answers: Sequence[Message]) -> str:
         """Return why the template cannot express this at all, or an empty string."""
@@ -247,8 +242,8 @@ def rewritten_past(base: Base, *, calls: bool) -> str:
         messages, known = [user(_TEXTS[0])], dict[str, str]()
         for number, turn in enumerate(turns, start=1):
             try:
-                prompt, begun = (base.text(messages, generation_prompt=asks, is_rare=True) for asks in (False, True))
-                after = base.text([*messages, *turn], generation_prompt=True, is_rare=True)
+                prompt, begun = (base.text(messages, generation_prompt=asks) for asks in (False, True))
+                after = base.text([*messages, *turn], generation_prompt=True)
             except TemplateFailed:
                 break
             *_, last = by_reply(prompt[: mask.shared(prompt, begun)]).items()
@@ -293,15 +288,17 @@ class TemplateReport:
     rewriting: str = ""
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        for turn in self.turns:
-            yield f"{turn.previous} -> {turn.following}: {turn.status}" + (f" ({turn.detail})" if turn.detail else "")
-        yield f"reading: {self.reading or 'by a format that was not measured'}"
+        lines = [
+            f"{turn.previous} -> {turn.following}: {turn.status}" + (f" ({turn.detail})" if turn.detail else "")
+            for turn in self.turns
+        ]
+        lines.append(f"reading: {self.reading or 'by a format that was not measured'}")
         rule = self.history_rule
-        yield f"past reasoning: {f'not known: {self.history_problem}' if rule is None else f'the template {rule}'}"
+        lines.append(
+            f"past reasoning: {f'not known: {self.history_problem}' if rule is None else f'the template {rule}'}"
+        )
         if self.rewriting:
-            yield f"earlier text: {self.rewriting}"
+            lines.append(f"earlier text: {self.rewriting}")
         if self.unconfirmed_stops:
-            yield f"stop tokens to check: {', '.join(self.unconfirmed_stops)}"
+            lines.append(f"stop tokens to check: {', '.join(self.unconfirmed_stops)}")
+        return "\n".join(lines)
