@@ -23,17 +23,7 @@ from pydantic import (
 
 from .images import Image, ImageSource
 
-__all__ = [
-    "Arguments",
-    "ContentPart",
-    "ImagePart",
-    "Message",
-    "Role",
-    "TextPart",
-    "ToolCall",
-    "ToolSchema",
-    "text_of",
-]
+__all__ = ["Arguments", "ContentPart", "ImagePart", "Message", "Role", "TextPart", "ToolCall", "ToolSchema", "text_of"]
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 ToolSchema: TypeAlias = Mapping[str, Any]

@@ -12,17 +12,7 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 import envsdk
-from envsdk import (
-    Action,
-    Env,
-    Handoff,
-    HandoffResult,
-    Limits,
-    Message,
-    StopReason,
-    Turn,
-    get_renderer,
-)
+from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, StopReason, Turn, get_renderer
 from envsdk.episodes import _agent
 from envsdk.episodes._agent import StepResult
 from envsdk.errors import ConfigError, NoEndWarning, TurnError
