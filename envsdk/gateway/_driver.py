@@ -22,13 +22,13 @@ from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, 
 from ..limits import StopReason
 from ..messages import Message, ToolCall
 from ..rendering.renderer import TokenIds, as_given, check_image
-from ._background import background_server
 from ._checks import check_expressible, inexpressible, most_tokens
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
 from ._live import LiveReply
 from ._programs import CommandProgram, Endpoint, ThreadProgram
 from ._requests import ModelReply, ModelRequest
+from ._serving import background_server
 from ._session import PendingRequest, ProgramEnd, ProgramSession, until_done
 
 _REMEMBERED = 64
@@ -147,8 +147,8 @@ class ProgramDriver(Driver):
         server = background_server()
         server.sessions.add(session)
         endpoint = Endpoint(
-            base_url=server.openai_base_url(session),
-            anthropic_base_url=server.anthropic_base_url(session),
+            base_url=f"{server.base_url(session)}/v1",
+            anthropic_base_url=server.base_url(session),
             api_key=session.key,
             seed=self.running_episode.seed,
         )
@@ -274,7 +274,7 @@ class ProgramDriver(Driver):
                 event.answer(_at_limit(f"the episode ends here: {limit}", limit))
                 if program is not None:
                     program.stop()
-            elif not event.is_abandoned and (turn := self._turn(event, session.cut())) is not None:
+            elif not event.is_abandoned and (turn := self._turn(event, session.take_abandoned())) is not None:
                 return self._taken(event, turn)
 
     @override
@@ -292,7 +292,7 @@ class ProgramDriver(Driver):
             is_new = isinstance(event, PendingRequest) and not any(
                 event.request.repeats(request) for request in waiting
             )
-            if not isinstance(event, PendingRequest) or not is_new or session.has_cut or self._limit() is not None:
+            if not isinstance(event, PendingRequest) or not is_new or session.abandoned or self._limit() is not None:
                 session.put_back(event)
                 return
             if not event.is_abandoned and (turn := self._turn(event, ())) is not None:

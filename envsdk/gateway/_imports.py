@@ -21,7 +21,8 @@ from ..trainers.foreign._importer import ImportResult as ImportResult
 from ..trainers.foreign._values import LARGEST_ID
 from ..trajectories._trajectory import Status
 from ._conversations import Continues, Conversations, Opens, Repeats
-from ._records import PROTOCOLS, Exchange, LoggedAnswer, RecordReader, with_unique_call_ids
+from ._protocols import WIRE_FORMATS
+from ._records import Exchange, LoggedAnswer, RecordReader, with_unique_call_ids
 from ._requests import ModelReply
 
 
@@ -100,8 +101,10 @@ def from_requests(
         id, renderer=renderer, tokenizer=tokenizer, vocab_size=vocab_size, trainable_roles=trainable_roles
     )
     given: Any = temperature
-    if protocol is not None and protocol not in PROTOCOLS:
-        raise ConfigError(f"protocol is {protocol!r:.80}; expected one of {PROTOCOLS}, or None to recognize it")
+    if protocol is not None and protocol not in WIRE_FORMATS:
+        raise ConfigError(
+            f"protocol is {protocol!r:.80}; expected one of {tuple(WIRE_FORMATS)}, or None to recognize it"
+        )
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < LARGEST_ID:
         raise ConfigError(f"temperature is {temperature!r:.80}; expected a number of at least 0")
     if status not in get_args(Status):

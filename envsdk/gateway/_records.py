@@ -9,10 +9,8 @@ from ..messages import Message
 from ..trainers.foreign._importer import LoggedIds
 from ..trainers.foreign._values import LoggedValue
 from ._logged_streams import assembled
-from ._protocols import SessionMemory, load_protocol
+from ._protocols import WIRE_FORMATS, SessionMemory
 from ._requests import ModelRequest
-
-PROTOCOLS = ("chat", "responses", "anthropic")
 
 # The fields that matter after the reply was sampled.
 _SAID = {
@@ -93,8 +91,8 @@ class RecordReader:
 
     def _protocol_of(self, found: LoggedValue) -> str:
         named = found.get("protocol")
-        if named.value is not None and named.value not in PROTOCOLS:
-            raise named.invalid(f"one of {PROTOCOLS}")
+        if named.value is not None and named.value not in tuple(WIRE_FORMATS):
+            raise named.invalid(f"one of {tuple(WIRE_FORMATS)}")
         if named.value is not None or self._protocol is not None:
             return str(named.value or self._protocol)
         if "input" in found.get("request").mapping():
@@ -173,7 +171,7 @@ def _read_request(
         if not isinstance(value, str):
             raise RequestError(f"headers.{key}: expected a string")
     body = {"model": "logged", **({"max_tokens": 1} if name == "anthropic" else {}), **said}
-    return load_protocol(name).read(body, own, memory)
+    return WIRE_FORMATS[name].read(body, own, memory)
 
 
 def _answers(name: str, response: LoggedValue) -> list[LoggedAnswer]:

@@ -182,7 +182,7 @@ def _python_span(text: str, start: int, call: ToolCall) -> list[FieldSpan] | Non
     if at < 0:
         return None
     try:
-        end = end_of_brackets(text, at + len(call.name))
+        end = end_of_brackets(text, at + len(call.name), len(text))
         python_expression(text[at:end])
     except ValueError:
         return None
