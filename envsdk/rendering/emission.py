@@ -7,7 +7,8 @@ pieces: where each message starts, and which tokens are scaffold, content or sam
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
 
 
 _TEXT = -1
-
-MAX_REMEMBERED = 1024
-"""The number of scaffold strings that an encoder caches. A family has a few dozen; some contain ids and names."""
 
 
 class EmittedPiece(NamedTuple):
@@ -90,57 +88,35 @@ class Encoder:
         # A longer name wins over one that it starts with, as in the `tokenizers` library.
         names = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control_token = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
-        self._control_names = {token: name for name, token in tokenizer.control_tokens.items()}
-        self._scaffolds: dict[str, list[EmittedPiece]] = {}
+        self.control_names = {token: name for name, token in tokenizer.control_tokens.items()}
+        """The names of the control tokens, by id."""
+        self.scaffold: Callable[[str], list[EmittedPiece]] = lru_cache(maxsize=1024)(self.cut)
+        """The same as `cut`; the results are cached, since a vocabulary may have 1,000 control tokens."""
 
-    def scaffold(self, text: str) -> list[EmittedPiece]:
-        """Cut scaffold at its control tokens. Results are cached, since a vocabulary may have 1,000 control tokens."""
-        pieces = self._scaffolds.get(text)
-        if pieces is None:
-            pieces = self._cut(text, is_content=False)
-            if len(self._scaffolds) >= MAX_REMEMBERED:
-                self._scaffolds.clear()  # threads that share the encoder may do that at any time
-            self._scaffolds[text] = pieces
+    def cut(self, text: str, *, is_content: bool = False) -> list[EmittedPiece]:
+        """Cut scaffold at its control tokens. Content is one piece of text, except with `unsafe_content`."""
+        if is_content and not self.unsafe_content:
+            return [EmittedPiece(text, _TEXT, True)]
+        pieces: list[EmittedPiece] = []
+        for index, part in enumerate(self._control_token.split(text)):
+            if index % 2:
+                token = self.tokenizer.token_id(part)
+                pieces.append(EmittedPiece(part, token, is_content, np.array([token], dtype=np.int32)))
+            elif part:
+                pieces.append(EmittedPiece(part, _TEXT, is_content))
         return pieces
-
-    def content(self, text: str) -> list[EmittedPiece]:
-        """Return content as one piece of text; with `unsafe_content`, cut it like scaffold."""
-        return self._cut(text, is_content=True) if self.unsafe_content else [EmittedPiece(text, _TEXT, True)]
-
-    def controls_in(self, text: str) -> list[str]:
-        """Return the names of the control tokens in a string, each once."""
-        return [*dict.fromkeys(match[0] for match in self._control_token.finditer(text))]
 
     def image(self, image: Image) -> list[EmittedPiece]:
         """Return the pieces of an image, which replace the token that a chat template writes."""
         if self.vision is None:
             raise RenderError(f"{image!r} cannot be written: the renderer has no processor of images")
         written: list[EmittedPiece] = []
-        for _, run in groupby(
-            self._cut(self.vision.process(image).text, is_content=False), key=lambda piece: piece.control
-        ):
-            first, count = (equal := [*run])[0], len(equal)  # equal placeholders are one piece
+        for _, run in groupby(self.cut(self.vision.process(image).text), key=lambda piece: piece.control):
+            first, *equal = run  # equal placeholders are one piece
+            count = 1 + len(equal)
             tokens = None if first.tokens is None else np.repeat(first.tokens, count)
             written.append(first._replace(text=first.text * count, tokens=tokens))
         return written
-
-    def is_control(self, token: int) -> bool:
-        """Return whether an id is that of a control token."""
-        return token in self._control_names
-
-    def control(self, token: int) -> EmittedPiece:
-        """Return a control token as a piece."""
-        return EmittedPiece(self._control_names[token], token, False, np.array([token], dtype=np.int32))
-
-    def _cut(self, text: str, *, is_content: bool) -> list[EmittedPiece]:
-        parts = enumerate(self._control_token.split(text))
-        return [
-            self.control(self.tokenizer.token_id(part))._replace(is_content=is_content)
-            if index % 2
-            else EmittedPiece(part, _TEXT, is_content)
-            for index, part in parts
-            if part
-        ]
 
 
 class Emission:
@@ -201,19 +177,20 @@ class Emission:
     def content(self, text: str) -> None:
         """Write the text of a message. Names of control tokens in it stay text."""
         if text:
-            self._pieces += self._encoder.content(text)
+            self._pieces += self._encoder.cut(text, is_content=True)
 
     def encoded(self, tokens: "NDArray[np.int32]", *, content_after: int | None) -> None:
         """Write tokens that another library encoded; text after the control token `content_after` is content."""
         encoder, start, is_content = self._encoder, 0, False
-        controls = [position for position, token in enumerate(tokens.tolist()) if encoder.is_control(token)]
+        controls = [position for position, token in enumerate(tokens.tolist()) if token in encoder.control_names]
         for position in (*controls, len(tokens)):
             if position > start:
                 text = tokens[start:position]
                 self._pieces.append(EmittedPiece(encoder.tokenizer.decode(text), _TEXT, is_content, text))
             if position < len(tokens):
                 token = int(tokens[position])
-                self._pieces.append(encoder.control(token))
+                name = encoder.control_names[token]
+                self._pieces.append(EmittedPiece(name, token, False, tokens[position : position + 1]))
                 is_content = token == content_after
             start = position + 1
 
@@ -277,17 +254,10 @@ class Emission:
 
         Adjacent pieces of text that are not encoded yet are one run; every other piece is a separate run.
         """
-        runs: list[tuple[int, Sequence[EmittedPiece]]] = []
-        start = 0
-        for index, piece in enumerate(self._pieces):
-            if piece.tokens is not None:
-                if start < index:
-                    runs.append((start, self._pieces[start:index]))
-                runs.append((index, (piece,)))
-                start = index + 1
-        if start < len(self._pieces):
-            runs.append((start, self._pieces[start:]))
-        return runs
+        pieces = self._pieces
+        numbers = groupby(range(len(pieces)), lambda index: _TEXT if pieces[index].tokens is None else index)
+        bounds = [*(next(run) for _, run in numbers), len(pieces)]
+        return [(start, pieces[start:stop]) for start, stop in pairwise(bounds)]
 
     def _places(self) -> Iterator[tuple[int, int]]:
         """Yield the index of each piece's first token, and the index after its last one.

@@ -354,7 +354,7 @@ class FixedBase(WholeRenderer):
                 start = prompt.starts[-1]
                 tail = prompt.tokens[start:]
                 tails[tail.tobytes()] = tail
-                if any(map(self.encoder.is_control, prompt.tokens[max(start - 1, 0) : start + 1].tolist())):
+                if any(token in self.encoder.control_names for token in prompt.tokens[max(start - 1, 0) : start + 1]):
                     break  # a control token shares nothing
         return [*tails.values()]
 
@@ -649,7 +649,9 @@ class FixedBase(WholeRenderer):
                 count = bisect_right(ends, end)  # of the tokens that end in the opening
                 if end in (0, *ends):
                     return tail[count:]
-                controls = (index for index in range(count, len(tail)) if self.encoder.is_control(int(tail[index])))
+                controls = (
+                    index for index in range(count, len(tail)) if int(tail[index]) in self.encoder.control_names
+                )
                 stop = next(controls, len(tail))
                 return np.concatenate([self.tokenizer.encode(text[end : ends[stop - 1]].decode()), tail[stop:]])
         return super().after_opening(prompt_tail)

@@ -71,7 +71,7 @@ def test_long_runs_of_white_space_have_the_same_ids(fast: Tokenizer, slow: Token
 def test_a_text_that_is_cut_into_words_without_tiktoken_has_the_same_ids(fast: Tokenizer, texts: list[str]) -> None:
     assert isinstance(fast, TiktokenTokenizer)
     normal = fast.normalize("".join(texts))
-    assert fast._encode_by_words(normal).tolist() == fast._encode(normal).tolist()
+    assert fast._encode_blanks(normal).tolist() == fast.encode(normal).tolist()
 
 
 @given(text=st.text())
