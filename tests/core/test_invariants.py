@@ -798,11 +798,6 @@ def observations_extend_unless_they_are_the_first_or_a_declared_break(run: Run) 
     assert run.trajectory.breaks == [info["break"] for info in infos if "break" in info]
 
 
-def the_sizes_of_samples_are_known_without_making_them(run: Run) -> None:
-    samples = run.trajectory.samples()
-    assert run.trajectory.sample_sizes() == [(len(sample), int(sample.mask.sum())) for sample in samples]
-
-
 def the_tree_holds_each_token_once_that_a_sampled_one_follows(run: Run) -> None:
     names, tree = itertools.count(), set()
     branch: list[int] = []  # each token by a name of its own, so that no two are merged that were handed out apart
@@ -1144,7 +1139,6 @@ CHECKS = (
     a_reply_that_goes_on_drops_its_end_as_declared_and_nothing_else,
     respond_gets_the_whole_reply,
     the_new_text_of_a_reply_is_what_was_sampled_since_the_turn,
-    the_sizes_of_samples_are_known_without_making_them,
     the_record_holds_all_that_was_said_in_order,
     a_history_policy_gets_how_far_the_episode_is,
     what_a_turn_says_of_the_sampling_and_the_reply_arrives,

@@ -110,7 +110,6 @@ def check(trajectory: Trajectory | None, prompts: list[list[int]], sampled: list
         masked = {at for start, stop in step.masked for at in range(start, stop)}
         expected += [(index, token) for at, token in enumerate(tokens, step.action_start) if at not in masked]
     assert sorted(trained) == sorted(expected)
-    assert trajectory.sample_sizes() == [(len(one), int(one.mask.sum())) for one in trajectory.samples()]
     if trained:
         batch = tree_batch(trajectory)
         assert len(batch.tokens) == trajectory.tree_size()
