@@ -122,10 +122,6 @@ class Context:
         """The tools that the model may call."""
         return self._prompt.tools
 
-    def token_counts(self) -> dict[int, int]:
-        """Return how many tokens each message of the view has, by the identity of the message."""
-        return {id(message): self._prompt.count(index) for index, message in enumerate(self._prompt.messages)}
-
     def trial(self) -> "Context":
         """Return a copy in which a turn can be tried without changing the context. Its log is empty."""
         other = copy.copy(self)

@@ -79,6 +79,7 @@ class StreamedResponse:
     def __init__(self, wire: WireFormat, request: ModelRequest, body: Any, created: int, send: Send) -> None:
         self.request = replace(request, on_piece=self._put) if request.n == 1 else request
         self._wire, self._body, self._created, self._send = wire, body, created, send
+        self._has_begun = False
         self._stream: ReplyStream | None = None
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[ReplyPiece | None] = asyncio.Queue()
@@ -94,10 +95,8 @@ class StreamedResponse:
         try:
             while (piece := await self._pieces.get()) is not None:
                 if self._stream is None:
-                    await self._begin()
                     self._stream = self._wire.stream(self.request, self._body, self._created)
-                if events := b"".join(self._stream.feed(piece)):
-                    await self.send(events, more_body=True)
+                await self.send(b"".join(self._stream.feed(piece)), more_body=True)
         finally:
             working.cancel()
 
@@ -105,18 +104,17 @@ class StreamedResponse:
         """Send all that is left except for the last part, and return that."""
         if self._stream is not None:
             return b"".join(self._stream.end(replies[0]))
-        # An event that cannot be written is answered with an error, so all of them come before the response begins.
+        # All events are written before the response begins: an error in one of them can be answered.
         events = b"".join(self._wire.events(self.request, self._body, replies, self._created))
-        await self._begin()
         if len(events) > _LAST_BYTES:
             await self.send(events[:-_LAST_BYTES], more_body=True)
             await self.send(b"", more_body=True)  # returns when the client has received most of the part before
         return events[-_LAST_BYTES:]
 
-    async def _begin(self) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-
     async def send(self, part: bytes, *, more_body: bool = False) -> None:
-        """Send a part of the response, the last one unless more follow."""
+        """Begin the response if it has not begun, and send a part of it, the last one unless more follow."""
+        if not self._has_begun:
+            self._has_begun = True
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": part, "more_body": more_body})

@@ -366,14 +366,15 @@ class Conversations:
             (one for one in conversations if 0 < len(one.newest.sent) == one.newest.repeated_by(request)), None
         )
         fit = self._fit(likely, request) if likely else None
-        known: Sequence[RecordedMessage] = ()
+        known: Sequence[RecordedMessage] = ()  # the messages that another conversation must have, too
         is_plain = fit is not None and fit.rank == (fit.reading.keep, True, True) and bool(fit.reading.starts)
         if fit is not None and is_plain and fit.reading.starts[-1][1] == fit.reach - 1:
             known = fit.reading.path[: fit.reach]
+        forms = [entry.form for entry in known]
         return {
             one: fit if fit is not None and one is likely else self._fit(one, request)
             for one in conversations
-            if one is likely or one.newest.begins_with(known)
+            if one is likely or [entry.form for entry in one.newest.path[: len(known)]] == forms
         }
 
     def _candidates(self, request: ModelRequest) -> Iterator[tuple[int, Sequence[ProgramConversation]]]:

@@ -73,6 +73,10 @@ class Gateway:
         session_limits: The limits of sessions.
         model: The name of the model that `/v1/models` lists.
 
+    Attributes:
+        has_token: True if managing sessions requires a token.
+        app: The application.
+
     Raises:
         ConfigError: If the token is short.
     """
@@ -88,7 +92,7 @@ class Gateway:
     ) -> None:
         if token is not None and len(token) < _MIN_TOKEN:
             raise ConfigError(f"the token has {len(token)} characters; expected at least {_MIN_TOKEN} random ones")
-        self._token = token
+        self._token, self.has_token = token, token is not None
         self.limits = limits or ServerLimits()
         self._sessions = ManagedSessions(factory, session_limits or SessionLimits())
         named = "/sessions/{session_id}"
@@ -110,11 +114,6 @@ class Gateway:
             lifespan=self._sessions.lifespan,
         )
 
-    @property
-    def has_token(self) -> bool:
-        """True if managing sessions requires a token."""
-        return self._token is not None
-
     async def _manage(self, action: str, request: Request, send: Send) -> Response:
         """Answer a request that requires the token; errors of the environment have a status."""
         host = request.url.hostname or ""
@@ -127,7 +126,11 @@ class Gateway:
             raise Refusal(401, "invalid_token", text, {"www-authenticate": "Bearer"})
         try:
             if action == "open":
-                return await self._open(request)
+                options = (await self._read(request, OpenRequest)).model_dump(exclude_unset=True)
+                session = await self._sessions.open(options)
+                base = f"{str(request.base_url).rstrip('/')}/s/{session.id}"
+                urls = {"openai_base_url": f"{base}/v1", "anthropic_base_url": base}
+                return json_response({"id": session.id, "key": session.key, **urls}, 201)
             if action == "metrics":
                 content_type = {"content-type": CONTENT_TYPE_LATEST}
                 return Response(generate_latest(self._sessions.metrics.registry), headers=content_type)
@@ -145,13 +148,6 @@ class Gateway:
             raise RequestError(message_of(error), 400, "invalid_request_error") from None
         except EpisodeError as error:
             raise RequestError(message_of(error), 409, "conflict") from None
-
-    async def _open(self, request: Request) -> Response:
-        given = await self._read(request, OpenRequest)
-        session = await self._sessions.open(given.model_dump(exclude_unset=True))
-        base = f"{str(request.base_url).rstrip('/')}/s/{session.id}"
-        created = {"id": session.id, "key": session.key, "openai_base_url": f"{base}/v1", "anthropic_base_url": base}
-        return json_response(created, 201)
 
     async def _health(self, request: Request, send: Send) -> Response:
         return json_response({"status": "ok", "open_sessions": len(self._sessions.open_sessions.by_id)})

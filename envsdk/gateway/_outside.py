@@ -218,7 +218,17 @@ class PlayedSessions:
             await self.folder.append(trajectory)
         if self._on_trajectory is not None:
             self._on_trajectory(trajectory)
-        return _summary(trajectory)
+        return {
+            "episode_id": trajectory.id,
+            "status": trajectory.status,
+            "stop_reason": trajectory.stop_reason,
+            "error_kind": trajectory.error_kind,
+            "reward": trajectory.scored_reward,
+            "steps": len(trajectory.steps),
+            "sampled_tokens": sum(step.stop - step.action_start for step in trajectory.steps),
+            "contexts": {name: log.role for name, log in trajectory.contexts.items()},
+            "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
+        }
 
     async def _ended(self, opened: _Open, reason: str) -> Trajectory | None:
         """End the episode of a session; return None if no request came."""
@@ -273,18 +283,3 @@ class PlayedSessions:
             trajectory = opened.env.fail(late)
             trajectory.error_kind = "infrastructure"
             return trajectory
-
-
-def _summary(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the summary of an episode, without contents."""
-    return {
-        "episode_id": trajectory.id,
-        "status": trajectory.status,
-        "stop_reason": trajectory.stop_reason,
-        "error_kind": trajectory.error_kind,
-        "reward": trajectory.scored_reward,
-        "steps": len(trajectory.steps),
-        "sampled_tokens": sum(step.stop - step.action_start for step in trajectory.steps),
-        "contexts": {name: log.role for name, log in trajectory.contexts.items()},
-        "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
-    }

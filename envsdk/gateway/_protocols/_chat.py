@@ -109,42 +109,40 @@ class Chat(OpenAIFormat):
 def _received(value: Any, index: int) -> ReceivedMessage:
     """Read a value of `messages` as a message."""
     fields = Fields(value, f"messages[{index}]")
-    role, read, image = fields.text("role"), dict[str, Any](), None
-    if role == "assistant":
-        read = _calls_and_reasoning(fields)
-    elif role == "tool":
-        read, image = {"tool_call_id": fields.required_text("tool_call_id")}, "image_url"
-    elif role in ("system", "developer", "user"):
-        image = "image_url" if role == "user" else None
-    else:
+    role, read = fields.text("role"), {"name": fields.text("name")}
+    if role not in ("system", "developer", "user", "assistant", "tool"):
         roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
         raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
+    calls: list[ToolCall] = []
+    if role == "tool":
+        read["tool_call_id"] = fields.required_text("tool_call_id")
+    elif role == "assistant":
+        if fields.get("function_call") is not None:
+            raise refused(fields.name("function_call"), "give calls as `tool_calls`")
+        calls = [
+            _call(Fields(call, f"{fields.name('tool_calls')}[{i}]"))
+            for i, call in enumerate(fields.items("tool_calls"))
+        ]
+        check_unique([call.id for call in calls], fields.name("tool_calls"))
+        reasoning = fields.text("reasoning_content")
+        read["reasoning"] = fields.text("reasoning") if reasoning is None else reasoning
+    image = "image_url" if role in ("user", "tool") else None
     is_missing = fields.get("content") is None and role in ("assistant", "tool")
     content = "" if is_missing else fields.content("content", _PARTS, image)
     if role == "assistant" and content == "":
         content = fields.text("refusal") or ""
-    read = {"content": content, "name": fields.text("name"), **read}
-    return ReceivedMessage(valid(Message, fields.path, role=role, **read), value)
+    return ReceivedMessage(valid(Message, fields.path, role=role, content=content, tool_calls=calls, **read), value)
 
 
-def _calls_and_reasoning(fields: Fields) -> dict[str, Any]:
-    """Return the fields of an assistant message other than its content."""
-    if fields.get("function_call") is not None:
-        raise refused(fields.name("function_call"), "give calls as `tool_calls`")
-    calls: list[ToolCall] = []
-    for i, value in enumerate(fields.items("tool_calls")):
-        call = Fields(value, f"{fields.name('tool_calls')}[{i}]")
-        if call.get("type") not in (None, "function"):
-            raise refused(call.name("type"), "only 'function' is supported")
-        function = Fields(call.get("function"), call.name("function"))
-        arguments = function.get("arguments")
-        if not isinstance(arguments, (str, dict)):
-            raise not_of_kind(function.name("arguments"), "a string", arguments)
-        name, call_id = function.required_text("name"), call.required_text("id")
-        calls.append(valid(ToolCall, call.path, id=call_id, name=name, arguments=read_arguments(arguments)))
-    check_unique([call.id for call in calls], fields.name("tool_calls"))
-    reasoning = fields.text("reasoning_content")
-    return {"reasoning": fields.text("reasoning") if reasoning is None else reasoning, "tool_calls": calls}
+def _call(call: Fields) -> ToolCall:
+    if call.get("type") not in (None, "function"):
+        raise refused(call.name("type"), "only 'function' is supported")
+    function = Fields(call.get("function"), call.name("function"))
+    arguments = function.get("arguments")
+    if not isinstance(arguments, (str, dict)):
+        raise not_of_kind(function.name("arguments"), "a string", arguments)
+    name, call_id = function.required_text("name"), call.required_text("id")
+    return valid(ToolCall, call.path, id=call_id, name=name, arguments=read_arguments(arguments))
 
 
 class _ChatStream(ReplyStream):

@@ -282,7 +282,14 @@ def _reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) ->
         item, place = Fields(value, f"{where}[{i}]"), _place_of(value, i, where)
         links.append(place.link)
         if place.type == "reasoning":
-            reasoning += _thinking(item)
+            for key, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
+                parts = [Fields(part, f"{item.name(key)}[{i}]") for i, part in enumerate(item.items(key))]
+                for part in parts:
+                    if part.text("type") not in (None, kind, "text"):
+                        raise refused(part.name("type"), f"expected {kind!r}")
+                reasoning += [part.text("text") or "" for part in parts]
+                if parts:  # the summary has the same text
+                    break
         elif place.type == "message":
             content = item.content("content", _PARTS) if item.get("content") is not None else ""
             parts = [content] if isinstance(content, str) else content
@@ -304,18 +311,6 @@ def _reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) ->
         tool_calls=calls,
     )
     return ReceivedMessage(read, items[0] if len(items) == 1 else items, next(filter(None, links), None))
-
-
-def _thinking(item: Fields) -> list[str]:
-    """Return the strings of a reasoning item: its content, or else its summary."""
-    for key, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
-        parts = [Fields(part, f"{item.name(key)}[{i}]") for i, part in enumerate(item.items(key))]
-        for part in parts:
-            if part.text("type") not in (None, kind, "text"):
-                raise refused(part.name("type"), f"expected {kind!r}")
-        if texts := [part.text("text") or "" for part in parts]:
-            return texts
-    return []
 
 
 def _output(body: Any, request: ModelRequest, reply: ModelReply) -> list[dict[str, Any]]:
