@@ -10,7 +10,15 @@ from envsdk.testing import check_env
 ENVS = [name for name in envsdk.list_envs() if name.startswith("envsdk/")]
 SLOW = ("same bytes in another process", "garbage replies", "injected text", "enormous replies", "cut replies")
 IMAGES = ("ChartReader", "CropZoom", "GridScreen")
-REPEATING = ("every option", "reset clears state", "copies", "forks", "step and rollout", "history policies")
+REPEATING = (
+    "every option",
+    "reset clears state",
+    "copies",
+    "forks",
+    "step and rollout",
+    "history policies",
+    "tool errors",
+)
 
 
 @pytest.mark.parametrize("id", ENVS)
