@@ -35,11 +35,11 @@ from ._templates._base import Stop, Tail
 from ._templates._chat_template import FIXED_DATE, TemplateFailed
 from ._templates._conversation import ConversationWriter
 from ._templates._facts import TemplateFacts
-from ._templates._history import HistoryProbe, HistoryRule, refutation
+from ._templates._history import HistoryRule, candidate_rules, refutation
 from ._templates._sentinels import FOLLOWING, PREVIOUS, REASONING, Following, Previous, exchange
 from ._templates._turns import turns_of
 from ._templates._validation import DeltaText, Validation
-from ._templates._verdicts import TemplateReport, Verdict, sentinel_past
+from ._templates._verdicts import TemplateReport, Verdict, judge, sentinel_past, verdict_of
 from ._templates._writer import TemplateEmission, Writer
 
 if TYPE_CHECKING:
@@ -200,8 +200,8 @@ class FixedBase(WholeRenderer):
             system: The episode's system message.
         """
         start = () if system is None else (Message(role="system", content=system),)
-        judge = self._turns.judge(start, tools)
-        return [judge.verdict(previous, following) for previous in PREVIOUS for following in FOLLOWING]
+        base = self._turns.base(start, tools)
+        return [verdict_of(base, previous, following) for previous in PREVIOUS for following in FOLLOWING]
 
     def report(self, tools: Sequence[ToolSchema] = (), system: str | None = None) -> TemplateReport:
         """Return everything that was measured: turns, reading, past reasoning and stop tokens.
@@ -260,11 +260,11 @@ class FixedBase(WholeRenderer):
 
     def _find_unusable(self, tools: Sequence[ToolSchema]) -> TemplateUnsupported | None:
         """Return why environments with these tools cannot use the template; None if they can."""
-        judge = self._turns.judge((), tools)
+        base = self._turns.base((), tools)
         pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
         for previous, following in pairs:
             reply, answers = exchange(previous, following)
-            judgement = judge.judge(reply, answers, is_after_tool=False, pair=(previous, following))
+            judgement = judge(base, reply, answers, is_after_tool=False, pair=(previous, following))
             if judgement.error is not None:
                 return judgement.error
         try:
@@ -548,7 +548,8 @@ class FixedBase(WholeRenderer):
         """
         if not deltas or self.validate == "off":
             return
-        shown = self._turns.without_moved_texts(self._shown(messages), messages[:1], tools)
+        base = self._turns.base(messages[:1], tools)
+        shown = [base.without_moved_text(message) for message in self._shown(messages)]
         texts: list[DeltaText] = []
         for delta in deltas:
             text, vision, before = self.tokenizer.decode(delta.tokens), self.vision, ""
@@ -687,7 +688,7 @@ class FixedBase(WholeRenderer):
 
         def judge() -> tuple[HistoryRule | None, str]:
             problem = "the template shows past reasoning by a rule that is not known"
-            for rule in HistoryProbe(self._template).rules():
+            for rule in candidate_rules(self._template):
                 candidate = self._made_of()
                 candidate.history_rule, candidate._warned = rule, True  # a proof is not an episode
                 refuted = refutation(candidate, has_calls=rule.has_calls)

@@ -125,8 +125,8 @@ class Validation:
         marks = [f"{REPLY}{index}e" if m.role == "assistant" else "" for index, m in enumerate(messages)]
         generation_prompt = generation_prompt and messages[-1].role != "assistant"
         error: TemplateFailed | None = None
-        for substitute in (_marked, _sentinel):
-            shown = [substitute(m, mark) if mark else m for m, mark in zip(messages, marks, strict=True)]
+        for is_whole in (True, False):
+            shown = [_marked(m, mark, is_whole) if mark else m for m, mark in zip(messages, marks, strict=True)]
             try:
                 return self._template.text(shown, tools, generation_prompt=generation_prompt)
             except TemplateFailed as failed:
@@ -168,17 +168,17 @@ def _pair(messages: Sequence[Message], reply: int, end: int) -> Pair:
     return previous, " then ".join(message.role for message in messages[reply + 1 : end]) or "nothing"
 
 
-def _marked(reply: Message, mark: str) -> Message:
-    """Return the reply with a sentinel at its end: in each argument of the last call, whichever is written last."""
+def _marked(reply: Message, mark: str, is_whole: bool) -> Message:
+    """Return a reply with a sentinel at its end: in each argument of the last call, whichever is written last.
+
+    If it is not whole, the sentinel is its only content.
+    """
+    if not is_whole:
+        names, ids = [call.name for call in reply.tool_calls], [call.id for call in reply.tool_calls]
+        return reply_of(names, sentinel=mark, ids=ids, reasoning=reply.reasoning)
     if not reply.tool_calls:
         return reply.model_copy(update={"content": reply.content + mark, "parts": None})
     *calls, last = reply.tool_calls
     names = last.arguments if isinstance(last.arguments, dict) and last.arguments else (KEY,)
     last = last.model_copy(update={"arguments": dict.fromkeys(names, mark)})
     return reply.model_copy(update={"tool_calls": (*calls, last)})
-
-
-def _sentinel(reply: Message, mark: str) -> Message:
-    """Return a reply of the same shape whose only content is the sentinel."""
-    names = [call.name for call in reply.tool_calls]
-    return reply_of(names, sentinel=mark, ids=[call.id for call in reply.tool_calls], reasoning=reply.reasoning)
