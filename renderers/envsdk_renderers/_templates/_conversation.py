@@ -35,7 +35,6 @@ class ConversationWriter:
         writer: Writes rendered text.
         openings: The scaffolds that may open a reply, the longest first.
         ends: The tokens that may end a reply in the past.
-        placeholder: What the template writes for an image; None for a renderer that refuses images.
     """
 
     def __init__(
@@ -44,13 +43,11 @@ class ConversationWriter:
         writer: Writer,
         openings: Sequence[str],
         ends: Collection[str],
-        placeholder: str | None = None,
     ) -> None:
         self._template, self._mask = template, template.mask
         self._writer = writer
         self._openings = [opening for opening in openings if opening]
         self._ends = ends
-        self._placeholder = placeholder
         self._measured: dict[tuple[Role, bool, Role], Boundary] = {}
 
     def write(
@@ -87,7 +84,7 @@ class ConversationWriter:
             if not (is_seam and text.startswith(prompt[:end])):
                 return False
             text = text[end:]
-        bounds = pairwise([*self._starts(messages, tools, text), len(text)])
+        bounds = pairwise([*self._starts(messages, tools, text, out.placeholder), len(text)])
         for index, (message, (start, end)) in enumerate(zip(messages, bounds, strict=True)):
             out.begin(index, message.role, message.images)
             if message.role == "assistant":
@@ -108,10 +105,12 @@ class ConversationWriter:
         out.attribute(index, "assistant")
         self._writer.write(out, text[end:])
 
-    def _starts(self, messages: Sequence[Message], tools: Sequence[ToolSchema], text: str) -> list[int]:
+    def _starts(
+        self, messages: Sequence[Message], tools: Sequence[ToolSchema], text: str, placeholder: str | None
+    ) -> list[int]:
         """Return where each message begins in the text of a conversation, in order."""
         starts, opener = [0], ""
-        gaps = self._between_images(messages, text)
+        gaps = _between_images(messages, text, placeholder)
         for (before, after), (least, most) in zip(pairwise(messages), gaps, strict=True):
             boundary = self._between(before, after)
             if before.role == "system" and len(starts) == 1:  # the tools may be next to its text
@@ -134,16 +133,6 @@ class ConversationWriter:
             starts.append(self._mask.outside(text, min(max(start, starts[-1], least), most)))
             opener = boundary.opener
         return starts
-
-    def _between_images(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
-        """Return the range in which each message but the first begins: after the last image before it, if any."""
-        counts = [len(message.images) if message.parts is not None else 0 for message in messages]
-        name = self._placeholder if any(counts) else None
-        found = [match.start() for match in re.finditer(re.escape(name), text)] if name is not None else []
-        if name is None or len(found) != sum(counts):
-            return [(0, len(text))] * (len(messages) - 1)
-        ends, starts = [0, *(at + len(name) for at in found)], [*found, len(text)]
-        return [(ends[before], starts[before]) for before in accumulate(counts[:-1])]
 
     def _after_text(
         self, before: Message, after: Message, boundary: Boundary, opener: str, bounds: tuple[int, int], text: str
@@ -192,3 +181,14 @@ class ConversationWriter:
             boundary = Boundary(closing, opener if name < 0 else opener[:name], closing[last:])
         self._measured[key] = boundary
         return boundary
+
+
+def _between_images(messages: Sequence[Message], text: str, placeholder: str | None) -> list[tuple[int, int]]:
+    """Return the range in which each message but the first begins: after the last image before it, if any."""
+    counts = [len(message.images) if message.parts is not None else 0 for message in messages]
+    name = placeholder if any(counts) else None
+    found = [match.start() for match in re.finditer(re.escape(name), text)] if name is not None else []
+    if name is None or len(found) != sum(counts):
+        return [(0, len(text))] * (len(messages) - 1)
+    ends, starts = [0, *(at + len(name) for at in found)], [*found, len(text)]
+    return [(ends[before], starts[before]) for before in accumulate(counts[:-1])]

@@ -78,26 +78,24 @@ class TextMask:
         """Return the text without names of control tokens and without the stem."""
         return self._hidden.sub(lambda match: self._words[match[1]], text)
 
-    def restore(self, text: str) -> str:
-        """Return the text with everything that was hidden.
+    def restore(self, text: str, *, is_compared: bool = False) -> str:
+        """Return the text with everything that was hidden. Words of probes stay in a text that is only compared.
 
         Raises:
-            TemplateUnsupported: If it contains a word of a probe, or a word of the mask that the template changed.
+            TemplateUnsupported: If another text contains a word of a probe, or a word of the mask that the template
+                changed.
         """
 
         def restored(word: re.Match[str]) -> str:
-            if word[0] not in self._hidden_by_word:
+            char = self._hidden_by_word.get(word[0])
+            if char is None and not is_compared:
                 raise TemplateUnsupported(
                     "the template writes a word of a probe, or changes a word that hides a control token",
                     rendered=word.string[max(word.start() - 40, 0) : word.end() + 40],
                 )
-            return self._hidden_by_word[word[0]]
+            return char or word[0]
 
         return _WORD.sub(restored, text) if has_stem(text) else text
-
-    def restore_compared(self, text: str) -> str:
-        """Do the same as `restore` for text that is only compared: words of probes stay in it."""
-        return _WORD.sub(lambda word: self._hidden_by_word.get(word[0], word[0]), text) if has_stem(text) else text
 
     def hide_message(self, message: Message) -> Message:
         """Hide in all strings of a message; return the message itself if there is nothing to hide.

@@ -232,7 +232,7 @@ def rewritten_past(base: Base, *, calls: bool) -> str:
             known |= dict([last])
             later = by_reply(after)
             changes = (difference_of(text, later[reply]) for reply, text in known.items() if reply in later)
-            change = mask.restore_compared(next(filter(None, changes), ""))
+            change = mask.restore(next(filter(None, changes), ""), is_compared=True)
             if change:
                 times = f", {number} times" if number > 1 else ""
                 kinds = ["a call" if m.tool_calls else "a reply" if m.role == "assistant" else m.role for m in turn]
