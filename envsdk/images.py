@@ -10,7 +10,6 @@ import base64
 import binascii
 import hashlib
 import io
-import math
 import struct
 import threading
 import zlib
@@ -167,10 +166,15 @@ class Image:
         if isinstance(source, (str, Path)):
             return cls._of_bytes(_file(source), f"the image {str(source)!r:.200}")
         if isinstance(source, np.ndarray):
-            array = _checked(source)
-            return cls._of_rgb(pillow.fromarray(array, mode=None), array)
+            if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
+                raise ImageError(
+                    f"an image is given as an array of {source.dtype} with the shape {source.shape}; expected uint8 "
+                    "with the shape (height, width, 3)"
+                )
+            _check_size(source.shape[1], source.shape[0], "the image")
+            return cls._of_rgb(pillow.fromarray(np.ascontiguousarray(source), mode=None))
         if isinstance(source, pillow.Image):
-            return cls._of_pixels(_still(source, "the image"))
+            return cls._of_rgb(_eight_bits(_still(source, "the image")))
         raise ImageError(
             f"an image is given as a {type(source).__name__}; expected bytes, a path, an image of Pillow, or an array "
             "of uint8 with the shape (height, width, 3)"
@@ -224,23 +228,17 @@ class Image:
         opened = _opened(data, what, budget)
         pixels = _still(opened, what)
         if (opened.format, opened.mode) not in _AS_IS or pixels is not opened:
-            return cls._of_pixels(pixels)
+            return cls._of_rgb(_eight_bits(pixels))
         media_type = f"image/{opened.format.lower()}"
         image = cls(hashlib.sha256(data).hexdigest(), media_type, pixels.width, pixels.height, data)
         if _pixel_bytes(pixels) <= _MAX_DECODED_BYTES:
-            _decoded.put(image.sha256, _rgb(pixels))
+            _decoded.put(image.sha256, pixels.convert("RGB"))
         return image
 
     @classmethod
-    def _of_pixels(cls, pixels: Any) -> "Image":
-        """Store pixels as PNG."""
-        shown = _eight_bits(pixels)
-        return cls._of_rgb(shown, np.asarray(shown))
-
-    @classmethod
-    def _of_rgb(cls, shown: "PILImage", values: "NDArray[np.uint8]") -> "Image":
-        """Store an image in RGB as PNG, given both as an image of Pillow and as an array."""
-        data = _png(values)
+    def _of_rgb(cls, shown: "PILImage") -> "Image":
+        """Store an image of Pillow in RGB as PNG."""
+        data = _png(np.asarray(shown))
         image = cls(hashlib.sha256(data).hexdigest(), "image/png", shown.width, shown.height, data)
         _decoded.put(image.sha256, shown)
         return image
@@ -292,7 +290,7 @@ class Image:
         Raises:
             ImageError: See `data`.
         """
-        pixels = _decoded.get(self.sha256, lambda: _rgb(_opened(self.data, repr(self))))
+        pixels = _decoded.get(self.sha256, lambda: _opened(self.data, repr(self)).convert("RGB"))
         return pixels.copy() if _pixel_bytes(pixels) <= _MAX_DECODED_BYTES else pixels
 
     @property
@@ -407,10 +405,6 @@ def _opened(data: bytes, what: str, budget: PixelBudget | None = None) -> Any:
     return opened
 
 
-def _rgb(pixels: Any) -> "PILImage":
-    return pixels if pixels.mode == "RGB" else pixels.convert("RGB")
-
-
 def _still(image: Any, what: str) -> Any:
     """Return an image with the rotation that its file specifies, after checking that it has only one frame."""
     frames = getattr(image, "n_frames", 1)
@@ -493,13 +487,3 @@ def _differences(values: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
 def _compressed(rows: "NDArray[np.uint8]") -> bytes:
     compressor = zlib.compressobj(1, strategy=zlib.Z_RLE)
     return compressor.compress(rows.data) + compressor.flush()
-
-
-def _checked(array: "NDArray[Any]") -> "NDArray[np.uint8]":
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not math.prod(array.shape):
-        raise ImageError(
-            f"an image is given as an array of {array.dtype} with the shape {array.shape}; expected uint8 with the "
-            "shape (height, width, 3)"
-        )
-    _check_size(array.shape[1], array.shape[0], "the image")
-    return np.ascontiguousarray(array)

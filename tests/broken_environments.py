@@ -9,18 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envsdk import (
-    Env,
-    EnvConfig,
-    Handoff,
-    HandoffResult,
-    Message,
-    ToolCall,
-    ToolEnv,
-    ToolEnvConfig,
-    Turn,
-    tool,
-)
+from envsdk import Env, EnvConfig, Handoff, HandoffResult, Message, ToolCall, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.authoring.tasks import Split, split_of
 from envsdk.errors import TaskError
 

@@ -18,17 +18,18 @@ from ..authoring._driver import Driver
 from ..contexts._edits import Edit
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
-from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
+from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError, message_of
 from ..limits import StopReason
 from ..messages import Message, ToolCall
-from ..rendering.renderer import TokenIds, as_given, check_image
-from ._background import background_server
-from ._checks import check_expressible, inexpressible, most_tokens
+from ..rendering.emission import Emission
+from ..rendering.family import FamilyRenderer
+from ..rendering.renderer import TokenIds, as_given, check_image, refuse_images
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
 from ._live import LiveReply
 from ._programs import CommandProgram, Endpoint, ThreadProgram
 from ._requests import ModelReply, ModelRequest
+from ._serving import background_server
 from ._session import PendingRequest, ProgramEnd, ProgramSession, until_done
 
 _REMEMBERED = 64
@@ -147,8 +148,8 @@ class ProgramDriver(Driver):
         server = background_server()
         server.sessions.add(session)
         endpoint = Endpoint(
-            base_url=server.openai_base_url(session),
-            anthropic_base_url=server.anthropic_base_url(session),
+            base_url=f"{server.base_url(session)}/v1",
+            anthropic_base_url=server.base_url(session),
             api_key=session.key,
             seed=self.running_episode.seed,
         )
@@ -209,11 +210,12 @@ class ProgramDriver(Driver):
             reader, events = context.read_reply()
             message = Message(role="assistant")
             on_piece(ModelReply(self._id(), message, "stop", prompt_tokens=len(context), tokens=()))
-            self._live = LiveReply(reader, events, on_piece, asked.request.stop, self._id)
+            self._live = LiveReply(reader, on_piece, asked.request.stop, self._id)
+            self._live.give(events)
         live = self._live
 
         def hear(tokens: TokenIds) -> bool:
-            live.feed(tokens)
+            live.give(live.reader.feed(tokens))
             self._is_given_up = asked.is_abandoned
             return self._is_given_up
 
@@ -272,9 +274,9 @@ class ProgramDriver(Driver):
                 grace_s = self.env.limit_grace_s
                 deadline = deadline or (None if grace_s is None else now() + grace_s)
                 event.answer(_at_limit(f"the episode ends here: {limit}", limit))
-                if program is not None:
+                if isinstance(program, CommandProgram):
                     program.stop()
-            elif not event.is_abandoned and (turn := self._turn(event, session.cut())) is not None:
+            elif not event.is_abandoned and (turn := self._turn(event, session.take_abandoned())) is not None:
                 return self._taken(event, turn)
 
     @override
@@ -292,7 +294,7 @@ class ProgramDriver(Driver):
             is_new = isinstance(event, PendingRequest) and not any(
                 event.request.repeats(request) for request in waiting
             )
-            if not isinstance(event, PendingRequest) or not is_new or session.has_cut or self._limit() is not None:
+            if not isinstance(event, PendingRequest) or not is_new or session.abandoned or self._limit() is not None:
                 session.put_back(event)
                 return
             if not event.is_abandoned and (turn := self._turn(event, ())) is not None:
@@ -326,7 +328,15 @@ class ProgramDriver(Driver):
             return None
         turn = self._turn_of(asked.request, placed)
         try:
-            self._check(placed, turn)
+            self._check_sampling(placed, turn)
+            self._check_expressible(placed, turn.messages)
+            longest = [self.running.limits.max_context_tokens, self.history.full_beyond]
+            limit = min((tokens for tokens in longest if tokens is not None), default=None)
+            reason = None if limit is None else self.running_episode.why_full(self.running, turn)
+            if reason is not None:
+                self._full = FullContext(turn, reason, 1 if self._full is None else self._full.times + 1)
+                text = f"This model's maximum context length is {limit} tokens; the messages leave no room for a reply"
+                raise _at_limit(text, reason)
         except RequestError as error:
             self._conversations.fail(asked.request)
             asked.answer(error)
@@ -344,28 +354,55 @@ class ProgramDriver(Driver):
         limit = self.running.limit_now()
         return self.running.limit_reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
 
-    def _check(self, placed: Continues | Opens, turn: Turn) -> None:
-        """Check that a request can be answered.
+    def _check_sampling(self, placed: Continues | Opens, turn: Turn) -> None:
+        """Check that the policy honors the parameters of sampling. Those of the environment are the author's.
 
         Raises:
-            RequestError: If the policy does not honor a parameter (the error names the field; those of the environment
-                are the author's), the model family cannot express it, or it leaves no room for a reply in its context.
+            RequestError: If it does not. The error names the field.
         """
         role = placed.role if isinstance(placed, Opens) else self.running.contexts[placed.context].role
         if self._why_not_sampled is not None and self.env.sampling is None:
             for name, value in turn.sampling.items():
                 if (why := self._why_not_sampled(role, name, value)) is not None:
                     raise RequestError(f"{name}: {why}", field=name)
-        check_expressible(self.renderer, placed, turn.messages, self.running.contexts)
-        longest = [self.running.limits.max_context_tokens, self.history.full_beyond]
-        limit = min((tokens for tokens in longest if tokens is not None), default=None)
-        if limit is None or most_tokens(placed, turn, self.running.contexts, self.renderer) < limit:
-            return
-        reason = self.running_episode.why_full(self.running, turn)
-        if reason is not None:
-            self._full = FullContext(turn, reason, 1 if self._full is None else self._full.times + 1)
-            text = f"This model's maximum context length is {limit} tokens; the messages leave no room for a reply"
-            raise _at_limit(text, reason)
+
+    def _check_expressible(self, placed: Continues | Opens, messages: Sequence[Message]) -> None:
+        """Check that the model family can express a request. Nothing is tokenized.
+
+        A continuation costs O(new messages). For a renderer of whole conversations, only images are checked, because it
+        would render at each request.
+
+        Args:
+            placed: The place of the request in the conversations.
+            messages: Its messages after those that are kept.
+
+        Raises:
+            RequestError: If it cannot be expressed.
+        """
+        renderer, contexts = self.renderer, self.running.contexts
+        name = placed.base if isinstance(placed, Opens) else placed.context
+        known = [] if name is None else contexts[name].conversation
+        if isinstance(placed, Continues) and placed.system is None:
+            system = [message for message in known[:1] if message.role == "system"]
+        else:
+            system = [Message(role="system", content=placed.system)] if placed.system else []
+        first = len(system) if name is None else len(known) if placed.keep is None else placed.keep
+        try:
+            refuse_images(renderer, messages, first)
+            for image in (image for message in messages for image in message.images):
+                check_image(renderer, image)  # the processor's results are cached
+            if not isinstance(renderer, FamilyRenderer):
+                return
+            out = Emission(renderer.encoder)
+            if isinstance(placed, Continues) and (placed.keep, placed.system, placed.tools) == (None, None, None):
+                renderer.emit_conversation(out, [known[-1], *messages], first=1)
+                return
+            kept = known[: placed.keep]
+            rest = kept[1:] if kept and kept[0].role == "system" else kept
+            tools = contexts[placed.context].tools if placed.tools is None else placed.tools
+            renderer.emit_conversation(out, [*system, *rest, *messages], tools=tools)
+        except RenderError as error:
+            raise _inexpressible(error) from error
 
     def _turn_of(self, request: ModelRequest, placed: Continues | Opens) -> Turn:
         known = placed.base if isinstance(placed, Opens) else placed.context
@@ -482,8 +519,13 @@ class ProgramDriver(Driver):
         try:
             rendered = self.renderer.render(messages, tools=request.tools, generation_prompt=True, history="keep")
         except (RenderError, TokenizerError) as error:
-            raise inexpressible(error) from error
+            raise _inexpressible(error) from error
         return len(rendered.tokens)
+
+
+def _inexpressible(error: RenderError | TokenizerError) -> RequestError:
+    """Return the error of a request that a model family cannot express."""
+    return RequestError(f"the model family cannot express the request: {message_of(error)}")
 
 
 def _at_limit(text: str, limit: str | None) -> RequestError:

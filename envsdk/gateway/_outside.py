@@ -161,7 +161,15 @@ class PlayedSessions:
             self.folder = RunFolder.create(out, configuration, {"main": env.renderer}, resume=resume, compress=compress)
 
     async def open(self, options: Mapping[str, Any]) -> ProgramSession:
-        """Open a session; see `SessionFactory`."""
+        """Open a session.
+
+        Args:
+            options: Those fields of `POST /sessions` that were given.
+
+        Raises:
+            ConfigError: If an option is invalid. Like `TaskError` and `UnknownName`, it is answered with status 400.
+            EpisodeError: If the id of the episode is in use. It is answered with status 409.
+        """
         if self._player is None:
             self._player = Player(self._settings)
         limits = options.get("limits")
@@ -181,14 +189,23 @@ class PlayedSessions:
         return session
 
     async def reward(self, session_id: str, rewards: Mapping[str, float]) -> None:
-        """Set named rewards; see `SessionFactory`."""
+        """Reward a session. A plain number is named `reward`.
+
+        Raises:
+            EpisodeError: If the episode cannot be rewarded any more. It is answered with status 409.
+        """
         opened = self._opened[self._ids[session_id]]
         if opened.playing is not None and opened.playing.done():
             raise EpisodeError("the episode has ended already, so it cannot be rewarded anymore")
         opened.rewards.update(rewards)
 
     async def close(self, session_id: str, reason: str) -> Mapping[str, Any]:
-        """End a session; see `SessionFactory`."""
+        """End a session and return the episode's summary, which can be written as JSON and has no content.
+
+        Args:
+            session_id: The session.
+            reason: `"closed"` (by a request), `"idle"` or `"shutdown"`.
+        """
         episode_id = self._ids.pop(session_id)
         opened = self._opened[episode_id]
         try:
@@ -201,7 +218,17 @@ class PlayedSessions:
             await self.folder.append(trajectory)
         if self._on_trajectory is not None:
             self._on_trajectory(trajectory)
-        return _summary(trajectory)
+        return {
+            "episode_id": trajectory.id,
+            "status": trajectory.status,
+            "stop_reason": trajectory.stop_reason,
+            "error_kind": trajectory.error_kind,
+            "reward": trajectory.scored_reward,
+            "steps": len(trajectory.steps),
+            "sampled_tokens": sum(step.stop - step.action_start for step in trajectory.steps),
+            "contexts": {name: log.role for name, log in trajectory.contexts.items()},
+            "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
+        }
 
     async def _ended(self, opened: _Open, reason: str) -> Trajectory | None:
         """End the episode of a session; return None if no request came."""
@@ -256,18 +283,3 @@ class PlayedSessions:
             trajectory = opened.env.fail(late)
             trajectory.error_kind = "infrastructure"
             return trajectory
-
-
-def _summary(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the summary of an episode, without contents."""
-    return {
-        "episode_id": trajectory.id,
-        "status": trajectory.status,
-        "stop_reason": trajectory.stop_reason,
-        "error_kind": trajectory.error_kind,
-        "reward": trajectory.scored_reward,
-        "steps": len(trajectory.steps),
-        "sampled_tokens": sum(step.stop - step.action_start for step in trajectory.steps),
-        "contexts": {name: log.role for name, log in trajectory.contexts.items()},
-        "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
-    }

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
@@ -80,19 +80,13 @@ class ProgramEnv(Env):
 
     async def start(self) -> Turn:
         """Start the program, and return its first request."""
-        return await _driver(self).first()
+        return await cast("ProgramDriver", driver_of(self)).first()
 
     async def respond(self, reply: Message) -> Turn:
         """Send the program its reply, and return its next request, or the end."""
-        return await _driver(self).following(reply)
+        return await cast("ProgramDriver", driver_of(self)).following(reply)
 
     def close(self) -> None:
         """End the program and all processes that its command started."""
-        _driver(self).end_program()
+        cast("ProgramDriver", driver_of(self)).end_program()
         super().close()
-
-
-def _driver(env: ProgramEnv) -> ProgramDriver:
-    driver = driver_of(env)
-    assert isinstance(driver, ProgramDriver)
-    return driver

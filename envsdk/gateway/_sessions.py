@@ -3,60 +3,13 @@
 import asyncio
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from ..errors import ConfigError, RequestError
-from ..images import Image
+from ..errors import ConfigError
 from ._protocols import SessionMemory
-from ._requests import ModelReply, ModelRequest
-
-
-class Session(Protocol):
-    """The interface of a session for the server. The methods are called in the server's event loop.
-
-    Attributes:
-        id: Names the session in URLs. Whoever knows it can send requests, so it is as hard to guess as the key.
-        key: The API key of the session, from `secrets.token_urlsafe`.
-    """
-
-    id: str
-    key: str
-
-    async def ask(self, request: ModelRequest) -> Sequence[ModelReply]:
-        """Return the replies to a request. It is cancelled after `abandon`.
-
-        Raises:
-            RequestError: If there is no reply: a limit was reached, the policy failed, or the episode is over.
-        """
-        ...
-
-    def abandon(self, request: ModelRequest) -> None:
-        """Record that the client disconnected before it received the whole answer."""
-        ...
-
-    def note_refusal(self, error: RequestError) -> None:
-        """Record that the server refused a request that it could not read."""
-        ...
-
-    async def count_tokens(self, request: ModelRequest) -> int:
-        """Return how many tokens the prompt of a request has.
-
-        Raises:
-            RequestError: If the request cannot be rendered.
-        """
-        ...
-
-    def check_image(self, image: Image | None, /) -> None:
-        """Check that the model takes an image, or images at all (None). It is called in a thread.
-
-        Raises:
-            RenderError: If it does not.
-            ConfigError: If its processor of images cannot be loaded.
-        """
-        ...
+from ._session import ProgramSession
 
 
 class TokenBucket:
@@ -98,7 +51,7 @@ class OpenSession:
         largest_body: The size of the largest body of a request, in bytes.
     """
 
-    session: Session
+    session: ProgramSession
     bucket: TokenBucket | None = None
     opened: float = field(default_factory=time.time)
     used_s: float = field(default_factory=time.monotonic)
@@ -149,7 +102,7 @@ class Sessions:
         self.by_id: dict[str, OpenSession] = {}
         self.by_key: dict[str, OpenSession] = {}
 
-    def add(self, session: Session) -> OpenSession:
+    def add(self, session: ProgramSession) -> OpenSession:
         """Serve a session from now on.
 
         Raises:

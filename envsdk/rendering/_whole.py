@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import RenderError
 from ..messages import Message, ToolSchema
-from ._prompt import Rendered, WrittenPrompt, is_same_answer
+from .emission import Rendered, WrittenPrompt, is_same_answer
 from .renderer import Renderer, writable
 
 __all__ = ["WholeRenderer"]
@@ -70,37 +70,35 @@ class WholeRenderer(Renderer):
         is_new = not prompt.messages
         if is_new:
             self.check_tools(shown_tools)
-        elif as_template and 0 < start < len(prompt.starts) and self._is_seam(prompt, prompt.starts[start]):
-            history = [prompt.messages[0], prompt.messages[start - 1]]
-            # The messages are passed with their reasoning, which the template hides: it may write such a message
-            # differently from one that never had reasoning.
-            shown = prompt.messages[start:]
-            keep = self._replace(
-                prompt,
-                start,
-                messages,
-                lambda written: self._render_end(
-                    history, [*map(written, shown)], tools=shown_tools, prefill=prompt.prefill
-                ),
-            )
-            if keep is not None:
-                return keep
+        elif as_template and 0 < start < len(prompt.starts):
+            history, position = [prompt.messages[0], prompt.messages[start - 1]], prompt.starts[start]
+            # Tokenization never merges across a control token.
+            if self._is_control(np.asarray(prompt.tokens[max(position - 1, 0) : position + 1])).any():
+                keep = self._replace(
+                    prompt,
+                    start,
+                    messages,
+                    # The messages are passed with their reasoning, which the template hides: it may write such a
+                    # message differently from one that never had reasoning.
+                    prompt.messages[start:],
+                    lambda end: self._render_end(history, end, tools=shown_tools, prefill=prompt.prefill),
+                )
+                if keep is not None:
+                    return keep
         whole = [*prompt.messages[:start], *messages]
         is_same = len(whole) == len(prompt.messages) and all(map(operator.is_, whole, prompt.messages))
         if is_same and not as_template and tools is None:
             return len(prompt.tokens)
-        history_form = "template" if as_template or is_new else "keep"
 
-        def write(written: Callable[[Message], Message]) -> Rendered:
-            return self._render(
-                [*map(written, whole)], history_form, tools=shown_tools, generation_prompt=True, prefill=prompt.prefill
-            )
+        def write(shown: Sequence[Message]) -> Rendered:
+            form = "template" if as_template or is_new else "keep"
+            return self._render(shown, form, tools=shown_tools, generation_prompt=True, prefill=prompt.prefill)
 
         if is_new:
-            prompt.append(write(_unchanged), messages, prompt.prefill)
+            prompt.append(write(whole), messages, prompt.prefill)
             keep = 0
         else:
-            keep = self._replace(prompt, 0, whole, write)
+            keep = self._replace(prompt, 0, whole, whole, write)
         prompt.tools = shown_tools
         assert keep is not None  # only `_render_end` may return None
         return keep
@@ -117,16 +115,13 @@ class WholeRenderer(Renderer):
     def _is_control(self, tokens: "NDArray[np.int32]") -> "NDArray[np.bool_]":
         return np.isin(tokens, np.fromiter(self.tokenizer.control_tokens.values(), np.int32))
 
-    def _is_seam(self, prompt: WrittenPrompt, position: int) -> bool:
-        """Return whether a token is a control token or follows one, so that tokenization never merges across it."""
-        return bool(self._is_control(np.asarray(prompt.tokens[max(position - 1, 0) : position + 1])).any())
-
     def _replace(
         self,
         prompt: WrittenPrompt,
         first: int,
         messages: Sequence[Message],
-        write: Callable[[Callable[[Message], Message]], Rendered | None],
+        shown: Sequence[Message],
+        write: Callable[[Sequence[Message]], Rendered | None],
     ) -> int | None:
         """Replace the messages from `first` on with rendered ones; return the number of tokens that stay.
 
@@ -136,35 +131,34 @@ class WholeRenderer(Renderer):
             prompt: The prompt.
             first: The index of the first message that is replaced.
             messages: The messages from there on.
-            write: Renders the messages after applying a function to each; returns None if it cannot render them.
+            shown: The same messages in the form that is rendered.
+            write: Renders messages; returns None if it cannot render them.
 
         Raises:
             RenderError: If the template refuses the conversation for another reason.
         """
         try:
-            rendered = write(_unchanged)
+            rendered = write(shown)
             return rendered and self._keep_common(prompt, first, messages, rendered.tokens, rendered.starts)
         except RenderError:
-            refused = {i for i, message in enumerate(messages) if writable(message) is not message}
-            rendered = write(writable) if refused else None
+            refused = {index for index, message in enumerate(messages) if writable(message) is not message}
+            rendered = write([*map(writable, shown)]) if refused else None
             if rendered is None:
                 raise
-        shown, following_reply = list(messages), first
+        messages, following_reply = list(messages), first
         tokens, starts = [rendered.tokens[: rendered.starts[0]]], list[int]()
         for index, (start, stop) in enumerate(pairwise([*rendered.starts, len(rendered.tokens)])):
             starts.append(sum(map(len, tokens)))
+            tokens.append(rendered.tokens[start:stop])
             own = _own_reply(prompt, following_reply, messages[index]) if index < len(messages) else None
-            if own is not None:
-                following_reply = own + 1
-            if index in refused and own is not None:
-                begin = prompt.starts[own]
-                sampled = np.asarray(prompt.tokens[begin : begin + prompt.count(own)])
-                following = rendered.tokens[stop : stop + 1]
-                tokens.append(self._up_to_end(sampled, rendered.tokens[start:stop], following))
-                shown[index] = prompt.messages[own]
-            else:
-                tokens.append(rendered.tokens[start:stop])
-        return self._keep_common(prompt, first, shown, np.concatenate(tokens), starts)
+            if own is None:
+                continue
+            following_reply = own + 1
+            if index in refused:
+                sampled = np.asarray(prompt.tokens[prompt.starts[own] :][: prompt.count(own)])
+                tokens[-1] = self._up_to_end(sampled, tokens[-1], rendered.tokens[stop : stop + 1])
+                messages[index] = prompt.messages[own]
+        return self._keep_common(prompt, first, messages, np.concatenate(tokens), starts)
 
     def _up_to_end(
         self, own: "NDArray[np.int32]", rendered: "NDArray[np.int32]", following: "NDArray[np.int32]"
@@ -277,10 +271,6 @@ class WholeRenderer(Renderer):
         for index in np.flatnonzero(self._is_control(tokens)).tolist():
             pieces[index] = b"\xff" + int(tokens[index]).to_bytes(4, "big")
         return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-
-
-def _unchanged(message: Message) -> Message:
-    return message
 
 
 def _own_reply(prompt: WrittenPrompt, first: int, message: Message) -> int | None:

@@ -120,12 +120,9 @@ class Contents:
             number: The number of the line.
             folded: The strings, as `str.casefold` returns them; if there are none, nothing is found.
         """
-        found = [*self._hits(folded)] if folded else []
-        return Match(number, len(found), tuple(found[:_MOST_HITS]), tuple(folded))
-
-    def _hits(self, folded: Collection[str]) -> Iterator[Hit]:
-        steps = [*map(_mapping, _list(self._fields.get("steps")))]
-        for name, messages in self._messages.items():
+        hits: list[Hit] = []
+        steps = [*map(_mapping, _list(self._fields.get("steps")))] if folded else []
+        for name, messages in self._messages.items() if folded else ():
             own = [(index, step) for index, step in enumerate(steps) if step.get("context") == name]
             base = own[0][1].get("base") if own else None
             given = self._messages.get(base, ()) if isinstance(base, str) and base != name else ()
@@ -137,17 +134,27 @@ class Contents:
                     continue
                 part, text, start, stop = place
                 known = (at for at, step in own if step.get("reply") is None or step["reply"] >= index)
-                yield Hit(
-                    context=name,
-                    message=index,
-                    step=next(known, own[-1][0] if own else None),
-                    role=str(message.get("role", "")),
-                    part=part,
-                    before="…" * (start > _BEFORE) + _on_one_line(text[max(0, start - _BEFORE) : start]),
-                    found=_on_one_line(text[start : min(stop, start + _MOST_FOUND)])
-                    + "…" * (stop - start > _MOST_FOUND),
-                    after=_on_one_line(text[stop : stop + _AFTER]) + "…" * (len(text) - stop > _AFTER),
+                before, found, after = (
+                    re.sub(r"\s+", " ", text[first:last])
+                    for first, last in (
+                        (max(0, start - _BEFORE), start),
+                        (start, min(stop, start + _MOST_FOUND)),
+                        (stop, stop + _AFTER),
+                    )
                 )
+                hits.append(
+                    Hit(
+                        context=name,
+                        message=index,
+                        step=next(known, own[-1][0] if own else None),
+                        role=str(message.get("role", "")),
+                        part=part,
+                        before="…" * (start > _BEFORE) + before,
+                        found=found + "…" * (stop - start > _MOST_FOUND),
+                        after=after + "…" * (len(text) - stop > _AFTER),
+                    )
+                )
+        return Match(number, len(hits), tuple(hits[:_MOST_HITS]), tuple(folded))
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -194,10 +201,6 @@ def _first_place(message: Mapping[str, Any], folded: Collection[str]) -> tuple[s
             if (place := find(text, one)) is not None:
                 return part, text, *place
     return None
-
-
-def _on_one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -353,7 +353,7 @@ class FixedBase(WholeRenderer):
                 start = prompt.starts[-1]
                 tail = prompt.tokens[start:]
                 tails[tail.tobytes()] = tail
-                if any(map(self.encoder.is_control, prompt.tokens[max(start - 1, 0) : start + 1].tolist())):
+                if any(token in self.encoder.control_names for token in prompt.tokens[max(start - 1, 0) : start + 1]):
                     break  # a control token shares nothing
         return [*tails.values()]
 
@@ -630,17 +630,14 @@ class FixedBase(WholeRenderer):
                 count = bisect_right(ends, end)  # of the tokens that end in the opening
                 if end in (0, *ends):
                     return tail[count:]
-                controls = (index for index in range(count, len(tail)) if self.encoder.is_control(int(tail[index])))
+                controls = (
+                    index for index in range(count, len(tail)) if int(tail[index]) in self.encoder.control_names
+                )
                 stop = next(controls, len(tail))
                 return np.concatenate([self.tokenizer.encode(text[end : ends[stop - 1]].decode()), tail[stop:]])
         return super().after_opening(prompt_tail)
 
     # What a template shows of the past.
-
-    @property
-    def knows_history(self) -> bool:
-        """True if the template's rule for past reasoning was measured and proved."""
-        return self.history_rule is not None
 
     @cached_property
     def history_rule(self) -> HistoryRule | None:

@@ -328,14 +328,12 @@ def test_prompts_are_merged_as_far_as_they_are_equal():
 
 def test_what_is_trained_is_merged_with_whatever_has_it_as_its_past_and_never_with_another_one_that_is_trained():
     group = [record((0, [1, 2], [7, 8, 9]), (3, [4], [5]), id=name) for name in "ab"]
-    apart = tree_batch(group)
-    check(apart, samples_of(group))
-    assert len(apart) == 2 + 2 * (3 + 2)
-    tree = tree_batch(samples_of(group))
-    check(tree, samples_of(group))
-    assert len(tree) == 2 + 2 * 3 + 1 + 2  # the second of b goes on behind what a kept, which is the same
-    (kept,) = {tuple(tree.path(int(i)).tolist()[:-1]) for i in tree.trained[tree.tokens[tree.trained] == 5]}
-    assert tree.tokens[list(kept)].tolist() == [1, 2, 7, 4]
+    for source in (group, samples_of(group)):
+        tree = tree_batch(source)
+        check(tree, samples_of(group))
+        assert len(tree) == 2 + 2 * 3 + 1 + 2  # the second of b follows what a kept, which is the same
+        (kept,) = {tuple(tree.path(int(i)).tolist()[:-1]) for i in tree.trained[tree.tokens[tree.trained] == 5]}
+        assert tree.tokens[list(kept)].tolist() == [1, 2, 7, 4]
 
 
 def test_a_fork_costs_what_is_new_in_it():

@@ -24,8 +24,8 @@ from envsdk.errors import InvalidRecord, RequestError
 from envsdk.gateway import ProgramEnv, from_requests
 from envsdk.gateway._conversations import Continues
 from envsdk.gateway._outside import PlayedSessions
-from envsdk.gateway._protocols import load_protocol
-from envsdk.gateway._protocols._fields import RequestImages
+from envsdk.gateway._protocols import WIRE_FORMATS
+from envsdk.gateway._protocols._fields import RequestImages, request_images
 from envsdk.images import PixelBudget
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import StoredRun
@@ -136,7 +136,7 @@ def test_an_image_that_cannot_be_read_is_refused_and_named(
     protocol: str, body: dict[str, Any], field: str, reason: str
 ) -> None:
     with pytest.raises(RequestError, match=reason) as found:
-        load_protocol(protocol).read({"model": "m", **body}, {})
+        WIRE_FORMATS[protocol].read({"model": "m", **body}, {})
     assert (found.value.status, found.value.field) == (400, field)
 
 
@@ -150,8 +150,11 @@ def encoded(data: bytes) -> str:
 
 
 def read_with(content: list[Any], **limits: int) -> None:
-    with RequestImages(budget=PixelBudget(**limits)).reading():
-        load_protocol("chat").read({"model": "m", "messages": [user(content)]}, {})
+    token = request_images.set(RequestImages(budget=PixelBudget(**limits)))
+    try:
+        WIRE_FORMATS["chat"].read({"model": "m", "messages": [user(content)]}, {})
+    finally:
+        request_images.reset(token)
 
 
 def test_the_pixels_of_all_images_of_a_body_are_counted_before_one_too_many_is_decoded():

@@ -15,8 +15,8 @@ from malformed_requests import Malformed, Mutations
 from scripted_sessions import RunningGateway, ScriptedSession
 
 from envsdk import Trajectory
-from envsdk.gateway._background import BackgroundServer
 from envsdk.gateway._outside import PlayedSessions
+from envsdk.gateway._serving import BackgroundServer
 from envsdk.gateway._standalone import SessionLimits
 
 INSIDE = ("Traceback", 'File "', ".py", "object at 0x", "site-packages", "swordfish", "pydantic.dev")
@@ -142,7 +142,7 @@ def test_the_server_in_the_background_refuses_malformed_requests_and_other_sessi
     server = BackgroundServer()
     witness = ScriptedSession("witness")
     server.sessions.add(witness)
-    with httpx.Client(base_url=server.anthropic_base_url(witness).partition("/s/")[0], timeout=600) as client:
+    with httpx.Client(base_url=server.base_url(witness).partition("/s/")[0], timeout=600) as client:
 
         def open_session() -> tuple[str, str]:
             session = ScriptedSession("attacked")
@@ -180,9 +180,7 @@ def test_a_body_that_costs_too_much_is_refused_with_its_limit(attack: str) -> No
     server, session = BackgroundServer(), ScriptedSession()
     server.sessions.add(session)
     headers = {"content-type": "application/json", **headers}
-    answer = httpx.post(
-        f"{server.openai_base_url(session)}/chat/completions", content=content, headers=headers, timeout=60
-    )
+    answer = httpx.post(f"{server.base_url(session)}/v1/chat/completions", content=content, headers=headers, timeout=60)
     server.stop()
     assert (answer.status_code, session.asked) == (status, [])
     assert why in answer.json()["error"]["message"]
@@ -192,5 +190,5 @@ def test_text_with_many_commas_and_braces_counts_as_one_value() -> None:
     server, session = BackgroundServer(), ScriptedSession()
     server.sessions.add(session)
     body = {"model": "m", "messages": [{"role": "user", "content": '{"a": [1, 2]}, \\' * 100_000}]}
-    assert httpx.post(f"{server.openai_base_url(session)}/chat/completions", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{server.base_url(session)}/v1/chat/completions", json=body, timeout=60).status_code == 200
     server.stop()

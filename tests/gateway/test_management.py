@@ -21,8 +21,8 @@ from scripted_sessions import SECRET, RunningGateway, ScriptedFactory
 
 from envsdk.errors import ConfigError
 from envsdk.gateway._app import ServerLimits
-from envsdk.gateway._management import Gateway
-from envsdk.gateway._serving import listen, serve
+from envsdk.gateway._management import Gateway, serve
+from envsdk.gateway._serving import listen
 from envsdk.gateway._standalone import SessionLimits
 
 TOKEN = "a-token-of-the-gateway"
@@ -316,8 +316,7 @@ def test_whatever_comes_to_the_management_is_answered_or_refused(
 PROGRAM = """
 import sys
 from scripted_sessions import ScriptedFactory
-from envsdk.gateway._management import Gateway
-from envsdk.gateway._serving import serve
+from envsdk.gateway._management import Gateway, serve
 
 factory = ScriptedFactory()
 serve(Gateway(factory), grace_s=0.3, on_start=lambda url: print(url, flush=True))

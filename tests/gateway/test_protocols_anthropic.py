@@ -9,7 +9,7 @@ from wire_clients import Wire, a_call, a_reply, anthropic_client, as_sent_back, 
 
 from envsdk import Message
 from envsdk.errors import RequestError
-from envsdk.gateway._protocols import SessionMemory, load_protocol
+from envsdk.gateway._protocols import WIRE_FORMATS, SessionMemory
 from envsdk.gateway._requests import ModelReply
 
 TOOLS: list[Any] = [{"name": "add", "description": "Add.", "input_schema": {"type": "object", "properties": {}}}]
@@ -152,7 +152,7 @@ def test_parameters_are_read() -> None:
 @pytest.mark.parametrize(("given", "read"), [("auto", "auto"), ("any", "required"), ("none", "none")])
 def test_choices_of_tools_are_read(given: str, read: str) -> None:
     body = {**SETTINGS, "messages": HI, "tool_choice": {"type": given}}
-    assert load_protocol("anthropic").read(body, {}).tool_choice == read
+    assert WIRE_FORMATS["anthropic"].read(body, {}).tool_choice == read
 
 
 def test_messages_are_read_in_each_form() -> None:
@@ -184,7 +184,7 @@ def test_messages_are_read_in_each_form() -> None:
             {"role": "system", "content": "later"},
         ],
     }
-    request = load_protocol("anthropic").read(body, {})
+    request = WIRE_FORMATS["anthropic"].read(body, {})
     assert [received.message for received in request.messages] == [
         Message(role="user", content=texts),
         Message(role="assistant", content=texts, reasoning="one\n\ntwo", tool_calls=(a_call("toolu_1", arguments={}),)),
@@ -256,7 +256,7 @@ USE = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
 )
 def test_what_is_wrong_or_unsupported_is_refused_and_named(change: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as found:
-        load_protocol("anthropic").read({**SETTINGS, "messages": HI, **change}, {})
+        WIRE_FORMATS["anthropic"].read({**SETTINGS, "messages": HI, **change}, {})
     assert (found.value.status, found.value.field) == (400, field)
 
 
@@ -300,7 +300,7 @@ def test_an_error_within_a_stream_ends_it_with_an_exception() -> None:
 
 
 def test_the_client_lists_models() -> None:
-    assert [model.id for model in anthropic_client(Wire("anthropic")).models.list()] == ["policy", "other"]
+    assert [model.id for model in anthropic_client(Wire("anthropic")).models.list()] == ["policy"]
 
 
 # Message threads: the tool runner sends only what is new.

@@ -23,8 +23,8 @@ from scripted_sessions import SECRET, ScriptedSession
 
 from envsdk.errors import ConfigError
 from envsdk.gateway._app import ServerLimits, model_app
-from envsdk.gateway._background import BackgroundServer
-from envsdk.gateway._protocols import load_protocol
+from envsdk.gateway._protocols import WIRE_FORMATS
+from envsdk.gateway._serving import BackgroundServer
 from envsdk.gateway._sessions import Sessions, TokenBucket
 from envsdk.images import Image
 
@@ -84,12 +84,12 @@ def session(server: BackgroundServer) -> Iterator[ScriptedSession]:
 
 @pytest.fixture
 def url(server: BackgroundServer, session: ScriptedSession) -> str:
-    return server.openai_base_url(session)
+    return f"{server.base_url(session)}/v1"
 
 
 @pytest.fixture
 def root(server: BackgroundServer, session: ScriptedSession) -> str:
-    return server.anthropic_base_url(session).removesuffix(f"/s/{session.id}")
+    return server.base_url(session).removesuffix(f"/s/{session.id}")
 
 
 @pytest.fixture(scope="module")
@@ -319,7 +319,7 @@ def test_a_stream_that_cannot_be_written_as_a_whole_is_an_error(
         yield b"data: " + b"x" * 20_000 + b"\n\n"
         raise ValueError(SECRET)
 
-    monkeypatch.setattr(type(load_protocol("chat")), "events", events)
+    monkeypatch.setattr(type(WIRE_FORMATS["chat"]), "events", events)
     response = http.post(f"{url}/chat/completions", json=body_of("chat", "hi", stream=True))
     assert response.headers["x-request-id"] in assert_error("chat", response, 500)
     assert SECRET not in response.text
@@ -437,7 +437,7 @@ def test_a_response_that_is_not_stored_or_of_another_session_is_not_found(
     with openai.OpenAI(base_url=url, api_key=session.key, max_retries=0) as client:
         kept = client.responses.create(model="m", input="a")
         not_kept = client.responses.create(model="m", input="a", store=False)
-        theirs = client.with_options(base_url=server.openai_base_url(other), api_key=other.key)
+        theirs = client.with_options(base_url=f"{server.base_url(other)}/v1", api_key=other.key)
         for asking, name in ((client, not_kept.id), (theirs, kept.id), (client, "resp_x"), (client, "msg_x")):
             for act in (asking.responses.retrieve, asking.responses.delete):
                 with pytest.raises(openai.NotFoundError):
@@ -473,7 +473,7 @@ def test_openai_raises_its_own_errors(url: str, session: ScriptedSession) -> Non
 
 def test_anthropic_works_with_either_base_url(server: BackgroundServer, session: ScriptedSession) -> None:
     anthropic = pytest.importorskip("anthropic")
-    for base in (server.anthropic_base_url(session), server.openai_base_url(session)):
+    for base in (server.base_url(session), f"{server.base_url(session)}/v1"):
         with anthropic.Anthropic(base_url=base, api_key=session.key, max_retries=0) as client:
             asked: Any = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
             assert client.messages.create(**asked).content[0].text == "session: hi"
@@ -518,7 +518,7 @@ def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
         server.sessions.add(session)
 
     async def play(session: ScriptedSession) -> None:
-        url = httpx.URL(f"{server.openai_base_url(session)}/chat/completions")
+        url = httpx.URL(f"{server.base_url(session)}/v1/chat/completions")
         reader, writer = await asyncio.open_connection(url.host, url.port)
         for text in ("first", "sleep", "fail" if session.name.endswith("7") else "last"):
             writer.write(request_of(url, body_of("chat", text)))
@@ -580,12 +580,12 @@ def test_whatever_comes_is_refused_and_another_session_still_answers(
     attacked, other = ScriptedSession(), ScriptedSession("other")
     server.sessions.add(attacked)
     server.sessions.add(other)
-    url = f"{server.openai_base_url(attacked)}/{path}"
+    url = f"{server.base_url(attacked)}/v1/{path}"
     response = http.request(method, url, content=content, headers={"content-type": "application/json"})
     is_answer = method in ("GET", "HEAD") and path in ("", "..", "models")
     assert response.status_code == 200 if is_answer else 400 <= response.status_code < 500, response.text
     assert "Traceback" not in response.text
-    answered = http.post(f"{server.openai_base_url(other)}/chat/completions", json=body_of("chat", "hi"))
+    answered = http.post(f"{server.base_url(other)}/v1/chat/completions", json=body_of("chat", "hi"))
     assert text_of("chat", answered.json()) == "other: hi"
     server.sessions.remove(attacked.id)
     server.sessions.remove(other.id)
@@ -602,7 +602,7 @@ def test_a_request_with_any_value_in_a_field_is_answered_or_refused(
     session = ScriptedSession()
     server.sessions.add(session)
     body = {**body_of(protocol, "hi"), field: value}
-    response = http.post(f"{server.openai_base_url(session)}/{ROUTES[protocol]}", json=body)
+    response = http.post(f"{server.base_url(session)}/v1/{ROUTES[protocol]}", json=body)
     assert response.status_code == 200 or 400 <= response.status_code < 500, (body, response.text)
     server.sessions.remove(session.id)
 
@@ -611,13 +611,13 @@ def test_a_request_with_any_value_in_a_field_is_answered_or_refused(
 def test_bytes_that_are_not_http_are_refused(server: BackgroundServer, http: httpx.Client, content: bytes) -> None:
     session = ScriptedSession()
     server.sessions.add(session)
-    parsed = httpx.URL(server.openai_base_url(session))
+    parsed = httpx.URL(f"{server.base_url(session)}/v1")
     with socket.create_connection((parsed.host, parsed.port)) as connection:
         connection.sendall(content + b"\r\n\r\n")
         connection.shutdown(socket.SHUT_WR)
         answered = b"".join(iter(lambda: connection.recv(65_536), b""))
     assert not answered or answered.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
-    url = f"{server.openai_base_url(session)}/chat/completions"
+    url = f"{server.base_url(session)}/v1/chat/completions"
     assert http.post(url, json=body_of("chat", "hi")).status_code == 200
     server.sessions.remove(session.id)
 
@@ -631,7 +631,7 @@ class Bounded:
     def __init__(self, **limits: Any) -> None:
         self.server, self.session = BackgroundServer(ServerLimits(**limits)), ScriptedSession()
         self.server.sessions.add(self.session)
-        self.url = httpx.URL(self.server.openai_base_url(self.session))
+        self.url = httpx.URL(f"{self.server.base_url(self.session)}/v1")
 
     def __enter__(self) -> "Bounded":
         self._stack = contextlib.ExitStack()
@@ -718,7 +718,7 @@ def test_with_few_file_descriptors_idle_connections_stop_nothing_and_the_log_sta
     program = """
 import resource, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 1024))
-from envsdk.gateway._background import BackgroundServer
+from envsdk.gateway._serving import BackgroundServer
 server = BackgroundServer()
 print(server._address, flush=True)
 input()

@@ -37,7 +37,7 @@ from envsdk import (
 )
 from envsdk.cli import app
 from envsdk.errors import ConfigError, ExportRefused, RenderError
-from envsdk.rendering._parity import render_text
+from envsdk.rendering._parity import render_spans
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.exporting._proof import every_conversation
 
@@ -131,7 +131,7 @@ def test_arguments_of_the_template_are_fixed_in_it() -> None:
     renderer = FixedBase(vocabulary("qwen3"), template=text, stop="<|im_end|>", template_arguments=arguments)
     exported = export_template(renderer, "strip")
     messages = [Message(role="user", content="u")]
-    rendered = render_text(exported.text, messages, (), generation_prompt=True, arguments={})
+    rendered, _ = render_spans(exported.text, messages, (), generation_prompt=True, arguments={})
     assert rendered.startswith('a "b"\n3True<|im_start|>user')
 
 
@@ -234,7 +234,8 @@ def test_a_server_renders_the_prompts_of_an_episode(history: History) -> None:
         Message(role="assistant", reasoning="No idea.", content="No."),
     ]:
         prompt = env.renderer.tokenizer.decode(env.prompt())
-        assert render_text(exported.text, env.messages(), [TOOL], generation_prompt=True, arguments={}) == prompt
+        rendered, _ = render_spans(exported.text, env.messages(), [TOOL], generation_prompt=True, arguments={})
+        assert rendered == prompt
         env.step(env.renderer.reply(reply))
     assert ("I search." in env.renderer.tokenizer.decode(env.prompt())) == (history == "keep")
 

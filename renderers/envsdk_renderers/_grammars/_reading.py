@@ -1,9 +1,8 @@
 """Reads any reply by its grammar, in time linear in its length, whole or as it arrives."""
 
-import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
 
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.reading import (
@@ -19,7 +18,7 @@ from envsdk.rendering.renderer import errors_at_end
 
 from ._calls import CallReader
 from ._grammar import CALL_FIELDS, Field, Grammar
-from ._patterns import CodedReply, Constant, Patterns, shared_start
+from ._patterns import CodedReply, Constant, Found, Patterns, shared_start, strip_end
 from ._styles import CONTROL
 
 _AFTER_CALL = "there is text after a tool call"
@@ -58,7 +57,7 @@ class GrammarReader:
             sampled: What was sampled, with how it ended.
             tools: JSON schemas of the tools that the model has.
         """
-        reading = GrammarReading(self.patterns, tools, is_reported=False)
+        reading = GrammarReading(self.patterns, tools)
         reading.end(segments)
         return reading.message(sampled)
 
@@ -71,10 +70,9 @@ class GrammarReading:
     Args:
         patterns: The patterns of the grammar.
         tools: JSON schemas of the tools that the model has.
-        is_reported: Whether `events` returns what was read.
     """
 
-    def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema], *, is_reported: bool = True) -> None:
+    def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema]) -> None:
         self._patterns = patterns
         self._source = CodedReply()
         self._state: Field | Literal["broken"] = "start"
@@ -93,7 +91,6 @@ class GrammarReading:
         """True if the beginning of the current text was already added."""
         self._events: list[ReplyEvent | tuple[int, ToolCall]] = []
         """What was read since `events` was called; a call with its index."""
-        self._is_reported = is_reported
         self._reported: int = 0
         """How many parts of the content were reported."""
         self._waiting = ""
@@ -165,7 +162,7 @@ class GrammarReading:
         if source.undecided is None or self._state not in ("text", "reasoning"):
             return
         text = source.text[self._position : source.undecided]  # which is not the end of its field
-        text = text[: len(text) - self._patterns.held_back(self._state, text)]
+        text = text.rstrip()  # whitespace after it may belong to the constant that follows
         if self._state == "reasoning":
             self._think(text)
         elif not self._is_in_text and self._is_dropped(text):
@@ -180,11 +177,12 @@ class GrammarReading:
         source, patterns = self._source, self._patterns
         coded = source.text
         first = len(coded) - len(coded.lstrip())
-        constant, end = patterns.at_start(source, first)
-        if constant is not None and constant.target in CALL_FIELDS and patterns.finds_calls_in_text:
-            is_spaced = first > len(constant.lead) or len(constant.core) != end - first
-            constant, end = patterns.text_at_start(source, first) if is_spaced else (constant, end)
-        after = shared_start(coded, patterns.text_start) if constant is None else source.skip(constant.tail, end, first)
+        constant, end = self._constant_at_start(first)
+        is_spaced = constant is not None and (first > len(constant.lead) or len(constant.core) != end - first)
+        if constant is not None and constant.target in CALL_FIELDS and patterns.finds_calls_in_text and is_spaced:
+            found = source.match(patterns.text_opener, first)
+            constant, end = (found.constant, found.end) if found else (None, first)
+        after = source.skip(constant.tail, end, first) if constant else shared_start(coded, patterns.text_start)
         if source.undecided is not None:
             return None
         self._position = after
@@ -195,28 +193,43 @@ class GrammarReading:
             self._reasoning = []
         return constant.target
 
+    def _constant_at_start(self, position: int) -> tuple[Constant | None, int]:
+        """Return the constant that begins the reply, with its end; None if it is text without one."""
+        patterns = self._patterns
+        found = self._source.match(patterns.after["start"], position)
+        if found is None or found.constant is None or found.constant.target == "end":
+            return None, position
+        constant = found.constant
+        is_marked = bool(constant.core.strip() or patterns.grammar.written.get(("start", "text"), "").strip())
+        if constant.target in ("text", "reasoning") and not (is_marked or found.text):
+            return None, position  # what is not marked is text
+        if constant.target != "reasoning" and found.text != constant.core:
+            opened = patterns.reasoning_opener.match(found.text, 0)
+            if opened and patterns.reasoning_closer.whole.search(found.text, opened.end):
+                # Other whitespace made it a constant: reasoning that is empty.
+                return opened.constant, position + opened.end
+        return constant, found.end
+
     # Reasoning.
 
     def _read_reasoning(self) -> Field | None:
-        source = self._source
-        pattern, constants = self._patterns.after["reasoning"]
-        found = source.search(pattern, self._position)
+        source, patterns = self._source, self._patterns
+        found = source.search(patterns.after["reasoning"], self._position)
         if source.undecided is not None:
             return None
-        if found is None:
+        if found is None or found.constant is None:
             self._think(source.text[self._position :])
             self._note("the think block was not closed")
             self._open_block = "reasoning"
             return "end"
-        constant = constants[(found.lastindex or 1) - 1]
-        if constant.target in CALL_FIELDS and found[0] != constant.core:  # the text between them is blank
-            closed = self._patterns.closes_reasoning(source.text, found.start())
-            found, constant = closed or (found, constant)
-        after = source.skip(constant.tail, found.end(), found.start())
+        if found.constant.target in CALL_FIELDS and found.text != found.constant.core:  # between them is whitespace
+            found = patterns.reasoning_closer.match(source.text, found.start) or found
+        constant = cast("Constant", found.constant)
+        after = source.skip(constant.tail, found.end, found.start)
         if source.undecided is not None:
             return None
-        self._think(constant.strip_before(source.text[self._position : found.start()]))
-        self._position, self._since = after, found.start()
+        self._think(constant.strip_before(source.text[self._position : found.start]))
+        self._position, self._since = after, found.start
         return constant.target
 
     def _think(self, coded: str) -> None:
@@ -227,7 +240,7 @@ class GrammarReading:
         if self._reasoning is None:
             self._reasoning = []
         self._reasoning.append(text)
-        if text and self._is_reported:
+        if text:
             self._events.append(ReasoningText(text))
 
     # Text.
@@ -238,16 +251,15 @@ class GrammarReading:
         if source.undecided is not None:
             return None
         if found is None:
-            text, ending = source.text[start:], patterns.text_end
-            self._add(text[: len(text) - shared_start(text[::-1], ending[::-1])])
+            self._add(strip_end(source.text[start:], patterns.text_end))
             return "end"
-        kind, constant = patterns.kinds_in_text[(found.lastindex or 1) - 1]
-        before = source.text[start : found.start()]
-        after = found.end() if constant is None else source.skip(constant.tail, found.end(), found.start())
-        opens = kind == "reasoning" and constant is not None and self._may_open(found, constant)
+        before, constant, kind = source.text[start : found.start], found.constant, found.alternative.kind
+        after = found.end if constant is None else source.skip(constant.tail, found.end, found.start)
+        opens = kind == "reasoning" and self._may_open(found)
         if source.undecided is not None:
             return None
-        if opens:
+        self._position, self._since = found.end, found.start
+        if constant is not None and opens:
             self._add(before)
             if "".join(self._content).strip():
                 self._note("there is text before the think block")
@@ -255,14 +267,10 @@ class GrammarReading:
                 self._content = []
             self._is_apart, self._reasoning, self._position = bool(self._content), [], after
             return "reasoning"
-        self._position, self._since = found.end(), found.start()
         match kind:
-            case "end" if constant is not None:
+            case "constant" if constant is not None:
                 self._add(constant.strip_before(before))
-                return "end"
-            case "call" if constant is not None:
-                self._add(constant.strip_before(before))
-                self._position = after
+                self._position = after if constant.target != "end" else found.end
                 return constant.target
             case "opener":  # of a call, but it does not go on as one
                 self._add(before)
@@ -271,24 +279,24 @@ class GrammarReading:
                 self._note("a think block was closed that was never opened: the text before it is reasoning")
                 self._add(constant.strip_before(before))
                 self._reasoning, self._content, self._position = ["".join(self._content)], [], after
-                if self._reasoning[0] and self._is_reported:  # none of it was reported as content
+                if self._reasoning[0]:  # none of it was reported as content
                     self._events.append(ReasoningText(self._reasoning[0]))
-            case "reasoning" if constant is not None and self._reasoning is None and not CONTROL.search(found[0]):
-                self._add(before + found[0])  # a word of the text
+            case "reasoning" if self._reasoning is None and not CONTROL.search(found.text):
+                self._add(before + found.text)  # a word of the text
             case _:
-                self._add(before + found[0])
-                self._note(f"{patterns.code.plain(found[0])} is out of place")
+                self._add(before + found.text)
+                self._note(f"{patterns.code.plain(found.text)} is out of place")
         return "text"
 
-    def _may_open(self, found: re.Match[str], constant: Constant) -> bool:
+    def _may_open(self, found: Found) -> bool:
         """Return whether reasoning opens; a tag that is text opens it only if it is closed later."""
         if self._reasoning is not None or self._calls:
             return False
-        if CONTROL.search(constant.core):
+        if CONTROL.search(found.text):
             return True
-        closed = self._source.search(self._patterns.reasoning_closer, found.start() + 1)
+        closed = self._source.search(self._patterns.reasoning_closer, found.start + 1)
         if self._source.undecided is not None:
-            self._source.undecided = found.start()
+            self._source.undecided = found.start
         return closed is not None
 
     def _add(self, coded: str, *, is_last: bool = True) -> None:
@@ -309,10 +317,11 @@ class GrammarReading:
 
     def _report_content(self, *, is_settled: bool = False) -> None:
         """Report the content, unless it may still become reasoning or be dropped, or reasoning follows it."""
-        if self._state == "reasoning" or not self._is_reported:
+        if self._state == "reasoning":
             return  # reasoning is reported before content
+        patterns = self._patterns
         is_settled = is_settled or self._state == "end" or self._reasoning is not None or bool(self._calls)
-        if not is_settled and (self._patterns.reasoning_closer or self._patterns.opens_reasoning):
+        if not is_settled and (patterns.reasoning_closer.alternatives or patterns.reasoning_opener.alternatives):
             return
         text = "".join(self._content[self._reported :])
         self._reported = len(self._content)
@@ -327,7 +336,7 @@ class GrammarReading:
         else:
             read = self._call_reader.read(self._position, self._since)
         is_decided = self._source.undecided is None
-        if self._is_reported and not self._is_call_reported and (is_decided or read.is_ended):
+        if not self._is_call_reported and (is_decided or read.is_ended):
             self._report_content(is_settled=True)
             self._events.append((len(self._calls), read.call))
             self._is_call_reported = True
@@ -340,7 +349,7 @@ class GrammarReading:
         if read.is_open:
             self._open_block = "tool_call"
         self._position, self._since = read.end, read.last
-        if read.following is not None and self._patterns.closes_one(read.following):
+        if read.following is not None and read.following.closes_one:
             self._note(_SECTION_OPEN)
         following = None if read.following is None else read.following.target
         return "text" if following in (None, "end") else following
@@ -348,5 +357,4 @@ class GrammarReading:
     def _note(self, error: str) -> None:
         if error not in self._errors:
             self._errors[error] = None
-            if self._is_reported:
-                self._events.append(ReadingError(error))
+            self._events.append(ReadingError(error))

@@ -6,7 +6,7 @@ from itertools import cycle, pairwise, product
 from typing import Literal, TypeAlias
 
 from envsdk.contexts._context import Context
-from envsdk.contexts._history._thinking import Strip
+from envsdk.contexts._history import Strip
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.renderer import Renderer
