@@ -54,25 +54,21 @@ class SGLang(ServedPolicy):
 
     name: ClassVar[str] = "SGLang"
     spare_tokens: ClassVar[int] = 1  # prompt and reply together must be shorter than the context
+    flags: ClassVar[Mapping[str, str]] = {
+        "model": "start SGLang with --served-model-name {}",
+        "models": "If it needs a key (--api-key), pass api_key",
+        "length": "start SGLang with --context-length {}",
+        "logprobs": "Start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment",
+        "top_logprobs": "Use a version of SGLang whose /generate returns output_top_logprobs",
+        "tokenize": "Start SGLang without --skip-tokenizer-init, in a version with /tokenize",
+        "vocabulary": "Start SGLang with the --model-path, or the --tokenizer-path, of the environment's model",
+    }
 
     def __init__(
         self, url: str | Sequence[str], model: str | None = None, *, routed_experts: bool = False, **options: Any
     ) -> None:
         super().__init__(url, model, **options)
         self._routed_experts = routed_experts
-
-    @property
-    def flags(self) -> Mapping[str, str]:
-        """The change to the server that fixes a check that fails, by the name of the check."""
-        return {
-            "model": "start SGLang with --served-model-name {}",
-            "models": "If it needs a key (--api-key), pass api_key",
-            "length": "start SGLang with --context-length {}",
-            "logprobs": "Start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment",
-            "top_logprobs": "Use a version of SGLang whose /generate returns output_top_logprobs",
-            "tokenize": "Start SGLang without --skip-tokenizer-init, in a version with /tokenize",
-            "vocabulary": "Start SGLang with the --model-path, or the --tokenizer-path, of the environment's model",
-        }
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Refuse parameters that SGLang's log-probabilities do not reflect.

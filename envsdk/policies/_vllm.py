@@ -63,19 +63,15 @@ class VLLM(ServedPolicy):
 
     name: ClassVar[str] = "VLLM"
     streams: ClassVar[bool] = True
-
-    @property
-    def flags(self) -> Mapping[str, str]:
-        """The change to the server that fixes a check that fails, by the name of the check."""
-        return {
-            "model": "start vLLM with --served-model-name {}",
-            "models": "If it needs a key (--api-key), pass api_key",
-            "length": "start vLLM with --max-model-len {}",
-            "logprobs": "Start vLLM with --logprobs-mode processed_logprobs",
-            "top_logprobs": "Start vLLM with --max-logprobs 5 or more",
-            "tokenize": "Start vLLM without --skip-tokenizer-init",
-            "vocabulary": "Start vLLM with the model, or the --tokenizer, that belongs to the environment",
-        }
+    flags: ClassVar[Mapping[str, str]] = {
+        "model": "start vLLM with --served-model-name {}",
+        "models": "If it needs a key (--api-key), pass api_key",
+        "length": "start vLLM with --max-model-len {}",
+        "logprobs": "Start vLLM with --logprobs-mode processed_logprobs",
+        "top_logprobs": "Start vLLM with --max-logprobs 5 or more",
+        "tokenize": "Start vLLM without --skip-tokenizer-init",
+        "vocabulary": "Start vLLM with the model, or the --tokenizer, that belongs to the environment",
+    }
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Refuse temperatures that vLLM changes.

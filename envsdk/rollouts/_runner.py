@@ -129,7 +129,16 @@ class EpisodeRunner:
             streamed = request if listener is None else {**request, "on_tokens": listener}
             prompt = agent.context.prompt()
             reply = self._taken(prompt, agent.context.name) or self._call(prompt, streamed, driver.until_unwanted())
-            action = await self._with_others(agent, driver, reply)
+            turns = driver.ahead()  # meanwhile, the calls for other contexts begin as their turns arrive
+            watching = None if turns is None else asyncio.create_task(self._begin_calls(agent, driver, turns))
+            try:
+                action = await reply
+            finally:
+                if watching is not None:
+                    watching.cancel()
+                    (ended,) = await asyncio.gather(watching, return_exceptions=True)
+                    if isinstance(ended, Exception):
+                        raise ended
             if action is not _UNWANTED:
                 break
             if not await driver.is_wanted_again():
@@ -147,20 +156,6 @@ class EpisodeRunner:
         begun[1].cancel()
         begun[1].add_done_callback(take_error)
         return None
-
-    async def _with_others(self, agent: Agent, driver: Driver, reply: Awaitable[Any]) -> Any:
-        """Await a reply. Meanwhile, begin the calls for other contexts as their turns arrive."""
-        turns = driver.ahead()
-        if turns is None:
-            return await reply
-        watching = asyncio.create_task(self._begin_calls(agent, driver, turns))
-        try:
-            return await reply
-        finally:
-            watching.cancel()
-            (ended,) = await asyncio.gather(watching, return_exceptions=True)
-            if isinstance(ended, Exception):
-                raise ended
 
     async def _begin_calls(self, agent: Agent, driver: Driver, turns: AsyncIterator[Turn]) -> None:
         async for turn in turns:

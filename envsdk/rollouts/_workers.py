@@ -222,7 +222,16 @@ class WorkerPool:
                 self._known[number] = PlayStatistics()
                 self._lost.abandoned += 1
                 _log.warning("%s; its %d episodes begin again", error, len(running))
-                self._take_back(running, error)
+                for assignment in running.values():
+                    assignment.losses += 1
+                    if assignment.losses <= self._settings.max_retries:
+                        self._lost.retries["WorkerLost"] += 1
+                        self._waiting.append(assignment)
+                    elif not assignment.played.done():
+                        failed = failed_before_it_began(assignment.job, error, "infrastructure")
+                        assignment.played.set_result(EpisodeResult(failed))
+                running.clear()
+                self._changed.set()
                 self._set_informed(number, None)
             except BaseException:
                 host.kill()
@@ -289,20 +298,6 @@ class WorkerPool:
 
     def _must_be_alone(self, assignment: _Assignment) -> bool:
         return assignment.losses > 0 and assignment.losses >= self._settings.max_retries
-
-    def _take_back(self, running: dict[int, _Assignment], error: WorkerLost) -> None:
-        """Restart the episodes of a worker that ended, or record that they failed."""
-        for assignment in running.values():
-            assignment.losses += 1
-            if assignment.losses > self._settings.max_retries:
-                played = EpisodeResult(failed_before_it_began(assignment.job, error, "infrastructure"))
-                if not assignment.played.done():
-                    assignment.played.set_result(played)
-            else:
-                self._lost.retries["WorkerLost"] += 1
-                self._waiting.append(assignment)
-        running.clear()
-        self._changed.set()
 
 
 def check_sendable(settings: PlaySettings, executor: Executor) -> None:
