@@ -380,13 +380,7 @@ class Agent:
         raise TurnError(f"a turn names the context {name!r}; the contexts are {below}")
 
     def opened(
-        self,
-        turn: Turn,
-        name: str,
-        contexts: Mapping[str, Context],
-        *,
-        records_roles: bool,
-        is_final: bool = False,
+        self, turn: Turn, name: str, contexts: Mapping[str, Context], *, records_roles: bool, is_final: bool = False
     ) -> tuple[Context, Delta, str | None]:
         """Make the context that a turn opens. Nothing else changes: the context is not added to the agent.
 

@@ -1,6 +1,6 @@
 """Make the trajectory of an episode."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -33,6 +33,8 @@ def record(
     if reason in (StopReason.TERMINATED, StopReason.ERROR):
         status = "terminated" if reason == StopReason.TERMINATED else "error"
     renderer = root.env.renderer
+    # An example of earlier text that a template rewrites but a context kept.
+    kept = (context.rewriting for context in contexts.values() if context.steps > 1 and context.rewriting)
     return Trajectory(
         id=header.id,
         env=root.env.name,
@@ -43,7 +45,7 @@ def record(
         steps=steps,
         renderer=renderer.specification(),
         renderer_chosen_because=renderer.chosen_because,
-        renderer_rewrites=_rewriting(contexts.values()),
+        renderer_rewrites=next(kept, ""),
         tokenizer=renderer.tokenizer.fingerprint,
         vocab_size=renderer.tokenizer.vocab_size,
         history=root.env.history.specification(),
@@ -55,11 +57,6 @@ def record(
         final_break=final_break,
         error=error,
     )
-
-
-def _rewriting(contexts: Iterable[Context]) -> str:
-    """Return an example of earlier text that a template rewrites but a context kept; empty if there is none."""
-    return next((context.rewriting for context in contexts if context.steps > 1 and context.rewriting), "")
 
 
 def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:

@@ -108,12 +108,7 @@ def filter_for(isolation: Isolation) -> list[Instruction]:
         SandboxUnavailable: If the system call numbers of this machine are unknown.
     """
     column, name = machine()
-    program = [
-        (_LOAD, 0, 0, _MACHINE_AT),
-        (_IF_EQUAL, 1, 0, name),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER_AT),
-    ]
+    program = [(_LOAD, 0, 0, _MACHINE_AT), (_IF_EQUAL, 1, 0, name), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER_AT)]
     rules = [
         *_rules(_ALLOWED),
         *_rules(_REFUSED, errno.EPERM),

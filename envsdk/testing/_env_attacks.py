@@ -21,17 +21,8 @@ from ..errors import RenderError
 from ..messages import Message, ToolCall, ToolSchema
 from ..rendering.renderer import Renderer
 from ._env_checks import check_in_range, check_sound
-from ._env_episodes import (
-    EpisodeFailed,
-    Episodes,
-    TimeLimitExceeded,
-    check_not_failed,
-    closing,
-    described,
-    sampler,
-    step_with,
-)
-from ._reports import CheckFailure, NotPossible
+from ._env_episodes import EpisodeFailed, Episodes, TimeLimitExceeded, check_not_failed, closing, sampler, step_with
+from ._reports import CheckFailure, NotPossible, described
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

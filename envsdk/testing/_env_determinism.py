@@ -25,14 +25,13 @@ from ._env_episodes import (
     NOT_REPRODUCIBLE,
     Episodes,
     closing,
-    described,
     difference,
     roll_out,
     step_with,
     trajectory_of,
     transcript,
 )
-from ._reports import CheckFailure, NotPossible
+from ._reports import CheckFailure, NotPossible, described
 
 _USE = "use self.np_random instead"
 _OWN = (

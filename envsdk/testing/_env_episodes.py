@@ -1,6 +1,6 @@
 """The episodes that the checks examine: each is run once, cached, and interrupted if it takes too long.
 
-At the end are descriptions for a reader: of an episode, of the difference between two, and of an exception.
+At the end are descriptions for a reader: of an episode, and of the difference between two.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -30,7 +29,7 @@ from ..policies._vocabularies import PolicyWrapper
 from ..rollouts import arollout
 from ..trajectories._trajectory import Trajectory
 from ._env_subject import Subject
-from ._reports import CheckFailure, NotPossible
+from ._reports import CheckFailure, NotPossible, described
 
 # A time limit for code that may run too long, such as a loop, a wait, or a regular expression.
 
@@ -337,12 +336,3 @@ def cause_of(error: BaseException) -> str:
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "", str(error))
     return f"{type(error).__name__} {where} {text}"
-
-
-def described(error: BaseException) -> str:
-    """Describe an exception on one line: its type, its text, and where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = [f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"] if frames else []
-    notes = [str(note).removesuffix(".") for note in getattr(error, "__notes__", ())]
-    details = "; ".join([*where, *notes])
-    return f"{type(error).__name__}: {str(error) or 'without a message':.300}" + (f" ({details})" if details else "")

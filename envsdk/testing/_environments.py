@@ -16,18 +16,9 @@ from ..errors import ConfigError, unknown_name
 from . import _env_attacks as env_attacks
 from . import _env_checks as env_checks
 from . import _env_determinism as env_determinism
-from ._env_episodes import (
-    ENDS,
-    EpisodeFailed,
-    Episodes,
-    NoEnd,
-    TimeLimitExceeded,
-    cause_of,
-    closing,
-    described,
-)
+from ._env_episodes import ENDS, EpisodeFailed, Episodes, NoEnd, TimeLimitExceeded, cause_of, closing
 from ._env_subject import EnvLike, Subject
-from ._reports import Check, CheckFailure, CheckReport, NotPossible
+from ._reports import Check, CheckFailure, CheckReport, NotPossible, described
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..authoring._env import Env, EnvConfig
@@ -15,9 +16,8 @@ from ..errors import ConfigError
 from ..limits import Limits
 from ..messages import Message, ToolCall
 from ..rendering.renderer import Renderer
-from ._env_episodes import described
 from ._renderers import TOOL
-from ._reports import Check, CheckFailure, CheckReport, NotPossible
+from ._reports import Check, CheckFailure, CheckReport, NotPossible, described, run_check
 
 _PLAYS = "it can be played"
 
@@ -58,15 +58,8 @@ def _check_all(script: "_Script") -> HistoryReport:
     for name, check in CHECKS.items():
         if report.failed and report.failed[0].name == _PLAYS:
             report.checks.append(Check(name, "NOT POSSIBLE", f'see "{_PLAYS}"'))
-            continue
-        try:
-            report.checks.append(Check(name, "PASS", check(script)))
-        except CheckFailure as failure:
-            report.checks.append(Check(name, "FAIL", str(failure)))
-        except NotPossible as reason:
-            report.checks.append(Check(name, "NOT POSSIBLE", str(reason)))
-        except Exception as error:  # a policy may raise anything
-            report.checks.append(Check(name, "FAIL", f"it raises {described(error)}"))
+        else:
+            report.checks.append(run_check(name, partial(check, script)))
     return report
 
 

@@ -168,11 +168,7 @@ def kinds(messages: list[Message], at: int, answers: list[Message]) -> tuple[set
 
 
 def delta_text(renderer: FixedBase, messages: list[Message], at: int, answers: list[Message], tools: Any) -> str:
-    stop = (
-        renderer._facts.call_stop
-        if messages[at].tool_calls and renderer._facts.call_stop
-        else renderer._facts.text_stop
-    )
+    stop = renderer._probe.stop_of(messages[at])
     ended = [renderer.tokenizer.token_id(stop.sampled[0])]
     context: Any = {"history": messages[: at + 1], "tools": tools}
     return renderer.tokenizer.decode(renderer.extension(ended, answers, **context).tokens)

@@ -167,7 +167,7 @@ def test_another_version_measures_again(folder: Path, monkeypatch: pytest.Monkey
 
 MEASURING = ("_agreement.py", "_choosing.py", "_fixed_base.py", "_grammars", "_templates")
 """What measures, in the package. Its comments and docstrings may change without a new version, its code may not."""
-MEASURED_BY = (1, "c8c25f0a16a6169d")
+MEASURED_BY = (1, "2a23929fceee6128")
 
 
 def lines_that_measure() -> list[str]:
