@@ -32,8 +32,8 @@ NAME = "envsdk gateway"
 
 
 @dataclass(eq=False)
-class _Open:
-    """A session that is open, and its episode."""
+class _SessionEpisode:
+    """The episode of an open session."""
 
     session: ProgramSession
     limits: Mapping[str, Any] | None
@@ -73,7 +73,7 @@ class OutsideDriver(ProgramDriver):
     def close_session(self, session: ProgramSession) -> None:
         """Do nothing: the server forgets the session when it is closed."""
 
-    def _opened(self, episode_id: str) -> _Open:
+    def _opened(self, episode_id: str) -> _SessionEpisode:
         return cast("OutsideEnv", self.env).opened[episode_id]
 
 
@@ -88,7 +88,7 @@ class OutsideEnv(ProgramEnv):
     _envsdk_driver: ClassVar[type[Driver]] = OutsideDriver
     limit_grace_s: ClassVar[float | None] = None  # the session is closed, or becomes idle
 
-    def __init__(self, opened: Mapping[str, _Open], **options: Any) -> None:
+    def __init__(self, opened: Mapping[str, _SessionEpisode], **options: Any) -> None:
         super().__init__(**options)
         self.opened = opened
 
@@ -128,7 +128,7 @@ class PlayedSessions:
         close_timeout_s: float = 10.0,
         on_trajectory: Callable[[Trajectory], object] | None = None,
     ) -> None:
-        self._opened: dict[str, _Open] = {}
+        self._opened: dict[str, _SessionEpisode] = {}
         self._ids: dict[str, str] = {}
         """The id of the episode of each session."""
         self._count = 0
@@ -180,7 +180,7 @@ class PlayedSessions:
             raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
         counting = self._counting
         session = ProgramSession(counting.count_tokens, partial(check_image, counting.renderer), options.get("role"))
-        opened = self._opened[episode_id] = _Open(session, limits)
+        opened = self._opened[episode_id] = _SessionEpisode(session, limits)
         self._ids[session.id] = episode_id
         task = {"task": options["task"]} if options.get("task") is not None else {}
         group = options.get("group_id") or episode_id
@@ -230,7 +230,7 @@ class PlayedSessions:
             "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
         }
 
-    async def _ended(self, opened: _Open, reason: str) -> Trajectory | None:
+    async def _ended(self, opened: _SessionEpisode, reason: str) -> Trajectory | None:
         """End the episode of a session; return None if no request came."""
         playing = opened.playing
         assert playing is not None
