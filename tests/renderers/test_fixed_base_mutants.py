@@ -7,7 +7,6 @@ from envsdk_renderers._fixed_base import FixedBase, TemplateUnsupported
 from template_conversations import (
     TOOLS,
     emitted,
-    fixed_base,
     said,
     user,
 )
@@ -140,7 +139,6 @@ def test_what_an_environment_needs_is_refused_before_it_begins() -> None:
     assert caught.value.expected
     assert caught.value.rendered
     assert caught.value.advice in str(caught.value)
-    fixed_base("gemma4_v5").check_tools(TOOLS)
     template = CHATML.replace(
         "c.function.arguments | tojson", "c.function.arguments | items | map('join', '=') | join(' ')"
     )
