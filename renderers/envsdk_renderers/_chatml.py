@@ -19,9 +19,8 @@ from envsdk.rendering.tokenizers import Tokenizer
 
 from ._grammars._grammar import CallFormat, Grammar, tagged
 from ._grammars._reading import GrammarReader
-from ._grammars._styles import TextPiece
+from ._grammars._styles import TextPiece, json_text
 from ._grammars._writing import write_after
-from ._replies._json_calls import json_text
 
 if TYPE_CHECKING:
     import numpy as np

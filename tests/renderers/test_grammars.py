@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from envsdk_renderers._grammars._grammar import Grammar
-from envsdk_renderers._grammars._proof import segments_of
 from envsdk_renderers._grammars._reading import GrammarReader
 from envsdk_renderers._grammars._styles import JSON, PYTHON, Style, read_value, write_value
 from envsdk_renderers._grammars._writing import write_reply
@@ -28,7 +27,9 @@ def call(name: str = "f", **arguments: Any) -> ToolCall:
 
 
 def written(grammar: Grammar, message: Message) -> list[Segment]:
-    return segments_of(write_reply(grammar, message), grammar.controls)
+    code = GrammarReader(grammar).patterns.code
+    pieces = write_reply(grammar, message)
+    return code.cut("".join(code.constant(piece.text) if piece.is_scaffold else piece.text for piece in pieces))
 
 
 def read(grammar: Grammar, segments: list[Segment] | str, tools: Any = TOOLS) -> Message:

@@ -87,6 +87,20 @@ def write_value(value: Any, style: Style) -> list[TextPiece]:
     return _written(value, style, 0)
 
 
+def json_text(value: Any, what: str) -> str:
+    """Write a value as transformers' `tojson` does.
+
+    Raises:
+        RenderError: If the value is not JSON; the error calls it `what`.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()  # an unpaired surrogate cannot be encoded
+        return text
+    except (TypeError, ValueError) as error:
+        raise RenderError(f"a {what} is not JSON: {error}") from error
+
+
 def written_text(value: Any, style: Style) -> str:
     """Return the text that `write_value` writes."""
     return "".join(piece.text for piece in write_value(value, style))
