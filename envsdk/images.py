@@ -232,7 +232,7 @@ class Image:
         media_type = f"image/{opened.format.lower()}"
         image = cls(hashlib.sha256(data).hexdigest(), media_type, pixels.width, pixels.height, data)
         if _pixel_bytes(pixels) <= _MAX_DECODED_BYTES:
-            _decoded.put(image.sha256, pixels.convert("RGB"))
+            _decoded.put(image.sha256, _rgb(pixels))
         return image
 
     @classmethod
@@ -290,7 +290,7 @@ class Image:
         Raises:
             ImageError: See `data`.
         """
-        pixels = _decoded.get(self.sha256, lambda: _opened(self.data, repr(self)).convert("RGB"))
+        pixels = _decoded.get(self.sha256, lambda: _rgb(_opened(self.data, repr(self))))
         return pixels.copy() if _pixel_bytes(pixels) <= _MAX_DECODED_BYTES else pixels
 
     @property
@@ -403,6 +403,11 @@ def _opened(data: bytes, what: str, budget: PixelBudget | None = None) -> Any:
     except Exception as error:  # Pillow raises errors of many types: each of its plug-ins its own
         raise ImageError(f"{what} cannot be read as an image: {type(error).__name__}: {error}") from error
     return opened
+
+
+def _rgb(pixels: Any) -> "PILImage":
+    """Return an image in RGB; one that is already in RGB is not copied, since it may take much memory."""
+    return pixels if pixels.mode == "RGB" else pixels.convert("RGB")
 
 
 def _still(image: Any, what: str) -> Any:

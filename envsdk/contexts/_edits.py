@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..messages import Message
-from ..rendering._prompt import is_same_answer
+from ..rendering.emission import is_same_answer
 
 
 class Edit(NamedTuple):

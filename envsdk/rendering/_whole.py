@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import RenderError
 from ..messages import Message, ToolSchema
-from ._prompt import Rendered, WrittenPrompt, is_same_answer
+from .emission import Rendered, WrittenPrompt, is_same_answer
 from .renderer import Renderer, writable
 
 __all__ = ["WholeRenderer"]

@@ -14,8 +14,7 @@ import numpy as np
 
 from ..errors import RenderError
 from ..messages import Message, ToolSchema
-from ._prompt import Rendered, WrittenPrompt, is_same_answer
-from .emission import Emission
+from .emission import Emission, Rendered, WrittenPrompt, is_same_answer
 from .renderer import Renderer, TokenIds, refuse_images
 
 __all__ = ["FamilyRenderer"]

@@ -18,8 +18,7 @@ import numpy as np
 
 from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
-from ._prompt import EmittedDelta, Rendered, WrittenPrompt
-from .emission import Emission, Encoder
+from .emission import Emission, EmittedDelta, Encoder, Rendered, WrittenPrompt
 from .reading import Marks, ReplyReader, Segment, SplitReply, WholeReader
 from .tokenizers import Tokenizer
 
@@ -101,6 +100,8 @@ class Renderer(ABC):
                 f"{', '.join(missing)}. Use a tokenizer of that model family, or another renderer"
             )
         self.tokenizer = tokenizer
+        self.stop_token_ids: tuple[int, ...] = tuple(tokenizer.token_id(name) for name in self.stop_tokens)
+        """The ids that end a reply."""
         self.unsafe_content = unsafe_content
         self.marks = Marks(tokenizer, names, self.stop_tokens)
         """The control tokens at which a reply is cut."""
@@ -240,11 +241,6 @@ class Renderer(ABC):
         return self.opening
 
     @property
-    def knows_history(self) -> bool:
-        """True if `visible` computes what the template shows; False if that takes a rendering of the conversation."""
-        return True
-
-    @property
     def history_note(self) -> str:
         """A description of the measured rule for the past, for reports; empty if the family specifies the rule."""
         return ""
@@ -315,11 +311,6 @@ class Renderer(ABC):
         out = self._emission()
         out.scaffold(self.opening)
         return out.tokens()[0]
-
-    @cached_property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The ids that end a reply."""
-        return tuple(self.tokenizer.token_id(name) for name in self.stop_tokens)
 
     @cached_property
     def writes_reasoning(self) -> bool:

@@ -353,25 +353,37 @@ def _run_and_check(episodes: Episodes, policy: str, seed: int, history: object =
 
 
 def _replayed(env: Env, policy: str, seed: int) -> "list[NDArray[np.int32]]":
-    """Run an episode in a loop that maintains the contexts itself. Return the prompts."""
+    """Run an episode in a loop that maintains the contexts and their images itself. Return the prompts."""
     observation, info = env.reset(seed=seed)
     sample = sampler(env, policy, seed)
     contexts: dict[str, NDArray[np.int32]] = {}
+    images: dict[str, list[PlacedImage]] = {}
     prompts: list[NDArray[np.int32]] = []
     while env.trajectory is None:
         if len(prompts) == MAX_REPLIES:
             raise NoEnd(NO_END)
+        where = f"an observation of {observation.context!r}"
         before = contexts.get(observation.base, np.empty(0, dtype=np.int32))
         old = contexts.get(observation.context)
         only_grew = old is not None and observation.base == observation.context and observation.keep == len(old)
         if observation.extends and not only_grew:
-            raise CheckFailure(f"an observation of {observation.context!r} has extends=True, but drops tokens")
+            raise CheckFailure(f"{where} has extends=True, but drops tokens")
         if not observation.extends and old is not None and "break" not in info:
-            raise CheckFailure(f"an observation of {observation.context!r} has extends=False, but declares no break")
+            raise CheckFailure(f"{where} has extends=False, but declares no break")
         prompt = np.concatenate([before[: observation.keep], observation.tokens])
         if not np.array_equal(prompt, env.prompt()):
-            raise CheckFailure(f"an observation of {observation.context!r} does not give the prompt of the step")
+            raise CheckFailure(f"{where} does not give the prompt of the step")
         prompts.append(prompt)
+        vision = env.episode.contexts[observation.context].renderer.vision
+        _check_places(observation.tokens, observation.media, vision, where)
+        shown = images.get(observation.base, [])
+        if any(placed.start < observation.keep < placed.stop for placed in shown):
+            raise CheckFailure(f"{where} keeps a part of an image: its placeholders are kept or dropped together")
+        kept = [placed for placed in shown if placed.stop <= observation.keep]
+        shown = [*kept, *(placed.moved(observation.keep) for placed in observation.media)]
+        if list(info.get("media", ())) != shown:
+            raise CheckFailure(f"{where} does not give the images of the prompt: {shown} and {info.get('media', ())}")
+        images[observation.context] = shown
         action = sample()
         contexts[observation.context] = np.concatenate([prompt, np.asarray(action.tokens, dtype=np.int32)])
         observation, *_, info = env.step(action)
@@ -396,7 +408,8 @@ def check_sound(trajectory: Trajectory, seed: int, what: str = "") -> None:
         raise CheckFailure(f"{what}the record changes when it is read and written again", seed)
 
 
-# Images: they are at their placeholders in what a policy observes, and records keep them.
+# Images: they are at their placeholders in what a policy observes, also if a history policy drops some; records keep
+# them.
 
 
 _IMAGE_HISTORIES = ("keep", "strip", {"name": "compact", "every": 2, "keep_images": 1})
@@ -412,37 +425,10 @@ def images(episodes: Episodes) -> str:
     seen: set[str] = set()
     for policy, seed in chosen:
         for history in _IMAGE_HISTORIES:
-            with episodes.attempt(seed, f"the {policy} policy"), closing(episodes.subject.make()) as env:
-                env._envsdk.history = get_history(history)  # pyright: ignore[reportArgumentType, reportPrivateUsage]
-                _check_observed_images(env, policy, seed)
-                trajectory = trajectory_of(env)
+            trajectory = _run_and_check(episodes, policy, seed, history)
             _check_records(trajectory, seed)
             seen |= {image.sha256 for image in trajectory.images}
     return f"{len(seen)} images"
-
-
-def _check_observed_images(env: Env, policy: str, seed: int) -> None:
-    """Run an episode in a loop that maintains the images of each context itself."""
-    observation, info = env.reset(seed=seed)
-    sample, count = sampler(env, policy, seed), 0
-    contexts: dict[str, list[PlacedImage]] = {}
-    while env.trajectory is None:
-        if count == MAX_REPLIES:
-            raise NoEnd(NO_END)
-        where = f"an observation of {observation.context!r}"
-        _check_places(
-            observation.tokens, observation.media, env.episode.contexts[observation.context].renderer.vision, where
-        )
-        before = contexts.get(observation.base, [])
-        if any(placed.start < observation.keep < placed.stop for placed in before):
-            raise CheckFailure(f"{where} keeps a part of an image: its placeholders are kept or dropped together")
-        kept = [placed for placed in before if placed.stop <= observation.keep]
-        prompt = [*kept, *(placed.moved(observation.keep) for placed in observation.media)]
-        if list(info.get("media", ())) != prompt:
-            raise CheckFailure(f"{where} does not give the images of the prompt: {prompt} and {info.get('media', ())}")
-        contexts[observation.context] = prompt
-        observation, *_, info = env.step(sample())
-        count += 1
 
 
 def _check_places(tokens: "NDArray[np.int32]", media: Sequence[PlacedImage], vision: Vision | None, where: str) -> None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 NO_TOKEN = -1
 """The "token" that the first token of a sequence follows."""
-_FIRST_CHUNK = 64  # tokens that are compared first, because most sequences that differ do so early
 
 
 @dataclass(slots=True, eq=False)
@@ -184,10 +183,5 @@ class PrefixTree:
 def _common(first: "NDArray[np.int32]", second: "NDArray[np.int32]") -> int:
     """Return the length of the common prefix of two token sequences."""
     length = min(len(first), len(second))
-    for start, stop in ((0, min(length, _FIRST_CHUNK)), (_FIRST_CHUNK, length)):
-        if start < stop:
-            differs = first[start:stop] != second[start:stop]
-            at = int(differs.argmax())  # the first difference, or 0 if there is none
-            if differs[at]:
-                return start + at
-    return length
+    differs = first[:length] != second[:length]
+    return int(differs.argmax()) if differs.any() else length

@@ -129,10 +129,15 @@ class Contents:
             is_inherited = True  # messages that are in the context that this one began from are found there
             for index, message in enumerate(messages):
                 is_inherited = is_inherited and index < len(given) and message == given[index]
-                place = None if is_inherited else _first_place(message, folded)
-                if place is None:
+                places = (
+                    (part, text, *place)
+                    for part, text in texts_of(message)
+                    for one in folded
+                    if (place := find(text, one)) is not None
+                )
+                if is_inherited or (first := next(places, None)) is None:
                     continue
-                part, text, start, stop = place
+                part, text, start, stop = first
                 known = (at for at, step in own if step.get("reply") is None or step["reply"] >= index)
                 before, found, after = (
                     re.sub(r"\s+", " ", text[first:last])
@@ -192,15 +197,6 @@ def find(text: str, folded: str) -> tuple[int, int] | None:
         return at, at + len(folded)
     ends = [*accumulate(len(character.casefold()) for character in text)]  # such as 2 for ß
     return bisect_right(ends, at), bisect_left(ends, at + len(folded)) + 1
-
-
-def _first_place(message: Mapping[str, Any], folded: Collection[str]) -> tuple[str, str, int, int] | None:
-    """Return the first match in a message: its part, the string of this part, and the match's start and stop in it."""
-    for part, text in texts_of(message):
-        for one in folded:
-            if (place := find(text, one)) is not None:
-                return part, text, *place
-    return None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from envsdk.rendering.renderer import Renderer
 from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
 
 from ._fixed_base import FixedBase
-from ._templates._chat_template import is_one_of, template_variables
+from ._templates._chat_template import ChatTemplate, is_one_of
 
 FLAG = (True, False)
 
@@ -68,7 +68,7 @@ class Alias:
             )
         own = tokenizer.chat_template
         text = options.get("template") or (own.text if own is not None else "")
-        if self.without_tools is not None and "tools" not in template_variables(text):
+        if self.without_tools is not None and "tools" not in ChatTemplate(text).variables:
             try:
                 inspect.signature(self.without_tools).bind(tokenizer, **options)
             except TypeError as error:
@@ -123,7 +123,7 @@ class Alias:
             expected = " or ".join(map(repr, accepted))
         if not is_accepted:
             raise ConfigError(f"{name} is {value!r}; expected {expected}")
-        if name not in template_variables(text):
+        if name not in ChatTemplate(text).variables:
             raise ConfigError(
                 f"{name} is {value!r}, but this chat template of the family {self.name!r} has no such argument: leave "
                 "it out, or give the template of a model that has it as template="

@@ -33,14 +33,13 @@ from ._replies._formats import PLAIN, ReplyFormat
 from ._replies._response_template import ResponseTemplate
 from ._templates._base import Stop, Tail
 from ._templates._chat_template import FIXED_DATE, TemplateFailed
-from ._templates._conversation import ConversationWriter
 from ._templates._facts import TemplateFacts
-from ._templates._history import HistoryProbe, HistoryRule, refutation
+from ._templates._history import HistoryRule, candidate_rules, refutation
 from ._templates._sentinels import FOLLOWING, PREVIOUS, REASONING, Following, Previous, exchange
 from ._templates._turns import turns_of
 from ._templates._validation import DeltaText, Validation
-from ._templates._verdicts import TemplateReport, Verdict, sentinel_past
-from ._templates._writer import TemplateEmission, Writer
+from ._templates._verdicts import TemplateReport, Verdict, judge, sentinel_past, verdict_of
+from ._templates._writer import TemplateEmission
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -121,6 +120,7 @@ class FixedBase(WholeRenderer):
             "on_rewrite": on_rewrite,
         }
         self._made_of = partial(type(self), loaded, **self._options, processor=processor, unsafe_content=unsafe_content)
+        self._reads_by = json.dumps([reply_format, response_template, source.response_template], default=str)
         self._warned = False
         self._misreads: dict[bool, TemplateUnsupported | None] = {}
         names = {**source.special_tokens, **self._options["special_tokens"]}
@@ -200,8 +200,8 @@ class FixedBase(WholeRenderer):
             system: The episode's system message.
         """
         start = () if system is None else (Message(role="system", content=system),)
-        judge = self._turns.judge(start, tools)
-        return [judge.verdict(previous, following) for previous in PREVIOUS for following in FOLLOWING]
+        base = self._turns.base(start, tools)
+        return [verdict_of(base, previous, following) for previous in PREVIOUS for following in FOLLOWING]
 
     def report(self, tools: Sequence[ToolSchema] = (), system: str | None = None) -> TemplateReport:
         """Return everything that was measured: turns, reading, past reasoning and stop tokens.
@@ -260,11 +260,11 @@ class FixedBase(WholeRenderer):
 
     def _find_unusable(self, tools: Sequence[ToolSchema]) -> TemplateUnsupported | None:
         """Return why environments with these tools cannot use the template; None if they can."""
-        judge = self._turns.judge((), tools)
+        base = self._turns.base((), tools)
         pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
         for previous, following in pairs:
             reply, answers = exchange(previous, following)
-            judgement = judge.judge(reply, answers, is_after_tool=False, pair=(previous, following))
+            judgement = judge(base, reply, answers, is_after_tool=False, pair=(previous, following))
             if judgement.error is not None:
                 return judgement.error
         try:
@@ -278,9 +278,7 @@ class FixedBase(WholeRenderer):
     @property
     def why_unusable(self) -> str:
         """The reason why environments cannot use the template (see `check_tools`); empty if they can."""
-        options = {name: self._options[name] for name in ("reply_format", "response_template")}
-        name = f"usable {json.dumps([options, self._source.response_template], default=str)}"
-        return self._turns.measured(name, _TEXT, lambda: str(self._find_unusable(()) or ""))
+        return self._turns.measured(f"usable {self._reads_by}", _TEXT, lambda: str(self._find_unusable(()) or ""))
 
     @property
     def reading(self) -> ReadingVerdict:
@@ -403,7 +401,7 @@ class FixedBase(WholeRenderer):
         refuse_images(self, messages)
         shown, schemas = self._shown(messages), self._turns.hide_tools(tools)
         self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
-        self._conversation_writer.write(out, shown, schemas)
+        self._facts.conversation_writer.write(out, shown, schemas)
 
     def _render_end(
         self,
@@ -425,16 +423,8 @@ class FixedBase(WholeRenderer):
         self._turns.refuse_triggers(shown)
         system = [self._turns.hide(history[0])] if history[0].role == "system" else []
         past = [*system, *sentinel_past(history[-1])]
-        is_written = self._conversation_writer.write(out, shown, self._turns.hide_tools(tools), past)
+        is_written = self._facts.conversation_writer.write(out, shown, self._turns.hide_tools(tools), past)
         return self._prompted(out, len(messages), prefill) if is_written else None
-
-    @cached_property
-    def _conversation_writer(self) -> ConversationWriter:
-        stops = [stop for stop in (self._facts.text_stop, self._probe.call_stop) if stop and stop.written]
-        ends = {name for stop in stops for name in (stop.written, *stop.sampled)}
-        placeholder = None if self.vision is None else self.vision.placeholder
-        openings = (self.generation_prompt, self.opening)
-        return ConversationWriter(self._template, self._writer, openings, ends, placeholder)
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages as the template may see them, with ids."""
@@ -548,7 +538,8 @@ class FixedBase(WholeRenderer):
         """
         if not deltas or self.validate == "off":
             return
-        shown = self._turns.without_moved_texts(self._shown(messages), messages[:1], tools)
+        base = self._turns.base(messages[:1], tools)
+        shown = [base.without_moved_text(message) for message in self._shown(messages)]
         texts: list[DeltaText] = []
         for delta in deltas:
             text, vision, before = self.tokenizer.decode(delta.tokens), self.vision, ""
@@ -559,21 +550,10 @@ class FixedBase(WholeRenderer):
                     start, _, text = text.partition(vision.process(image).text)  # the template writes one token for it
                     before += start + vision.placeholder
             texts.append(DeltaText(delta.reply, before + text, delta.generation_prompt))
-        self._report_rewriting(self._validation.episode(shown, texts, self._turns.hide_tools(tools)))
-
-    @cached_property
-    def _validation(self) -> Validation:
-        writer = Writer(self._template.mask, is_emitted=False)
-        encoder = Encoder(self.tokenizer, unsafe_content=self.unsafe_content)  # an image is the template's one token
-        is_plain = self.tokenizer.normalize("a b") == "a b"  # SentencePiece's vocabularies encode another text (Gemma)
-
-        def reencode(text: str) -> str:
-            out = Emission(encoder)
-            writer.write(out, text, is_scaffold=False)
-            return out.text() if is_plain else self.tokenizer.decode(out.tokens()[0])
-
-        prompts = (self.generation_prompt, self.opening)
-        return Validation(self._template, reencode, self._probe.stop_of, prompts, self._facts.reply_writer.tag)
+        encoder = Encoder(self.tokenizer, unsafe_content=self.unsafe_content)
+        prompts, tag = (self.generation_prompt, self.opening), self._facts.reply_writer.tag
+        validation = Validation(self._template, encoder, self._probe.stop_of, *prompts, tag)
+        self._report_rewriting(validation.episode(shown, texts, self._turns.hide_tools(tools)))
 
     # One reply.
 
@@ -658,11 +638,6 @@ class FixedBase(WholeRenderer):
 
     # What a template shows of the past.
 
-    @property
-    def knows_history(self) -> bool:
-        """True if the template's rule for past reasoning was measured and proved."""
-        return self.history_rule is not None
-
     @cached_property
     def history_rule(self) -> HistoryRule | None:
         """The template's rule for past reasoning, if one was measured and proved; measured when it is needed."""
@@ -683,22 +658,19 @@ class FixedBase(WholeRenderer):
 
     @cached_property
     def _judged_history(self) -> tuple[HistoryRule | None, str]:
-        replies = {name: self._options[name] for name in ("reply_format", "response_template")}
-        own = self._source.response_template if self._options["reply_format"] == "auto" else None
-        name = f"history {json.dumps([replies, own], default=str)}"
+        return self._turns.measured(f"history {self._reads_by}", _HISTORY, self._judge_history)
 
-        def judge() -> tuple[HistoryRule | None, str]:
-            problem = "the template shows past reasoning by a rule that is not known"
-            for rule in HistoryProbe(self._template).rules():
-                candidate = self._made_of()
-                candidate.history_rule, candidate._warned = rule, True  # a proof is not an episode
-                refuted = refutation(candidate, has_calls=rule.has_calls)
-                if refuted is None:
-                    return rule, ""
-                problem = f"{rule}, but {refuted}"
-            return None, problem
-
-        return self._turns.measured(name, _HISTORY, judge)
+    def _judge_history(self) -> tuple[HistoryRule | None, str]:
+        """Return the first rule for past reasoning that is proved, or why there is none."""
+        problem = "the template shows past reasoning by a rule that is not known"
+        for rule in candidate_rules(self._template):
+            candidate = self._made_of()
+            candidate.history_rule, candidate._warned = rule, True  # a proof is not an episode
+            refuted = refutation(candidate, has_calls=rule.has_calls)
+            if refuted is None:
+                return rule, ""
+            problem = f"{rule}, but {refuted}"
+        return None, problem
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
         """See `Renderer.visible`.

@@ -169,7 +169,7 @@ class TiktokenTokenizer(NamedTokenizer):
     def encode(self, text: str) -> "NDArray[np.int32]":
         normal = self.normalize(text)
         blocks = range(0, len(normal) - _BLANK + 1, _BLANK)
-        if any(normal[i : i + _BLANK].isspace() for i in blocks):
+        if blocks and any(normal[i : i + _BLANK].isspace() for i in blocks):
             return self._encode_blanks(normal)
         try:
             return np.array(self._encoding.encode_ordinary(normal), dtype=np.int32)
@@ -233,20 +233,6 @@ class TiktokenTokenizer(NamedTokenizer):
         lines = b"".join(b"%s %d\n" % (base64.b64encode(piece), rank) for piece, rank in items)
         pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
         return RANKS, lines, {"pattern": pattern, "nfc": self._nfc}
-
-    @classmethod
-    def of_saved(cls, saved: SavedTokenizer, content: bytes, vocab_size: int | None = None) -> "TiktokenTokenizer":
-        """Return the tokenizer that `save` wrote; `content` is that of the file of the vocabulary."""
-        import tiktoken
-
-        ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, content.splitlines())}
-        encoding = tiktoken.Encoding(
-            saved.name,
-            pat_str=saved.rules["pattern"],
-            mergeable_ranks=ranks,
-            special_tokens=dict(saved.control_tokens),
-        )
-        return cls(saved.name, encoding, nfc=saved.rules["nfc"], vocab_size=vocab_size or saved.vocab_size)
 
 
 class HuggingFaceTokenizer(NamedTokenizer):
@@ -352,8 +338,3 @@ class HuggingFaceTokenizer(NamedTokenizer):
         added = [{**_PLAIN_TOKEN, "id": token, "content": name} for name, token in self.control_tokens.items()]
         written = {**orjson.loads(self._plain.to_str()), "normalizer": normalizer, "added_tokens": added}
         return SPECIFICATION, orjson.dumps(written), {}
-
-    @classmethod
-    def of_saved(cls, saved: SavedTokenizer, content: bytes, vocab_size: int | None = None) -> "HuggingFaceTokenizer":
-        """Return the tokenizer that `save` wrote; `content` is that of the file of the vocabulary."""
-        return cls(saved.name, orjson.loads(content), vocab_size=vocab_size or saved.vocab_size)

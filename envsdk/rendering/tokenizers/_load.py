@@ -1,5 +1,6 @@
 """Find and load tokenizers."""
 
+import base64
 import copy
 import difflib
 import logging
@@ -114,11 +115,23 @@ def _load_files(files: ModelFiles, name: str, vocab_size: int | None) -> Tokeniz
 @lru_cache(maxsize=32)
 def _load_saved(folder: str, state: tuple[tuple[int, ...], ...], vocab_size: int | None) -> Tokenizer:
     """Load a tokenizer that was saved; `state` is that of its files, so the cache never returns outdated objects."""
+    import tiktoken
+
     saved = SavedTokenizer.read(Path(folder))
-    kind = TiktokenTokenizer if saved.vocabulary == RANKS else HuggingFaceTokenizer
+    size = vocab_size or saved.vocab_size
     with reading(f"{folder}/{saved.vocabulary} cannot be read"):
         content = read_file(Path(folder) / saved.vocabulary, MAX_VOCABULARY_BYTES, inside=Path(folder))
-        tokenizer = kind.of_saved(saved, content, vocab_size)
+        if saved.vocabulary == RANKS:
+            ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, content.splitlines())}
+            encoding = tiktoken.Encoding(
+                saved.name,
+                pat_str=saved.rules["pattern"],
+                mergeable_ranks=ranks,
+                special_tokens=dict(saved.control_tokens),
+            )
+            tokenizer = TiktokenTokenizer(saved.name, encoding, nfc=saved.rules["nfc"], vocab_size=size)
+        else:
+            tokenizer = HuggingFaceTokenizer(saved.name, orjson.loads(content), vocab_size=size)
         fingerprint = tokenizer.fingerprint
     if fingerprint != saved.fingerprint:
         raise TokenizerError(

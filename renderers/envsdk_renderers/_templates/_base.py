@@ -7,7 +7,7 @@ the token on that ends the turn, is what a next message adds.
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
@@ -54,6 +54,18 @@ class Tail(NamedTuple):
     """The positions in the text where the messages and the generation prompt begin."""
 
 
+Status: TypeAlias = Literal["exact", "keeps", "refused", "not possible"]
+
+
+class Judgement(NamedTuple):
+    """The proved facts about one turn."""
+
+    status: Status
+    detail: str = ""
+    error: TemplateUnsupported | None = None
+    """The error with which a turn is refused."""
+
+
 class Base:
     """The start of an episode, with its system text and tools, on which the text after a sentinel is measured.
 
@@ -73,6 +85,9 @@ class Base:
         self.start = [system] if system else []
         self.tails: dict[tuple[object, ...], Tail] = {}
         """The measured tails, by the shape of their turn."""
+        self.judgements: dict[str, Judgement] = {}
+        self.rewritten: dict[bool, str] = {}
+        """How the template rewrites earlier text, if users ask, and if tools are called."""
 
     def text(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
         """Render the start of the episode and then sentinel messages.
@@ -177,6 +192,11 @@ class Base:
                 if CALL_CONTENT in text.rpartition(REPLY)[2]:
                     return True
         return False
+
+    def without_moved_text(self, reply: Message) -> Message:
+        """Return a reply without the text that was sampled before its calls, if the template moves it."""
+        is_moved = bool(reply.tool_calls and reply.content) and self.moves_text
+        return reply.model_copy(update={"content": ""}) if is_moved else reply
 
     @cached_property
     def writes_ids(self) -> bool:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import marshal
 import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -197,7 +198,14 @@ class BoundTemplate:
         text = self.text(messages, tools, generation_prompt=generation_prompt)
         twin = self._forgery_check.twin(messages, tools) if self.mask.hides_names else None
         if twin is not None:
-            self._forgery_check.refuse_forged(text, self.text(*twin, generation_prompt=generation_prompt))
+            texts = (text, self.text(*twin, generation_prompt=generation_prompt))
+            found, expected = (Counter(name for name, _ in self.mask.controls(given)) for given in texts)
+            if forged := found - expected:
+                raise TemplateUnsupported(
+                    "text of the conversation or of a tool's schema, together with the template's own text, makes the "
+                    f"control token {next(iter(forged))!r}",
+                    rendered=text,
+                )
         return text
 
     @cached_property

@@ -49,13 +49,9 @@ class ContentRules:
         return TRANSFORMS[self.transforms.get(role, 0)](slot(index))
 
 
-def measure_content(base: Base, literals: Sequence[str]) -> ContentRules:
-    """Measure the rules.
-
-    Args:
-        base: The fixed base to measure on.
-        literals: The strings in the template's code.
-    """
+def measure_content(base: Base) -> ContentRules:
+    """Measure the rules on a fixed base."""
+    literals = [base.template.mask.hide(text) for text in base.template.chat_template.literals]
 
     def rendered(messages: Sequence[Message]) -> str | None:
         try:

@@ -17,6 +17,7 @@ from .._grammars._proof import ReadingVerdict, prove
 from .._grammars._reading import GrammarReader
 from .._replies._formats import PLAIN, ReplyFormat, choose_format, get_format
 from .._replies._response_template import ResponseTemplate
+from ._conversation import ConversationWriter
 from ._mask import TextMask
 from ._reply import ReplyProbe
 from ._sentinels import PROBE_TOOL
@@ -51,6 +52,7 @@ class TemplateFacts:
         structure: The control tokens that are distinguished from text, besides stop tokens and those that open blocks.
         writer: Writes rendered text.
         reply_writer: Writes replies.
+        conversation_writer: Writes whole conversations.
 
     Raises:
         TemplateUnsupported: If no token ends a turn with text.
@@ -87,6 +89,9 @@ class TemplateFacts:
         self.structure = self._structure()
         self.writer = Writer(self._mask)
         grammar = self.grammar if self.is_measured else None
+        openings, in_past = (self.generation_prompt, self.probe.opening), [stop for stop in stops if stop.written]
+        past_ends = {name for stop in in_past for name in (stop.written, *stop.sampled)}
+        self.conversation_writer = ConversationWriter(turns.template, self.writer, openings, past_ends)
         self.reply_writer = ReplyWriter(self.probe, self.writer, plain.generation_prompt, grammar)
 
     def _structure(self) -> tuple[str, ...]:

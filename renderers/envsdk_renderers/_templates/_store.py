@@ -52,8 +52,12 @@ class Store:
             adapter: Reads and writes it as JSON.
             measure: Measures it. What it raises is not kept.
         """
-        folder = _folder()
-        if folder is None:
+        given = os.environ.get(VARIABLE)
+        if given == "off":
+            return measure()
+        try:
+            folder = Path(given) if given else cache_folder() / "templates"
+        except RuntimeError:  # the user has no home folder
             return measure()
         digest = _hash(str(VERSION), platform.python_version(), jinja2.__version__, self._key, name)
         file = folder / f"{digest}.json"
@@ -78,16 +82,6 @@ class _StoredValue(BaseModel):
 
 def _hash(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:40]
-
-
-def _folder() -> Path | None:
-    given = os.environ.get(VARIABLE)
-    if given == "off":
-        return None
-    try:
-        return Path(given) if given else cache_folder() / "templates"
-    except RuntimeError:  # the user has no home folder
-        return None
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -19,10 +19,10 @@ from ._base import Base, Tail
 from ._bound_template import BoundTemplate, Dialect, bind_template
 from ._chat_template import ChatTemplate
 from ._content import ContentRules, measure_content
-from ._mask import PROBE_NAME, TextMask
+from ._mask import PROBE_NAME, TextMask, map_strings
 from ._sentinels import CALL_CONTENT, PROBE_TOOL, REASONING, reply_of, slot, user
 from ._store import Store, remember
-from ._verdicts import EXAMPLE_TOOL, Judge, rewritten_past, sentinel_past
+from ._verdicts import EXAMPLE_TOOL, judge, rewritten_past, sentinel_past
 
 _MANY_BASES = 256
 _CONTENT = TypeAdapter(ContentRules)
@@ -45,7 +45,7 @@ class TemplateTurns:
         self._measured: dict[str, Any] = {}
         self._mask = template.mask
         self._ends = ends
-        self._judges: dict[str, Judge] = {}
+        self._bases: dict[str, Base] = {}
 
     def hide(self, message: Message) -> Message:
         """Return the message as the template may see it."""
@@ -53,21 +53,17 @@ class TemplateTurns:
 
     def hide_tools(self, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
         """Return the tools as the template may see them."""
-        return [self._mask.hide_all(tool) for tool in tools]
+        return [map_strings(tool, self._mask.hide) for tool in tools]
 
     def base(self, start: Sequence[Message], tools: Sequence[ToolSchema]) -> Base:
         """Return the fixed base of an episode, which has the episode's system message and tools."""
-        return self.judge(start, tools).base
-
-    def judge(self, start: Sequence[Message], tools: Sequence[ToolSchema]) -> Judge:
-        """Return the judge of an episode's turns."""
         system = start[0] if start and start[0].role == "system" else None
         key = repr((system, tools))
-        if key not in self._judges:
+        if key not in self._bases:
             shown = self.hide(system) if system else None
-            judge = Judge(Base(self.template, self._ends, shown, self.hide_tools(tools)))
-            remember(self._judges, key, judge, at_most=_MANY_BASES)
-        return self._judges[key]
+            base = Base(self.template, self._ends, shown, self.hide_tools(tools))
+            remember(self._bases, key, base, at_most=_MANY_BASES)
+        return self._bases[key]
 
     def measured(self, name: str, adapter: TypeAdapter[_Value], measure: Callable[[], _Value]) -> _Value:
         """Return a measurement of this process or of an earlier one, or measure it; it depends on no episode.
@@ -90,23 +86,17 @@ class TemplateTurns:
             has_tools: Whether the model has tools.
         """
         start = [Message(role="system", content="Be brief.")] if has_system else []
-        tools = (EXAMPLE_TOOL,) if has_tools else ()
-        name = f"rewriting {has_system:d}{has_tools:d}"
-
-        def measure() -> str:
-            base = self.base(start, tools)
-            return rewritten_past(base, calls=False) or (rewritten_past(base, calls=True) if tools else "")
-
-        return self.measured(name, _EXAMPLE, measure)
+        base = self.base(start, (EXAMPLE_TOOL,) if has_tools else ())
+        return self.measured(
+            f"rewriting {has_system:d}{has_tools:d}",
+            _EXAMPLE,
+            lambda: rewritten_past(base, calls=False) or (rewritten_past(base, calls=True) if has_tools else ""),
+        )
 
     def _rules(self, has_tools: bool) -> ContentRules:
         """Return the rules by which content is written after a reply."""
-
-        def measure() -> ContentRules:
-            literals = [self._mask.hide(text) for text in self.template.chat_template.literals]
-            return measure_content(self.base((), (PROBE_TOOL,) * has_tools), literals)
-
-        return self.measured("content with tools" if has_tools else "content without tools", _CONTENT, measure)
+        name = "content with tools" if has_tools else "content without tools"
+        return self.measured(name, _CONTENT, lambda: measure_content(self.base((), (PROBE_TOOL,) * has_tools)))
 
     def refuse_triggers(self, hidden: Sequence[Message]) -> None:
         """Refuse messages that would change what the template writes after later replies."""
@@ -133,7 +123,7 @@ class TemplateTurns:
         Raises:
             TemplateUnsupported: If the tail is not known, or an answer contains a string that changes later turns.
         """
-        judge = self.judge(history[:1], tools)
+        base = self.base(history[:1], tools)
         previous = history[-1] if history else None
         hidden = [self.hide(answer) for answer in answers]
         self.refuse_triggers(hidden)
@@ -141,36 +131,34 @@ class TemplateTurns:
         contents = [rules.write(message) for message in hidden]
         is_known = None not in contents
         shape = self.hide(_shape(reply))
-        if is_known and not (reply.tool_calls and judge.base.writes_ids):
+        if is_known and not (reply.tool_calls and base.writes_ids):
             shape, *shown = self.template.dialect.addressed([shape, *hidden], adds_ids=False)
             calls = tuple([call.model_copy(update={"id": None}) for call in shape.tool_calls])
             shape = shape.model_copy(update={"tool_calls": calls})
             shown = [message.model_copy(update={"tool_call_id": None}) for message in shown]
         else:  # an id is made of the arguments
             shape, *shown = self.template.dialect.addressed([self.hide(reply), *hidden])
-        shape = _without_moved_text(judge.base, shape)
+        shape = base.without_moved_text(shape)
         if not is_known:
             # Where a slot is, is found without rendering the conversation up to it.
             is_rendered = any(c is None and not a.images for a, c in zip(hidden, contents, strict=True))
             held = {i: content for i, content in enumerate(contents) if content is not None and not is_rendered}
             shown = [m.model_copy(update={"content": slot(i)}) if i in held else m for i, m in enumerate(shown)]
-            tail = self._measured_tail(judge, previous, shape, shown)
+            tail = self._measured_tail(base, previous, shape, shown)
             return tail, {rules.slot(shown[index].role, index): content for index, content in held.items()}
         thinks = None if shape.reasoning is None else bool(shape.reasoning)
         names = tuple((call.name, call.id) for call in shape.tool_calls)
         key: tuple[object, ...] = (previous is not None and previous.role == "tool", thinks, bool(shape.content), names)
         key = (*key, *((answer.role, answer.tool_call_id, answer.name) for answer in shown))
-        tail = judge.base.tails.get(key)
+        tail = base.tails.get(key)
         if tail is None:
             slotted = [message.model_copy(update={"content": slot(i)}) for i, message in enumerate(shown)]
-            tail = self._measured_tail(judge, previous, shape, slotted)
-            remember(judge.base.tails, key, tail)
+            tail = self._measured_tail(base, previous, shape, slotted)
+            remember(base.tails, key, tail)
         slots = [rules.slot(message.role, index) for index, message in enumerate(answers)]
         return tail, {name: content or "" for name, content in zip(slots, contents, strict=True)}
 
-    def _measured_tail(
-        self, judge: Judge, previous: Message | None, reply: Message, answers: Sequence[Message]
-    ) -> Tail:
+    def _measured_tail(self, base: Base, previous: Message | None, reply: Message, answers: Sequence[Message]) -> Tail:
         """Measure what follows a sentinel of the reply's shape, if that can be relied on.
 
         The sentinel has no reasoning if the template has none.
@@ -186,27 +174,14 @@ class TemplateTurns:
             kind = "tool" if kind == "text" else f"{kind} after a tool"
         pair = kind, " then ".join(answer.role for answer in answers) or "nothing"
         slotted = [Message(role=answer.role, content=slot(index)) for index, answer in enumerate(answers)]
-        judgement = judge.judge(generic, slotted, is_after_tool=is_after_tool, pair=pair)
+        judgement = judge(base, generic, slotted, is_after_tool=is_after_tool, pair=pair)
         if judgement.status == "not possible" and reasoning is not None:
             sentinel = sentinel.with_reasoning(None)
             generic = generic.with_reasoning(None)
-            judgement = judge.judge(generic, slotted, is_after_tool=is_after_tool, pair=pair)
+            judgement = judge(base, generic, slotted, is_after_tool=is_after_tool, pair=pair)
         if judgement.error is not None:
             raise judgement.error.with_traceback(None)
-        return judge.base.tail(sentinel_past(previous), sentinel, answers, pair)
-
-    def without_moved_texts(
-        self, shown: Sequence[Message], start: Sequence[Message], tools: Sequence[ToolSchema]
-    ) -> list[Message]:
-        """Return the messages of an episode without the content that the template moves from where they were sampled.
-
-        Args:
-            shown: The messages, as the template may see them.
-            start: The first message, as it was given.
-            tools: The tools that the model has.
-        """
-        base = self.judge(start, tools).base
-        return [_without_moved_text(base, message) for message in shown]
+        return base.tail(sentinel_past(previous), sentinel, answers, pair)
 
     def opener(self, reply: Message, following: Message) -> str | None:
         """Return the token that opens the next message, if it ends a reply; None if it is not known."""
@@ -227,13 +202,6 @@ def _shape(reply: Message) -> Message:
     calls = tuple([call.model_copy(update={"arguments": {}}) for call in reply.tool_calls])
     reasoning = reply.reasoning and REASONING
     return reply.model_copy(update={"content": reply.content and "x", "reasoning": reasoning, "tool_calls": calls})
-
-
-def _without_moved_text(base: Base, reply: Message) -> Message:
-    """Return a reply without the text that was sampled before its calls, if the template writes it after them."""
-    if not (reply.tool_calls and reply.content and base.moves_text):
-        return reply
-    return reply.model_copy(update={"content": ""})
 
 
 _MANY = 64

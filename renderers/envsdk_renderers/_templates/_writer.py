@@ -5,6 +5,7 @@ Strings that were hidden from the template are restored here, as content.
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from envsdk.errors import TemplateUnsupported
@@ -28,12 +29,14 @@ _LONG_SCAFFOLD = 200
 class TemplateEmission(Emission):
     """An emission that stores the generation prompt of its conversation, and refuses words of probes and masks."""
 
-    __slots__ = ("_given", "generation_prompt")
+    __slots__ = ("_given", "generation_prompt", "placeholder")
     generation_prompt: str
 
     def __init__(self, encoder: Encoder, generation_prompt: str) -> None:
         super().__init__(encoder)
         self.generation_prompt = generation_prompt
+        self.placeholder = None if encoder.vision is None else encoder.vision.placeholder
+        """What the template writes for an image; None for a renderer that refuses images."""
         self._given = 0
         """How often the stem is in the content, which may contain it like any other text."""
 
@@ -64,7 +67,7 @@ class Writer:
 
     def __init__(self, mask: TextMask, *, is_emitted: bool = True) -> None:
         self._mask = mask
-        self._restore = mask.restore if is_emitted else mask.restore_compared
+        self._restore = partial(mask.restore, is_compared=not is_emitted)
 
     def fill(self, out: Emission, text: str, contents: Mapping[str, str], *, is_scaffold: bool = True) -> None:
         """Write text, and in place of its slots their contents."""
