@@ -85,7 +85,6 @@ class ProgramDriver(Driver):
         seed = self.running_episode.seed
         self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
         self._ids = 0
-        self._forget_reply()
         self._full: FullContext | None = None
         session = self.open_session()
         turn = await self._next()
@@ -116,6 +115,9 @@ class ProgramDriver(Driver):
         self._inner: dict[int, tuple[Message, Message]] = {}
         self._calls: dict[str, ToolCall] = {}
         self._replies: list[ModelReply] = []
+        self._is_given_up = False
+        self._live: LiveReply | None = None
+        self._issued: list[str] = []  # the id of the reply, and those of its calls
         self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
 
     async def following(self, reply: Message) -> Turn:
@@ -304,9 +306,9 @@ class ProgramDriver(Driver):
 
     def _taken(self, asked: PendingRequest, turn: Turn) -> Turn:
         """Take the turn of a request, which is answered next: what was full before does not end the episode."""
-        self._asked = asked
-        self._forget_reply()
-        self._full = None
+        self._asked, self._full = asked, None
+        self._is_given_up, self._live = False, None
+        self._issued = []
         if self.running.cut == StopReason.MAX_CONTEXT_TOKENS:
             self.running.cut = None
         return turn
@@ -328,7 +330,11 @@ class ProgramDriver(Driver):
             return None
         turn = self._turn_of(asked.request, placed)
         try:
-            self._check_sampling(placed, turn)
+            role = placed.role if isinstance(placed, Opens) else self.running.contexts[placed.context].role
+            if self._why_not_sampled is not None and self.env.sampling is None:  # else they are the author's
+                for name, value in turn.sampling.items():
+                    if (why := self._why_not_sampled(role, name, value)) is not None:
+                        raise RequestError(f"{name}: {why}", field=name)
             self._check_expressible(placed, turn.messages)
             longest = [self.running.limits.max_context_tokens, self.history.full_beyond]
             limit = min((tokens for tokens in longest if tokens is not None), default=None)
@@ -353,18 +359,6 @@ class ProgramDriver(Driver):
             return None
         limit = self.running.limit_now()
         return self.running.limit_reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
-
-    def _check_sampling(self, placed: Continues | Opens, turn: Turn) -> None:
-        """Check that the policy honors the parameters of sampling. Those of the environment are the author's.
-
-        Raises:
-            RequestError: If it does not. The error names the field.
-        """
-        role = placed.role if isinstance(placed, Opens) else self.running.contexts[placed.context].role
-        if self._why_not_sampled is not None and self.env.sampling is None:
-            for name, value in turn.sampling.items():
-                if (why := self._why_not_sampled(role, name, value)) is not None:
-                    raise RequestError(f"{name}: {why}", field=name)
 
     def _check_expressible(self, placed: Continues | Opens, messages: Sequence[Message]) -> None:
         """Check that the model family can express a request. Nothing is tokenized.
@@ -488,12 +482,6 @@ class ProgramDriver(Driver):
             logprobs=logprobs.tolist() if is_known else None,
             texts=[piece.decode(errors="replace") for piece in decode(tokens)] if asked.request.logprobs else (),
         )
-
-    def _forget_reply(self) -> None:
-        """Forget the ids that were issued for a reply, before the next one begins."""
-        self._is_given_up = False
-        self._live: LiveReply | None = None
-        self._issued: list[str] = []  # the id of the reply, and those of its calls
 
     def _id(self, call: int | None = None) -> str:
         """Return the id of the current reply, or of one of its calls.

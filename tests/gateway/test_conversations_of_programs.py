@@ -12,7 +12,7 @@ from envsdk import Message
 from envsdk.gateway._conversations import Continues, Opens
 from envsdk.gateway._requests import ModelReply
 
-PROGRAMS = 2000 if settings().max_examples >= 100 else 200  # in a full run, and in a short one
+PROGRAMS = 2000 if settings().max_examples >= 100 else 80  # in a full run, and in a short one
 
 
 class PlacedProgram(RandomProgram):
