@@ -160,7 +160,7 @@ class TiktokenTokenizer(NamedTokenizer):
 
     @property
     def ranks(self) -> Mapping[bytes, int]:
-        """The byte-pair ranks: the bytes of each token with its id, without control tokens; Harmony needs them."""
+        """The byte-pair ranks: the bytes of each token with its id, without control tokens."""
         return self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
 
     def normalize(self, text: str) -> str:
