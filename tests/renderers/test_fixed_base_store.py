@@ -161,7 +161,7 @@ def test_another_version_measures_again(folder: Path, monkeypatch: pytest.Monkey
 
 MEASURING = ("_agreement.py", "_choosing.py", "_fixed_base.py", "_grammars", "_templates")
 """What measures, in the package. Its comments and docstrings may change without a new version, its code may not."""
-MEASURED_BY = (1, "488d0af668f9c47a")
+MEASURED_BY = (1, "d0d8f38cc3c0b42c")
 
 
 def lines_that_measure() -> list[str]:
