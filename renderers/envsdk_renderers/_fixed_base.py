@@ -120,6 +120,7 @@ class FixedBase(WholeRenderer):
             "on_rewrite": on_rewrite,
         }
         self._made_of = partial(type(self), loaded, **self._options, processor=processor, unsafe_content=unsafe_content)
+        self._reads_by = json.dumps([reply_format, response_template, source.response_template], default=str)
         self._warned = False
         self._misreads: dict[bool, TemplateUnsupported | None] = {}
         names = {**source.special_tokens, **self._options["special_tokens"]}
@@ -277,9 +278,7 @@ class FixedBase(WholeRenderer):
     @property
     def why_unusable(self) -> str:
         """The reason why environments cannot use the template (see `check_tools`); empty if they can."""
-        options = {name: self._options[name] for name in ("reply_format", "response_template")}
-        name = f"usable {json.dumps([options, self._source.response_template], default=str)}"
-        return self._turns.measured(name, _TEXT, lambda: str(self._find_unusable(()) or ""))
+        return self._turns.measured(f"usable {self._reads_by}", _TEXT, lambda: str(self._find_unusable(()) or ""))
 
     @property
     def reading(self) -> ReadingVerdict:
@@ -659,22 +658,19 @@ class FixedBase(WholeRenderer):
 
     @cached_property
     def _judged_history(self) -> tuple[HistoryRule | None, str]:
-        replies = {name: self._options[name] for name in ("reply_format", "response_template")}
-        own = self._source.response_template if self._options["reply_format"] == "auto" else None
-        name = f"history {json.dumps([replies, own], default=str)}"
+        return self._turns.measured(f"history {self._reads_by}", _HISTORY, self._judge_history)
 
-        def judge() -> tuple[HistoryRule | None, str]:
-            problem = "the template shows past reasoning by a rule that is not known"
-            for rule in candidate_rules(self._template):
-                candidate = self._made_of()
-                candidate.history_rule, candidate._warned = rule, True  # a proof is not an episode
-                refuted = refutation(candidate, has_calls=rule.has_calls)
-                if refuted is None:
-                    return rule, ""
-                problem = f"{rule}, but {refuted}"
-            return None, problem
-
-        return self._turns.measured(name, _HISTORY, judge)
+    def _judge_history(self) -> tuple[HistoryRule | None, str]:
+        """Return the first rule for past reasoning that is proved, or why there is none."""
+        problem = "the template shows past reasoning by a rule that is not known"
+        for rule in candidate_rules(self._template):
+            candidate = self._made_of()
+            candidate.history_rule, candidate._warned = rule, True  # a proof is not an episode
+            refuted = refutation(candidate, has_calls=rule.has_calls)
+            if refuted is None:
+                return rule, ""
+            problem = f"{rule}, but {refuted}"
+        return None, problem
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
         """See `Renderer.visible`.

@@ -13,7 +13,7 @@ from envsdk_renderers._templates._chat_template import MAX_TEXT, ChatTemplate, T
 from envsdk_renderers._templates._template_process import MAX_CPU_S, MAX_MEMORY, MAX_OUTPUT
 
 import envsdk
-from envsdk.errors import ConfigError, EnvsdkError, TemplateUnsupported
+from envsdk.errors import EnvsdkError, TemplateUnsupported
 
 TIME, MEMORY = r"more than [\d.]+ seconds", "more than 400 MiB of memory, or writes more than 64 MiB"
 REFUSED, NO_TEMPLATE = "the chat template refuses", "is not a Jinja template|at most 1,048,576"
@@ -193,8 +193,3 @@ def test_a_conversation_of_many_megabytes_is_rendered():
 
 def test_a_text_that_is_no_valid_unicode_is_rendered_as_it_is():
     assert ChatTemplate("{{ messages[0].content }}").render([{"content": "a\ud800b"}]) == "a\ud800b"
-
-
-def test_a_date_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="expected a date"):
-        ChatTemplate("a", date="tomorrow")

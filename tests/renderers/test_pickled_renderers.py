@@ -83,6 +83,7 @@ def test_worker_processes_take_an_environment_with_a_renderer_object():
     assert [one.to_json() for one in there] == [one.to_json() for one in here]
 
 
+@pytest.mark.full
 def test_episodes_with_images_are_the_same_in_worker_processes():
     here = Rollouts("envsdk/GridScreen-v1", "reference", seeds=range(2)).run()
     there = Rollouts("envsdk/GridScreen-v1", "reference", seeds=range(2), executor="processes", n_workers=1).run()
