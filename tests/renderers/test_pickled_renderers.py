@@ -29,7 +29,6 @@ def again(renderer: Renderer) -> Any:
     ("name", "options"),
     [
         ("qwen3", {}),
-        ("fixed_base", {}),
         ("fixed_base", {"template_arguments": {"enable_thinking": False}, "validate": "always"}),
         ("auto", {}),
     ],
