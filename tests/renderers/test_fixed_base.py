@@ -97,7 +97,7 @@ def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer(is_full: bool) -> 
                 delta = measured.extension(tokens, messages[at + 1 : end], tools=tools, **given)
                 assert delta.tokens.tolist() == expected.tokens.tolist()
             compared[messages[at + 1].role] += 1
-    assert compared["user"] > count / 10 < compared["tool"]
+    assert compared["user"] >= count / 10 <= compared["tool"]
 
 
 def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer(is_full: bool) -> None:
