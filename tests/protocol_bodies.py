@@ -87,7 +87,7 @@ BODIES: dict[str, dict[str, Any]] = {
                 ],
             },
         ],
-        "tools": [{"name": "add", "description": "Add.", "input_schema": PARAMETERS}],
+        "tools": [{"name": "add", "description": "Add.", "input_schema": FUNCTION["parameters"]}],
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "stop_sequences": ["END"],
