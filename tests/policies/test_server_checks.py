@@ -5,23 +5,13 @@ import asyncio
 import numpy as np
 import pytest
 from model_servers import ModelServer
-from policy_requests import PROMPT, request
+from policy_requests import PROMPT, ask, request
 
 import envsdk
 from envsdk.errors import ServerMismatch, ServerUnreachable, TokenizerMismatch
 from envsdk.policies import VLLM, SGLang
 
 KINDS = [(VLLM, "vllm"), (SGLang, "sglang")]
-
-
-def ask(policy, **changes):
-    """One reply of a policy, which is closed then."""
-
-    async def run():
-        async with policy:
-            return await policy(PROMPT, **request(**changes))
-
-    return asyncio.run(run())
 
 
 def play(policy, tokenizer="embedded", **limits):
