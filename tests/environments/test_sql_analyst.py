@@ -12,8 +12,7 @@ from envsdk_environments._sql_analyst._databases import TRADES, draw_names, make
 from envsdk_environments._sql_analyst._questions import draw_question
 from envsdk_environments._sql_analyst._results import is_same
 from envsdk_environments._sql_analyst._worker import QueryWorker
-from envsdk_environments._sql_analyst.guarded._clockless import ClocklessFunctions, reads_the_clock
-from envsdk_environments._sql_analyst.guarded._query import QueryLimits
+from envsdk_environments._sql_analyst.guarded._query import ClocklessFunctions, QueryLimits, reads_the_clock
 from hypothesis import given
 from hypothesis import strategies as st
 
