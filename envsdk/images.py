@@ -14,7 +14,7 @@ import struct
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, Union, cast
 
@@ -232,7 +232,7 @@ class Image:
         media_type = f"image/{opened.format.lower()}"
         image = cls(hashlib.sha256(data).hexdigest(), media_type, pixels.width, pixels.height, data)
         if _pixel_bytes(pixels) <= _MAX_DECODED_BYTES:
-            _decoded.put(image.sha256, pixels.convert("RGB"))
+            _decoded.put(image.sha256, _rgb(pixels))
         return image
 
     @classmethod
@@ -290,7 +290,7 @@ class Image:
         Raises:
             ImageError: See `data`.
         """
-        pixels = _decoded.get(self.sha256, lambda: _opened(self.data, repr(self)).convert("RGB"))
+        pixels = _decoded.get(self.sha256, lambda: _rgb(_opened(self.data, repr(self))))
         return pixels.copy() if _pixel_bytes(pixels) <= _MAX_DECODED_BYTES else pixels
 
     @property
@@ -368,6 +368,22 @@ class PlacedImage(NamedTuple):
         return PlacedImage(self.image, self.start + by, self.stop + by)
 
 
+def keyed(tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> "NDArray[np.int64]":
+    """Return tokens in which the placeholders of each image are a negative number that is unique to the image.
+
+    Two sequences are equal exactly if they have the same tokens and the same images: int64, shape (n,).
+    """
+    keys = np.array(tokens, dtype=np.int64)
+    for placed in media:
+        keys[placed.start : placed.stop] = -1 - int(placed.image.sha256[:15], 16)
+    return keys
+
+
+def within(media: Sequence[PlacedImage], start: int, stop: int) -> list[PlacedImage]:
+    """Return the images whose tokens are all in the range from `start` to `stop`."""
+    return [placed for placed in media if start <= placed.start and placed.stop <= stop]
+
+
 def _file(source: str | Path) -> bytes:
     if isinstance(source, str) and "://" in source[:20]:
         Image.from_url(source)
@@ -403,6 +419,11 @@ def _opened(data: bytes, what: str, budget: PixelBudget | None = None) -> Any:
     except Exception as error:  # Pillow raises errors of many types: each of its plug-ins its own
         raise ImageError(f"{what} cannot be read as an image: {type(error).__name__}: {error}") from error
     return opened
+
+
+def _rgb(pixels: Any) -> "PILImage":
+    """Return an image in RGB; one that is already in RGB is not copied, since it may take much memory."""
+    return pixels if pixels.mode == "RGB" else pixels.convert("RGB")
 
 
 def _still(image: Any, what: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import anthropic
 import httpx2
 import openai
+import pytest
 from anthropic.types import Message as AnthropicMessage
 from anthropic.types import RawMessageStreamEvent
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -46,6 +47,19 @@ def a_reply(
 
 def a_call(id: str, name: str = "add", arguments: "dict[str, Any] | str | None" = None) -> ToolCall:
     return ToolCall(id=id, name=name, arguments={"a": 1, "b": 2} if arguments is None else arguments)
+
+
+REPLIES = {
+    "text": a_reply("  Hello,\n wörld \u2028 \U0001f600 and more than one piece of text.\n"),
+    "empty": a_reply(""),
+    "reasoning": a_reply("Answer.", reasoning=" Thinking about it,\n for a while. "),
+    "text and two calls": a_reply("Let me.", reasoning="r", calls=[a_call("call_1"), a_call("call_2", "sub", {})]),
+    "broken arguments": a_reply(calls=[a_call("call_1", arguments='{"a": 1, "b":')]),
+    "no arguments": a_reply(calls=[a_call("call_1", arguments="")]),
+    "long integer": a_reply(calls=[a_call("call_1", arguments={"n": 10**40, "x": 2.5, "é": None})]),
+    "cut": a_reply("Hello, wor", reasoning="r", finish="length"),
+}
+each_reply = pytest.mark.parametrize("reply", REPLIES.values(), ids=list(REPLIES))
 
 
 def as_sent_back(reply: ModelReply) -> Message:

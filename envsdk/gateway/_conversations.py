@@ -86,7 +86,7 @@ class Opens:
     @property
     def detail(self) -> str:
         """The reason for opening the context, for people."""
-        return f"{self.role}: a conversation of its own" if self.base is None else f"from {self.base}"
+        return f"{self.role}: a separate conversation" if self.base is None else f"from {self.base}"
 
 
 @dataclass(frozen=True, slots=True)

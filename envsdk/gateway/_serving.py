@@ -38,26 +38,23 @@ _LINE_EACH_S = 60.0
 _GRACE_S, _STOP_S = 1.0, 5.0  # of the server of the process
 
 
-class _SeldomRepeated(logging.Filter):
-    """Logs a message at most once a minute, with its count since then, because clients can cause it at any rate."""
+_last_logged: dict[str, tuple[float, int]] = {}
+"""When each message was last logged, and how many times it was left out since then."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._last: dict[str, tuple[float, int]] = {}
 
-    @override
-    def filter(self, record: logging.LogRecord) -> bool:
-        at_s, left_out = self._last.get(record.msg, (-math.inf, 0))
-        if time.monotonic() - at_s < _LINE_EACH_S:
-            self._last[record.msg] = at_s, left_out + 1
-            return False
-        self._last[record.msg] = time.monotonic(), 0
-        record.msg += f" ({left_out} more times before)" if left_out else ""
-        return True
+def _is_seldom(record: logging.LogRecord) -> bool:
+    """Return whether to log a message: once a minute, with its count since then. Clients can cause it at any rate."""
+    at_s, left_out = _last_logged.get(record.msg, (-math.inf, 0))
+    if time.monotonic() - at_s < _LINE_EACH_S:
+        _last_logged[record.msg] = at_s, left_out + 1
+        return False
+    _last_logged[record.msg] = time.monotonic(), 0
+    record.msg += f" ({left_out} more times before)" if left_out else ""
+    return True
 
 
 _log_of_connections = logging.getLogger(f"{__name__}.connections")
-_log_of_connections.addFilter(_SeldomRepeated())
+_log_of_connections.addFilter(_is_seldom)
 
 
 class _BoundedProtocol(H11Protocol):
@@ -103,8 +100,7 @@ class _BoundedProtocol(H11Protocol):
             self._expect_request()
         super().data_received(data)
         if not self._has_no_request:
-            self._idle.pop(self, None)
-            self._expect_nothing()
+            self._leave_idle()
 
     @override
     def on_response_complete(self) -> None:
@@ -114,8 +110,7 @@ class _BoundedProtocol(H11Protocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._idle.pop(self, None)
-        self._expect_nothing()
+        self._leave_idle()
         super().connection_lost(exc)
 
     @property
@@ -127,7 +122,8 @@ class _BoundedProtocol(H11Protocol):
         """Give the client some time to send the headers of its next request."""
         self._deadline = self.loop.call_later(self._limits.header_timeout_s, self.transport.abort)
 
-    def _expect_nothing(self) -> None:
+    def _leave_idle(self) -> None:
+        self._idle.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

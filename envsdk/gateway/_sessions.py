@@ -12,26 +12,29 @@ from ._protocols import SessionMemory
 from ._session import ProgramSession
 
 
+@dataclass(slots=True)
 class TokenBucket:
     """Limits a rate: `burst` requests at once, and `per_s` more each second.
 
-    Args:
+    Attributes:
         per_s: Requests per second, above 0.
         burst: How many requests may arrive at once, at least 1.
-        now_s: The current time of a monotonic clock, in seconds.
+        at_s: When a token was last taken, on a monotonic clock, in seconds.
+        tokens: How many tokens there were then; at most `burst` count.
     """
 
-    def __init__(self, per_s: float, burst: int, now_s: float) -> None:
-        self._per_s, self._burst = per_s, burst
-        self._tokens, self._at_s = float(burst), now_s
+    per_s: float
+    burst: int
+    at_s: float
+    tokens: float = math.inf
 
     def take(self, now_s: float) -> float:
         """Take a token and return 0.0; or, if there is none, return the seconds until there will be one."""
-        self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
-        if self._tokens < 1:
-            return (1 - self._tokens) / self._per_s
-        self._tokens -= 1
+        self.tokens = min(self.burst, self.tokens + (now_s - self.at_s) * self.per_s)
+        self.at_s = now_s
+        if self.tokens < 1:
+            return (1 - self.tokens) / self.per_s
+        self.tokens -= 1
         return 0.0
 
 

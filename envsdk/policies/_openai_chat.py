@@ -208,7 +208,7 @@ class OpenAIChat:
         reported = {
             "prompt_tokens": usage.prompt_tokens,
             "sampled_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
+            "cached_tokens": usage.cache_counts().get("cached_tokens"),
         }
         counts = {name: count for name, count in reported.items() if count is not None}  # a missing count is not 0
         prompt, sampled = counts.get("prompt_tokens", 0), counts.get("sampled_tokens", 0)

@@ -106,6 +106,8 @@ class ServedPolicy(ABC):
     """Whether it reports tokens while they are sampled; see `Policy`."""
     flags: ClassVar[Mapping[str, str]]
     """The change to the server that fixes a check that fails, by the name of the check."""
+    why_no_images: ClassVar[str] = ""
+    """The reason why prompts with images are refused; empty if they are not."""
     spare_tokens: ClassVar[int] = 0
     """The number of tokens of a context that the server keeps free."""
 
@@ -164,18 +166,20 @@ class ServedPolicy(ABC):
     # Methods that depend on the kind of server.
 
     @abstractmethod
-    async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
-        """Request a reply from a server, in one attempt."""
-
-    async def stream(
-        self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens
+    async def generate(
+        self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens | None = None
     ) -> ServerReply:
-        """Request a reply, and report its tokens while they are sampled; only if `streams`.
+        """Request a reply from a server, in one attempt.
+
+        Args:
+            client: Sends the request.
+            server: The server.
+            request: The request.
+            on_tokens: A function that gets the tokens while they are sampled; only if `streams`.
 
         Raises:
             PolicyUnavailable: If the attempt failed after tokens were reported, so that it cannot be repeated.
         """
-        raise NotImplementedError(f"{self.name} does not report tokens while they are sampled")
 
     @abstractmethod
     async def abort_requests(self, client: ServerClient, server: ModelServer, ids: Sequence[str]) -> None:
@@ -187,17 +191,6 @@ class ServedPolicy(ABC):
         Raises:
             ConfigError: If a parameter is refused.
         """
-
-    def check_images(self) -> None:
-        """Refuse prompts with images.
-
-        Raises:
-            ConfigError: If the servers do not take images, or their tokens cannot be checked.
-        """
-        raise ConfigError(
-            f"the prompt has an image, which {self.name} does not take: use a policy that does, such as "
-            "TransformersPolicy or VLLM, or remove the images"
-        )
 
     # The methods of a policy.
 
@@ -244,8 +237,8 @@ class ServedPolicy(ABC):
         **_: Any,
     ) -> Action:
         """Sample a reply for an environment with that renderer and those limits; see `__call__`."""
-        if media:
-            self.check_images()
+        if media and self.why_no_images:
+            raise ConfigError(f"the prompt has an image: {self.why_no_images}")
         chosen = self._chosen(sampling)
         # A reply of several weight versions continues without a call of the server.
         digest, waiting = self._remainders.pop((episode_id, context), (b"", []))
@@ -366,16 +359,14 @@ class ServedPolicy(ABC):
         if server.max_model_len is not None and len(request.prompt) < server.max_model_len:
             left = server.max_model_len - len(request.prompt)
             request = replace(request, max_tokens=left if request.max_tokens is None else min(request.max_tokens, left))
+
+        def report(tokens: Sequence[int]) -> bool | None:  # only those that are in the vocabulary
+            assert on_tokens is not None
+            return on_tokens(checked_tokens(tokens, vocab_size).tolist())
+
         self._client.in_flight[request.id] = server
         try:
-            if on_tokens is None:
-                reply = await self.generate(self._client, server, request)
-            else:
-
-                def report(tokens: Sequence[int]) -> bool | None:  # only those that are in the vocabulary
-                    return on_tokens(checked_tokens(tokens, vocab_size).tolist())
-
-                reply = await self.stream(self._client, server, request, report)
+            reply = await self.generate(self._client, server, request, report if on_tokens is not None else None)
             self.usage.answered(len(request.prompt), len(reply.tokens), cached_tokens=reply.counts.get("cached_tokens"))
             return actions_of(reply, request, vocab_size)
         except RequestRefused:

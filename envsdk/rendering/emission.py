@@ -111,18 +111,6 @@ class Encoder:
                 pieces.append(EmittedPiece(part, _TEXT, is_content))
         return pieces
 
-    def image(self, image: Image) -> list[EmittedPiece]:
-        """Return the pieces of an image, which replace the token that a chat template writes."""
-        if self.vision is None:
-            raise RenderError(f"{image!r} cannot be written: the renderer has no processor of images")
-        written: list[EmittedPiece] = []
-        for _, run in groupby(self.cut(self.vision.process(image).text), key=lambda piece: piece.control):
-            first, *equal = run  # equal placeholders are one piece
-            count = 1 + len(equal)
-            tokens = None if first.tokens is None else np.repeat(first.tokens, count)
-            written.append(first._replace(text=first.text * count, tokens=tokens))
-        return written
-
 
 class Emission:
     """The pieces written so far. Nothing is encoded until `tokens` is called."""
@@ -167,10 +155,15 @@ class Emission:
         for piece in pieces:
             if piece.control < 0 or piece.text != vision.placeholder:
                 self._pieces.append(piece)
-            elif self._pending:
-                self._pieces += self._encoder.image(self._pending.pop())
-            else:
+                continue
+            if not self._pending:
                 raise RenderError(f"message {self._message} is written with more images than it has")
+            placeholders = self._encoder.cut(vision.process(self._pending.pop()).text)
+            for _, run in groupby(placeholders, key=lambda placeholder: placeholder.control):
+                first, *equal = run  # equal placeholders are one piece
+                count = 1 + len(equal)
+                tokens = None if first.tokens is None else np.repeat(first.tokens, count)
+                self._pieces.append(first._replace(text=first.text * count, tokens=tokens))
 
     def _refuse_pending(self) -> None:
         if self._pending:

@@ -205,9 +205,18 @@ class WorkerPool:
             make_host = _ProcessHost if self._ray is None else self._ray.new
             host = make_host(self._settings, weights)
             try:
-                if not await self._begins(host):
-                    host.kill()
-                    return
+                begun = asyncio.ensure_future(host.begin())
+                closing = asyncio.ensure_future(self._closing.wait())
+                try:
+                    await asyncio.wait({begun, closing}, return_when=asyncio.FIRST_COMPLETED)
+                    if not begun.done():  # the run ends first
+                        host.kill()
+                        return
+                    begun.result()
+                finally:
+                    begun.cancel()
+                    closing.cancel()
+                    await asyncio.gather(begun, closing, return_exceptions=True)
                 self._set_informed(number, weights)
                 failed_starts = 0
                 await self._use(number, host, running)
@@ -236,20 +245,6 @@ class WorkerPool:
             except BaseException:
                 host.kill()
                 raise
-
-    async def _begins(self, host: _Host) -> bool:
-        """Wait until a worker begins; return False if the run ends first."""
-        begun = asyncio.ensure_future(host.begin())
-        closing = asyncio.ensure_future(self._closing.wait())
-        try:
-            done, _ = await asyncio.wait({begun, closing}, return_when=asyncio.FIRST_COMPLETED)
-            if begun in done:
-                begun.result()
-            return begun in done
-        finally:
-            begun.cancel()
-            closing.cancel()
-            await asyncio.gather(begun, closing, return_exceptions=True)
 
     async def _use(self, number: int, host: _Host, running: dict[int, _Assignment]) -> None:
         limit = math.inf if self._settings.method_timeout_s is None else self._settings.method_timeout_s + _ANSWER_S

@@ -329,11 +329,6 @@ def test_a_shared_environment_is_refused_by_rollout_many() -> None:
         rollout_many(lambda: env, "null", seeds=range(2))
 
 
-def test_a_wrong_policy_name_is_said_at_once() -> None:
-    with pytest.raises(errors.UnknownName, match="reference"):
-        rollout_many(Talks, "refrence", seeds=range(2))
-
-
 def test_inside_an_event_loop_the_plain_functions_do_what_the_others_do() -> None:
     async def inside() -> list[Trajectory]:
         one = envsdk.rollout(Talks(limits={"max_steps": 1}), "null", seed=0)
@@ -407,27 +402,6 @@ def test_a_step_that_keeps_more_than_there_is_is_refused() -> None:
     for read in (Trajectory.samples, Trajectory.tree_size, lambda t: list(t.prompts())):
         with pytest.raises(errors.InvalidRecord, match=r"keeps 9 tokens of 'main'"):
             read(with_base(9))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b'"base":"main","keep":0', b'"base":"other","keep":0'),
-        (b'"keep":0', b'"keep":"0"'),
-        (b'"tokens":[', b'"tokens":[-5,'),
-        (b'"tokens":[', b'"tokens":[1.7,'),
-        (b'"tokens":[', b'"tokens":[1099511627776,'),
-        (b'"extends":false', b'"extends":true'),
-        (b'"kind":"trajectory"', b'"kind":"sample"'),
-        (b'"start":0', b'"start":1'),
-    ],
-    ids=str,
-)
-def test_a_record_that_was_tampered_with_is_refused(old: bytes, new: bytes) -> None:
-    line = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0).to_json()
-    assert old in line
-    with pytest.raises((errors.InvalidRecord, UndeclaredBreak)):
-        Trajectory.from_json(line.replace(old, new, 1))
 
 
 def test_long_integers_in_tasks_stay_exact(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Numbers that follow from the design: how many samples, which breaks, how many tokens, which end."""
+"""Numbers that follow from the design: how many samples, which breaks, how many tokens."""
 
 import math
 import re
@@ -56,10 +56,6 @@ class Seen:
     @property
     def breaks(self) -> list[Break | None]:
         return [info.get("break") for info in self.infos]
-
-    @property
-    def max_tokens(self) -> list[int]:
-        return [info["max_tokens"] for info in self.infos]
 
     def text(self, index: int = -1) -> str:
         return self.env.renderer.tokenizer.decode(self.prompts[index])
@@ -366,86 +362,7 @@ def test_a_budget_knows_how_long_the_first_message_is():
     assert max(map(len, seen.prompts[:-1])) <= 230
 
 
-# Limits: each way to end, and how many tokens a reply may have on the way there.
-
-
-def length_of(turn: Turn, **options: Any) -> int:
-    return len(Seen([turn], [], **options).prompts[0])
-
-
-def test_the_environment_terminates():
-    seen = Seen([query(), Turn("Yes.", reward=1.0, terminated=True)], [says("7")])
-    assert (seen.terminated, seen.truncated, seen.reward) == (True, False, 1.0)
-    assert (seen.trajectory.status, seen.trajectory.stop_reason) == ("terminated", StopReason.TERMINATED)
-    assert seen.max_tokens[0] is None
-
-
-def test_the_environment_truncates():
-    seen = Seen([query(), Turn("Time is up.", truncated=True)], [says("7")])
-    assert (seen.terminated, seen.truncated) == (False, True)
-    assert (seen.trajectory.status, seen.trajectory.stop_reason) == ("truncated", StopReason.TRUNCATED)
-
-
-def test_what_the_environment_says_comes_before_every_limit():
-    cut = Action([5], finish_reason="length")
-    limits = {"max_steps": 1, "max_sampled_tokens": 1, "max_context_tokens": 30}
-    seen = Seen([Turn("Well?"), END], [cut], limits=limits)
-    assert seen.trajectory.stop_reason == StopReason.TERMINATED
-
-
-def test_max_steps_limits_the_replies_and_the_last_one_is_scored():
-    turns = [query(), query(1), Turn("Question?", reward=0.5)]
-    seen = Seen(turns, [says("7"), says("8")], limits={"max_steps": 2})
-    assert (seen.trajectory.stop_reason, seen.reward) == (StopReason.MAX_STEPS, 0.5)
-    assert [step.reward for step in seen.trajectory.steps] == [0.0, 0.5]
-    assert seen.max_tokens[:2] == [None] * 2
-
-
-def test_max_context_tokens_leaves_a_reply_what_the_prompt_does_not_take():
-    first = length_of(Turn("Question?"))
-    limits = {"max_context_tokens": first + 40}
-    seen = Seen([Turn("Question?"), Turn("And?"), Turn("And?" * 40)], [Action([5] * 10), Action([5])], limits=limits)
-    assert seen.max_tokens[0] == 40
-    assert seen.max_tokens[1] == first + 40 - len(seen.prompts[1])
-    assert (seen.truncated, seen.trajectory.stop_reason) == (True, StopReason.MAX_CONTEXT_TOKENS)
-    assert not seen.text().endswith("<|im_start|>assistant\n")
-
-
-def test_a_context_has_room_for_one_token_or_it_is_full():
-    first = length_of(Turn("Question?"))
-    for room, is_over in ((1, False), (0, True)):
-        seen = Seen([Turn("Question?")], [], limits={"max_context_tokens": first + room})
-        assert (seen.env.trajectory is not None) == is_over
-    assert seen.infos[0]["stop_reason"] == StopReason.MAX_CONTEXT_TOKENS
-
-
-def test_max_sampled_tokens_counts_all_replies_of_the_episode():
-    turns = [query(), query(1), query(2), query(3)]
-    seen = Seen(turns, [Action([5] * 4), Action([5] * 5), Action([5])], limits={"max_sampled_tokens": 10})
-    assert seen.max_tokens[:3] == [10, 6, 1]
-    assert seen.trajectory.stop_reason == StopReason.MAX_SAMPLED_TOKENS
-
-
-def test_max_tool_calls_counts_every_call_broken_ones_too():
-    call = {"name": "look", "arguments": {}}
-    two = Message(role="assistant", tool_calls=(call, {"name": "no such tool", "arguments": "text"}))
-    turns = [query(), result(1), result(2), result(3)]
-    seen = Seen(
-        turns,
-        [two, says("Wait."), two.model_copy(update={"tool_calls": two.tool_calls[:1]})],
-        limits={"max_tool_calls": 3},
-    )
-    assert [len(step.parts) for step in seen.trajectory.steps] == [1, 1, 1]
-    assert seen.trajectory.stop_reason == StopReason.MAX_TOOL_CALLS
-
-
-def test_a_cut_reply_ends_the_episode_unless_it_may_go_on():
-    cut = Action([5, 6], finish_reason="length")
-    seen = Seen([query(), Turn("Go on.", reward=-1.0)], [cut])
-    assert (seen.trajectory.stop_reason, seen.reward) == (StopReason.CUT, -1.0)
-    assert seen.infos[1]["truncated_reply"]
-    seen = Seen([query(), Turn("Go on."), END], [cut, says("7")], limits={"end_on_cut": False})
-    assert seen.trajectory.stop_reason == StopReason.TERMINATED
+# Records.
 
 
 def test_a_failure_ends_the_episode_with_what_there_is_of_it():
@@ -454,22 +371,6 @@ def test_a_failure_ends_the_episode_with_what_there_is_of_it():
     assert (trajectory.status, trajectory.stop_reason) == ("error", StopReason.ERROR)
     assert trajectory.error == "RuntimeError: the disk is full"
     assert (len(trajectory.steps), trajectory.samples()) == (1, [])
-
-
-def test_a_reply_may_have_as_many_tokens_as_the_tightest_limit_leaves():
-    limits = {"max_sampled_tokens": 30, "max_context_tokens": 1000}
-    turns = [Turn("Question?", max_tokens=50), Turn("And?", max_tokens=8), END]
-    assert Seen(turns, [Action([5])], limits=limits).max_tokens == [30, 8]
-
-
-def test_a_reply_that_was_interrupted_has_what_is_left_of_the_limits():
-    first = length_of(Turn("Question?"))
-    part = Action([5] * 4, finish_reason="abort")
-    for limits in ({"max_sampled_tokens": 10}, {"max_context_tokens": first + 10}):
-        assert Seen([Turn("Question?"), END], [part, part], limits=limits).max_tokens == [10, 6, 2]
-
-
-# Records.
 
 
 @pytest.mark.parametrize("value", ["1" + 20 * "0", "[" * 300 + "]" * 300], ids=["large", "deep"])

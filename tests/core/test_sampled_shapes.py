@@ -303,18 +303,6 @@ def test_an_answer_that_begins_inside_a_token_is_written_again() -> None:
     assert observation.tokens[: len(written)].tolist() == written
 
 
-def test_a_budget_holds_for_an_answer_that_was_spelled(renderer: Renderer) -> None:
-    tokens = encode(renderer.tokenizer, [*think("\nr\n" * 50), Spelled("Hello there, a longer answer."), STOP])
-    env = Library(renderer=renderer, history={"name": "compact", "every": 1})
-    env.reset(seed=0)
-    env.step(act(tokens))
-    limit = len(env.prompt()) - 1
-    env = Library(renderer=renderer, history={"name": "budget", "max_tokens": limit})
-    env.reset(seed=0)
-    *_, truncated, _ = env.step(act(tokens))
-    assert truncated or len(env.prompt()) <= limit
-
-
 def test_a_reply_after_a_dropped_round_is_kept_verbatim(renderer: Renderer) -> None:
     tokens = encode(renderer.tokenizer, SHAPES["compact JSON"].pieces)
     env = Library(renderer=renderer, history={"name": "budget", "max_tokens": 400, "order": ("oldest",)})

@@ -110,7 +110,9 @@ if "error" in sys.argv:
 """
 
 
-@pytest.mark.parametrize("how", [pytest.param("", marks=pytest.mark.full), "waiting", "fork", "error"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(how, marks=pytest.mark.full) for how in ("", "fork", "error")), "waiting"]
+)
 def test_a_program_ends_quietly(how: str) -> None:
     program = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM, how],

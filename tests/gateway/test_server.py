@@ -229,7 +229,7 @@ def test_management_is_no_part_of_the_server_in_the_background(http: httpx.Clien
 
 
 def test_a_token_bucket_lets_a_burst_through_and_then_the_rate() -> None:
-    bucket = TokenBucket(per_s=2.0, burst=3, now_s=0.0)
+    bucket = TokenBucket(per_s=2.0, burst=3, at_s=0.0)
     assert [bucket.take(0.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert [bucket.take(0.5), bucket.take(0.5)] == [0.0, 0.5]
     assert [bucket.take(100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
@@ -446,31 +446,6 @@ def test_a_response_that_is_not_stored_or_of_another_session_is_not_found(
     server.sessions.remove(other.id)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("text", ["hi", "sleep", "long"])
-def test_openai_and_its_streams_work(url: str, session: ScriptedSession, stream: bool, text: str) -> None:
-    with openai.OpenAI(base_url=url, api_key=session.key) as client:
-        messages: Any = [{"role": "user", "content": text}]
-        if stream:
-            chunks = list(client.chat.completions.create(model="m", messages=messages, stream=True))
-            content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-        else:
-            content = client.chat.completions.create(model="m", messages=messages).choices[0].message.content or ""
-        assert content == ("0123456789" * 100_000 if text == "long" else f"session: {text}")
-        with client.responses.with_streaming_response.create(model="m", input=text) as response:
-            assert response.status_code == 200
-
-
-def test_openai_raises_its_own_errors(url: str, session: ScriptedSession) -> None:
-    with openai.OpenAI(base_url=url, api_key=session.key, max_retries=0) as client:
-        messages: Any = [{"role": "user", "content": "fail"}]
-        with pytest.raises(openai.InternalServerError, match="the policy failed"):
-            client.chat.completions.create(model="m", messages=messages)
-        with pytest.raises(openai.BadRequestError, match="messages"):
-            client.chat.completions.create(model="m", messages=[])
-
-
 def test_anthropic_works_with_either_base_url(server: BackgroundServer, session: ScriptedSession) -> None:
     anthropic = pytest.importorskip("anthropic")
     for base in (server.base_url(session), f"{server.base_url(session)}/v1"):
@@ -557,54 +532,6 @@ def test_the_log_has_routes_and_times_but_no_content_and_no_key(
     assert "POST /s/{session_id}/v1/chat/completions 200" in caplog.text
     assert "POST (no route) 404" in caplog.text
     assert not [leak for leak in (SECRET, session.key, session.id) if leak in caplog.text.lower()]
-
-
-any_json = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-bodies = st.binary(max_size=200) | any_json.map(lambda value: json.dumps(value).encode())
-paths = st.sampled_from(["", *ROUTES.values(), "messages/count_tokens", "models", "unknown", "..", "%00", "%ff", "a/b"])
-methods = st.sampled_from(["POST", "POST", "POST", "GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"])
-
-
-@given(path=paths, method=methods, content=bodies)
-def test_whatever_comes_is_refused_and_another_session_still_answers(
-    server: BackgroundServer, http: httpx.Client, path: str, method: str, content: bytes
-) -> None:
-    attacked, other = ScriptedSession(), ScriptedSession("other")
-    server.sessions.add(attacked)
-    server.sessions.add(other)
-    url = f"{server.base_url(attacked)}/v1/{path}"
-    response = http.request(method, url, content=content, headers={"content-type": "application/json"})
-    is_answer = method in ("GET", "HEAD") and path in ("", "..", "models")
-    assert response.status_code == 200 if is_answer else 400 <= response.status_code < 500, response.text
-    assert "Traceback" not in response.text
-    answered = http.post(f"{server.base_url(other)}/v1/chat/completions", json=body_of("chat", "hi"))
-    assert text_of("chat", answered.json()) == "other: hi"
-    server.sessions.remove(attacked.id)
-    server.sessions.remove(other.id)
-
-
-@given(
-    field=st.sampled_from(["messages", "model", "tools", "stop", "n", "max_tokens", "stream", "input", "system"]),
-    value=any_json,
-    protocol=st.sampled_from(PROTOCOLS),
-)
-def test_a_request_with_any_value_in_a_field_is_answered_or_refused(
-    server: BackgroundServer, http: httpx.Client, field: str, value: Any, protocol: str
-) -> None:
-    session = ScriptedSession()
-    server.sessions.add(session)
-    body = {**body_of(protocol, "hi"), field: value}
-    response = http.post(f"{server.base_url(session)}/v1/{ROUTES[protocol]}", json=body)
-    assert response.status_code == 200 or 400 <= response.status_code < 500, (body, response.text)
-    server.sessions.remove(session.id)
 
 
 @given(content=st.binary(max_size=300))

@@ -13,7 +13,7 @@ from envsdk_renderers._templates._chat_template import MAX_TEXT, ChatTemplate, T
 from envsdk_renderers._templates._template_process import MAX_CPU_S, MAX_MEMORY, MAX_OUTPUT
 
 import envsdk
-from envsdk.errors import ConfigError, EnvsdkError, TemplateUnsupported
+from envsdk.errors import EnvsdkError, TemplateUnsupported
 
 TIME, MEMORY = r"more than [\d.]+ seconds", "more than 400 MiB of memory, or writes more than 64 MiB"
 REFUSED, NO_TEMPLATE = "the chat template refuses", "is not a Jinja template|at most 1,048,576"
@@ -85,13 +85,16 @@ def cpu_time_of_children() -> float:
 
 
 @pytest.mark.parametrize("attack", [a if a in BY_DEFAULT else pytest.param(a, marks=pytest.mark.full) for a in ATTACKS])
-def test_no_template_takes_much_time_or_memory(attack: str, little_time: None):
+def test_no_template_takes_much_time_or_memory(attack: str, monkeypatch: pytest.MonkeyPatch):
     text, message = ATTACKS[attack]
+    if TIME in message:
+        monkeypatch.setattr(chat_template, "MAX_CPU_S", MAX_CPU_S / 10)
+    chat_template._process().end()
     before = cpu_time_of_children()
     with pytest.raises(EnvsdkError, match=message):
         ChatTemplate(text).render([{"role": "user", "content": "hi"}])
     chat_template._process().end()
-    assert cpu_time_of_children() - before < 7 + MAX_CPU_S / 10
+    assert cpu_time_of_children() - before < 10
 
 
 def test_the_limits_are_those_that_are_documented():
@@ -193,8 +196,3 @@ def test_a_conversation_of_many_megabytes_is_rendered():
 
 def test_a_text_that_is_no_valid_unicode_is_rendered_as_it_is():
     assert ChatTemplate("{{ messages[0].content }}").render([{"content": "a\ud800b"}]) == "a\ud800b"
-
-
-def test_a_date_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="expected a date"):
-        ChatTemplate("a", date="tomorrow")
