@@ -14,7 +14,7 @@ import struct
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, Union, cast
 
@@ -366,6 +366,22 @@ class PlacedImage(NamedTuple):
     def moved(self, by: int) -> "PlacedImage":
         """Return the image with its range of tokens shifted by `by`."""
         return PlacedImage(self.image, self.start + by, self.stop + by)
+
+
+def keyed(tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> "NDArray[np.int64]":
+    """Return tokens in which the placeholders of each image are a negative number that is unique to the image.
+
+    Two sequences are equal exactly if they have the same tokens and the same images: int64, shape (n,).
+    """
+    keys = np.array(tokens, dtype=np.int64)
+    for placed in media:
+        keys[placed.start : placed.stop] = -1 - int(placed.image.sha256[:15], 16)
+    return keys
+
+
+def within(media: Sequence[PlacedImage], start: int, stop: int) -> list[PlacedImage]:
+    """Return the images whose tokens are all in the range from `start` to `stop`."""
+    return [placed for placed in media if start <= placed.start and placed.stop <= stop]
 
 
 def _file(source: str | Path) -> bytes:

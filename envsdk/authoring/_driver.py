@@ -5,9 +5,9 @@ The state machine of an episode does no I/O. Everything that waits, runs in a th
 
 import copy
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import gymnasium
 from pydantic import ValidationError
@@ -21,7 +21,7 @@ from ..episodes._turn import Turn
 from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from ..limits import Limits, plain_integer
 from ..messages import check_text
-from ..rendering.renderer import Renderer, TokenIds
+from ..rendering.renderer import Renderer
 from ..trajectories._fragments import fragment
 from ._embedded_vision import EMBEDDED_VISION
 from ._loop_tasks import Tasks, in_event_loop, not_cancelled
@@ -33,6 +33,8 @@ ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
 """Runs sub-agents side by side."""
 MethodCaller = Callable[["Driver", CallMethod], Awaitable[Any]]
 """Calls a method of an environment (`Driver.call_method`), for example in a thread, and returns its result."""
+WHY_NO_FORK = "its program runs; play the episode again with the same seed"
+"""The reason why an episode that a program plays cannot be forked."""
 _RESET_OPTIONS = ("episode_id", "group_id", "task")
 
 
@@ -44,9 +46,6 @@ class Driver:
         config: Its own options.
         renderer: See `Env`, also for the other arguments.
     """
-
-    why_no_fork: ClassVar[str | None] = None
-    """The reason why its episodes cannot be forked; None if they can."""
 
     def __init__(
         self,
@@ -95,6 +94,11 @@ class Driver:
             except ValueError as error:  # pydantic's and ours
                 raise ConfigError(f"{type(env).__name__}: {what} cannot be recorded: {error}") from error
         self.limits = Limits.of(limits, env.default_limits)
+        self.why_not_sampled: Callable[[str, str, Any], str | None] | None = None
+        """Returns why the policy of a role does not honor a sampling parameter with a value, or None if it does. A
+        rollout sets it for an episode."""
+        self.program: Any = None if env._envsdk_program is None else env._envsdk_program(self)
+        """The `ProgramDriver` of an environment that a program plays; None if its methods play it."""
 
     @property
     def running(self) -> Agent:
@@ -202,49 +206,8 @@ class Driver:
     def forget(self) -> None:
         """Release the last episode, which is large. The environment is kept for the next one."""
         self.episode = self.agent = None
-
-    # Hooks for a rollout. The driver of an environment that is played by a program overrides them.
-
-    def use_policy(self, why_not_sampled: Callable[[str, str, Any], str | None] | None) -> None:
-        """Set the function that reports which sampling parameters the next episode's policy does not honor.
-
-        Args:
-            why_not_sampled: Returns the reason why the policy of a role does not honor a sampling parameter with a
-                value, or None if it does. None after the episode.
-        """
-
-    def ahead(self) -> AsyncIterator[Turn] | None:
-        """Return an iterator of the turns that will follow while a reply is sampled; None if they are not known yet.
-
-        A rollout may sample the replies to them at the same time. It ends the iterator before it steps.
-        """
-        return None
-
-    def listener(self) -> Callable[[TokenIds], bool | None] | None:
-        """Return a callback for the tokens of the next reply while they are sampled, or None.
-
-        If the callback returns True, the rest of the reply is not needed.
-        """
-        return None
-
-    def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
-        """Return an awaitable that ends when the reply to a turn is not needed anymore, so that sampling is cancelled.
-
-        Args:
-            turn: A turn of `ahead`; None for the one that is due.
-
-        Returns:
-            None if the reply is needed in any case.
-        """
-        return None
-
-    async def is_wanted_again(self) -> bool:
-        """Wait, and return whether the reply that is due is needed after all, after its sampling was cancelled."""
-        return False
-
-    def what_runs(self, method: str) -> str:
-        """Return the name of an environment's method in the error message of a deadline."""
-        return f"{method}() of {self.env.name}"
+        if self.program is not None:
+            self.program.forget()
 
     # Driving.
 
@@ -376,14 +339,15 @@ class Driver:
     # Ends.
 
     def end_tasks(self, error: BaseException | None = None) -> None:
-        """Cancel the asyncio tasks that the methods of the episode's environments started and left running.
+        """Cancel the asyncio tasks that the methods of the episode's environments left running, and end its program.
 
         Inside an event loop, they end when the caller lets the loop run.
 
         Args:
             error: What ended the episode, if it failed.
         """
-        del error
+        if self.program is not None:
+            self.program.end(error)
         for driver in self._drivers():
             if in_event_loop():
                 driver.tasks.cancel()
@@ -394,7 +358,10 @@ class Driver:
 
     async def aend_tasks(self, error: BaseException | None = None) -> None:
         """Do the same as `end_tasks`, and wait until the tasks have ended."""
-        del error
+        if self.program is not None:
+            import asyncio  # which takes longer to import than all of envsdk
+
+            await asyncio.to_thread(self.program.end, error)
         for driver in self._drivers():
             await driver.tasks.end()
 

@@ -32,11 +32,12 @@ NAME = "envsdk gateway"
 
 
 @dataclass(eq=False)
-class _Open:
-    """A session that is open, and its episode."""
+class _SessionEpisode:
+    """The episode of an open session."""
 
     session: ProgramSession
     limits: Mapping[str, Any] | None
+    task: Any
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     env: Env | None = None
     is_late: bool = False
@@ -45,36 +46,18 @@ class _Open:
 
 
 class OutsideDriver(ProgramDriver):
-    """The driver of an episode whose session was opened over HTTP."""
-
-    _of_all: Limits | None = None
-    """The default limits of all sessions, which a session may change."""
-
-    @override
-    def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        opened = self._opened(str((options or {}).get("episode_id")))
-        if self._of_all is None:
-            self._of_all = self.limits
-        self.limits = Limits.of(opened.limits, self._of_all)
-        super().begin(seed, options)
-
-    @override
-    def _chosen(self, options: Mapping[str, Any]) -> Any:
-        return options["task"]  # the program interprets it
+    """The driver of a program whose session was opened over HTTP."""
 
     @override
     def open_session(self) -> ProgramSession:
         """Take the session, which the server knows; the program runs elsewhere."""
-        opened = self._opened(self.running_episode.id)
+        opened: _SessionEpisode = self.env.opened[self.driver.running_episode.id]
         opened.env, self._session = self.env, opened.session
         return opened.session
 
     @override
     def close_session(self, session: ProgramSession) -> None:
         """Do nothing: the server forgets the session when it is closed."""
-
-    def _opened(self, episode_id: str) -> _Open:
-        return cast("OutsideEnv", self.env).opened[episode_id]
 
 
 class OutsideEnv(ProgramEnv):
@@ -85,12 +68,18 @@ class OutsideEnv(ProgramEnv):
         **options: See `Env`.
     """
 
-    _envsdk_driver: ClassVar[type[Driver]] = OutsideDriver
+    _envsdk_program: ClassVar[Callable[[Driver], Any] | None] = OutsideDriver
     limit_grace_s: ClassVar[float | None] = None  # the session is closed, or becomes idle
 
-    def __init__(self, opened: Mapping[str, _Open], **options: Any) -> None:
+    def __init__(self, opened: Mapping[str, _SessionEpisode], **options: Any) -> None:
         super().__init__(**options)
         self.opened = opened
+
+    def _envsdk_prepare(self) -> None:
+        """Take the limits and the task of the session; its program interprets the task."""
+        opened, agent = self.opened[self.episode_id], self._envsdk.running
+        agent.limits = Limits.of(opened.limits, self.limits)
+        self.task = agent.task = opened.task
 
 
 class PlayedSessions:
@@ -128,7 +117,7 @@ class PlayedSessions:
         close_timeout_s: float = 10.0,
         on_trajectory: Callable[[Trajectory], object] | None = None,
     ) -> None:
-        self._opened: dict[str, _Open] = {}
+        self._opened: dict[str, _SessionEpisode] = {}
         self._ids: dict[str, str] = {}
         """The id of the episode of each session."""
         self._count = 0
@@ -138,7 +127,7 @@ class PlayedSessions:
         if role_of is not None:
             own["role_of"] = staticmethod(role_of)
         cls = type(OutsideEnv.__name__, (OutsideEnv,), own)
-        self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)))
+        self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)).program)
         env = self._counting.env
         shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable
         self._settings = PlaySettings(
@@ -179,12 +168,13 @@ class PlayedSessions:
         if episode_id in self._opened or (self.folder is not None and self.folder.has(episode_id)):
             raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
         counting = self._counting
-        session = ProgramSession(counting.count_tokens, partial(check_image, counting.renderer), options.get("role"))
-        opened = self._opened[episode_id] = _Open(session, limits)
+        session = ProgramSession(
+            counting.count_tokens, partial(check_image, counting.driver.renderer), options.get("role")
+        )
+        opened = self._opened[episode_id] = _SessionEpisode(session, limits, options.get("task"))
         self._ids[session.id] = episode_id
-        task = {"task": options["task"]} if options.get("task") is not None else {}
         group = options.get("group_id") or episode_id
-        job = EpisodeJob(self._count, NAME, episode_id, group, options.get("seed"), task)
+        job = EpisodeJob(self._count, NAME, episode_id, group, options.get("seed"), {})
         opened.playing = asyncio.create_task(self._play(job))
         return session
 
@@ -230,7 +220,7 @@ class PlayedSessions:
             "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
         }
 
-    async def _ended(self, opened: _Open, reason: str) -> Trajectory | None:
+    async def _ended(self, opened: _SessionEpisode, reason: str) -> Trajectory | None:
         """End the episode of a session; return None if no request came."""
         playing = opened.playing
         assert playing is not None
@@ -247,7 +237,7 @@ class PlayedSessions:
             opened.is_late = True
             if opened.env is not None:
                 too_late = failure(DeadlineExceeded(), is_of_policy=True)
-                cast("OutsideDriver", driver_of(opened.env)).end_program(too_late)
+                cast("OutsideDriver", driver_of(opened.env).program).end_program(too_late)
             playing.cancel()
         trajectory = await playing
         if not is_closed and trajectory.stop_reason == StopReason.TRUNCATED:

@@ -136,19 +136,3 @@ class ModelImages:
                 self._grids.clear()
             self._grids[image.sha256] = processed.count, processed.arrays["image_grid_thw"]
         return self._grids[image.sha256]
-
-
-def keyed(tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> "NDArray[np.int64]":
-    """Return tokens in which the placeholders of each image are a negative number that is unique to the image.
-
-    Two sequences are equal exactly if they have the same tokens and the same images: int64, shape (n,).
-    """
-    keys = np.array(tokens, dtype=np.int64)
-    for placed in media:
-        keys[placed.start : placed.stop] = -1 - int(placed.image.sha256[:15], 16)
-    return keys
-
-
-def within(media: Sequence[PlacedImage], start: int, stop: int) -> list[PlacedImage]:
-    """Return the images whose tokens are all in the range from `start` to `stop`."""
-    return [placed for placed in media if start <= placed.start and placed.stop <= stop]

@@ -8,12 +8,13 @@ import operator
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import RenderError
+from ..images import PlacedImage, keyed
 from ..messages import Message, ToolSchema
 from .emission import Rendered, WrittenPrompt, is_same_answer
 from .renderer import Renderer, writable
@@ -112,8 +113,9 @@ class WholeRenderer(Renderer):
         placeholders = sum(vision.count(image) for image in message.images) if vision is not None else 0
         return placeholders + len(self.tokenizer.encode(message.content + (message.reasoning or "")))
 
-    def _is_control(self, tokens: "NDArray[np.int32]") -> "NDArray[np.bool_]":
-        return np.isin(tokens, np.fromiter(self.tokenizer.control_tokens.values(), np.int32))
+    def _is_control(self, tokens: "NDArray[np.integer[Any]]") -> "NDArray[np.bool_]":
+        """Return which tokens are control tokens, or the tokens of images in `keyed` tokens: bool, shape (n,)."""
+        return np.isin(tokens, np.fromiter(self.tokenizer.control_tokens.values(), np.int32)) | (tokens < 0)
 
     def _replace(
         self,
@@ -193,7 +195,15 @@ class WholeRenderer(Renderer):
         """
         offset = prompt.starts[first] if first else 0
         old = np.asarray(prompt.tokens[offset : prompt.body])
-        keep, same = self._shared(old, new, self._first_other_image(prompt, offset, messages, new, rendered_starts))
+        old_images: list[PlacedImage] = []
+        new_images: list[PlacedImage] = []
+        if self.vision is not None:
+            old_images += [placed.moved(-offset) for placed in prompt.placed_images(self.vision, offset)]
+            for message, (start, stop) in zip(messages, pairwise(rendered_starts), strict=True):
+                if message.images:
+                    places = self.vision.places(new[start:stop], message.images)
+                    new_images += [placed.moved(start) for placed in places]
+        keep, same = self._shared(keyed(old, old_images), keyed(new, new_images))
         if keep == len(old) and same == len(new):
             prompt.messages[first:] = messages
             return len(prompt.tokens)
@@ -213,42 +223,15 @@ class WholeRenderer(Renderer):
         prompt.tokens.extend(begun)
         return keep
 
-    def _first_other_image(
-        self,
-        prompt: WrittenPrompt,
-        offset: int,
-        messages: Sequence[Message],
-        tokens: "NDArray[np.int32]",
-        starts: Sequence[int],
-    ) -> tuple[int, int]:
-        """Return where the first image that differs begins: in the tokens after `offset`, and in the rendered tokens.
-
-        The placeholders of different images may be the same tokens. If all images are equal, return both lengths.
-        """
-        ends = prompt.body - offset, len(tokens)
-        if self.vision is None:
-            return ends
-        new = [
-            placed.moved(start)
-            for message, (start, stop) in zip(messages, pairwise(starts), strict=True)
-            if message.images
-            for placed in self.vision.places(tokens[start:stop], message.images)
-        ]
-        old = [placed.moved(-offset) for placed in prompt.placed_images(self.vision, offset)]
-        same = sum(1 for _ in takewhile(lambda pair: pair[0].image == pair[1].image, zip(old, new, strict=False)))
-        return old[same].start if same < len(old) else ends[0], new[same].start if same < len(new) else ends[1]
-
-    def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]", at_most: tuple[int, int]) -> tuple[int, int]:
+    def _shared(self, old: "NDArray[np.int64]", new: "NDArray[np.int64]") -> tuple[int, int]:
         """Return the number of tokens of each with the same text at the start, cut at the beginning of a control token.
 
         A control token differs from text that spells its name.
 
         Args:
-            old: Tokens, shape (n,).
-            new: Tokens, shape (m,).
-            at_most: Upper bounds of the two results.
+            old: `keyed` tokens, shape (n,).
+            new: `keyed` tokens, shape (m,).
         """
-        old, new = old[: at_most[0]], new[: at_most[1]]
         old_text, old_offsets = self._offsets(old)
         new_text, new_offsets = self._offsets(new)
         shorter = min(len(old_text), len(new_text))
@@ -257,19 +240,19 @@ class WholeRenderer(Renderer):
         both: NDArray[np.int64] = np.intersect1d(old_offsets, new_offsets)
         both = both[both <= length]
         kept: NDArray[np.int64] = np.searchsorted(new_offsets, both)
-        begins_control = (kept == 0) | (kept == len(new)) | self._is_control(np.append(new, -1)[kept])
+        begins_control = (kept == 0) | (kept == len(new)) | self._is_control(np.append(new, 0)[kept])
         at = int(np.flatnonzero(begins_control)[-1])
         left: NDArray[np.int64] = np.searchsorted(old_offsets, both)
         return int(left[at]), int(kept[at])
 
-    def _offsets(self, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
-        """Return the bytes of the tokens, and the position of each token in them, followed by the end of the last one.
+    def _offsets(self, keys: "NDArray[np.int64]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
+        """Return the bytes of `keyed` tokens, and the position of each of them, followed by the end of the last one.
 
-        A control token is represented by a byte that never occurs in UTF-8, followed by its id.
+        A control token, or a token of an image, is represented by a byte that never occurs in UTF-8, and its key.
         """
-        pieces = self.tokenizer.token_bytes(tokens)
-        for index in np.flatnonzero(self._is_control(tokens)).tolist():
-            pieces[index] = b"\xff" + int(tokens[index]).to_bytes(4, "big")
+        pieces = self.tokenizer.token_bytes(np.maximum(keys, 0).astype(np.int32))
+        for index in np.flatnonzero(self._is_control(keys)).tolist():
+            pieces[index] = b"\xff" + int(keys[index]).to_bytes(8, "big", signed=True)
         return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
 
 

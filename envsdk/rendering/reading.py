@@ -259,11 +259,6 @@ class Reading(Protocol):
         """Return the events since the last call."""
         ...
 
-    @property
-    def has_reasoning(self) -> bool:
-        """True if there is reasoning, even if it is empty."""
-        ...
-
     def message(self, sampled: SplitReply) -> Message:
         """Return the message after `end`. `sampled` specifies how the reply ended."""
         ...

@@ -4,6 +4,7 @@ Knows nothing about environments and history policies. `FamilyRenderer` and `Who
 two kinds of renderers.
 """
 
+import inspect
 import pickle
 import reprlib
 import warnings
@@ -277,10 +278,16 @@ class Renderer(ABC):
         return None
 
     def specification(self) -> dict[str, Any]:
-        """Return the renderer as JSON: its name and the options that differ from their defaults."""
-        unsafe = {"unsafe_content": True} if self.unsafe_content else {}
+        """Return the renderer as JSON: its name and the options that differ from their defaults.
+
+        An option is a keyword-only parameter that the renderer keeps as an attribute of that name.
+        """
+        parameters = inspect.signature(type(self)).parameters.values()
+        options = {option.name: option.default for option in parameters if option.kind is option.KEYWORD_ONLY}
+        given = {name: getattr(self, name, default) for name, default in options.items() if name != "processor"}
+        differing = {name: value for name, value in given.items() if value != options[name]}
         processor = {} if self._processor is None else {"processor": self._processor_name}
-        return {"name": self.name, **unsafe, **processor}
+        return {"name": self.name, **differing, **processor}
 
     def check_episode(  # noqa: B027 - most families have nothing to prove
         self, messages: Sequence[Message], deltas: Sequence[EmittedDelta], tools: Sequence[ToolSchema]

@@ -552,7 +552,7 @@ class _Attempt:
         env, job, player = self.seat.env, self._job, self._player
         driver = driver_of(env)
         policy = find_policy(self._policy, env, job.seed)
-        driver.use_policy(partial(why_not_sampled, policy))
+        driver.why_not_sampled = partial(why_not_sampled, policy)
         await player.take_turn()
         await self._call(env, "reading the task", lambda: driver.begin(job.seed, job.options))
         try:
@@ -561,7 +561,7 @@ class _Attempt:
             runner = EpisodeRunner(env, policy, self._call_method, partial(self._call_policy, policy))
             return await runner.run(first.observation, first.info)
         finally:
-            driver.use_policy(None)
+            driver.why_not_sampled = None
             error = sys.exception()
             if isinstance(error, asyncio.CancelledError) and player.settings.episode_timeout_s is not None:
                 error = _too_late("the episode", player.settings.episode_timeout_s, None)
@@ -579,7 +579,9 @@ class _Attempt:
     async def _call_method(self, driver: Driver, request: CallMethod) -> Any:
         """Call a method of an environment of the episode."""
         env, method = driver.env, request.method
-        what = driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"
+        what = f"{method}() of {env.name}" if isinstance(method, str) else f"the summarizer of {env.name}"
+        if driver.program is not None:
+            what = f"waiting for a request of the program of {env.name}"
 
         def call() -> Any:
             with _contained(what):

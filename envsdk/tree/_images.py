@@ -4,7 +4,8 @@ from typing import Any
 
 from .._packages import load
 from ..errors import TreeUnsupported
-from ..rendering._model_images import ModelImages, within
+from ..images import within
+from ..rendering._model_images import ModelImages
 from ..rendering._vision import Vision
 from ._runs import Runs, TreeArrays
 

@@ -27,7 +27,7 @@ from envsdk.rendering.reading import ReplyReader, StreamedReader
 from envsdk.rendering.renderer import EmittedDelta, Rendered, TokenIds, refuse_images, writable
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
-from ._grammars._proof import ReadingVerdict
+from ._grammars._proof import ReadingVerdict, prove
 from ._grammars._reading import GrammarReader
 from ._replies._formats import PLAIN, ReplyFormat
 from ._replies._response_template import ResponseTemplate
@@ -50,6 +50,7 @@ _HISTORY = TypeAdapter(tuple[HistoryRule | None, str])
 _QUESTIONS = ("x", "x?", "x.", "x!", "x}", "x)", "x\n", "")
 """Questions after which replies are read. The end of each may share a token with a generation prompt."""
 _TEXT = TypeAdapter(str)
+_READING = TypeAdapter(ReadingVerdict)
 _TAGS = TypeAdapter(tuple[str, str] | None)
 
 
@@ -282,12 +283,14 @@ class FixedBase(WholeRenderer):
 
     @property
     def reading(self) -> ReadingVerdict:
-        """What can be relied on when replies are read by the measured grammar."""
-        return self._facts.reading
+        """The verdict about replies that the measured grammar reads."""
+        facts = self._facts
+        name = f"reading {json.dumps(facts.stop_tokens)}"
+        return self._turns.measured(name, _READING, lambda: prove(facts.grammar, facts.renderings))
 
     @property
     def reading_note(self) -> str:
-        """What reads replies, and what can be relied on then, for reports."""
+        """A description of what reads replies and how far that can be relied on, for reports."""
         if self._facts.is_measured:
             why = f" ({self.reading.detail})" if self.reading.detail else ""
             return f"'fixed_base' measured how to read its replies: {self.reading.status}{why}"
@@ -367,12 +370,20 @@ class FixedBase(WholeRenderer):
         tools: Sequence[ToolSchema],
         generation_prompt: bool,
     ) -> None:
-        """Write a whole conversation, as the template does or by joining replies and deltas."""
+        """Write a whole conversation, as the template does or by joining replies and deltas.
+
+        Raises:
+            TemplateUnsupported: If a message contains a string that changes how the template renders later turns.
+            TemplateFailed: If the template refuses the conversation.
+        """
         assert isinstance(out, TemplateEmission)
         replies = [index for index, message in enumerate(messages) if index and message.role == "assistant"]
-        replies = replies if history == "keep" else []
-        bounds = [*replies, len(messages)]
-        self._emit_template(out, messages[: bounds[0]], tools)
+        bounds = [*(replies if history == "keep" else []), len(messages)]
+        first = messages[: bounds[0]]
+        refuse_images(self, first)
+        shown = self._shown(first)
+        self._turns.refuse_triggers(shown[1:] if first[0].role == "system" else shown)
+        self._facts.conversation_writer.write(out, shown, self._turns.hide_tools(tools))
         for reply, following in pairwise(bounds):
             written = messages[reply]
             if written.reasoning == "" and self._facts.reply_writer.prompt_closes_block:
@@ -391,18 +402,6 @@ class FixedBase(WholeRenderer):
     def _emission(self) -> TemplateEmission:
         return TemplateEmission(self.encoder, self.generation_prompt)
 
-    def _emit_template(self, out: TemplateEmission, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
-        """Write a whole conversation, as the template does.
-
-        Raises:
-            TemplateUnsupported: If a message contains a text that changes how the template renders later turns.
-            TemplateFailed: If the template refuses the conversation.
-        """
-        refuse_images(self, messages)
-        shown, schemas = self._shown(messages), self._turns.hide_tools(tools)
-        self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
-        self._facts.conversation_writer.write(out, shown, schemas)
-
     def _render_end(
         self,
         history: Sequence[Message],
@@ -414,7 +413,7 @@ class FixedBase(WholeRenderer):
         """See `WholeRenderer`; the first and the last message of the history are read.
 
         Raises:
-            TemplateUnsupported: If a message contains a text that changes how the template renders later turns.
+            TemplateUnsupported: If a message contains a string that changes how the template renders later turns.
             TemplateFailed: If the template refuses the conversation.
         """
         if self.history_rule is None or messages[0].role != "assistant":
@@ -572,7 +571,7 @@ class FixedBase(WholeRenderer):
         return self._facts.reply_writer.write(out, given, hidden)
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":
-        # Without control tokens for the tags of calls, a text may spell a call. A format that was given may read calls
+        # Without control tokens for the tags of calls, content may spell a call. A format that was given may read calls
         # as text.
         has_block = self._facts.reply_writer.prompt_closes_block  # the prompt contains an empty one
         tokens = super()._written_reply(message.with_reasoning(None) if has_block else message)

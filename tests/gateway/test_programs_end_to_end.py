@@ -167,7 +167,7 @@ class DirectDriver(ProgramDriver):
         pass
 
 
-Direct._envsdk_driver = DirectDriver
+Direct._envsdk_program = DirectDriver
 
 
 def played(program: Played, steps: int, **options: Any) -> Trajectory:

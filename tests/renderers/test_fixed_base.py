@@ -86,7 +86,7 @@ def qwen3_episodes(seed: int, count: int) -> Iterator[tuple[list[Message], list[
 def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer(is_full: bool) -> None:
     measured, family = qwen3(), get_renderer("qwen3", real_models.qwen3_folder())
     rng, compared = Random(5), Counter[str]()
-    count = 500 if is_full else 100
+    count = 500 if is_full else 50
     for messages, tools in qwen3_episodes(5, count):
         for at, end in turns_of(messages):
             reply = family.reply(messages[at])
@@ -97,13 +97,13 @@ def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer(is_full: bool) -> 
                 delta = measured.extension(tokens, messages[at + 1 : end], tools=tools, **given)
                 assert delta.tokens.tolist() == expected.tokens.tolist()
             compared[messages[at + 1].role] += 1
-    assert compared["user"] > count / 10 < compared["tool"]
+    assert compared["user"] >= count / 10 <= compared["tool"]
 
 
 def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer(is_full: bool) -> None:
     family = get_renderer("qwen3", real_models.qwen3_folder())
     rng = Random(6)
-    for _ in range(150 if is_full else 50):
+    for _ in range(150 if is_full else 25):
         conversation, tools = random_qwen3_conversation(rng)
         messages = [Message.from_openai(message) for message in conversation]
         options: Any = {"tools": tools or (), "generation_prompt": rng.random() < 0.5}
@@ -164,7 +164,7 @@ def marked(message: Message) -> Message:
 def test_no_delta_differs_from_what_its_verdict_promises(name: str, is_full: bool) -> None:
     renderer, checked = fixed_base(name), Counter[str]()
     rng = Random(name)
-    count = 48 if is_full else 12
+    count = 48 if is_full else 8
     for index in range(count):
         tools = TOOLS if index % 2 else ()
         status = {(v.previous, v.following): v.status for v in verdicts_of(name, bool(tools))}

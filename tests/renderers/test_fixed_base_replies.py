@@ -63,7 +63,7 @@ def test_a_prefill_with_reasoning_has_its_own_block() -> None:
     renderer = qwen3(thinks=False)
     messages = [user()]
     out = renderer._emission()
-    renderer._emit_template(out, messages, ())
+    renderer._emit_whole(out, messages, "template", tools=(), generation_prompt=True)
     renderer._emit_generation_prompt(out, 1, said("", "hm"))
     assert out.text().endswith("<|im_start|>assistant\n")
     assert renderer.tokenizer.decode(renderer._prefill(said("", "hm"))) == "<think>\nhm\n</think>\n\n"

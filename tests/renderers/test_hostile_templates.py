@@ -85,13 +85,16 @@ def cpu_time_of_children() -> float:
 
 
 @pytest.mark.parametrize("attack", [a if a in BY_DEFAULT else pytest.param(a, marks=pytest.mark.full) for a in ATTACKS])
-def test_no_template_takes_much_time_or_memory(attack: str, little_time: None):
+def test_no_template_takes_much_time_or_memory(attack: str, monkeypatch: pytest.MonkeyPatch):
     text, message = ATTACKS[attack]
+    if TIME in message:
+        monkeypatch.setattr(chat_template, "MAX_CPU_S", MAX_CPU_S / 10)
+    chat_template._process().end()
     before = cpu_time_of_children()
     with pytest.raises(EnvsdkError, match=message):
         ChatTemplate(text).render([{"role": "user", "content": "hi"}])
     chat_template._process().end()
-    assert cpu_time_of_children() - before < 7 + MAX_CPU_S / 10
+    assert cpu_time_of_children() - before < 10
 
 
 def test_the_limits_are_those_that_are_documented():

@@ -29,7 +29,6 @@ def again(renderer: Renderer) -> Any:
     ("name", "options"),
     [
         ("qwen3", {}),
-        ("fixed_base", {}),
         ("fixed_base", {"template_arguments": {"enable_thinking": False}, "validate": "always"}),
         ("auto", {}),
     ],
@@ -57,7 +56,7 @@ def test_a_pickled_renderer_has_its_processor_and_not_the_arrays_of_images(name:
     assert again(renderer).render([message]).tokens.tolist() == tokens
 
 
-@pytest.mark.parametrize("name", ["gemma-3", "qwen3.5"])
+@pytest.mark.parametrize("name", ["gemma-3", pytest.param("qwen3.5", marks=pytest.mark.full)])
 def test_a_processor_that_cannot_be_pickled_is_a_typed_error(name: str):
     """The classes of these processors are made here, so that another process cannot import them."""
     with pytest.raises(ConfigError, match=r"cannot be pickled for another process.*Give processor= as a folder"):

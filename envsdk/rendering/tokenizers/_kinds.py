@@ -158,6 +158,11 @@ class TiktokenTokenizer(NamedTokenizer):
         self._encoding = encoding
         self._nfc = nfc
 
+    @property
+    def ranks(self) -> Mapping[bytes, int]:
+        """The byte-pair ranks: the bytes of each token with its id, without control tokens."""
+        return self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
+
     def normalize(self, text: str) -> str:
         return unicodedata.normalize("NFC", text) if self._nfc and not text.isascii() else text
 
@@ -211,23 +216,20 @@ class TiktokenTokenizer(NamedTokenizer):
     def _pieces(self) -> "NDArray[np.object_]":
         """The bytes of each id, followed by the bytes for ids that are out of range."""
         pieces = np.full(self.vocab_size + 1, UNNAMED.encode(), dtype=object)
-        ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
-        for piece, token in ranks.items():
+        for piece, token in self.ranks.items():
             pieces[token] = piece
         for name, token in self.control_tokens.items():
             pieces[token] = name.encode()
         return pieces
 
     def _rules_of_encoding(self) -> tuple[bytes, ...]:
-        ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
         pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
-        items = sorted(ranks.items(), key=lambda item: item[1])
+        items = sorted(self.ranks.items(), key=lambda item: item[1])
         vocabulary = b"".join(b"%d %s\n" % (rank, piece.hex().encode()) for piece, rank in items)
         return vocabulary, pattern.encode(), b"NFC" if self._nfc else b""
 
     def _saved(self) -> tuple[VocabularyFile, bytes, dict[str, Any]]:
-        ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
-        items = sorted(ranks.items(), key=lambda item: item[1])
+        items = sorted(self.ranks.items(), key=lambda item: item[1])
         lines = b"".join(b"%s %d\n" % (base64.b64encode(piece), rank) for piece, rank in items)
         pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
         return RANKS, lines, {"pattern": pattern, "nfc": self._nfc}

@@ -35,10 +35,12 @@ class GrammarReader:
 
     Args:
         grammar: The grammar.
+        strips_newlines: Whether newlines around reasoning belong to its block, and those before the content after it.
     """
 
-    def __init__(self, grammar: Grammar) -> None:
+    def __init__(self, grammar: Grammar, *, strips_newlines: bool = False) -> None:
         self.grammar = grammar
+        self.strips_newlines = strips_newlines
         self.patterns = _patterns_of(grammar)
 
     def begin(self, tools: Sequence[ToolSchema]) -> "GrammarReading":
@@ -47,7 +49,7 @@ class GrammarReader:
         Args:
             tools: JSON schemas of the tools that the model has.
         """
-        return GrammarReading(self.patterns, tools)
+        return GrammarReading(self.patterns, tools, strips_newlines=self.strips_newlines)
 
     def read(self, segments: Iterable[Segment], sampled: SplitReply, tools: Sequence[ToolSchema]) -> Message:
         """Read a reply; any reply is accepted, and `Message.errors` reports what is wrong with it.
@@ -57,7 +59,7 @@ class GrammarReader:
             sampled: What was sampled, with how it ended.
             tools: JSON schemas of the tools that the model has.
         """
-        reading = GrammarReading(self.patterns, tools)
+        reading = self.begin(tools)
         reading.end(segments)
         return reading.message(sampled)
 
@@ -70,10 +72,12 @@ class GrammarReading:
     Args:
         patterns: The patterns of the grammar.
         tools: JSON schemas of the tools that the model has.
+        strips_newlines: See `GrammarReader`.
     """
 
-    def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema]) -> None:
+    def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema], *, strips_newlines: bool) -> None:
         self._patterns = patterns
+        self._strips_newlines = strips_newlines
         self._source = CodedReply()
         self._state: Field | Literal["broken"] = "start"
         """The field that comes next; `broken` is a call that was opened but does not go on as one."""
@@ -130,17 +134,12 @@ class GrammarReading:
         found, self._events = self._events, []
         return [event for item in found for event in (call_events(*item) if isinstance(item, tuple) else (item,))]
 
-    @property
-    def has_reasoning(self) -> bool:
-        """True if there is reasoning, also an empty one."""
-        return self._reasoning is not None
-
     def message(self, sampled: SplitReply) -> Message:
         """Return the message after everything was read."""
         errors = [*self._errors, *errors_at_end(is_ended=sampled.is_ended, overrun=sampled.overrun)]
         return Message.model_construct(  # its fields are valid
             role="assistant",
-            content="".join(self._content),
+            content=self._shown_content(0),
             reasoning=None if self._reasoning is None else "".join(self._reasoning),
             tool_calls=tuple(self._calls),
             errors=tuple(dict.fromkeys(errors)),
@@ -228,7 +227,7 @@ class GrammarReading:
         after = source.skip(constant.tail, found.end, found.start)
         if source.undecided is not None:
             return None
-        self._think(constant.strip_before(source.text[self._position : found.start]))
+        self._think(strip_end(source.text[self._position : found.start], constant.lead))
         self._position, self._since = after, found.start
         return constant.target
 
@@ -237,8 +236,9 @@ class GrammarReading:
         for control in () if coded.isascii() else dict.fromkeys(CONTROL.findall(coded)):
             self._note(f"{self._patterns.code.plain(control)} is out of place")
         text = self._patterns.code.plain(coded)
-        if self._reasoning is None:
-            self._reasoning = []
+        self._reasoning = self._reasoning or []
+        if self._strips_newlines:  # the end of an unfinished part is never blank
+            text = (text if any(self._reasoning) else text.lstrip("\n")).rstrip("\n")
         self._reasoning.append(text)
         if text:
             self._events.append(ReasoningText(text))
@@ -269,7 +269,7 @@ class GrammarReading:
             return "reasoning"
         match kind:
             case "constant" if constant is not None:
-                self._add(constant.strip_before(before))
+                self._add(strip_end(before, constant.lead))
                 self._position = after if constant.target != "end" else found.end
                 return constant.target
             case "opener":  # of a call, but it does not go on as one
@@ -277,10 +277,9 @@ class GrammarReading:
                 return "broken"
             case "closer" if self._reasoning is None and not self._calls and constant is not None:
                 self._note("a think block was closed that was never opened: the text before it is reasoning")
-                self._add(constant.strip_before(before))
-                self._reasoning, self._content, self._position = ["".join(self._content)], [], after
-                if self._reasoning[0]:  # none of it was reported as content
-                    self._events.append(ReasoningText(self._reasoning[0]))
+                self._add(strip_end(before, constant.lead))
+                text, self._content, self._position = "".join(self._content), [], after
+                self._think(text)  # none of it was reported as content
             case "reasoning" if self._reasoning is None and not CONTROL.search(found.text):
                 self._add(before + found.text)  # a word of the text
             case _:
@@ -323,18 +322,23 @@ class GrammarReading:
         is_settled = is_settled or self._state == "end" or self._reasoning is not None or bool(self._calls)
         if not is_settled and (patterns.reasoning_closer.alternatives or patterns.reasoning_opener.alternatives):
             return
-        text = "".join(self._content[self._reported :])
+        text = self._shown_content(self._reported)
         self._reported = len(self._content)
         if text:
             self._events.append(ContentText(text))
 
+    def _shown_content(self, start: int) -> str:
+        """Return the content from a part of it on."""
+        text = "".join(self._content[start:])
+        is_first = (
+            self._strips_newlines and self._reasoning is not None and not "".join(self._content[:start]).strip("\n")
+        )
+        return text.lstrip("\n") if is_first else text
+
     # Calls.
 
     def _read_call(self) -> Field | None:
-        if self._state == "broken":
-            read = self._call_reader.broken(self._position, self._since)
-        else:
-            read = self._call_reader.read(self._position, self._since)
+        read = self._call_reader.read(self._position, self._since, begins=self._state != "broken")
         is_decided = self._source.undecided is None
         if not self._is_call_reported and (is_decided or read.is_ended):
             self._report_content(is_settled=True)

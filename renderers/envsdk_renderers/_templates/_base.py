@@ -87,7 +87,7 @@ class Base:
         """The measured tails, by the shape of their turn."""
         self.judgements: dict[str, Judgement] = {}
         self.rewritten: dict[bool, str] = {}
-        """How the template rewrites earlier text, if users ask, and if tools are called."""
+        """An example of how the template rewrites earlier text, by whether tools are called."""
 
     def text(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
         """Render the start of the episode and then sentinel messages.
@@ -244,7 +244,7 @@ def _find_stop(base: Base, previous: Previous, followings: Sequence[Following], 
 
 
 def _texts_after(base: Base, previous: Previous, followings: Sequence[Following]) -> tuple[list[str], str]:
-    """Return the texts between a sentinel and the content of each next message, and the text after it at the end."""
+    """Return what is between a sentinel and the content of each next message, and what follows it at the end."""
     heads, end = list[str](), ""
     for following in followings:
         reply, answers = exchange(previous, following)

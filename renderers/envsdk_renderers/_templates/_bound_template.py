@@ -35,11 +35,11 @@ class Dialect:
     arguments: Literal["dict", "text"] = "dict"
     """True if a call's arguments are a dict or its JSON text."""
     takes_text: bool = True
-    """Whether arguments given as a string may stay a string; if not, they are parsed if they are JSON."""
+    """True if arguments given as a string may stay a string; if not, they are parsed if they are JSON."""
     call_content: Literal["empty", "none", "absent"] = "empty"
     """The content of a message that only calls tools."""
     no_tools: Literal["none", "empty"] = "none"
-    """What the template receives as tools in an episode without tools."""
+    """The value that the template receives as tools in an episode without tools."""
     ids: Literal["word", "function"] = "word"
     """The id given to a call without one: nine letters and digits, or `functions.name:0` (Kimi K2 names the function
     nowhere else)."""

@@ -28,12 +28,12 @@ FIXED_DATE = "2025-01-01"
 MAX_TEXT = 2**20
 """The maximum number of characters in a template."""
 _VARIABLES = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""What the process may need to start Python."""
+"""The environment variables that the process may need to start Python."""
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # from outside
 _SMALL = 2**20
 """A conversation of fewer bytes is not what made a template exceed its limits."""
 _MAX_TEMPLATES = 100
-"""How many templates a process keeps; then another one begins."""
+"""The number of templates that a process keeps; then another one begins."""
 
 
 class TemplateFailed(RenderError):
@@ -44,7 +44,7 @@ class ChatTemplate:
     """A compiled chat template.
 
     Args:
-        text: The Jinja text.
+        text: The template in Jinja.
         date: The date that `strftime_now` returns, as `YYYY-MM-DD`.
         special_tokens: The values of `bos_token`, `eos_token` and so on.
 

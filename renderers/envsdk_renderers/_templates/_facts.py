@@ -13,7 +13,6 @@ from envsdk.errors import ConfigError, RenderError, TemplateUnsupported
 from .._grammars._grammar import CALL_FIELDS, Edge, Grammar
 from .._grammars._measuring import Renderings, Thought, measure
 from .._grammars._probes import SIMPLE_TOOLS, TOOLS, call_of, reply, two_arguments
-from .._grammars._proof import ReadingVerdict, prove
 from .._grammars._reading import GrammarReader
 from .._replies._formats import PLAIN, ReplyFormat, choose_format, get_format
 from .._replies._response_template import ResponseTemplate
@@ -25,7 +24,6 @@ from ._turns import TemplateTurns
 from ._writer import ReplyWriter, Writer
 
 _GRAMMAR = TypeAdapter(Grammar)
-_VERDICT = TypeAdapter(ReadingVerdict)
 ReplyReader: TypeAlias = ResponseTemplate | ReplyFormat | GrammarReader
 
 
@@ -113,18 +111,13 @@ class TemplateFacts:
 
         def measured() -> Grammar:
             thinking = self._grammar_probe.thinking
-            return measure(self._renderings, Thought(*thinking) if thinking else None, self.stop_tokens)
+            return measure(self.renderings, Thought(*thinking) if thinking else None, self.stop_tokens)
 
         return self._turns.measured(f"grammar {json.dumps(self.stop_tokens)}", _GRAMMAR, measured)
 
     @property
-    def reading(self) -> ReadingVerdict:
-        """What can be relied on when replies are read by the grammar."""
-        name = f"reading {json.dumps(self.stop_tokens)}"
-        return self._turns.measured(name, _VERDICT, lambda: prove(self.grammar, self._renderings))
-
-    @property
-    def _renderings(self) -> Renderings:
+    def renderings(self) -> Renderings:
+        """The renderings of probes, from which the grammar is measured and proved."""
         return Renderings(self._grammar_probe.probe, self._turns.template.dialect.addressed, self._mask)
 
     @cached_property

@@ -79,10 +79,10 @@ class TextMask:
         return self._hidden.sub(lambda match: self._words[match[1]], text)
 
     def restore(self, text: str, *, is_compared: bool = False) -> str:
-        """Return the text with everything that was hidden. Words of probes stay in a text that is only compared.
+        """Return a string with everything that was hidden. Words of probes stay in a string that is only compared.
 
         Raises:
-            TemplateUnsupported: If another text contains a word of a probe, or a word of the mask that the template
+            TemplateUnsupported: If another string contains a word of a probe, or a word of the mask that the template
                 changed.
         """
 
@@ -118,7 +118,7 @@ class TextMask:
                 yield part, index % 2 == 1
 
     def shared(self, first: str, second: str) -> int:
-        """Return the length of the common start of two texts, without cutting a control token or a mask's word."""
+        """Return the length of the common start of two strings, without cutting a control token or a mask's word."""
         length = shared_start([first, second])
         for text in (first, second):
             cut = self._cut_at(text, length)
@@ -157,7 +157,7 @@ def count_stems(text: str) -> int:
 
 
 def shared_start(texts: Sequence[str]) -> int:
-    """Return the length of the common start of all texts."""
+    """Return the length of the common start of all strings."""
     first, *others = texts
     length = min(map(len, texts))
     for other in others:

@@ -11,6 +11,7 @@ import platform
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,15 +35,15 @@ def remember(memory: dict[_Key, _Value], key: _Key, value: _Value, *, at_most: i
     memory[key] = value
 
 
+@dataclass(frozen=True)
 class Store:
     """The measurements of one template with one vocabulary and one set of options.
 
-    Args:
+    Attributes:
         key: A hash of all of these.
     """
 
-    def __init__(self, key: str) -> None:
-        self._key = key
+    key: str
 
     def measured(self, name: str, adapter: TypeAdapter[_Value], measure: Callable[[], _Value]) -> _Value:
         """Return a measurement that is on disk, or measure it and keep it.
@@ -59,7 +60,7 @@ class Store:
             folder = Path(given) if given else cache_folder() / "templates"
         except RuntimeError:  # the user has no home folder
             return measure()
-        digest = _hash(str(VERSION), platform.python_version(), jinja2.__version__, self._key, name)
+        digest = _hash(str(VERSION), platform.python_version(), jinja2.__version__, self.key, name)
         file = folder / f"{digest}.json"
         with suppress(OSError, ValidationError):
             kept = _StoredValue.model_validate_json(file.read_bytes())

@@ -46,7 +46,7 @@ class Verdict:
     the template would rewrite what came before. `refused`: the delta is not known. `not possible`: the template cannot
     express it."""
     detail: str = ""
-    """What would be rewritten, or why the delta is refused or not possible."""
+    """The text that would be rewritten, or why the delta is refused or not possible."""
 
 
 def verdict_of(base: Base, previous: Previous, following: Following) -> Verdict:
@@ -190,7 +190,7 @@ _TEXTS = (
     "Eight?",
     "Nine?",
 )
-"""What users and tools write in one conversation; a template may change each of them once it is in the past."""
+"""The contents of users and tools in one conversation; a template may change each of them once it is in the past."""
 _REPLIES = re.compile(f"({earlier_reply(0).replace('0', '[0-9]')})")
 
 
@@ -251,7 +251,7 @@ def difference_of(before: str, after: str) -> str:
 
 @dataclass(frozen=True)
 class TemplateReport:
-    """What can be relied on with one chat template; printed, it has a line for each part.
+    """The facts that can be relied on with one chat template; printed, it has a line for each part.
 
     Attributes:
         turns: The verdict for each pair of a previous reply and a next message.

@@ -5,7 +5,7 @@ Strings that were hidden from the template are restored here, as content.
 
 import re
 from collections.abc import Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from envsdk.errors import TemplateUnsupported
@@ -36,9 +36,9 @@ class TemplateEmission(Emission):
         super().__init__(encoder)
         self.generation_prompt = generation_prompt
         self.placeholder = None if encoder.vision is None else encoder.vision.placeholder
-        """What the template writes for an image; None for a renderer that refuses images."""
+        """The token that the template writes for an image; None for a renderer that refuses images."""
         self._given = 0
-        """How often the stem is in the content, which may contain it like any other text."""
+        """The number of stems in the content, which may contain them like any other text."""
 
     def content(self, text: str) -> None:
         """See `Emission.content`."""
@@ -57,34 +57,34 @@ class TemplateEmission(Emission):
         return super().tokens()
 
 
+@dataclass(frozen=True)
 class Writer:
     """Writes rendered text.
 
-    Args:
+    Attributes:
         mask: The mask that hid the names of control tokens in content.
         is_emitted: Whether the text leaves the renderer; if not, it is only compared, and may contain words of probes.
     """
 
-    def __init__(self, mask: TextMask, *, is_emitted: bool = True) -> None:
-        self._mask = mask
-        self._restore = partial(mask.restore, is_compared=not is_emitted)
+    mask: TextMask
+    is_emitted: bool = True
 
     def fill(self, out: Emission, text: str, contents: Mapping[str, str], *, is_scaffold: bool = True) -> None:
         """Write text, and in place of its slots their contents."""
         slots = re.compile(f"({'|'.join(map(re.escape, contents)) or '(?!)'})")
         for index, part in enumerate(slots.split(text)):
             if index % 2:
-                out.content(self._restore(contents[part]))
+                out.content(self.mask.restore(contents[part], is_compared=not self.is_emitted))
             else:
                 self.write(out, part, is_scaffold=is_scaffold)
 
     def write(self, out: Emission, text: str, *, is_scaffold: bool = True) -> None:
-        """Write rendered text. Hidden texts in it are content, and so are texts that are too long to be cached."""
+        """Write rendered text. Hidden strings in it are content, and so are strings that are too long to be cached."""
         if is_scaffold and len(text) <= _LONG_SCAFFOLD and not has_stem(text):
             out.scaffold(text)
             return
-        for part, is_control in self._mask.parts(text):
-            shown = part if is_control else self._restore(part)
+        for part, is_control in self.mask.parts(text):
+            shown = part if is_control else self.mask.restore(part, is_compared=not self.is_emitted)
             is_own = is_control or (is_scaffold and shown == part and len(part) <= _LONG_SCAFFOLD)
             out.scaffold(part) if is_own else out.content(shown)
 
@@ -93,13 +93,13 @@ class Writer:
         if content and content not in text:  # the template changes it: nothing of this text is worth caching
             self.write(out, text, is_scaffold=False)
             return
-        for part, is_control in self._mask.parts(text):
-            at = self._mask.find(part, content, 0) if content and not is_control else -1
+        for part, is_control in self.mask.parts(text):
+            at = self.mask.find(part, content, 0) if content and not is_control else -1
             if at < 0:
                 self.write(out, part)
                 continue
             self.write(out, part[:at])
-            out.content(self._restore(content))
+            out.content(self.mask.restore(content, is_compared=not self.is_emitted))
             self.write(out, part[at + len(content) :])
             content = ""
 
