@@ -133,7 +133,7 @@ class Driver:
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin a new episode. If an argument is refused, the running episode is unchanged."""
         seed, given = check_seed(seed), _check_options(options)
-        chosen = [self._chosen(given)] if "task" in given else None
+        chosen = [check_task(find_task(self.env.tasks, given["task"]), self.env.Task)] if "task" in given else None
         if chosen is None and self.is_running:
             bits = self.env.np_random.bit_generator
             state = bits.state
@@ -194,9 +194,6 @@ class Driver:
             self.env.task = copy.deepcopy(task)  # what the author does to it changes neither data nor record
         self.env._envsdk_prepare()
         self.waits = None
-
-    def _chosen(self, options: Mapping[str, Any]) -> Any:
-        return check_task(find_task(self.env.tasks, options["task"]), self.env.Task)
 
     def _drawn(self, seed: int | None) -> list[Any]:
         """Return a list of the task that the seed (or the random state without a seed) picks; empty without rows."""
