@@ -96,7 +96,7 @@ class Driver:
         self.limits = Limits.of(limits, env.default_limits)
         self.why_not_sampled: Callable[[str, str, Any], str | None] | None = None
         """Returns why the policy of a role does not honor a sampling parameter with a value, or None if it does. A
-        rollout sets it for an episode."""
+        rollout sets it for an episode that a program plays; other environments may be copied, and a policy may not."""
         self.program: Any = None if env._envsdk_program is None else env._envsdk_program(self)
         """The `ProgramDriver` of an environment that a program plays; None if its methods play it."""
 
