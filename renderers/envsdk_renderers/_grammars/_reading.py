@@ -103,7 +103,7 @@ class GrammarReading:
         """True if the current call was reported, although it is undecided what follows it."""
         self._read_early: int = 0
         """How many characters were read again because a call may end."""
-        self._call_reader = CallReader(patterns.grammar, patterns, self._source, tools)
+        self._call_reader = CallReader(patterns, self._source, tools)
 
     def feed(self, segments: Iterable[Segment]) -> None:
         """Read more of the reply."""
