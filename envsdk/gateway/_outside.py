@@ -32,8 +32,8 @@ NAME = "envsdk gateway"
 
 
 @dataclass(eq=False)
-class _Open:
-    """A session that is open, and its episode."""
+class _SessionEpisode:
+    """The episode of an open session."""
 
     session: ProgramSession
     limits: Mapping[str, Any] | None
@@ -51,7 +51,7 @@ class OutsideDriver(ProgramDriver):
     @override
     def open_session(self) -> ProgramSession:
         """Take the session, which the server knows; the program runs elsewhere."""
-        opened: _Open = self.env.opened[self.driver.running_episode.id]
+        opened: _SessionEpisode = self.env.opened[self.driver.running_episode.id]
         opened.env, self._session = self.env, opened.session
         return opened.session
 
@@ -71,7 +71,7 @@ class OutsideEnv(ProgramEnv):
     _envsdk_program: ClassVar[Callable[[Driver], Any] | None] = OutsideDriver
     limit_grace_s: ClassVar[float | None] = None  # the session is closed, or becomes idle
 
-    def __init__(self, opened: Mapping[str, _Open], **options: Any) -> None:
+    def __init__(self, opened: Mapping[str, _SessionEpisode], **options: Any) -> None:
         super().__init__(**options)
         self.opened = opened
 
@@ -117,7 +117,7 @@ class PlayedSessions:
         close_timeout_s: float = 10.0,
         on_trajectory: Callable[[Trajectory], object] | None = None,
     ) -> None:
-        self._opened: dict[str, _Open] = {}
+        self._opened: dict[str, _SessionEpisode] = {}
         self._ids: dict[str, str] = {}
         """The id of the episode of each session."""
         self._count = 0
@@ -171,7 +171,7 @@ class PlayedSessions:
         session = ProgramSession(
             counting.count_tokens, partial(check_image, counting.driver.renderer), options.get("role")
         )
-        opened = self._opened[episode_id] = _Open(session, limits, options.get("task"))
+        opened = self._opened[episode_id] = _SessionEpisode(session, limits, options.get("task"))
         self._ids[session.id] = episode_id
         group = options.get("group_id") or episode_id
         job = EpisodeJob(self._count, NAME, episode_id, group, options.get("seed"), {})
@@ -220,7 +220,7 @@ class PlayedSessions:
             "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
         }
 
-    async def _ended(self, opened: _Open, reason: str) -> Trajectory | None:
+    async def _ended(self, opened: _SessionEpisode, reason: str) -> Trajectory | None:
         """End the episode of a session; return None if no request came."""
         playing = opened.playing
         assert playing is not None

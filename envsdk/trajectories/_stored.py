@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_type_hints
 
 import numpy as np
-from pydantic import AfterValidator, GetCoreSchemaHandler, GetPydanticSchema, PlainValidator, ValidationError
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetPydanticSchema, PlainValidator, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from ..contexts._protocol import Break
@@ -48,38 +48,28 @@ def _record_schema(cls: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
     from numpy.typing import NDArray
 
     hints = get_type_hints(cls, localns={"NDArray": NDArray, "np": np}, include_extras=True)
-    names = [field.name for field in fields(cast("Any", cls))]
-    left_out = optional_fields(cls)
     members = {
-        name: core_schema.typed_dict_field(handler.generate_schema(hints[name]), required=name not in left_out)
-        for name in names
+        field.name: core_schema.typed_dict_field(
+            handler.generate_schema(hints[field.name]), required=not field.metadata.get("optional")
+        )
+        for field in fields(cast("Any", cls))
     }
     record = core_schema.typed_dict_schema(members, extra_behavior="forbid", config=core_schema.CoreConfig(strict=True))
     return core_schema.no_info_after_validator_function(lambda values: cls(**values), record)
 
 
-def optional_fields(cls: type[Any]) -> frozenset[str]:
-    """Return the fields that a record leaves out where they have their default, so that they take no space."""
-    return frozenset(field.name for field in fields(cast("Any", cls)) if field.metadata.get("optional"))
-
-
 def record_of(value: Any) -> dict[str, Any]:
     """Return the fields of a stored dataclass by name, without optional ones that have nothing in them."""
-    left_out = optional_fields(cast("type[Any]", type(value)))
-    given = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: own for name, own in given.items() if name not in left_out or (own is not None and len(own))}
+    given = [(field, getattr(value, field.name)) for field in fields(value)]
+    return {
+        field.name: own for field, own in given if not field.metadata.get("optional") or (own is not None and len(own))
+    }
 
 
 def _number(value: Any) -> Any:
     kind = cast("type[object]", type(value))  # of integers, True is another type
     if not (kind is float and abs(value) <= LARGEST) and not (kind is int and abs(value) <= _LARGEST_INTEGER):
         raise ValueError("expected a number that is finite in float32, and an integer of at most 63 bits")
-    return value
-
-
-def _at_least_0(value: Any) -> Any:
-    if _number(value) < 0:
-        raise ValueError("expected a number of at least 0")
     return value
 
 
@@ -92,7 +82,7 @@ def _check_json(value: Any) -> Any:
 
 
 Number: TypeAlias = Annotated[float, PlainValidator(_number)]
-Temperature: TypeAlias = Annotated[float, PlainValidator(_at_least_0)]
+Temperature: TypeAlias = Annotated[float, PlainValidator(_number), Field(ge=0)]
 Json: TypeAlias = Annotated[Any, AfterValidator(_check_json)]
 """Any value of JSON."""
 JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_json)]

@@ -25,8 +25,8 @@ The conversation of the program itself has an empty text.
 
 
 def own(context: str) -> tuple[str, str, str]:
-    """The break at which another agent begins a conversation of its own."""
-    return context, "switch handoff", "agent: a conversation of its own"
+    """The break at which another agent begins a separate conversation."""
+    return context, "switch handoff", "agent: a separate conversation"
 
 
 def edited(detail: str) -> tuple[str, str, str]:

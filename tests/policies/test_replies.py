@@ -33,46 +33,35 @@ async def ask(policy, **changes):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_reply_has_ids_and_logprobs_and_ends_at_the_stop_token(name):
+def test_a_reply_is_sampled_with_the_parameters_of_the_turn_and_no_default_of_the_server(name):
     kind, server = served(name)
     with server:
-        action = asyncio.run(ask(kind(server.url, "toy", seed=3)))
-    assert action.finish_reason == "stop"
-    assert action.tokens[-1] == STOP
-    assert action.logprobs.shape == action.tokens.shape
-    assert (action.logprobs <= 0).all()
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_reply_that_reaches_max_tokens_was_cut(name):
-    kind, server = served(name, stop_logit=-9.0)
-    with server:
-        action = asyncio.run(ask(kind(server.url, "toy", check=False), max_tokens=5))
-    assert action.finish_reason == "length" and len(action.tokens) == 5
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_sampling_of_a_turn_takes_precedence(name):
-    kind, server = served(name)
-    with server:
-        action = asyncio.run(ask(kind(server.url, temperature=0.7), sampling={"temperature": 1.5}))
+        action, again = (
+            asyncio.run(ask(kind(server.url, "toy", temperature=0.7, seed=5), sampling={"temperature": 1.5}))
+            for _ in range(2)
+        )
         sent = server.requests[-1][1]
-    assert action.temperature == 1.5
-    assert sent.get("sampling_params", sent)["temperature"] == 1.5
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_no_default_of_the_server_shapes_the_distribution(name):
-    kind, server = served(name)
-    with server:
-        asyncio.run(ask(kind(server.url)))
-        sent = server.requests[-1][1]
+    assert action.finish_reason == "stop" and action.tokens[-1] == STOP
+    assert np.array_equal(action.tokens, again.tokens)
+    assert action.logprobs.shape == action.tokens.shape and (action.logprobs <= 0).all()
     given = sent.get("sampling_params", sent)
+    assert action.temperature == given["temperature"] == 1.5
     neutral = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_p": 1.0}
     assert {key: given[key] for key in neutral} == neutral
     assert given["top_k"] == (-1 if name == "sglang" else 0)
     assert given["skip_special_tokens"] is False
     assert given["stop_token_ids"] == [STOP]
+
+
+@pytest.mark.parametrize("name", ["native", "completions", "sglang"])
+def test_at_temperature_0_logprobs_are_0_and_without_a_seed_none_is_sent(name):
+    kind, server = served(name)
+    with server:
+        action = asyncio.run(ask(kind(server.url, check=False), sampling={"temperature": 0.0}))
+        sent = server.requests[-1][1]
+    assert not action.logprobs.any()
+    given = sent.get("sampling_params", sent)
+    assert given.get("seed") is None and "sampling_seed" not in given
 
 
 def test_an_unknown_sampling_parameter_is_an_error():
@@ -90,27 +79,6 @@ def test_a_temperature_that_vllm_would_change_is_refused(temperature):
 def test_sglang_refuses_parameters_that_its_logprobs_do_not_reflect(options):
     with pytest.raises(ConfigError, match="log-probabilities of the distribution before they apply"):
         SGLang("http://localhost:1", **options)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_at_temperature_0_logprobs_are_0(name):
-    kind, server = served(name)
-    with server:
-        action = asyncio.run(ask(kind(server.url), sampling={"temperature": 0.0}))
-    assert not action.logprobs.any()
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_same_seed_gives_the_same_replies_and_no_seed_sends_none(name):
-    kind, server = served(name)
-    with server:
-        first = asyncio.run(ask(kind(server.url, seed=5)))
-        again = asyncio.run(ask(kind(server.url, seed=5)))
-        asyncio.run(ask(kind(server.url)))
-        sent = server.requests[-1][1]
-    assert np.array_equal(first.tokens, again.tokens)
-    given = sent.get("sampling_params", sent)
-    assert given.get("seed") is None and "sampling_seed" not in given
 
 
 def test_seeds_depend_on_the_episode_the_context_and_the_length_of_the_prompt():
@@ -378,15 +346,6 @@ def test_sglang_returns_routed_experts_on_request():
         action = asyncio.run(ask(SGLang(server.url, routed_experts=True)))
         assert server.requests[-1][1]["return_routed_experts"] is True
     assert action.extra["routed_experts"].values.shape == (len(PROMPT) + len(action.tokens), 6)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_an_episode_gives_samples_with_the_logprobs_of_the_server(name):
-    kind, server = served(name)
-    with server:
-        trajectory = rollout(kind(server.url, seed=1))
-    (sample,) = trajectory.samples()
-    assert sample.mask.any() and np.isfinite(sample.logprobs[sample.mask]).all()
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -39,7 +39,9 @@ def play(policy, tokenizer="embedded", **limits):
     ("kind", "name", "flag"),
     [(VLLM, "vllm", "--logprobs-mode processed_logprobs"), (SGLang, "sglang", "SGLANG_RETURN_ORIGINAL_LOGPROB")],
 )
-@pytest.mark.parametrize("prompt", [[0, 1], [5, 96], [40, 41, 42]])
+@pytest.mark.parametrize(
+    "prompt", [[0, 1], *(pytest.param(one, marks=pytest.mark.full) for one in ([5, 96], [40, 41, 42]))]
+)
 def test_raw_logprobs_are_detected(kind, name, flag, prompt):
     with ModelServer(name, processed=False) as server, pytest.raises(ServerMismatch, match=flag):
 
@@ -63,7 +65,7 @@ def test_processed_logprobs_pass(kind, name):
     with ModelServer(name) as server:
 
         async def run():
-            for last in range(30):
+            for last in range(6):
                 async with kind(server.url) as policy:
                     await policy(np.array([last], dtype=np.int32), **request())
 

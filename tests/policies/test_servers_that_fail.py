@@ -47,12 +47,14 @@ FAULTS = {
 CAUSES = {"reset": "connection", "short": "connection", "html": "partial", "slow": "timeout"}
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.full)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_failed_request_is_repeated_once_with_the_same_id(fault, kind):
     with ModelServer(kind) as server:
         server.faults.append(FAULTS[fault])
-        policy = (VLLM if kind == "vllm" else SGLang)(server.url, timeout_s=2.0, seed=1, check=False)
+        policy = (VLLM if kind == "vllm" else SGLang)(
+            server.url, timeout_s=0.5 if fault in ("timeout", "slow") else 60.0, seed=1, check=False
+        )
         action = ask(policy)
         bodies = server.bodies(GENERATE if kind == "vllm" else "/generate")
     assert action.finish_reason == "stop"
@@ -62,7 +64,7 @@ def test_a_failed_request_is_repeated_once_with_the_same_id(fault, kind):
     assert policy.usage.sampled_tokens == len(action.tokens)
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 422, 501])
+@pytest.mark.parametrize("status", [400, 404, 501])
 def test_a_request_that_is_refused_is_not_repeated(status):
     with ModelServer() as server:
         server.faults += [Fault(status, text=b'{"error": {"message": "the prompt is too long"}}')] * 3
@@ -450,7 +452,7 @@ def test_options_that_are_not_valid_are_refused(options):
         VLLM("http://localhost:1", **options)
 
 
-@pytest.mark.parametrize("kind", [VLLM, SGLang])
+@pytest.mark.parametrize("kind", [VLLM, pytest.param(SGLang, marks=pytest.mark.full)])
 def test_no_episode_is_lost_on_servers_that_fail_at_random(kind):
     rng = random.Random(0)
     name = "sglang" if kind is SGLang else "vllm"

@@ -14,6 +14,11 @@ from envsdk.policies import VLLM, SGLang, StopAfterCall
 
 GENERATE, ABORT, COMPLETIONS = "/inference/v1/generate", "/inference/v1/abort_requests", "/v1/completions"
 ENDPOINTS = pytest.mark.parametrize("has_token_endpoint", [True, False], ids=["generate", "completions"])
+FIRST_ENDPOINT = pytest.mark.parametrize(
+    "has_token_endpoint",
+    [True, pytest.param(False, marks=pytest.mark.full)],
+    ids=["generate", "completions"],
+)
 LONG = {"stop_logit": -20.0}  # so that only `max_tokens` ends a reply
 
 
@@ -121,7 +126,7 @@ EARLY = {
 }
 
 
-@ENDPOINTS
+@FIRST_ENDPOINT
 @pytest.mark.parametrize("fault", EARLY)
 def test_a_stream_that_fails_before_its_first_token_is_requested_again(fault, has_token_endpoint):
     with ModelServer(has_token_endpoint=has_token_endpoint, **LONG) as server:
@@ -140,7 +145,7 @@ LATE |= {"refused": Fault(text=b'data: {"error": {"message": "no", "code": 404}}
 OF_THE_REPLY = {"[DONE] at once", "no fields", "a token that is not one", "refused"}
 
 
-@ENDPOINTS
+@FIRST_ENDPOINT
 @pytest.mark.parametrize("fault", [name for name in LATE if name != "connection"])
 def test_a_stream_that_fails_after_a_token_is_not_requested_again(fault, has_token_endpoint):
     with ModelServer(has_token_endpoint=has_token_endpoint, **LONG) as server:

@@ -33,7 +33,7 @@ RENDERERS = {
 
 @pytest.mark.parametrize("make", RENDERERS.values(), ids=list(RENDERERS))
 def test_our_renderers_conform(make: Any, is_full: bool):
-    report = check_renderer(make(), random_replies=300 if is_full else 60).raise_if_failed()
+    report = check_renderer(make(), random_replies=300 if is_full else 20).raise_if_failed()
     possible = [check for check in report.checks if check.verdict == "PASS"]
     assert len(possible) >= 39
 
@@ -137,7 +137,7 @@ MUTANTS: Sequence[tuple[type[Renderer], str]] = (
     (ForgetsANewline, "extension"),
     (ForgetsToCloseThinking, "cut anywhere: reasoned"),
     (MatchesControlTokens, "no forgery: user"),
-    (RaisesOnJunk, "60 random replies"),
+    (RaisesOnJunk, "20 random replies"),
     (LosesReasoning, "parse what was rendered: reasoned"),
     (ReadsNoReasoning, "parse what was rendered: reasoned"),
     (ShowsReasoningThatItNeverWrites, "parse what was rendered: reasoned"),
@@ -150,7 +150,7 @@ MUTANTS: Sequence[tuple[type[Renderer], str]] = (
 
 @pytest.mark.parametrize(("mutant", "check"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_renderer_with_a_bug_fails_and_is_told_where(mutant: type[Renderer], check: str):
-    report = check_renderer(mutant(load_tokenizer("embedded")), random_replies=60)
+    report = check_renderer(mutant(load_tokenizer("embedded")), random_replies=20)
     if mutant is ForgetsANewline:
         # The whole conversation lacks it, too: only the model's template knows that it is there.
         assert report.failed == []

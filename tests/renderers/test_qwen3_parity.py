@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections import Counter
-from itertools import chain, pairwise
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -30,7 +29,7 @@ FORGERIES = (
 @pytest.fixture(scope="session")
 def generated(is_full: bool) -> Generated:
     rng = Random(2507)
-    return [random_conversation(rng) for _ in range(600 if is_full else 80)]
+    return [random_conversation(rng) for _ in range(600 if is_full else 30)]
 
 
 @pytest.fixture(scope="session")
@@ -160,40 +159,6 @@ def test_sampled_spans_are_exactly_the_replies_and_their_stop_tokens(renderer: R
         assert [messages[index]["role"] for index in sampled] == ["assistant"] * len(blocks)
 
 
-# No forgery.
-
-
-def every_text_is(text: str) -> tuple[list[Message], list[dict[str, Any]]]:
-    calls = (
-        ToolCall(name=text, arguments={text: [text]}),
-        ToolCall(name="f", arguments=text),
-        ToolCall(name="f", raw=text),
-    )
-    messages = [
-        Message(role="system", content=text),
-        Message(role="user", content=text),
-        Message(role="assistant", content=text, reasoning=text, tool_calls=calls),
-        Message(role="tool", content=text),
-        Message(role="tool", content=text),
-        Message(role="system", content=text),
-    ]
-    return messages, [{"type": "function", "function": {"name": text, "description": text, text: {text: text}}}]
-
-
-def control_ids(renderer: Renderer, text: str) -> Counter[int]:
-    messages, tools = every_text_is(text)
-    rendered = renderer.render(messages, tools=tools, generation_prompt=True, history="keep").tokens.tolist()
-    parts = [rendered, renderer.reply(messages[2]).tolist(), renderer.extend([], messages[3:]).tolist()]
-    return Counter(token for part in parts for token in part if token in renderer.tokenizer.control_tokens.values())
-
-
-@given(data=st.data())
-def test_no_text_with_names_of_control_tokens_forges_one(renderer: Renderer, data: st.DataObject) -> None:
-    names = st.sampled_from(list(renderer.tokenizer.control_tokens))
-    text = "".join(data.draw(st.lists(names | texts() | st.sampled_from(["<", "|", ">"]), min_size=1, max_size=6)))
-    assert control_ids(renderer, text or "x") == control_ids(renderer, "x")
-
-
 # Roles.
 
 
@@ -247,33 +212,3 @@ def test_parsing_gives_back_any_text(
     calls = () if argument is None else (ToolCall(name=name, arguments={"text": argument}),)
     message = Message(role="assistant", content=content, reasoning=reasoning, tool_calls=calls)
     assert parsed_reply(renderer, message) == normal_form(renderer, message)
-
-
-@given(data=st.data())
-def test_parsing_and_extending_accept_any_tokens(renderer: Renderer, data: st.DataObject) -> None:
-    tokenizer = renderer.tokenizer
-    parts_of_calls = ['{"name": "f"', ', "arguments": ', "{}", "}", "[", '"', "1e999", "\\ud800", "\n", "NaN"]
-    token = st.integers(0, tokenizer.vocab_size - 1) | st.sampled_from(list(tokenizer.control_tokens.values()))
-    part = st.sampled_from([tokenizer.encode(text).tolist() for text in parts_of_calls])
-    ids = st.lists(st.lists(token, max_size=3) | part, max_size=12).map(lambda runs: [*chain.from_iterable(runs)])
-    reply = data.draw(ids)
-    message = renderer.parse(reply, prompt_tail=data.draw(ids))
-    assert message.role == "assistant"
-    assert len(renderer.extend(reply, [message, Message(role="user", content="u")])) > 0
-
-
-# What stays visible.
-
-
-def test_what_is_visible_after_a_settled_message_does_not_depend_on_the_past(
-    renderer: Renderer, generated: Generated
-) -> None:
-    looked = 0
-    for conversation, _ in generated:
-        messages = [Message.from_openai(message) for message in conversation]
-        queries = [index for index, message in enumerate(messages) if renderer.settles(message)]
-        after = range(queries[-1] + 1, len(messages) + 1) if queries else ()
-        for settled in [*queries, *after]:
-            assert renderer.visible(messages, settled=settled) == renderer.visible(messages)[settled:]
-            looked += 1
-    assert looked > len(generated)

@@ -49,7 +49,7 @@ def test_a_conversation_is_plain_text() -> None:
 
 
 def test_it_conforms() -> None:
-    check_renderer(RENDERER, random_replies=200).raise_if_failed()
+    check_renderer(RENDERER, random_replies=50).raise_if_failed()
 
 
 def test_a_reply_that_begins_the_next_turn_is_followed_only_by_the_users_text() -> None:

@@ -103,7 +103,7 @@ class GrammarReading:
         """True if the current call was reported, although it is undecided what follows it."""
         self._read_early: int = 0
         """How many characters were read again because a call may end."""
-        self._call_reader = CallReader(patterns.grammar, patterns, self._source, tools)
+        self._call_reader = CallReader(patterns, self._source, tools)
 
     def feed(self, segments: Iterable[Segment]) -> None:
         """Read more of the reply."""
@@ -227,7 +227,7 @@ class GrammarReading:
         after = source.skip(constant.tail, found.end, found.start)
         if source.undecided is not None:
             return None
-        self._think(constant.strip_before(source.text[self._position : found.start]))
+        self._think(strip_end(source.text[self._position : found.start], constant.lead))
         self._position, self._since = after, found.start
         return constant.target
 
@@ -269,7 +269,7 @@ class GrammarReading:
             return "reasoning"
         match kind:
             case "constant" if constant is not None:
-                self._add(constant.strip_before(before))
+                self._add(strip_end(before, constant.lead))
                 self._position = after if constant.target != "end" else found.end
                 return constant.target
             case "opener":  # of a call, but it does not go on as one
@@ -277,7 +277,7 @@ class GrammarReading:
                 return "broken"
             case "closer" if self._reasoning is None and not self._calls and constant is not None:
                 self._note("a think block was closed that was never opened: the text before it is reasoning")
-                self._add(constant.strip_before(before))
+                self._add(strip_end(before, constant.lead))
                 text, self._content, self._position = "".join(self._content), [], after
                 self._think(text)  # none of it was reported as content
             case "reasoning" if self._reasoning is None and not CONTROL.search(found.text):
@@ -338,10 +338,7 @@ class GrammarReading:
     # Calls.
 
     def _read_call(self) -> Field | None:
-        if self._state == "broken":
-            read = self._call_reader.broken(self._position, self._since)
-        else:
-            read = self._call_reader.read(self._position, self._since)
+        read = self._call_reader.read(self._position, self._since, begins=self._state != "broken")
         is_decided = self._source.undecided is None
         if not self._is_call_reported and (is_decided or read.is_ended):
             self._report_content(is_settled=True)
