@@ -1,10 +1,48 @@
 """Requests in the three protocols: fixed bodies, those of random programs, and the ids of calls in the answers."""
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 from envsdk.gateway._requests import ModelRequest
+
+ROUTES = {"chat": "/chat/completions", "responses": "/responses", "anthropic": "/messages"}
+"""The route of each protocol, after /v1."""
+
+
+def body_of(protocol: str, said: Any, **fields: Any) -> dict[str, Any]:
+    """The body of a request with these messages, or with a question."""
+    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    more = {"max_tokens": 100_000} if protocol == "anthropic" else {}
+    return {"model": "m", ("input" if protocol == "responses" else "messages"): messages, **more, **fields}
+
+
+def text_of(protocol: str, reply: dict[str, Any]) -> str:
+    """The content of the reply in the body of a response."""
+    if protocol == "chat":
+        return reply["choices"][0]["message"]["content"]
+    if protocol == "responses":
+        return next(item for item in reply["output"] if item["type"] == "message")["content"][0]["text"]
+    return next(block for block in reply["content"] if block["type"] == "text")["text"]
+
+
+def check_error(protocol: str, body: dict[str, Any]) -> str:
+    """Check that an error has its protocol's form, and return its message."""
+    if protocol == "anthropic":
+        assert body["type"] == "error" and set(body["error"]) >= {"type", "message"}
+    else:
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]["message"]
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 600.0) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
 
 FUNCTION: dict[str, Any] = {
     "name": "add",

@@ -149,7 +149,7 @@ MUTANTS: Sequence[tuple[type[Renderer], str]] = (
 
 
 @pytest.mark.parametrize(("mutant", "check"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_renderer_with_a_bug_fails_and_is_told_where(mutant: type[Renderer], check: str):
+def test_a_renderer_with_a_bug_fails_with_the_place(mutant: type[Renderer], check: str):
     report = check_renderer(mutant(load_tokenizer("embedded")), random_replies=20)
     if mutant is ForgetsANewline:
         # The whole conversation lacks it, too: only the model's template knows that it is there.
@@ -161,7 +161,7 @@ def test_a_renderer_with_a_bug_fails_and_is_told_where(mutant: type[Renderer], c
         report.raise_if_failed()
 
 
-def test_a_renderer_whose_visible_shows_reasoning_that_no_reply_has_is_told_what_to_change():
+def test_a_renderer_whose_visible_shows_reasoning_that_no_reply_has_fails_with_what_to_change():
     report = check_renderer(ShowsReasoningThatItNeverWrites(load_tokenizer("embedded")), random_replies=0)
     (failed,) = report.failed
     assert failed.detail == (

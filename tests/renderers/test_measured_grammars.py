@@ -32,7 +32,7 @@ def prompt_tail(renderer: FixedBase) -> Any:
 def test_a_reply_reads_back_or_has_an_error(name: str, is_full: bool) -> None:
     renderer, rng, right = fixed_base(name), Random(name), 0
     tail = prompt_tail(renderer)
-    for _ in range(60 if is_full else 8):
+    for _ in range(60 if is_full else 15):
         message = random_reply(rng)
         try:
             tokens = renderer.reply(message)

@@ -8,7 +8,7 @@ from envsdk.errors import RenderError
 from envsdk.messages import ToolCall, ToolSchema
 
 from .._replies._argument_types import ArgumentTypes
-from ._grammar import Field, Grammar, Path
+from ._grammar import Field, Path
 from ._patterns import CodedReply, Constant, Patterns, strip_end
 from ._styles import (
     CONTROL,
@@ -28,7 +28,7 @@ _PYTHON_NAME = re.compile(r"\s*([^\W\d][\w.\-]*+)\s*(?=\()")
 _MAX_REPORTED = 3
 _MISSING = object()
 _WORK = 32
-"""How often the text of a reply may be searched without a result."""
+"""The number of times that the text of a reply may be searched without a result."""
 
 
 class ReadCall(NamedTuple):
@@ -78,19 +78,18 @@ class CallReader:
     """Reads the calls of one reply.
 
     Args:
-        grammar: The grammar.
-        patterns: Its patterns.
+        patterns: The patterns of the grammar.
         source: The reply.
         tools: JSON schemas of the tools, which specify the types of values that are written without quotes.
     """
 
-    def __init__(self, grammar: Grammar, patterns: Patterns, source: CodedReply, tools: Sequence[ToolSchema]) -> None:
-        self._grammar = grammar
+    def __init__(self, patterns: Patterns, source: CodedReply, tools: Sequence[ToolSchema]) -> None:
+        self._grammar = patterns.grammar
         self._source = source
         self._searched = 0  # characters that were searched for calls that are broken
         self._patterns = patterns
         self._types = ArgumentTypes(tools, parse_value, patterns.parse_exactly)
-        self._writer = CallWriter(grammar)
+        self._writer = CallWriter(patterns.grammar)
 
     def read(self, start: int, since: int, *, begins: bool = True) -> ReadCall:
         """Read the call whose first field begins at `start`; a broken call ends where a call is closed or opened.
