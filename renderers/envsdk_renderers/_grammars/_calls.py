@@ -28,7 +28,7 @@ _PYTHON_NAME = re.compile(r"\s*([^\W\d][\w.\-]*+)\s*(?=\()")
 _MAX_REPORTED = 3
 _MISSING = object()
 _WORK = 32
-"""How often the text of a reply may be searched without a result."""
+"""The number of times that the text of a reply may be searched without a result."""
 
 
 class ReadCall(NamedTuple):

@@ -201,8 +201,8 @@ class CallWriter:
     def _by_name(self, call: ToolCall) -> Iterable[tuple[str, Any]]:
         if isinstance(call.arguments, str):
             raise RenderError(
-                f"the arguments of the call of {call.name!r} are a text, {call.arguments!r:.80}; the format needs them "
-                "by name, so give a dict"
+                f"the arguments of the call of {call.name!r} are a string, {call.arguments!r:.80}; the format needs "
+                "them by name, so give a dict"
             )
         return [(key, call.arguments[key]) for key in in_order(call.arguments, self._grammar.style.order)]
 
