@@ -88,17 +88,6 @@ Json: TypeAlias = Annotated[Any, AfterValidator(_check_json)]
 JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_json)]
 
 
-def read_array(values: Any, dtype: type[np.generic]) -> "NDArray[Any]":
-    """Read a list as a one-dimensional array of this dtype, without conversion; null is NaN.
-
-    Raises:
-        ValueError: If a value is of another type; the message names the position.
-    """
-    if type(values) is not list:
-        raise ValueError(f"expected a list, got a {type(values).__name__}")
-    return _array(cast("list[Any]", values), np.dtype(dtype), missing=True)
-
-
 _KINDS: Mapping[str, frozenset[type]] = {
     "b": frozenset((bool,)),
     "i": frozenset((int,)),
@@ -108,7 +97,15 @@ _KINDS: Mapping[str, frozenset[type]] = {
 _NONE = frozenset((type(None),))
 
 
-def _array(values: list[Any], dtype: "np.dtype[Any]", *, missing: bool = False) -> "NDArray[Any]":
+def read_array(values: Any, dtype: "type[np.generic] | np.dtype[Any]", *, missing: bool = True) -> "NDArray[Any]":
+    """Read a list as a one-dimensional array of this dtype, without conversion; null is NaN if values may be missing.
+
+    Raises:
+        ValueError: If a value is of another type; the message names the position.
+    """
+    if type(values) is not list:
+        raise ValueError(f"expected a list, got a {type(values).__name__}")
+    values, dtype = cast("list[Any]", values), np.dtype(dtype)
     allowed = _KINDS[dtype.kind] | _NONE if missing and dtype.kind == "f" else _KINDS[dtype.kind]
     if not set(map(type, values)) <= allowed:
         at = next(index for index, value in enumerate(values) if type(value) not in allowed)
@@ -278,7 +275,7 @@ def _unpacked(key: str, packed: Any) -> "NDArray[Any]":
         if np.dtype(name).kind == "f":
             named = {at: _NOT_FINITE[one] for at, one in enumerate(numbers) if type(one) is str and one in _NOT_FINITE}
             numbers = [0.0 if at in named else one for at, one in enumerate(numbers)]
-        array = _array(numbers, np.dtype(name))
+        array = read_array(numbers, np.dtype(name), missing=False)
         array[list(named)] = list(named.values())
         return array.reshape(cast("list[int]", shape))
     except ValueError as error:

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from model_servers import Fault, ModelServer
-from policy_requests import PROMPT, request
+from policy_requests import PROMPT, ask, request
 
 import envsdk
 from envsdk.errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerUnreachable
@@ -19,16 +19,6 @@ from envsdk.policies._client import base_urls
 from envsdk.rollouts import Rollouts
 
 GENERATE = "/inference/v1/generate"
-
-
-def ask(policy, **changes):
-    """One reply of a policy, which is closed then."""
-
-    async def run():
-        async with policy:
-            return await policy(changes.pop("prompt", PROMPT), **request(**changes))
-
-    return asyncio.run(run())
 
 
 FAULTS = {

@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 from model_servers import Fault, ModelServer
-from policy_requests import PROMPT, STOP, request
+from policy_requests import PROMPT, STOP, ask, request
 
 import envsdk
 from envsdk.errors import PolicyUnavailable, RequestRefused, ServerReplyError
@@ -22,22 +22,13 @@ FIRST_ENDPOINT = pytest.mark.parametrize(
 LONG = {"stop_logit": -20.0}  # so that only `max_tokens` ends a reply
 
 
-def ask(policy, on_tokens=None, **changes):
-    async def run():
-        given = {} if on_tokens is None else {"on_tokens": on_tokens}
-        async with policy:
-            return await policy(PROMPT, **request(**changes), **given)
-
-    return asyncio.run(run())
-
-
 def fields(action):
     values = {field.name: getattr(action, field.name) for field in dataclasses.fields(action)}
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
 
 
 @ENDPOINTS
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_streamed_reply_is_the_reply_that_is_not_streamed(has_token_endpoint, seed):
     with ModelServer(has_token_endpoint=has_token_endpoint, stop_logit=1.0, versions=lambda _: "3") as server:
         server.cached = lambda length: length - 1

@@ -470,7 +470,7 @@ def test_arguments_given_as_json_text_are_those_of_the_object(name: str) -> None
 
 
 def test_an_xml_call_needs_arguments_by_name() -> None:
-    with pytest.raises(RenderError, match="are a text"):
+    with pytest.raises(RenderError, match="are a string"):
         FAMILIES["qwen3.6"].renderer().reply(Message(role="assistant", tool_calls=(ToolCall(name="f", arguments="x"),)))
 
 
@@ -479,7 +479,7 @@ def test_a_tokenizer_of_another_family_is_refused() -> None:
         Family("qwen3:Qwen3Thinking2507", "").type()(real_models.gpt_oss_tokenizer())
 
 
-def test_options_are_checked_and_told() -> None:
+def test_options_are_checked_and_specified() -> None:
     for options in ({"preserve_thinking": 1}, {"enable_thinking": "no"}, {"reasoning_effort": "max"}):
         with pytest.raises(ConfigError):
             Family("qwen3_5:Qwen38", "", options).renderer()

@@ -209,7 +209,7 @@ def test_what_the_template_does_not_write_is_not_written() -> None:
         write_reply(BARE, said("So.", None, call()))
     with pytest.raises(TemplateUnsupported, match="not all of 2 calls"):
         write_reply(BARE, said("", None, call(), call()))
-    with pytest.raises(RenderError, match="are a text"):
+    with pytest.raises(RenderError, match="are a string"):
         write_reply(XML, said("", None, ToolCall(name="f", arguments="{")))
 
 

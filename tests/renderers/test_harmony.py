@@ -236,7 +236,7 @@ class Talks(Env):
 @pytest.mark.matrix
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("history", ["keep", "strip"])
-def test_whatever_is_sampled_is_read_and_stands_in_the_next_prompt(
+def test_whatever_is_sampled_is_read_and_is_in_the_next_prompt(
     renderer: Harmony, shape: str, history: str, is_full: bool
 ):
     tokens = renderer.encoding.encode(SHAPES[shape], allowed_special="all")
@@ -383,7 +383,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]):
         Harmony(real_models.gpt_oss_tokenizer(), **options)
 
 
-def test_effort_and_date_stand_in_the_system_message():
+def test_effort_and_date_are_in_the_system_message():
     renderer = Harmony(real_models.gpt_oss_tokenizer(), reasoning_effort="high", current_date="2030-01-02")
     text = renderer.tokenizer.decode(renderer.render([Message(role="user", content="x")]).tokens)
     assert "Current date: 2030-01-02\n\nReasoning: high" in text

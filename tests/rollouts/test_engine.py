@@ -114,7 +114,6 @@ class Breaks(Counts):
     """Fails in the method and the way that its options name."""
 
     where = ""
-    asynchronous = False
     hangs = False
 
     def __init__(self, **options: Any) -> None:
@@ -149,26 +148,20 @@ class Breaks(Counts):
         super().close()
 
 
-class BreaksAsync(Env):
-    where = ""
-    hangs = False
+class BreaksAsync(Breaks):
+    """The same with `async def`."""
 
-    async def fail_now(self) -> None:
-        if not self.hangs:
-            raise RuntimeError(f"{self.where} is broken")
-        await asyncio.sleep(1000)
+    async def start(self) -> Turn:  # type: ignore[override]
+        await self.hang_or_not("start")
+        return super().start()
 
-    async def start(self) -> Turn:
-        if self.where == "start":
-            await self.fail_now()
-        self.said = 0
-        return Turn("Go.")
+    async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
+        await self.hang_or_not("respond")
+        return super().respond(reply)
 
-    async def respond(self, reply: Message) -> Turn:
-        if self.where == "respond":
-            await self.fail_now()
-        self.said += 1
-        return Turn("More.") if self.said < 3 else Turn("Done.", reward=1.0, terminated=True)
+    async def hang_or_not(self, where: str) -> None:
+        if self.hangs and self.where == where:
+            await asyncio.sleep(1000)
 
 
 @pytest.mark.parametrize("hangs", [False, True])

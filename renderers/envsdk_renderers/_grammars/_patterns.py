@@ -78,7 +78,7 @@ class Alternative:
 
     parts: Sequence[str]
     ahead: Sequence[str] = ()
-    """What has to follow, which is not part of the match."""
+    """The parts that have to follow; they are not part of the match."""
     is_last: bool = False
     """True if only whitespace may follow."""
     kind: Kind = "constant"

@@ -24,9 +24,9 @@ from ._styles import CONTROL
 _AFTER_CALL = "there is text after a tool call"
 _SECTION_OPEN = "the section of tool calls was not closed"
 _SHORT = 256
-"""How much undecided text is read again whenever more comes; longer text is when it has grown by an eighth."""
+"""The length of undecided text that is read again whenever more comes; longer text has to grow by an eighth."""
 _RATE = 32
-"""How many characters may be read again early, because a call may end, for each character of the reply."""
+"""The number of characters, for each of the reply, that may be read again early because a call may end."""
 _patterns_of = lru_cache(maxsize=64)(Patterns)  # each environment has a renderer, and most of them the same grammar
 
 
@@ -94,15 +94,15 @@ class GrammarReading:
         self._is_in_text = False
         """True if the beginning of the current text was already added."""
         self._events: list[ReplyEvent | tuple[int, ToolCall]] = []
-        """What was read since `events` was called; a call with its index."""
+        """The events since `events` was called; a call with its index."""
         self._reported: int = 0
-        """How many parts of the content were reported."""
+        """The number of parts of the content that were reported."""
         self._waiting = ""
-        """What has come and was not read yet."""
+        """The text that was not read yet."""
         self._is_call_reported = False
         """True if the current call was reported, although it is undecided what follows it."""
         self._read_early: int = 0
-        """How many characters were read again because a call may end."""
+        """The number of characters that were read again because a call may end."""
         self._call_reader = CallReader(patterns, self._source, tools)
 
     def feed(self, segments: Iterable[Segment]) -> None:

@@ -201,8 +201,8 @@ class CallWriter:
     def _by_name(self, call: ToolCall) -> Iterable[tuple[str, Any]]:
         if isinstance(call.arguments, str):
             raise RenderError(
-                f"the arguments of the call of {call.name!r} are a text, {call.arguments!r:.80}; the format needs them "
-                "by name, so give a dict"
+                f"the arguments of the call of {call.name!r} are a string, {call.arguments!r:.80}; the format needs "
+                "them by name, so give a dict"
             )
         return [(key, call.arguments[key]) for key in in_order(call.arguments, self._grammar.style.order)]
 
@@ -270,16 +270,6 @@ def write_after(grammar: Grammar, message: Message, prompted: str) -> list[TextP
         return [TextPiece(first[begun if is_mark(first[:begun].strip()) else 0 :], True), *pieces[1:]]
     rest = first.removeprefix(prompted) if first.startswith(prompted) else first.lstrip().removeprefix(mark).lstrip()
     return [TextPiece(rest, True), *pieces[1:]]
-
-
-def write_form(grammar: Grammar) -> str:
-    """Return how a reply with a call is written, for errors; empty if that is not known."""
-    call = ToolCall(name="NAME", arguments={"KEY": "VALUE"}, id="ID")
-    try:
-        pieces = write_reply(grammar, Message(role="assistant", tool_calls=(call,)))
-    except RenderError:
-        return ""
-    return "".join(piece.text for piece in pieces).strip()
 
 
 def _fields(grammar: Grammar, message: Message) -> Iterator[WrittenField]:
