@@ -155,11 +155,8 @@ def _shared(first: Any, second: Any) -> int:
     """Return the length of the common prefix of two strings or two arrays."""
     length = min(len(first), len(second))
     if isinstance(first, str):
-        low, high = 0, length  # binary search: comparing slices is faster than comparing characters
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if first[low:middle] == second[low:middle] else (low, middle - 1)
-        return low
+        pairs = enumerate(zip(first, second, strict=False))
+        return next((at for at, (one, other) in pairs if one != other), length)
     differs = first[:length] != second[:length]
     return int(np.argmax(differs)) if differs.any() else length
 

@@ -17,17 +17,14 @@ def fragment(value: Any) -> orjson.Fragment:
         InvalidRecord: If a key is not a string, a value contains itself, or a string is not valid Unicode.
     """
     try:
+        encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
         try:
-            text = _as_json(value)
+            text = encoder.encode(value)
         except ValueError:  # JSON has neither NaN nor infinities
-            text = _as_json(_finite(value))
+            text = encoder.encode(_finite(value))
         return orjson.Fragment(text.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRecord(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
 
 
 def _plain(value: object) -> object:

@@ -99,11 +99,6 @@ class LosesReasoning(Qwen3):
         return message.model_copy(update={"reasoning": message.reasoning and "hm"})
 
 
-class ReadsNoReasoning(Qwen3):
-    def parse(self, tokens: Any, *, prompt_tail: Any = (), tools: Any = ()) -> Message:
-        return super().parse(tokens, prompt_tail=prompt_tail, tools=tools).with_reasoning(None)
-
-
 class ShowsReasoningThatItNeverWrites(ChatML):
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
         return list(messages[settled:])
@@ -139,7 +134,6 @@ MUTANTS: Sequence[tuple[type[Renderer], str]] = (
     (MatchesControlTokens, "no forgery: user"),
     (RaisesOnJunk, "20 random replies"),
     (LosesReasoning, "parse what was rendered: reasoned"),
-    (ReadsNoReasoning, "parse what was rendered: reasoned"),
     (ShowsReasoningThatItNeverWrites, "parse what was rendered: reasoned"),
     (LosesACall, "parse what was rendered: two calls"),
     (StopsElsewhere, "stop tokens"),
