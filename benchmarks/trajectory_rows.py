@@ -58,7 +58,7 @@ SAMPLES = Row(
     sizes=tuple(LOGS),
     size_name="episode",
     quick_sizes=("8 agents",),
-    targets=(ahead(50, "tinker-cookbook"), ahead(50, "verifiers")),
+    targets=(ahead(50, "tinker-cookbook"),),
 )
 BATCHES = Row(
     id="batches",
