@@ -111,7 +111,9 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
     """Return a GRPOTrainer class that trains all tokens of the rollouts of a `RolloutFunc`, each once.
 
     A row of its batches is a rollout: its prefix tree in depth-first order, with `tool_mask` 1 on the tokens that are
-    trained. The rows of a microbatch share what they begin with. It also trains images, as `image_trainer` does.
+    trained. The rows of a microbatch share what they begin with. It also trains the images of rollouts, which
+    GRPOTrainer takes from the columns of its dataset only. `RolloutFunc(on_break=)` may choose rows of one sample
+    instead, for models of which a tree would not be exact.
 
     Args:
         base: The class to extend; by default TRL's GRPOTrainer.
@@ -160,7 +162,7 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
 
         def _tree_rows(self) -> TreeRows | None:
             """Return the rows of the last rollouts; None if they are single samples."""
-            rollouts = getattr(self, "rollout_func", None)
+            rollouts: Any = getattr(self, "rollout_func", None)
             if not hasattr(rollouts, "tree_rows"):
                 raise ConfigError(
                     "the rollout_func of this trainer has no tree_rows: pass a RolloutFunc of envsdk.trainers.trl, or "

@@ -1,6 +1,6 @@
 """The adapter for TRL's GRPOTrainer: a `rollout_func` for any environment, its dataset, and its reward function.
 
-    trainer = GRPOTrainer(
+    trainer = tree_trainer()(
         model=model, processing_class=tokenizer, args=args,
         train_dataset=dataset("envsdk/GuessNumber-v1", range(1000)),
         rollout_func=RolloutFunc(partial(envsdk.make, renderer="qwen3", tokenizer=tokenizer)),
@@ -8,9 +8,9 @@
     )
 
 GRPOTrainer passes each prompt `num_generations` times, takes one row for each, and compares the rewards of these rows.
-See `trl_async` for the trainer that takes several rows of a rollout. This module does not import TRL.
-
-A `rollout_func` has no field for images: `image_trainer` makes a GRPOTrainer that takes them from the `RolloutFunc`.
+The rows of a `tree_trainer` are whole rollouts, with all their samples and images; GRPOTrainer itself trains one sample
+of a rollout, without images. See `trl_async` for the trainer that takes several rows of a rollout. This module does not
+import TRL.
 """
 
 import json
@@ -40,7 +40,6 @@ from ._conversations import split_conversation, to_conversations
 from ._packages import load
 from ._rows import logprobs, response_start
 from ._single import OnBreak, check_on_break, single_sample, trainable_tokens
-from ._trl_images import image_trainer as image_trainer
 from ._trl_rewards import conversational as conversational
 from ._trl_rewards import reward_func as reward_func
 from ._trl_rewards import scored as scored
@@ -51,7 +50,6 @@ __all__ = [
     "RolloutFunc",
     "conversational",
     "dataset",
-    "image_trainer",
     "reward_func",
     "scored",
     "to_batch",
@@ -63,18 +61,18 @@ _log = logging.getLogger(__name__)
 
 CAPABILITY = Capability(
     trainer="TRL's GRPOTrainer",
-    several_samples=False,
+    several_samples=True,
     loss_weight="Not needed: a rollout is one row.",
-    images="Tensors of the image processor (`pixel_values`, `image_grid_thw`, ...), with `image_trainer()`.",
+    images="Tensors of the image processor (`pixel_values`, `image_grid_thw`, ...), with `tree_trainer()`.",
 )
 
 
 _NO_IMAGES = (
-    "GRPOTrainer's rollout_func has no field for images: make the trainer with envsdk.trainers.trl.image_trainer()"
+    "GRPOTrainer's rollout_func has no field for images: make the trainer with envsdk.trainers.trl.tree_trainer()"
 )
-RowChoice: TypeAlias = OnBreak | Literal["tree"]
+_RowChoice: TypeAlias = OnBreak | Literal["tree"]
 """The row of a rollout: `"tree"` is all of it, for a `tree_trainer`; else `OnBreak` chooses one sample."""
-Credit: TypeAlias = Callable[[list[Sample]], Sequence[Sample]]
+_Credit: TypeAlias = Callable[[list[Sample]], Sequence[Sample]]
 _COLUMNS = (
     *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
     *("reward", "dropped_share", "failed", "steps", "trajectory_id"),
@@ -137,7 +135,7 @@ def to_row(sample: Sample, *, temperature: float | None = None, images: bool = F
         sample: The sample.
         temperature: The temperature by which the trainer divides logits, which must be that of the sample. None skips
             the check.
-        images: Whether the trainer gets the images of the sample besides the row; see `image_trainer`.
+        images: Whether the trainer gets the images of the sample besides the row; see `tree_trainer`.
 
     Raises:
         InvalidSample: If the sample is invalid, has no log-probabilities, was sampled at another temperature, or has
@@ -206,7 +204,7 @@ def _sample_row(trajectory: Trajectory, on_break: OnBreak) -> _Row:
     return _Row(sample, sample.reward, single.dropped_share)
 
 
-def _tree_rows(trajectories: Sequence[Trajectory], prompts: Sequence[str], credit: Credit | None) -> list[_Row]:
+def _tree_rows(trajectories: Sequence[Trajectory], prompts: Sequence[str], credit: _Credit | None) -> list[_Row]:
     """Return the rows of whole rollouts, with the advantages of `credit`."""
     main = [next(iter(trajectory.contexts), "") for trajectory in trajectories]
     counted = [
@@ -288,8 +286,8 @@ class RolloutFunc:
         on_break: The row of a rollout: `"tree"` is all of it, each token once; else what to do with a rollout of
             several samples, see `OnBreak`. By default, `"tree"` in a `tree_trainer`, and `"raise"` in others.
         credit: A function that gives the samples of a batch advantages, such as `envsdk.credit.group_advantages`, and
-            returns them in the same order. It replaces the advantages that TRL computes from rewards, so that sub-agents
-            and roles can have their own. A group is the rollouts of one prompt in this process. For `"tree"` only.
+            returns them in the same order. They replace those that TRL computes from rewards, so that sub-agents and
+            roles can have their own. A group is the rollouts of one prompt in this process. For `"tree"` only.
         max_concurrency: The number of episodes of an environment that run concurrently.
         max_failed_batches: The number of consecutive batches in which all episodes fail after which training ends.
         **deadlines: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`; see `Rollouts`. By
@@ -298,8 +296,8 @@ class RolloutFunc:
     Attributes:
         trajectories: The trajectories of the last batch, in the order of its prompts.
         envsdk_samples: The samples of the last batch, in the same order; None for a row that is not a single sample.
-        tree_rows: The trees of the last batch in training (`"train"`) and in evaluation (`"eval"`); None if its rows are
-            single samples.
+        tree_rows: The trees of the last batch in training (`"train"`) and in evaluation (`"eval"`); None if its rows
+            are single samples.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -310,8 +308,8 @@ class RolloutFunc:
         make_env: Callable[[str], Env],
         policy: PolicyLike | None = None,
         *,
-        on_break: RowChoice | None = None,
-        credit: Credit | None = None,
+        on_break: _RowChoice | None = None,
+        credit: _Credit | None = None,
         max_concurrency: int = 16,
         max_failed_batches: int = 4,
         **deadlines: Unpack[Deadlines],
@@ -322,7 +320,7 @@ class RolloutFunc:
                 "least 1"
             )
         self.make_env, self.policy = make_env, policy
-        self.on_break: RowChoice | None = on_break if on_break in (None, "tree") else check_on_break(on_break, "tree")
+        self.on_break: _RowChoice | None = on_break if on_break in (None, "tree") else check_on_break(on_break, "tree")
         if credit is not None and self.on_break not in (None, "tree"):
             raise ConfigError(f"credit= needs rows of whole rollouts, but on_break is {on_break!r}: leave it out")
         self.credit = credit
@@ -367,7 +365,8 @@ class RolloutFunc:
             if self.credit is not None:
                 raise ConfigError("credit= needs a tree_trainer() of envsdk.trainers.trl as the trainer")
             rows = [_sample_row(trajectory, on_break) for trajectory in self.trajectories]
-        self.tree_rows["train" if trainer.model.training else "eval"] = trees
+        if takes_trees:
+            self.tree_rows["train" if trainer.model.training else "eval"] = trees
         self.envsdk_samples = [row.trained if isinstance(row.trained, Sample) else None for row in rows]
         images = getattr(trainer, "takes_images", False)
         batch = _columns(self.trajectories, rows, trainer.temperature, pad_token_id, images=images)

@@ -16,7 +16,8 @@ from vision_models import qwen_processor, vision_renderer
 from envsdk import Action, Env, Message, Turn
 from envsdk.errors import InvalidSample
 from envsdk.rendering._vision import token_types
-from envsdk.trainers.trl import RolloutFunc, dataset, image_trainer, reward_func, tree_trainer
+from envsdk.trainers._trl_images import image_trainer
+from envsdk.trainers.trl import RolloutFunc, dataset, reward_func, tree_trainer
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -182,5 +183,5 @@ def test_the_trainer_s_own_model_samples_with_the_images(vision_model: Any, tmp_
 
 
 def test_a_trainer_without_images_refuses_the_rollout(vision_model: Any, tmp_path: Path):
-    with pytest.raises(InvalidSample, match=r"it has images \(3, .* make the trainer with .*image_trainer"):
+    with pytest.raises(InvalidSample, match=r"it has images \(3, .* make the trainer with .*tree_trainer"):
         trainer_of(GRPOTrainer, vision_model, dataset("pictures", [0, 1]), tmp_path).train()
