@@ -10,12 +10,11 @@ import base64
 import binascii
 import hashlib
 import io
-import math
 import struct
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, Union, cast
 
@@ -167,10 +166,15 @@ class Image:
         if isinstance(source, (str, Path)):
             return cls._of_bytes(_file(source), f"the image {str(source)!r:.200}")
         if isinstance(source, np.ndarray):
-            array = _checked(source)
-            return cls._of_rgb(pillow.fromarray(array, mode=None), array)
+            if source.dtype != np.uint8 or source.ndim != 3 or source.shape[2] != 3 or not source.size:
+                raise ImageError(
+                    f"an image is given as an array of {source.dtype} with the shape {source.shape}; expected uint8 "
+                    "with the shape (height, width, 3)"
+                )
+            _check_size(source.shape[1], source.shape[0], "the image")
+            return cls._of_rgb(pillow.fromarray(np.ascontiguousarray(source), mode=None))
         if isinstance(source, pillow.Image):
-            return cls._of_pixels(_still(source, "the image"))
+            return cls._of_rgb(_eight_bits(_still(source, "the image")))
         raise ImageError(
             f"an image is given as a {type(source).__name__}; expected bytes, a path, an image of Pillow, or an array "
             "of uint8 with the shape (height, width, 3)"
@@ -224,7 +228,7 @@ class Image:
         opened = _opened(data, what, budget)
         pixels = _still(opened, what)
         if (opened.format, opened.mode) not in _AS_IS or pixels is not opened:
-            return cls._of_pixels(pixels)
+            return cls._of_rgb(_eight_bits(pixels))
         media_type = f"image/{opened.format.lower()}"
         image = cls(hashlib.sha256(data).hexdigest(), media_type, pixels.width, pixels.height, data)
         if _pixel_bytes(pixels) <= _MAX_DECODED_BYTES:
@@ -232,15 +236,9 @@ class Image:
         return image
 
     @classmethod
-    def _of_pixels(cls, pixels: Any) -> "Image":
-        """Store pixels as PNG."""
-        shown = _eight_bits(pixels)
-        return cls._of_rgb(shown, np.asarray(shown))
-
-    @classmethod
-    def _of_rgb(cls, shown: "PILImage", values: "NDArray[np.uint8]") -> "Image":
-        """Store an image in RGB as PNG, given both as an image of Pillow and as an array."""
-        data = _png(values)
+    def _of_rgb(cls, shown: "PILImage") -> "Image":
+        """Store an image of Pillow in RGB as PNG."""
+        data = _png(np.asarray(shown))
         image = cls(hashlib.sha256(data).hexdigest(), "image/png", shown.width, shown.height, data)
         _decoded.put(image.sha256, shown)
         return image
@@ -370,6 +368,22 @@ class PlacedImage(NamedTuple):
         return PlacedImage(self.image, self.start + by, self.stop + by)
 
 
+def keyed(tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> "NDArray[np.int64]":
+    """Return tokens in which the placeholders of each image are a negative number that is unique to the image.
+
+    Two sequences are equal exactly if they have the same tokens and the same images: int64, shape (n,).
+    """
+    keys = np.array(tokens, dtype=np.int64)
+    for placed in media:
+        keys[placed.start : placed.stop] = -1 - int(placed.image.sha256[:15], 16)
+    return keys
+
+
+def within(media: Sequence[PlacedImage], start: int, stop: int) -> list[PlacedImage]:
+    """Return the images whose tokens are all in the range from `start` to `stop`."""
+    return [placed for placed in media if start <= placed.start and placed.stop <= stop]
+
+
 def _file(source: str | Path) -> bytes:
     if isinstance(source, str) and "://" in source[:20]:
         Image.from_url(source)
@@ -408,6 +422,7 @@ def _opened(data: bytes, what: str, budget: PixelBudget | None = None) -> Any:
 
 
 def _rgb(pixels: Any) -> "PILImage":
+    """Return an image in RGB; one that is already in RGB is not copied, since it may take much memory."""
     return pixels if pixels.mode == "RGB" else pixels.convert("RGB")
 
 
@@ -493,13 +508,3 @@ def _differences(values: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
 def _compressed(rows: "NDArray[np.uint8]") -> bytes:
     compressor = zlib.compressobj(1, strategy=zlib.Z_RLE)
     return compressor.compress(rows.data) + compressor.flush()
-
-
-def _checked(array: "NDArray[Any]") -> "NDArray[np.uint8]":
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not math.prod(array.shape):
-        raise ImageError(
-            f"an image is given as an array of {array.dtype} with the shape {array.shape}; expected uint8 with the "
-            "shape (height, width, 3)"
-        )
-    _check_size(array.shape[1], array.shape[0], "the image")
-    return np.ascontiguousarray(array)

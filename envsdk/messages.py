@@ -23,17 +23,7 @@ from pydantic import (
 
 from .images import Image, ImageSource
 
-__all__ = [
-    "Arguments",
-    "ContentPart",
-    "ImagePart",
-    "Message",
-    "Role",
-    "TextPart",
-    "ToolCall",
-    "ToolSchema",
-    "text_of",
-]
+__all__ = ["Arguments", "ContentPart", "ImagePart", "Message", "Role", "TextPart", "ToolCall", "ToolSchema", "text_of"]
 
 Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 ToolSchema: TypeAlias = Mapping[str, Any]
@@ -63,8 +53,8 @@ _MAX_LISTED = 32  # tools in an error message, since each call of a reply may ha
 _MAX_INTEGER = 10**4000  # Python does not read or write longer integers as text by default
 
 
-def check_json(value: Any, depth: int = 0) -> None:
-    """Check that JSON can represent a value, and that the value is not too deeply nested or too long to be written.
+def check_json(value: Any, depth: int = 0) -> Any:
+    """Return a value unchanged if JSON can represent it, and it is not too deeply nested or too long to be written.
 
     Args:
         value: The value.
@@ -98,6 +88,7 @@ def check_json(value: Any, depth: int = 0) -> None:
             pass
         case _:
             raise ValueError(f"a {type(value).__name__} is not a JSON value")
+    return cast("Any", value)
 
 
 def read_arguments(given: Any) -> Any:
@@ -127,12 +118,7 @@ def with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _is_json(value: dict[str, Any]) -> dict[str, Any]:
-    check_json(value)
-    return value
-
-
-Arguments: TypeAlias = Annotated[dict[str, Any], AfterValidator(_is_json)]
+Arguments: TypeAlias = Annotated[dict[str, Any], AfterValidator(check_json)]
 """The arguments of a call by name; all values are JSON values."""
 
 

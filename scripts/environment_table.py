@@ -17,7 +17,7 @@ from envsdk.authoring._making import CatalogEntry, describe
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "builtin-environments.md"
 BEGIN, END = "<!-- environments: begin -->\n", "<!-- environments: end -->\n"
 HEAD = "| environment | exercises | tools | breaks | reference | null |\n|---|---|---|---|---|---|\n"
-SEEDS = range(4)
+SEEDS = range(2)
 HISTORIES: dict[str, list[Any]] = {
     "envsdk/LongNotes-v1": [
         {"name": "compact", "every": 5},

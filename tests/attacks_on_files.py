@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,6 +159,7 @@ def compressed(data: Callable[[], bytes]) -> Callable[[Path], object]:
     return change
 
 
+@cache
 def bomb(byte: bytes) -> bytes:
     """Four gigabytes of a byte in 130 KB."""
     compressor = zstandard.ZstdCompressor().compressobj()

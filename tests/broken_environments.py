@@ -4,25 +4,12 @@ import copy
 import datetime
 import itertools
 import random
-import time
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from envsdk import (
-    Env,
-    EnvConfig,
-    Handoff,
-    HandoffResult,
-    Message,
-    ToolCall,
-    ToolEnv,
-    ToolEnvConfig,
-    Turn,
-    tool,
-)
+from envsdk import Env, EnvConfig, Handoff, HandoffResult, Message, ToolCall, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.authoring.tasks import Split, split_of
-from envsdk.errors import TaskError
 
 WORDS = 3
 
@@ -104,11 +91,6 @@ class GlobalSeed(Sound):
         return super().start()
 
 
-class Clock(Sound):
-    def last(self) -> str:
-        return f"It is {time.time_ns()}."
-
-
 class Unseeded(Sound):
     def last(self) -> str:
         return f"Thank you, {np.random.default_rng().random()}."
@@ -182,21 +164,6 @@ class SharedByForks(SharedByCopies):
     def start(self) -> Turn:
         self.log = Uncopied()
         return super().start()
-
-
-class ClassAttribute(Sound):
-    log: ClassVar[list[str]] = []
-
-    def start(self) -> Turn:
-        self.log.clear()
-        return super().start()
-
-    def respond(self, reply: Message) -> Turn:
-        self.log.append(reply.content)
-        return super().respond(reply)
-
-    def last(self) -> str:
-        return f"You said {self.log}."
 
 
 class NotCopyable(Sound):
@@ -437,15 +404,6 @@ class CrashesOnWhatIsNotThere(SoundTools):
     def open(self, name: str) -> str:
         """Open."""
         return {"book": "pages"}[name]
-
-
-class RaisesTheSdksError(SoundTools):
-    @tool
-    def find(self, number: int) -> str:
-        """Find."""
-        if number < 0:
-            raise TaskError("there is no such task")
-        return "found"
 
 
 class AnswersAsUser(SoundTools):

@@ -23,7 +23,7 @@ from envsdk_renderers._aliases import Alias
 from envsdk_renderers._families import ALIASES
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._grammars._probes import TOOLS as PROBED
-from envsdk_renderers._templates._chat_template import template_variables
+from envsdk_renderers._templates._chat_template import ChatTemplate
 from stand_in_tokenizers import MORE_SHAPES, NAMES, SHAPE, tokenizer_with
 from template_conversations import TOOLS, called, emitted, random_conversation, random_reply, result
 from transformers.utils import chat_template_utils
@@ -215,11 +215,11 @@ def _check_switches(alias: Alias, tokenizer: Tokenizer, text: str, found: Figure
     """Check that each value of each switch renders as the template does with that argument, and changes something."""
     own = with_template(tokenizer, alias, text)
     for name, accepted in alias.switches.items():
-        if name not in template_variables(text):
+        if name not in ChatTemplate(text).variables:
             continue
         values = SAMPLES[accepted] if isinstance(accepted, type) else accepted
         thinks = {flag: True for flag in ("thinking", "enable_thinking") if flag in alias.switches and flag != name}
-        thinks = {flag: True for flag in thinks if flag in template_variables(text)}
+        thinks = {flag: True for flag in thinks if flag in ChatTemplate(text).variables}
         shown = [
             {_shown_with(alias(own, **given), found, given) for given in (base, *({**base, name: v} for v in values))}
             for base in ({}, thinks)

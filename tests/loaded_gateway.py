@@ -14,9 +14,8 @@ import numpy as np
 
 import envsdk
 from envsdk import Action, Message
-from envsdk.gateway._management import Gateway
+from envsdk.gateway._management import Gateway, serve
 from envsdk.gateway._outside import PlayedSessions
-from envsdk.gateway._serving import serve
 from envsdk.rendering.tokenizers import load_tokenizer
 
 

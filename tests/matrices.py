@@ -6,14 +6,14 @@ of each parameter (with `pairs=True`, each pair of values of two parameters) is 
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pytest
 
-Row = dict[str, int]  # which object each parameter is, by its id
+Row = Mapping[str, Hashable]  # which object each parameter is, by its id
 
 
 def short_run(items: Sequence["pytest.Item"]) -> list["pytest.Item"]:

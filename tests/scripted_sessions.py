@@ -8,15 +8,16 @@ from typing import Any, ClassVar
 
 from envsdk.errors import ConfigError, EpisodeError, RequestError
 from envsdk.gateway._management import Gateway
+from envsdk.gateway._outside import PlayedSessions
 from envsdk.gateway._requests import ModelReply, ModelRequest
 from envsdk.gateway._serving import Server, listen
-from envsdk.images import Image
+from envsdk.gateway._session import ProgramSession
 from envsdk.messages import Message
 
 SECRET = "swordfish"
 
 
-class ScriptedSession:
+class ScriptedSession(ProgramSession):
     """Answers with its name and the last message, or does what the last message commands.
 
     `fail` is refused with status 502, `break` raises an unexpected error, `wait` never ends, `sleep` takes 0.5 s,
@@ -29,10 +30,9 @@ class ScriptedSession:
     asking: ClassVar[int] = 0
 
     def __init__(self, name: str = "session") -> None:
+        super().__init__(count_tokens=lambda request: 7, check_image=lambda image: None)
         self.name = name
-        self.id, self.key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         self.asked: list[ModelRequest] = []
-        self.abandoned: list[ModelRequest] = []
         self.refusals: list[RequestError] = []
         self.canceled = 0
         self.most_asking = 0
@@ -71,20 +71,11 @@ class ScriptedSession:
             tokens=(1, 2, 3),
         )
 
-    def abandon(self, request: ModelRequest) -> None:
-        self.abandoned.append(request)
-
     def note_refusal(self, error: RequestError) -> None:
         self.refusals.append(error)
 
-    async def count_tokens(self, request: ModelRequest) -> int:
-        return 7
 
-    def check_image(self, image: Image | None) -> None:
-        pass
-
-
-class ScriptedFactory:
+class ScriptedFactory(PlayedSessions):
     """Opens scripted sessions. The task `broken` is refused, `unexpected` fails, and `slow` takes 0.2 s to close."""
 
     def __init__(self) -> None:
@@ -124,7 +115,7 @@ class ScriptedFactory:
 class RunningGateway:
     """A gateway in a thread: `with RunningGateway(factory, ...) as url`."""
 
-    def __init__(self, factory: ScriptedFactory, **options: Any) -> None:
+    def __init__(self, factory: PlayedSessions, **options: Any) -> None:
         self._socket = listen("127.0.0.1", 0)
         gateway = Gateway(factory, **options)
         self._server = Server(gateway.app, grace_s=0.2, lifespan="on", limits=gateway.limits)

@@ -14,6 +14,7 @@ import real_models
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._grammars._probes import KEYS, call_of, reply
 from envsdk_renderers._grammars._proof import has_all
+from matrices import covering
 from stand_in_tokenizers import NAMES, SHAPE, end_of_turn, tokenizer_with
 
 from envsdk import Message, Renderer, ToolCall, load_tokenizer
@@ -75,13 +76,15 @@ def stored_rows() -> dict[str, Any]:
 
 @functools.cache
 def short_run_templates() -> list[str]:
-    """One template of those that `fixed_base` judges alike, and each that it has not judged yet."""
-    alike: dict[str, str] = {}
-    for name in sorted(templates()):
-        row = stored_rows().get(name)
-        judged = [row["cells"], row["reading"]] if row else name
-        alike.setdefault(json.dumps(judged), name)
-    return sorted(alike.values())
+    """A few templates with each judgement that any of them has, and each that is not in the table yet."""
+    names = sorted(templates(), key=lambda name: stored_rows().get(name, {}).get("ms", 0))
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        row = stored_rows().get(name, {"name": name, "cells": {}})
+        values = {key: row.get(key, "") for key in ("reading", "reasoning")} | {"strip": row.get("strip", name)[:8]}
+        cells = {f"{kind} {at}": letter for kind, cell in row["cells"].items() for at, letter in enumerate(cell)}
+        rows.append(values | cells)
+    return sorted(names[at] for at in covering(rows))
 
 
 def every_template() -> list[Any]:

@@ -32,12 +32,7 @@ from envsdk.rollouts import Rollouts
 from envsdk.rollouts.evaluation import Suite
 from envsdk.sandbox import check_isolation
 
-COMPARED = (
-    "docs/errors.md",
-    "docs/how-to/custom-renderers.md",
-    "docs/programs.md",
-    "docs/tutorials/train-with-trl.md",
-)
+COMPARED = ("docs/errors.md", "docs/how-to/custom-renderers.md", "docs/programs.md", "docs/tutorials/train-with-trl.md")
 """Pages whose blocks of text have a test of their own. In the others, each is the output of the block before it."""
 RUN_BY = {
     "README.md": "tests/test_readme.py",

@@ -4,7 +4,7 @@ import ast
 import importlib
 import inspect
 import re
-import textwrap
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -156,10 +156,16 @@ class Attributes(NamedTuple):
 
 
 @cache
+def classes_of(module: str) -> dict[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+
+
+@cache
 def attributes_of(cls: type) -> Attributes:
     annotated = set[str]()
     explained = {item.arg_name for item in docstring_parser.parse(inspect.getdoc(cls) or "").params}
-    body = getattr(ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0], "body", [])
+    body = classes_of(cls.__module__)[cls.__name__].body
     for node, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
             annotated.add(node.target.id)

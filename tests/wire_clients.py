@@ -8,14 +8,26 @@ from typing import Any
 import anthropic
 import httpx2
 import openai
+import pytest
+from anthropic.types import Message as AnthropicMessage
+from anthropic.types import RawMessageStreamEvent
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from envsdk import Message
 from envsdk.errors import RequestError
-from envsdk.gateway._protocols import SessionMemory, WireFormat, load_protocol
+from envsdk.gateway._protocols import WIRE_FORMATS, SessionMemory, WireFormat
 from envsdk.gateway._requests import ModelReply, ModelRequest
 from envsdk.messages import ToolCall
 
 CREATED = 1_700_000_000
+TYPES: dict[str, tuple[TypeAdapter[Any], TypeAdapter[Any]]] = {
+    "chat": (TypeAdapter(ChatCompletion), TypeAdapter(ChatCompletionChunk)),
+    "responses": (TypeAdapter(Response), TypeAdapter(ResponseStreamEvent)),
+    "anthropic": (TypeAdapter(AnthropicMessage), TypeAdapter(RawMessageStreamEvent)),
+}
+"""The packages' types of a response and of an event."""
 
 
 def a_reply(
@@ -37,6 +49,19 @@ def a_call(id: str, name: str = "add", arguments: "dict[str, Any] | str | None" 
     return ToolCall(id=id, name=name, arguments={"a": 1, "b": 2} if arguments is None else arguments)
 
 
+REPLIES = {
+    "text": a_reply("  Hello,\n wörld \u2028 \U0001f600 and more than one piece of text.\n"),
+    "empty": a_reply(""),
+    "reasoning": a_reply("Answer.", reasoning=" Thinking about it,\n for a while. "),
+    "text and two calls": a_reply("Let me.", reasoning="r", calls=[a_call("call_1"), a_call("call_2", "sub", {})]),
+    "broken arguments": a_reply(calls=[a_call("call_1", arguments='{"a": 1, "b":')]),
+    "no arguments": a_reply(calls=[a_call("call_1", arguments="")]),
+    "long integer": a_reply(calls=[a_call("call_1", arguments={"n": 10**40, "x": 2.5, "é": None})]),
+    "cut": a_reply("Hello, wor", reasoning="r", finish="length"),
+}
+each_reply = pytest.mark.parametrize("reply", REPLIES.values(), ids=list(REPLIES))
+
+
 def as_sent_back(reply: ModelReply) -> Message:
     """A reply's message, without what no protocol carries."""
     return reply.message.model_copy(update={"errors": (), "open_block": None})
@@ -46,7 +71,7 @@ class Wire:
     """Answers the requests of a client with given replies, and keeps what it read."""
 
     def __init__(self, protocol: str, memory: SessionMemory | None = None) -> None:
-        self.format: WireFormat = load_protocol(protocol)
+        self.format: WireFormat = WIRE_FORMATS[protocol]
         self.memory = SessionMemory() if memory is None else memory
         self.requests: list[ModelRequest] = []
         self.replies: list[list[ModelReply]] = []
@@ -63,7 +88,7 @@ class Wire:
 
     def handle(self, received: httpx2.Request) -> httpx2.Response:
         if received.method == "GET":
-            return httpx2.Response(200, json=self.format.models(["policy", "other"], CREATED))
+            return httpx2.Response(200, json=self.format.models("policy", CREATED))
         body = json.loads(received.content)
         try:
             return self._answer(received, body)
@@ -73,7 +98,7 @@ class Wire:
     def _answer(self, received: httpx2.Request, body: Any) -> httpx2.Response:
         if received.url.path.endswith("count_tokens"):
             self.requests.append(self.format.read_count(body, received.headers, self.memory))
-            return httpx2.Response(200, json=self.format.count(42))
+            return httpx2.Response(200, json={"input_tokens": 42})
         request = self.format.read(body, received.headers, self.memory)
         self.requests.append(request)
         if self.error is not None and self.cut_after is None:
@@ -81,8 +106,14 @@ class Wire:
         replies = self.replies.pop(0)
         self.format.remember(request, replies, self.memory, CREATED)
         if body.get("stream") is not True:
-            return httpx2.Response(200, json=self.format.write(request, body, replies, CREATED))
+            written = self.format.write(request, body, replies, CREATED)
+            TYPES[self.format.name][0].validate_python(written)
+            return httpx2.Response(200, json=written)
         self.events = list(self.format.events(request, body, replies, CREATED))
+        for event in self.events:
+            _, _, data = event.partition(b"data: ")
+            if data.strip() != b"[DONE]" and not event.startswith(b"event: ping"):
+                TYPES[self.format.name][1].validate_json(data)
         events = self.events
         if self.cut_after is not None and self.error is not None:
             events = [*events[: self.cut_after], self.format.error_event(self.error)]

@@ -1,6 +1,5 @@
 """A chain of arithmetic steps in one turn, with a strict answer format."""
 
-import functools
 import importlib
 import importlib.util
 import itertools
@@ -8,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -142,8 +141,17 @@ class ChainArithmetic(Env):
         self.values = self.chain.values()
         if config.answers == "integer" and self.values[-1].denominator > 1:
             raise TaskError(f"the answer {self.values[-1]} is not a whole number; use answers='latex' for fractions")
-        in_words = self.np_random.random() < 0.5 if config.style == "mixed" else config.style == "words"
-        return Turn(self._question(in_words=in_words), system=_SYSTEM[config.answers])
+        steps = self.chain.steps
+        if self.np_random.random() < 0.5 if config.style == "mixed" else config.style == "words":
+            sentences = [f"Start with {_number_in_words(self.chain.start)}."]
+            for (operation, number), choice in zip(steps, self.np_random.random(len(steps)).tolist(), strict=True):
+                forms = _IN_WORDS[operation]
+                sentences.append(forms[int(choice * len(forms))].format(_number_in_words(number)))
+            question = " ".join([*sentences, "What is the result?"])
+        else:
+            lines = [_IN_SYMBOLS[name].format(number if number >= 0 else f"({number})") for name, number in steps]
+            question = "\n".join([f"x = {self.chain.start}", *lines, "What is x at the end?"])
+        return Turn(question, system=_SYSTEM[config.answers])
 
     def respond(self, reply: Message) -> Turn:
         """Score the answer."""
@@ -160,18 +168,6 @@ class ChainArithmetic(Env):
         return Message(role="assistant", reasoning=" -> ".join(map(str, self.values)), content=answer)
 
     null_reply = decline
-
-    def _question(self, *, in_words: bool) -> str:
-        """Return the chain in words or in symbols."""
-        steps = self.chain.steps
-        if not in_words:
-            lines = [_IN_SYMBOLS[name].format(number if number >= 0 else f"({number})") for name, number in steps]
-            return "\n".join([f"x = {self.chain.start}", *lines, "What is x at the end?"])
-        sentences = [f"Start with {_number_in_words(self.chain.start)}."]
-        for (operation, number), choice in zip(steps, self.np_random.random(len(steps)).tolist(), strict=True):
-            forms = _IN_WORDS[operation]
-            sentences.append(forms[int(choice * len(forms))].format(_number_in_words(number)))
-        return " ".join([*sentences, "What is the result?"])
 
 
 # Answers.
@@ -209,21 +205,14 @@ def _claims(content: str, *, in_latex: bool) -> Iterator[str | None]:
 
 def _is_latex_of(answer: str, value: Fraction) -> bool:
     """Return whether an answer that matches `_LATEX` has that value."""
-    library = _math_verify()
+    library = importlib.import_module("math_verify")
     # The library limits its time by alarms, which only the main thread can set. An answer takes a few milliseconds.
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # they warn that there is no time limit
     config = library.LatexExtractionConfig()
     parsed = library.parse(f"\\boxed{{{answer}}}", [config], parsing_timeout=None, fallback_mode="no_fallback")
     right = library.parse(f"\\boxed{{{_as_latex(value)}}}", [config], parsing_timeout=None)
     return bool(library.verify(right, parsed, float_rounding=DECIMAL_PLACES, timeout_seconds=None))
-
-
-@functools.cache
-def _math_verify() -> Any:
-    """Import the library, and silence its warning that it has no time limit."""
-    library = importlib.import_module("math_verify")
-    for name in ("math_verify.parser", "math_verify.grader"):
-        logging.getLogger(name).addFilter(lambda record: not record.getMessage().startswith("Timeout is disabled"))
-    return library
 
 
 def _as_latex(value: Fraction) -> str:

@@ -9,18 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from envsdk import (
-    EnvConfig,
-    Handoff,
-    HandoffResult,
-    Limits,
-    Message,
-    StopReason,
-    ToolEnv,
-    ToolEnvConfig,
-    Turn,
-    tool,
-)
+from envsdk import EnvConfig, Handoff, HandoffResult, Limits, Message, StopReason, ToolEnv, ToolEnvConfig, Turn, tool
 from envsdk.errors import ToolError
 
 from ._scoring import TaskData, decline, end_with_verdict, last_word
@@ -305,7 +294,16 @@ def _draw_quest(rng: np.random.Generator, config: DelegateConfig) -> DelegateTas
         _Town(name=names[count + i], region=names[2 * count + i], year=years[i], inhabitant=names[i])
         for i in range(count)
     ]
-    articles = [article for town in towns for article in _draw_articles(town, rng)]
+    articles: list[Article] = []
+    for town in towns:  # about the town, its region and its inhabitant, with irrelevant facts among the relevant ones
+        born, ruled = (int(year) for year in rng.integers(1900, 2000, size=2))
+        person, trade = town.inhabitant, _TRADES[int(rng.integers(len(_TRADES)))]
+        texts = {
+            person: f"{person} was born in {born} and is a {trade}. {person} lives in the town of {town.name}.",
+            town.name: f"The town of {town.name} was founded in {town.year}. It lies in the region of {town.region}.",
+            town.region: f"{town.region} has been a region since {ruled}. It is known for its {trade}s.",
+        }
+        articles += [Article(title=title, text=text) for title, text in texts.items()]
     order: list[int] = rng.permutation(len(articles)).tolist()
     asked = towns[: config.candidates]
     oldest = min(asked, key=lambda town: town.year)
@@ -343,15 +341,3 @@ def _draw_names(rng: np.random.Generator, count: int, split: str) -> list[str]:
     numbers: list[int] = rng.choice(first * first * len(last), size=count, replace=False).tolist()
     syllables = [(_SYLLABLES[n % first], _SYLLABLES[n // first % first], last[n // first // first]) for n in numbers]
     return ["".join(parts).title() for parts in syllables]
-
-
-def _draw_articles(town: _Town, rng: np.random.Generator) -> list[Article]:
-    """Draw the articles about a town, its region and its inhabitant, with irrelevant facts among the relevant ones."""
-    born, ruled = (int(year) for year in rng.integers(1900, 2000, size=2))
-    person, trade = town.inhabitant, _TRADES[int(rng.integers(len(_TRADES)))]
-    texts = {
-        person: f"{person} was born in {born} and is a {trade}. {person} lives in the town of {town.name}.",
-        town.name: f"The town of {town.name} was founded in {town.year}. It lies in the region of {town.region}.",
-        town.region: f"{town.region} has been a region since {ruled}. It is known for its {trade}s.",
-    }
-    return [Article(title=title, text=text) for title, text in texts.items()]

@@ -311,10 +311,6 @@ class _Draws:
         """Draw one of the items."""
         return items[self.below(len(items))]
 
-    def many(self, items: Sequence[str], count: int) -> list[str]:
-        """Draw items with replacement."""
-        return [items[int(draw * len(items))] for draw in self._rng.random(count).tolist()]
-
     def some(self, items: Iterable[str], count: int) -> list[str]:
         """Draw items without replacement."""
         left = list(items)
@@ -333,8 +329,19 @@ def random_task(rng: np.random.Generator, config: LongNotesConfig) -> LongNotesT
             [_draw_news(draws, depot) for depot in draws.some(depots, draws.below(3))] for _ in range(size.documents)
         ]
         abouts = {fact.about: None for one in news for _, fact in one}
-    documents = tuple(_draw_document(draws, list(depots), size.sentences, one) for one in news)
-    return LongNotesTask(topic=_TOPIC, documents=documents, questions=tuple(draws.some(abouts, size.questions)))
+    documents: list[Document] = []
+    for facts in news:  # they are hidden among irrelevant sentences, some of which look like facts
+        text = [_FILLERS[int(draw * len(_FILLERS))] for draw in rng.random(size.sentences).tolist()]
+        irrelevant: list[str] = []
+        for _ in range(1 + draws.below(2)):
+            depot, sentence = draws.pick(list(depots)), draws.pick(_IRRELEVANT)
+            low, high = _CODE_RANGE if "code" in sentence else _CRATE_RANGE
+            irrelevant.append(sentence.format(depot=depot, number=low + draws.below(high - low)))
+        for sentence in (*irrelevant, *(sentence for sentence, _ in facts)):
+            text.insert(draws.below(len(text) + 1), sentence)
+        documents.append(Document(text=" ".join(text), facts=tuple(fact for _, fact in facts)))
+    questions = tuple(draws.some(abouts, size.questions))
+    return LongNotesTask(topic=_TOPIC, documents=tuple(documents), questions=questions)
 
 
 def _draw_news(draws: _Draws, depot: str) -> tuple[str, NotedFact]:
@@ -345,18 +352,3 @@ def _draw_news(draws: _Draws, depot: str) -> tuple[str, NotedFact]:
     )
     fact = NotedFact(about=f"the {about} of {depot}", value=low + draws.below(high - low), adds=not is_code)
     return draws.pick(forms).format(depot=depot, number=fact.value), fact
-
-
-def _draw_document(
-    draws: _Draws, depots: Sequence[str], sentences: int, news: Sequence[tuple[str, NotedFact]]
-) -> Document:
-    """Draw a message that hides its facts among irrelevant sentences, some of which look like facts."""
-    text = draws.many(_FILLERS, sentences)
-    irrelevant: list[str] = []
-    for _ in range(1 + draws.below(2)):
-        depot, sentence = draws.pick(depots), draws.pick(_IRRELEVANT)
-        low, high = _CODE_RANGE if "code" in sentence else _CRATE_RANGE
-        irrelevant.append(sentence.format(depot=depot, number=low + draws.below(high - low)))
-    for sentence in (*irrelevant, *(sentence for sentence, _ in news)):
-        text.insert(draws.below(len(text) + 1), sentence)
-    return Document(text=" ".join(text), facts=tuple(fact for _, fact in news))

@@ -5,8 +5,9 @@ The state machine of an episode does no I/O. Everything that waits, runs in a th
 
 import copy
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, ClassVar, TypeVar, cast
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import gymnasium
 from pydantic import ValidationError
@@ -20,7 +21,7 @@ from ..episodes._turn import Turn
 from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
 from ..limits import Limits, plain_integer
 from ..messages import check_text
-from ..rendering.renderer import Renderer, TokenIds
+from ..rendering.renderer import Renderer
 from ..trajectories._fragments import fragment
 from ._embedded_vision import EMBEDDED_VISION
 from ._loop_tasks import Tasks, in_event_loop, not_cancelled
@@ -32,6 +33,8 @@ ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
 """Runs sub-agents side by side."""
 MethodCaller = Callable[["Driver", CallMethod], Awaitable[Any]]
 """Calls a method of an environment (`Driver.call_method`), for example in a thread, and returns its result."""
+WHY_NO_FORK = "its program runs; play the episode again with the same seed"
+"""The reason why an episode that a program plays cannot be forked."""
 _RESET_OPTIONS = ("episode_id", "group_id", "task")
 
 
@@ -43,9 +46,6 @@ class Driver:
         config: Its own options.
         renderer: See `Env`, also for the other arguments.
     """
-
-    why_no_fork: ClassVar[str | None] = None
-    """The reason why its episodes cannot be forked; None if they can."""
 
     def __init__(
         self,
@@ -94,6 +94,11 @@ class Driver:
             except ValueError as error:  # pydantic's and ours
                 raise ConfigError(f"{type(env).__name__}: {what} cannot be recorded: {error}") from error
         self.limits = Limits.of(limits, env.default_limits)
+        self.why_not_sampled: Callable[[str, str, Any], str | None] | None = None
+        """Returns why the policy of a role does not honor a sampling parameter with a value, or None if it does. A
+        rollout sets it for an episode."""
+        self.program: Any = None if env._envsdk_program is None else env._envsdk_program(self)
+        """The `ProgramDriver` of an environment that a program plays; None if its methods play it."""
 
     @property
     def running(self) -> Agent:
@@ -201,49 +206,8 @@ class Driver:
     def forget(self) -> None:
         """Release the last episode, which is large. The environment is kept for the next one."""
         self.episode = self.agent = None
-
-    # Hooks for a rollout. The driver of an environment that is played by a program overrides them.
-
-    def use_policy(self, why_not_sampled: Callable[[str, str, Any], str | None] | None) -> None:
-        """Set the function that reports which sampling parameters the next episode's policy does not honor.
-
-        Args:
-            why_not_sampled: Returns the reason why the policy of a role does not honor a sampling parameter with a
-                value, or None if it does. None after the episode.
-        """
-
-    def ahead(self) -> AsyncIterator[Turn] | None:
-        """Return an iterator of the turns that will follow while a reply is sampled; None if they are not known yet.
-
-        A rollout may sample the replies to them at the same time. It ends the iterator before it steps.
-        """
-        return None
-
-    def listener(self) -> Callable[[TokenIds], bool | None] | None:
-        """Return a callback for the tokens of the next reply while they are sampled, or None.
-
-        If the callback returns True, the rest of the reply is not needed.
-        """
-        return None
-
-    def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
-        """Return an awaitable that ends when the reply to a turn is not needed anymore, so that sampling is cancelled.
-
-        Args:
-            turn: A turn of `ahead`; None for the one that is due.
-
-        Returns:
-            None if the reply is needed in any case.
-        """
-        return None
-
-    async def is_wanted_again(self) -> bool:
-        """Wait, and return whether the reply that is due is needed after all, after its sampling was cancelled."""
-        return False
-
-    def what_runs(self, method: str) -> str:
-        """Return the name of an environment's method in the error message of a deadline."""
-        return f"{method}() of {self.env.name}"
+        if self.program is not None:
+            self.program.forget()
 
     # Driving.
 
@@ -256,21 +220,19 @@ class Driver:
         is_in_loop = in_event_loop()
         if is_in_loop:
             self.refuse_event_loop()
+
+        async def call_method(driver: Driver, request: CallMethod) -> Any:
+            if is_in_loop and driver.needs_loop():
+                episode.close()  # the caller is at fault, and not the sub-agent
+                self.running_episode.interrupted = True
+                driver.refuse_event_loop()
+            return driver.now(driver.call_method(request))
+
         try:
-            request = next(episode)
-            while True:
-                if is_in_loop and isinstance(request, CallMethod) and driver_of(request.agent.env).needs_loop():
-                    episode.close()  # the caller is at fault, and not the sub-agent
-                    self.running_episode.interrupted = True
-                    driver_of(request.agent.env).refuse_event_loop()
-                try:
-                    answer = self._answer(request)
-                except Exception as error:
-                    request = episode.throw(error)
-                else:
-                    request = episode.send(answer)
+            self.drive_async(episode, call_method=call_method).send(None)
         except StopIteration as stop:
             return stop.value
+        raise AssertionError("a method that is called without an event loop has waited")
 
     async def drive_async(
         self,
@@ -285,57 +247,55 @@ class Driver:
             run_children: Runs sub-agents side by side, if the episode requests that.
             call_method: Calls the authors' methods, such as with a deadline; None calls them here.
         """
-        try:
-            request = next(episode)
-            while True:
-                if isinstance(request, RunChildren):
-                    assert run_children is not None
-                    try:
-                        results = await run_children(request.agents)
-                    except BaseException:
-                        episode.close()
-                        raise
-                    request = episode.send(results)
-                    continue
-                try:
-                    answer = await self._answer_async(request, call_method)
-                except Exception as error:
-                    request = episode.throw(error)
-                else:
-                    request = episode.send(answer)
-        except StopIteration as stop:
-            return stop.value
-
-    def _answer(self, request: Request) -> Any:
-        if isinstance(request, Join):
-            return self._let_join(request)
-        assert isinstance(request, CallMethod)
-        driver = driver_of(request.agent.env)
-        with driver.tasks.collecting():
+        advance: Callable[[], Request] = partial(next, episode)
+        while True:
             try:
-                return driver._checked(request, driver.now(driver.call_method(request)))
-            except Exception as failed:
-                raise driver._noted(request, failed)  # noqa: B904 (it has its cause)
+                request = advance()
+            except StopIteration as stop:
+                return stop.value
+            try:
+                match request:
+                    case CallMethod():
+                        answer = await driver_of(request.agent.env)._answer(request, call_method)
+                    case RunChildren():
+                        assert run_children is not None
+                        answer = await run_children(request.agents)
+                    case Join(agent, seed):
+                        assert agent.handoff is not None
+                        answer = driver_of(agent.env).join(self.running_episode, agent, seed, agent.handoff.task)
+            except BaseException as error:
+                advance = partial(episode.throw, error)
+            else:
+                advance = partial(episode.send, answer)
 
-    async def _answer_async(self, request: Request, call_method: MethodCaller | None) -> Any:
-        if isinstance(request, Join):
-            return self._let_join(request)
-        assert isinstance(request, CallMethod)
-        driver = driver_of(request.agent.env)
-        with driver.tasks.collecting():
+    async def _answer(self, request: CallMethod, call_method: MethodCaller | None) -> Any:
+        """Return the turn or the handoffs of an author's method, or the string of a summarizer.
+
+        An exception gets a note about the method, and is logged if the parent agent receives it.
+        """
+        method, agent = request.method, self.running
+        with self.tasks.collecting():
             try:
                 if call_method is None:
-                    returned = await not_cancelled(driver.call_method(request))
+                    returned = await not_cancelled(self.call_method(request))
                 else:
-                    returned = await call_method(driver, request)
-                return driver._checked(request, returned)
+                    returned = await call_method(self, request)
+                if isinstance(method, str) and not isinstance(returned, Turn) and not is_handoff(returned):
+                    raise wrong_turn(self.env, method, returned)
+                if method == "start":
+                    self.env._envsdk_started(returned)
+                    self.waits = None
+                return returned
             except Exception as failed:
-                raise driver._noted(request, failed)  # noqa: B904 (it has its cause)
+                error = explained(failed, self.env, method) if isinstance(method, str) else failed
+                name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
+                place = f"{self.env.name}, seed {self.running_episode.seed}, step {agent.steps}"
+                error.add_note(f"Raised by {name}() of {place}.")
+                if agent.parent is not None:  # the parent gets the error as a result, and may answer the model with it
+                    import logging
 
-    def _let_join(self, request: Join) -> None:
-        agent = request.agent
-        assert agent.handoff is not None
-        driver_of(agent.env).join(self.running_episode, agent, request.seed, agent.handoff.task)
+                    logging.getLogger(__name__).warning("the sub-agent %r failed", agent.name, exc_info=error)
+                raise error  # noqa: B904 (it has its cause)
 
     def call_method(self, request: CallMethod) -> Any:
         """Call an author's method; return its turn, or an awaitable of it."""
@@ -343,26 +303,6 @@ class Driver:
             return request.method(request.argument)
         method = getattr(self.env, request.method)
         return method() if request.method == "start" else method(request.argument)
-
-    def _checked(self, request: CallMethod, returned: Any) -> Any:
-        if not callable(request.method) and not isinstance(returned, Turn) and not is_handoff(returned):
-            raise wrong_turn(self.env, request.method, returned)
-        if request.method == "start":
-            self.env._envsdk_started(returned)
-            self.waits = None
-        return returned
-
-    def _noted(self, request: CallMethod, failed: Exception) -> Exception:
-        """Add a note about the method that raised an exception, and log it if the parent agent receives it."""
-        agent, method = self.running, request.method
-        error = explained(failed, self.env, method) if isinstance(method, str) else failed
-        name = method if isinstance(method, str) else f"the summarizer {getattr(method, '__name__', method)}"
-        error.add_note(f"Raised by {name}() of {self.env.name}, seed {self.running_episode.seed}, step {agent.steps}.")
-        if agent.parent is not None:  # the parent gets the error as a result, and may answer the model with it
-            import logging
-
-            logging.getLogger(__name__).warning("the sub-agent %r failed", agent.name, exc_info=error)
-        return error
 
     # Event loops.
 
@@ -399,47 +339,48 @@ class Driver:
     # Ends.
 
     def end_tasks(self, error: BaseException | None = None) -> None:
-        """Cancel the asyncio tasks that the methods of the episode's environments started and left running.
+        """Cancel the asyncio tasks that the methods of the episode's environments left running, and end its program.
 
         Inside an event loop, they end when the caller lets the loop run.
 
         Args:
             error: What ended the episode, if it failed.
         """
-        del error
-        for tasks in self._all_tasks():
+        if self.program is not None:
+            self.program.end(error)
+        for driver in self._drivers():
             if in_event_loop():
-                tasks.cancel()
-            elif tasks.are_left():
+                driver.tasks.cancel()
+            elif driver.tasks.are_left():
                 from ._event_loops import run
 
-                run(tasks.end())
+                run(driver.tasks.end())
 
     async def aend_tasks(self, error: BaseException | None = None) -> None:
         """Do the same as `end_tasks`, and wait until the tasks have ended."""
-        del error
-        for tasks in self._all_tasks():
-            await tasks.end()
+        if self.program is not None:
+            import asyncio  # which takes longer to import than all of envsdk
+
+            await asyncio.to_thread(self.program.end, error)
+        for driver in self._drivers():
+            await driver.tasks.end()
 
     def tasks_are_left(self) -> bool:
         """Return whether a task that a method started has not ended."""
-        return any(tasks.are_left() for tasks in self._all_tasks())
+        return any(driver.tasks.are_left() for driver in self._drivers())
 
-    def _all_tasks(self) -> list[Tasks]:
-        return [self.tasks, *(driver_of(agent.env).tasks for agent in self._children())]
-
-    def _children(self) -> list[Agent]:
-        """Return the sub-agents of the episode that its environment began."""
-        if self.agent is None or self.agent.parent is not None:
-            return []
-        return [agent for agent in self.agent.agents() if agent.env is not self.env]
+    def _drivers(self) -> "list[Driver]":
+        """Return the driver itself, and those of the sub-agents of the last episode, if its environment began it."""
+        root = self.agent
+        if root is None or root.parent is not None:
+            return [self]
+        return [self, *(driver_of(agent.env) for agent in root.agents() if agent.env is not self.env)]
 
     def close_children(self) -> list[Exception]:
         """Close the environments of all sub-agents of the last episode, each once; return the exceptions."""
         errors: list[Exception] = []
-        for agent in self._children():
-            driver = driver_of(agent.env)
-            if driver.agent is agent and not driver._is_closed:
+        for driver in self._drivers()[1:]:
+            if driver.episode is self.episode and not driver._is_closed:
                 driver._is_closed = True
                 try:
                     driver.env.close()

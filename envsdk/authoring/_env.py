@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
@@ -15,7 +15,7 @@ from .._visible import visible
 from ..contexts._history_policy import HistoryPolicy, SummaryRequest
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import MAIN, StepResult
-from ..episodes._episode import Episode
+from ..episodes._episode import Episode, SummarizerFactory
 from ..episodes._functions import copied_function, is_async
 from ..episodes._handoff import Handoff
 from ..episodes._turn import Turn
@@ -25,7 +25,7 @@ from ..messages import Message, ToolSchema
 from ..rendering._whole import WholeRenderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer
-from ._driver import Driver, driver_of
+from ._driver import WHY_NO_FORK, Driver, driver_of
 from ._mistakes import check_class, check_names, check_value, missing_init
 from ._spaces import ActionSpace, ObservationSpace
 from .tasks import Rows, load_tasks
@@ -114,9 +114,10 @@ class Env(gymnasium.Env[Observation, Any]):
 
     # The SDK's own attributes of environments and their classes have this prefix.
     _envsdk: Driver = cast("Driver", _NotMade())
-    _envsdk_driver: ClassVar[type[Driver]] = Driver
+    _envsdk_program: ClassVar[Callable[[Driver], Any] | None] = None  # makes the driver of the program that plays it
     _envsdk_config: ClassVar[type[EnvConfig]] = EnvConfig  # what `Config` derives from
     _envsdk_runs_tools: ClassVar[bool] = False
+    _envsdk_summarizer: ClassVar[SummarizerFactory]
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class Env(gymnasium.Env[Observation, Any]):
         self.render_mode = render_mode
         self.task = None
         self._envsdk_check()
-        self._envsdk = self._envsdk_driver(self, config, renderer, tokenizer, history, limits)
+        self._envsdk = Driver(self, config, renderer, tokenizer, history, limits)
         self.tasks = None if tasks is None else load_tasks(tasks)
         self.observation_space = ObservationSpace(self.renderer.tokenizer.vocab_size)
         self.action_space = ActionSpace(self.renderer.tokenizer.vocab_size)
@@ -161,11 +162,6 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def _envsdk_started(self, turn: Returned) -> None:
         """Process the value that `start` returned."""
-
-    @staticmethod
-    def _envsdk_summarizer(request: SummaryRequest, before: Sequence[Message], renderer: Renderer) -> "Env":
-        """Return the environment in which the model writes a summary."""
-        return Summarizer(request, before, renderer)
 
     def _envsdk_waits(self) -> bool:
         """Return whether a step may have to wait; if not, `step` needs no event loop."""
@@ -365,8 +361,8 @@ class Env(gymnasium.Env[Observation, Any]):
                 sub-agent; or if something cannot be copied, such as a nested function that refers to the environment.
         """
         driver = self._envsdk
-        if driver.why_no_fork is not None:
-            raise EpisodeError(f"{self!r} cannot be copied: {driver.why_no_fork}")
+        if driver.program is not None:
+            raise EpisodeError(f"{self!r} cannot be copied: {WHY_NO_FORK}")
         agent, episode = driver.running, driver.running_episode
         if agent.parent is not None:
             raise EpisodeError(f"{agent.name!r} is a sub-agent: fork the environment that was reset")
@@ -465,3 +461,6 @@ class Summarizer(Env):
         """Return the beginning of each message."""
         lines = (f"{message.role}: {message.content[:_REFERENCE_CHARS]}" for message in self._request.messages)
         return "\n".join(lines)
+
+
+Env._envsdk_summarizer = Summarizer  # pyright: ignore[reportPrivateUsage]

@@ -25,6 +25,7 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import DeadlineExceeded, EnvsdkError
@@ -46,25 +47,38 @@ _CANCEL_S = 1.0
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, with a copy of the caller's context variables, and return its result.
 
-    An interrupt (Ctrl-C) cancels the coroutine and waits until it has ended; a second interrupt does not wait.
+    An interrupt (Ctrl-C) cancels the coroutine and waits until it has ended; a second interrupt does not wait. Inside a
+    running event loop, consecutive calls share a thread; a nested call gets another one.
     """
-    if in_event_loop():
-        return _run_in_worker(coroutine)
-    kept = _thread.kept
-    if kept is None:
-        kept = _thread.kept = _KeptLoop()
-    return kept.run(coroutine)
+    if not in_event_loop():
+        kept = _thread.kept
+        if kept is None:
+            kept = _thread.kept = _KeptLoop()
+        return kept.run(coroutine)
+    try:
+        worker = _idle.pop()
+    except IndexError:
+        worker = LoopThread("envsdk-event-loop")
+    try:
+        return worker.run(coroutine)
+    except Exception as error:
+        if not isinstance(error, EnvsdkError):
+            error.add_note(_WORKER_NOTE)
+        raise
+    finally:
+        _idle.append(worker)
 
 
-def collecting_loop(loop: asyncio.AbstractEventLoop | None = None) -> asyncio.AbstractEventLoop:
-    """Return an event loop, a new one by default, whose tasks are collected (`_loop_tasks.py`)."""
+def collecting_loop(*, is_small: bool = False) -> asyncio.AbstractEventLoop:
+    """Return a new event loop whose tasks are collected (`_loop_tasks.py`); a small one has few file descriptors."""
 
     def create_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> "asyncio.Task[Any]":
         task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
         collect(task)
         return task
 
-    loop = asyncio.new_event_loop() if loop is None else loop
+    selector: Any = getattr(selectors, "PollSelector", None) if is_small else None
+    loop = asyncio.new_event_loop() if selector is None else asyncio.SelectorEventLoop(selector())
     loop.set_task_factory(create_task)
     return loop
 
@@ -86,9 +100,9 @@ class _KeptLoop:
     """The event loop of a thread, which is closed when the thread ends."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=collecting_loop)  # so that asyncio's own factory stays as it is
-        self._at_end = weakref.finalize(self, _close_unless_forked, self._runner.get_loop(), os.getpid())
-        self._at_end.atexit = False
+        self.runner = asyncio.Runner(loop_factory=collecting_loop)  # so that asyncio's own factory stays as it is
+        self.at_end = weakref.finalize(self, _close_unless_forked, self.runner.get_loop(), os.getpid())
+        self.at_end.atexit = False
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         results: list[T] = []
@@ -102,19 +116,14 @@ class _KeptLoop:
                 has_ended = True
 
         try:
-            self._runner.run(main(), context=contextvars.copy_context())
+            self.runner.run(main(), context=contextvars.copy_context())
         finally:
             if not has_ended:  # interrupted twice: the rest of the coroutine must not run in the next call
                 if _thread.kept is self:
                     _thread.kept = None
-                self._at_end.detach()
-                self._runner.close()
+                self.at_end.detach()
+                self.runner.close()
         return results[0]
-
-    def close_at_exit(self) -> None:
-        """Close the loop when the interpreter ends."""
-        self._at_end.detach()
-        _close_runner(self._runner)
 
 
 class _Thread(threading.local):
@@ -191,26 +200,11 @@ class LoopThread:
 _idle: deque[LoopThread] = deque()
 
 
-def _run_in_worker(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the most recently used thread. Consecutive calls share it; a nested call gets another one."""
-    try:
-        worker = _idle.pop()
-    except IndexError:
-        worker = LoopThread("envsdk-event-loop")
-    try:
-        return worker.run(coroutine)
-    except Exception as error:
-        if not isinstance(error, EnvsdkError):
-            error.add_note(_WORKER_NOTE)
-        raise
-    finally:
-        _idle.append(worker)
-
-
 @atexit.register
 def _close_all() -> None:
     if _thread.kept is not None:
-        _thread.kept.close_at_exit()
+        _thread.kept.at_end.detach()
+        _close_runner(_thread.kept.runner)
     while _idle:
         _idle.pop().stop(1)
 
@@ -251,8 +245,13 @@ class MethodCall:
         if self.server is None or self.began_at is None:
             return True
         seconds = time.monotonic() - self.began_at
-        cpu_s = self.server.cpu_time_of(self)
-        return seconds < _NEW_S or (cpu_s is not None and cpu_s - self.cpu_at > seconds / 4)
+        if seconds < _NEW_S:
+            return True
+        clock_of, ident = getattr(time, "pthread_getcpuclockid", None), self.server.ident
+        with self.server.calls.lock:  # the clock of a thread that has ended must not be read
+            if clock_of is None or ident is None or self.has_ended:
+                return False
+            return time.clock_gettime(clock_of(ident)) - self.cpu_at > seconds / 4
 
 
 class MethodThread:
@@ -362,13 +361,13 @@ class _Server(threading.Thread):
     def __init__(self, calls: _Calls) -> None:
         super().__init__(name="envsdk-method", daemon=True)
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._runner = asyncio.Runner(loop_factory=_small_loop)
-        self._calls = calls
+        self._runner = asyncio.Runner(loop_factory=partial(collecting_loop, is_small=True))  # each episode may have one
+        self.calls = calls
         self._running = 0
 
     def run(self) -> None:
         """Serve calls, in an event loop from the first awaitable on."""
-        while self._calls.server is self and (call := self._calls.queue.get()) is not None:
+        while self.calls.server is self and (call := self.calls.queue.get()) is not None:
             self._begin(call)
             del call  # it holds an episode
             if self.loop is not None:
@@ -381,9 +380,9 @@ class _Server(threading.Thread):
     def serve_waiting(self) -> None:
         """Begin the waiting calls in the event loop."""
         assert self.loop is not None
-        while self._calls.server is self:
+        while self.calls.server is self:
             try:
-                call = self._calls.queue.get_nowait()
+                call = self.calls.queue.get_nowait()
             except queue.Empty:
                 return
             if call is None:
@@ -392,7 +391,7 @@ class _Server(threading.Thread):
             self._begin(call)
 
     def _begin(self, call: MethodCall) -> None:
-        with self._calls.lock:
+        with self.calls.lock:
             if call.has_ended:  # its caller has gone
                 return
             call.server, call.began_at, call.cpu_at = self, time.monotonic(), time.thread_time()
@@ -421,9 +420,9 @@ class _Server(threading.Thread):
 
     def _end(self, call: MethodCall, result: Any, error: BaseException | None) -> None:
         """Mark a call as ended, and wake its caller."""
-        with self._calls.lock:
+        with self.calls.lock:
             call.has_ended = True
-            self._calls.pending -= 1
+            self.calls.pending -= 1
             self._running -= 1
         if self.loop is not None and self._is_over():
             self.loop.stop()
@@ -433,18 +432,4 @@ class _Server(threading.Thread):
             call.future.set_exception(RuntimeError("StopIteration") if isinstance(error, StopIteration) else error)
 
     def _is_over(self) -> bool:
-        return self._calls.server is not self and not self._running
-
-    def cpu_time_of(self, call: MethodCall) -> float | None:
-        """Return the processor time of the thread that runs a call; None if the call ended or the time is unknown."""
-        clock_of, ident = getattr(time, "pthread_getcpuclockid", None), self.ident
-        with self._calls.lock:  # the clock of a thread that has ended must not be read
-            if clock_of is None or ident is None or call.has_ended:
-                return None
-            return time.clock_gettime(clock_of(ident))
-
-
-def _small_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop with few file descriptors, because each episode may have one."""
-    selector: Any = getattr(selectors, "PollSelector", None)
-    return collecting_loop(None if selector is None else asyncio.SelectorEventLoop(selector()))
+        return self.calls.server is not self and not self._running

@@ -141,27 +141,11 @@ def tool(
         ConfigError: If a parameter has no type hint, a hint without a JSON schema, or cannot be passed by name; or if
             the docstring describes a parameter that the function does not have.
     """
-
-    def decorate(function: Function) -> Tool:
-        return _make(function, name, description, timeout_s)
-
-    return decorate if function is None else decorate(function)
-
-
-@functools.lru_cache(maxsize=1024)
-def tool_of(function: Any) -> Tool:
-    """Make a tool from a function, once for each function.
-
-    Raises:
-        ConfigError: If `function` is not a function, or no tool can be made from it; see `tool`.
-    """
-    return tool(function)
-
-
-def _make(function: Any, name: str | None, description: str | None, timeout_s: float | None) -> Tool:
+    if function is None:
+        return cast("Any", functools.partial(tool, name=name, description=description, timeout_s=timeout_s))
     if isinstance(function, staticmethod):
         function = cast("staticmethod[Any, Any]", function).__func__
-    plain = plain_function(function)
+    plain: Any = plain_function(function)
     if not callable(function) or isinstance(function, (Tool, type)) or not inspect.isroutine(plain):
         raise ConfigError(f"a tool is made from a function or a method, got {function!r:.80}")
     name = str(name or getattr(function, "__name__", getattr(plain, "__name__", "")))
@@ -182,12 +166,16 @@ def _make(function: Any, name: str | None, description: str | None, timeout_s: f
         schema = adapter.json_schema(schema_generator=_WithoutTitles)
     except PydanticUserError as error:
         raise ConfigError(f"the tool {name!r} has a parameter whose type has no JSON schema: {error}") from error
-    text = documentation if description is None else description
     # Models have seen this form most: type and properties first, no `additionalProperties`.
     left_out = ("additionalProperties", "title", "description")
     first: dict[str, Any] = {"type": "object", "properties": {}}
     schema = first | {key: value for key, value in schema.items() if key not in left_out}
+    text = documentation if description is None else description
     return Tool(name, text, schema, function, timeout_s, adapter.validate_python, is_method)
+
+
+tool_of: Callable[[Any], Tool] = functools.lru_cache(maxsize=1024)(tool)
+"""Makes a tool from a function, once for each function."""
 
 
 def _documentation(function: Any) -> tuple[str, Mapping[str, str]]:
@@ -235,21 +223,20 @@ def _arguments_type(
                 f"the parameter {parameter.name!r} of the tool {name!r} has a Field as its default; write "
                 "Annotated[type, Field(...)] = default"
             )
-        fields[parameter.name] = _field(parameter, hints[parameter.name], descriptions.get(parameter.name))
+        extra: dict[str, Any] = {}
+        is_optional = parameter.default is not parameter.empty
+        if is_optional:
+            with contextlib.suppress(
+                PydanticSerializationError, ValueError
+            ):  # a default without a JSON form is left out
+                default = to_jsonable_python(parameter.default)
+                json.dumps(default, allow_nan=False, ensure_ascii=False).encode()
+                extra["default"] = default
+        hint = hints[parameter.name]
+        plain, *own = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        info = Field(description=descriptions.get(parameter.name), json_schema_extra=extra)
+        field = Annotated[plain, info, *own]  # the hint's own metadata takes precedence
+        fields[parameter.name] = NotRequired[field] if is_optional else field
     arguments: Any = TypedDict(name, fields)  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
     arguments.__pydantic_config__ = ConfigDict(extra="forbid")
     return arguments
-
-
-def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> Any:
-    extra: dict[str, Any] = {}
-    is_optional = parameter.default is not parameter.empty
-    if is_optional:
-        with contextlib.suppress(PydanticSerializationError, ValueError):  # a default without a JSON form is not shown
-            default = to_jsonable_python(parameter.default)
-            json.dumps(default, allow_nan=False, ensure_ascii=False).encode()
-            extra["default"] = default
-    info = Field(description=description, json_schema_extra=extra)
-    plain, *own = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    field = Annotated[plain, info, *own]  # the hint's own metadata takes precedence
-    return cast("Any", NotRequired[field]) if is_optional else field

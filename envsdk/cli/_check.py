@@ -57,12 +57,7 @@ def check(
     command_line = shlex.join(["envsdk", "check", env, *(word for one in option or () for word in ("--option", one))])
     with printed_checks(as_json=as_json) as on_progress:
         report = check_env(
-            subject,
-            seeds=seeds,
-            first_seed=seed,
-            only=only,
-            on_progress=on_progress,
-            command_line=command_line,
+            subject, seeds=seeds, first_seed=seed, only=only, on_progress=on_progress, command_line=command_line
         )
     if isinstance(subject, Env):
         subject.close()

@@ -82,17 +82,16 @@ def explain(
     entry = find_explanation(name)
     print_text(entry.name, style="bold")
     print_text(entry.meaning)
-    if entry.message:
-        _print_part("A typical message", entry.message)
-    _print_part("Why it happens", entry.why)
-    _print_part("What to do", entry.do)
-    if entry.example:
-        _print_part("An example that raises it", entry.example.strip())
-    _print_part("More", f"docs/{entry.see}")
-
-
-def _print_part(heading: str, text: str) -> None:
-    print_text()
-    print_text(f"{heading}:", style="bold")
-    for line in text.split("\n"):
-        print_text(f"    {line}".rstrip())
+    parts = {
+        "A typical message": entry.message,
+        "Why it happens": entry.why,
+        "What to do": entry.do,
+        "An example that raises it": entry.example.strip(),
+        "More": f"docs/{entry.see}",
+    }
+    for heading, text in parts.items():
+        if text:
+            print_text()
+            print_text(f"{heading}:", style="bold")
+            for line in text.split("\n"):
+                print_text(f"    {line}".rstrip())

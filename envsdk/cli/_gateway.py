@@ -65,9 +65,8 @@ def gateway(
     for module in ("starlette", "uvicorn", "prometheus_client"):
         load(module, what, advice)
     from ..gateway._app import ServerLimits
-    from ..gateway._management import Gateway
+    from ..gateway._management import Gateway, serve
     from ..gateway._outside import PlayedSessions
-    from ..gateway._serving import serve
     from ..gateway._standalone import SessionLimits
 
     import_from_here()

@@ -8,16 +8,7 @@ import typer
 from ..authoring._event_loops import run
 from ..diagnostics._stack import check_is_comparable, check_stack
 from ..policies import load_model, policy_of
-from ._options import (
-    ENVIRONMENT,
-    NAMED,
-    OPTION,
-    POLICY_OPTION,
-    SPECIFICATION,
-    environment,
-    options_of,
-    specification,
-)
+from ._options import ENVIRONMENT, NAMED, OPTION, POLICY_OPTION, SPECIFICATION, environment, options_of, specification
 from ._output import print_json, print_text
 
 

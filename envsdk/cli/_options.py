@@ -53,6 +53,19 @@ def options_of(pairs: Sequence[str], reserved: Sequence[str] = ()) -> dict[str, 
     return options
 
 
+def env_options(
+    pairs: Sequence[str] | None, renderer: str | None, tokenizer: str, history: str, tasks: Path | None
+) -> dict[str, Any]:
+    """Return the options of an environment that the command line specifies.
+
+    Raises:
+        ConfigError: If a string is not a pair, a key appears twice, or it has its own option.
+    """
+    options = options_of(pairs or (), NAMED) | ({} if tasks is None else {"tasks": str(tasks)})
+    family = {"renderer": renderer and specification(renderer), "tokenizer": tokenizer}
+    return {**options, **family, "history": specification(history)}
+
+
 def maker(env: str, options: dict[str, Any]) -> Callable[[], Env]:
     """Return a function that creates an environment from an id or from `module:Class`.
 

@@ -16,7 +16,7 @@ from ..messages import ImagePart, Message, ToolSchema
 from ..policies import ReplyPolicy
 from ..trajectories._trajectory import Trajectory
 from ..viewer._episodes import image_name
-from ._options import ENVIRONMENT, NAMED, OPTION, RENDERER, SPECIFICATION, TOKENIZER, maker, options_of, specification
+from ._options import ENVIRONMENT, OPTION, RENDERER, SPECIFICATION, TOKENIZER, env_options, maker
 from ._output import print_text, writable, write
 from ._typed_reply import HELP, TypingError, read_reply, signatures
 
@@ -39,14 +39,7 @@ def play(
 
     Type :help to see how to call tools and type replies of several lines. Ctrl-D ends the game.
     """
-    options = options_of(option or (), NAMED)
-    options |= {
-        "renderer": renderer and specification(renderer),
-        "tokenizer": tokenizer,
-        "history": specification(history),
-    }
-    if tasks is not None:
-        options["tasks"] = str(tasks)
+    options = env_options(option, renderer, tokenizer, history, tasks)
     folder = None if out is None else writable(out)
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # adds line editing and a history of lines to input()

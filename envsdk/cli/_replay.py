@@ -9,7 +9,7 @@ import typer
 from .._visible import on_one_line
 from ..authoring._trust import Trust
 from ..errors import ConfigError
-from ..rollouts._replaying import ReplayResult, replay_run
+from ..rollouts._replaying import replay_run
 from ..rollouts._stored_run import StoredRun
 from ._options import import_from_here
 from ._output import print_error, print_json, print_text
@@ -47,7 +47,16 @@ def replay(
         trust=[kind for kind, is_trusted in given.items() if is_trusted],
         is_chosen=lambda n, trajectory: number in (None, n) and episode in (None, trajectory.id),
     ):
-        _print(result, as_json)
+        name, found = result.trajectory.id, result.differences
+        if as_json:
+            print_json({"id": name, "refused": result.refused, "differences": [asdict(one) for one in found]})
+        else:
+            if result.refused is not None:
+                print_error(on_one_line(f"not repeated: {result.refused}"))
+            for difference in found[:_SHOWN]:
+                print_error(on_one_line(f"{name}: {difference}"))
+            if len(found) > _SHOWN:
+                print_error(on_one_line(f"{name}: ... and {len(found) - _SHOWN} more"))
         refused += result.refused is not None
         differing += bool(result.differences)
         same += result.refused is None and not result.differences
@@ -58,16 +67,3 @@ def replay(
         print_text(f"{same} of {total} episodes are the same, {differing} differ, {refused} were not repeated")
     if differing or not same:
         raise typer.Exit(1)
-
-
-def _print(result: ReplayResult, as_json: bool) -> None:
-    name, found = result.trajectory.id, result.differences
-    if as_json:
-        print_json({"id": name, "refused": result.refused, "differences": [asdict(one) for one in found]})
-        return
-    if result.refused is not None:
-        print_error(on_one_line(f"not repeated: {result.refused}"))
-    for difference in found[:_SHOWN]:
-        print_error(on_one_line(f"{name}: {difference}"))
-    if len(found) > _SHOWN:
-        print_error(on_one_line(f"{name}: ... and {len(found) - _SHOWN} more"))

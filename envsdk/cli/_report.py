@@ -11,10 +11,9 @@ from .._visible import on_one_line
 from ..errors import ConfigError
 from ..trajectories.records import storing, whole_file
 from ..viewer.reporting import as_html, as_markdown, report, write_plots
-from ..viewer.reporting._blocks import Section, Table
 from ..viewer.reporting._plots import check_matplotlib
 from ..viewer.reporting._report import VIEWER
-from ..viewer.reporting._sections import sections_of
+from ..viewer.reporting._sections import Section, Table, sections_of
 from ._output import print_json, print_table, print_text
 
 _VIEWER = "The target of links to episodes: the address of envsdk view, or a file of envsdk view --html."

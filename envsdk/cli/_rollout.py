@@ -5,8 +5,7 @@ import shlex
 import signal
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -27,15 +26,14 @@ from ..trajectories.records import write_jsonl
 from ._options import (
     ALLOW_CHANGED,
     ENVIRONMENT,
-    NAMED,
     OPTION,
     POLICY,
     POLICY_OPTION,
     RENDERER,
     SPECIFICATION,
     TOKENIZER,
+    env_options,
     environment,
-    options_of,
     policy_options,
     specification,
 )
@@ -67,8 +65,7 @@ def rollout(
     timeout: Annotated[float, typer.Option(help="The maximum time of a call of the policy, in seconds.")] = 600,
     method_timeout: Annotated[float, typer.Option(help="The maximum time of a method of the environment.")] = 60,
     retries: Annotated[
-        int,
-        typer.Option(min=0, help="How often an episode restarts if the server fails; 0: requests are not retried."),
+        int, typer.Option(min=0, help="How often an episode restarts if the server fails; 0: requests are not retried.")
     ] = 2,
     fail_fast: Annotated[int | None, typer.Option(min=1, help="End after this many failures in a row.")] = None,
     executor: Annotated[str | None, typer.Option(help="Play in worker processes: processes or ray.")] = None,
@@ -86,14 +83,6 @@ def rollout(
     """
     if resume and out is None:
         raise ConfigError("--resume continues the run in a folder: name it with --out")
-    options = options_of(option or (), NAMED)
-    options |= {
-        "renderer": renderer and specification(renderer),
-        "tokenizer": tokenizer,
-        "history": specification(history),
-    }
-    if tasks is not None:
-        options["tasks"] = str(tasks)
     given = policy_options(model, policy_option or ())
     if not retries and policy.partition(":")[0] in SERVED:
         given.setdefault("max_retries", 0)
@@ -103,7 +92,7 @@ def rollout(
         found,
         seeds=range(seed, seed + episodes),
         group_size=group_size,
-        env_options=options,
+        env_options=env_options(option, renderer, tokenizer, history, tasks),
         max_concurrency=concurrency,
         policy_timeout_s=timeout,
         method_timeout_s=method_timeout,
@@ -149,32 +138,23 @@ def played(rollouts: Rollouts) -> list[Trajectory]:
         async for trajectory in rollouts:
             ended.append(trajectory)  # noqa: PERF401 (an interrupt leaves what has ended)
 
+    def interrupt(number: int, frame: object) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script started in the background
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, interrupt)  # SIGTERM ends a run as Ctrl-C does
     try:
-        with _terminating():
-            run(play())
+        run(play())
     except KeyboardInterrupt:
         done, total = rollouts.statistics.resumed + len(ended), rollouts.statistics.total
         print_error(f"interrupted after {done} of {total} episodes")
         if rollouts.folder is not None:
             command = [argument for argument in sys.argv[1:] if argument != "--resume"]
             print_error(f"completed episodes are stored; continue with: {shlex.join(['envsdk', *command, '--resume'])}")
-    return sorted(ended, key=lambda trajectory: (trajectory.seed or 0, trajectory.id))
-
-
-@contextmanager
-def _terminating() -> Generator[None]:
-    """Let SIGTERM end a run as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script started in the background
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
     finally:
         signal.signal(signal.SIGTERM, before)
+    return sorted(ended, key=lambda trajectory: (trajectory.seed or 0, trajectory.id))
 
 
 def statistics(rollouts: Rollouts) -> Iterator[str]:

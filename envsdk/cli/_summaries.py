@@ -91,19 +91,11 @@ def table(title: str, rows: Sequence[tuple[Sequence[str], TrajectoryReport]], la
         else:
             drawn.add_column(column, justify="right", no_wrap=True)
     for names, report in rows:
-        drawn.add_row(*(Text(visible(cell)) for cell in (*names, *_cells(report))))
+        facts = report.tally
+        failed = f" ({facts.failed} failed)" if facts.failed else ""
+        mean = "–" if facts.mean_reward is None else f"{facts.mean_reward:.3f}"
+        breaks = [f"{count} {reason}".replace("_", "_\n", 1) for reason, count in sorted(facts.breaks.items())]
+        tokens = [f"{count:,}" for count in (facts.observed_tokens, report.sample_tokens, report.tree_tokens)]
+        cells = f"{facts.episodes}{failed}", mean, str(facts.steps), "\n".join(breaks) or "none", str(report.samples)
+        drawn.add_row(*(Text(visible(cell)) for cell in (*names, *cells, *tokens)))
     return drawn
-
-
-def _cells(report: TrajectoryReport) -> list[str]:
-    facts = report.tally
-    failed = f" ({facts.failed} failed)" if facts.failed else ""
-    breaks = [f"{count} {reason}".replace("_", "_\n", 1) for reason, count in sorted(facts.breaks.items())]
-    return [
-        f"{facts.episodes}{failed}",
-        "–" if facts.mean_reward is None else f"{facts.mean_reward:.3f}",
-        str(facts.steps),
-        "\n".join(breaks) or "none",
-        str(report.samples),
-        *(f"{count:,}" for count in (facts.observed_tokens, report.sample_tokens, report.tree_tokens)),
-    ]

@@ -54,7 +54,13 @@ def read_reply(line: str, more: Callable[[], str], tools: Sequence[ToolSchema]) 
             lines[-1] = lines[-1][:-1]
             lines.append(more())
         if lines[0].startswith("/{"):
-            return _message_from_json("\n".join(lines)[1:])
+            try:
+                fields = json.loads("\n".join(lines)[1:])
+                return Message.from_openai({**fields, "role": "assistant"})
+            except ValidationError as error:
+                raise TypingError(f"the JSON is not a message: {what_is_invalid(error)}") from error
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                raise TypingError(f"the message is not valid JSON: {error}") from error
         is_call = [text.startswith("/") and not text.startswith("//") for text in lines]
         texts = [text.removeprefix("/") for text, is_one in zip(lines, is_call, strict=True) if not is_one]
         calls = [_call(text[1:], tools) for text, is_one in zip(lines, is_call, strict=True) if is_one]
@@ -78,17 +84,6 @@ def signatures(tools: Sequence[ToolSchema]) -> list[str]:
             about = ": ".join(filter(None, [str(kind), schema.get("description", "")]))
             lines.append(f"    {name}: {about}{default}")
     return lines
-
-
-def _message_from_json(text: str) -> Message:
-    """Parse a message in JSON."""
-    try:
-        fields = json.loads(text)
-        return Message.from_openai({**fields, "role": "assistant"})
-    except ValidationError as error:
-        raise TypingError(f"the JSON is not a message: {what_is_invalid(error)}") from error
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise TypingError(f"the message is not valid JSON: {error}") from error
 
 
 def _call(text: str, tools: Sequence[ToolSchema]) -> ToolCall:

@@ -9,7 +9,8 @@ import copy
 import math
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -120,10 +121,6 @@ class Context:
     def tools(self) -> Sequence[ToolSchema]:
         """The tools that the model may call."""
         return self._prompt.tools
-
-    def token_counts(self) -> dict[int, int]:
-        """Return how many tokens each message of the view has, by the identity of the message."""
-        return {id(message): self._prompt.count(index) for index, message in enumerate(self._prompt.messages)}
 
     def trial(self) -> "Context":
         """Return a copy in which a turn can be tried without changing the context. Its log is empty."""
@@ -322,8 +319,8 @@ class Context:
             detail = "the end of the reply" if self._cut else "the reply continues after its end"
             delta = self._declared(delta, "edit", body + kept, detail)
         rewritten = self._rewrite(delta)
-        full = rewritten.full or self._is_full(max_tokens)
-        if full is None:
+        is_full = max_tokens is not None and len(self) >= max_tokens
+        if rewritten.full is None and not is_full:
             return self._emit(rewritten)
         # The rest of the reply does not fit: the reply is restored.
         prompt.tokens[prompt.body + kept :] = dropped
@@ -337,7 +334,9 @@ class Context:
             np.asarray(prompt.tokens[prompt.body :]), [], history=self.view, tools=self.tools, generation_prompt=False
         )
         prompt.append(closing, [])
-        return self._emit(ended._replace(closed_reply=closing.closed_reply, full=full))
+        return self._emit(
+            ended._replace(closed_reply=closing.closed_reply, full=rewritten.full or StopReason.MAX_CONTEXT_TOKENS)
+        )
 
     def _read(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Apply `as_given` to the messages of a turn, except those that are in the conversation already."""
@@ -399,7 +398,16 @@ class Context:
             return delta._replace(full=StopReason.CONTEXT_FULL)
         if rewrite is None:
             return delta
-        if not _is_legal(rewrite, len(self.view)):
+        is_legal = (
+            isinstance(rewrite, Rewrite)  # pyright: ignore[reportUnnecessaryIsInstance]
+            and rewrite.reason in _REASONS
+            and 0 <= rewrite.start <= len(self.view)
+            and bool(rewrite.start or rewrite.messages)
+            and all(isinstance(message, Message) for message in rewrite.messages)  # pyright: ignore[reportUnnecessaryIsInstance]
+            and isinstance(rewrite.detail, str)  # pyright: ignore[reportUnnecessaryIsInstance]
+            and rewrite.detail == encodable(rewrite.detail)
+        )
+        if not is_legal:
             raise UndeclaredBreak(
                 f"the history policy {type(self.policy).__name__} returned {rewrite!r:.200} for a view of "
                 f"{len(self.view)} messages; expected None or a Rewrite that starts in the view, leaves at least one "
@@ -418,8 +426,6 @@ class Context:
 
     def request(self) -> SummaryRequest | None:
         """Return the summary that the history policy requests before the next turn is rendered, or None."""
-        if type(self.policy).request is HistoryPolicy.request:  # it requests none, whatever the history is
-            return None
         return self.policy.request(self._history())
 
     def rejects(self, summary: str) -> str | None:
@@ -430,7 +436,7 @@ class Context:
         """Return the part of the context that the history policy sees."""
         prompt, renderer = self._prompt, self.renderer
         return History(
-            messages=ReadOnly(prompt.messages),
+            messages=tuple(prompt.messages),
             new=self._seen,
             opening=self._opening,
             steps=self.steps,
@@ -442,14 +448,13 @@ class Context:
             summary=summary,
         )
 
-    def _is_full(self, max_tokens: int | None) -> StopReason | None:
-        return StopReason.MAX_CONTEXT_TOKENS if max_tokens is not None and len(self) >= max_tokens else None
-
     def _emit(self, delta: Delta, max_tokens: int | None = None) -> Delta:
         """Log the tokens after those that are kept, and return them as a delta."""
         prompt = self._prompt
         self._seen_before, self._seen, self._cut = self._seen, len(prompt.messages), 0
-        full = delta.full or self._is_full(max_tokens)
+        full = delta.full
+        if full is None and max_tokens is not None and len(self) >= max_tokens:
+            full = StopReason.MAX_CONTEXT_TOKENS
         if full is not None:
             del prompt.tokens[prompt.end :]
             prompt.body = prompt.end
@@ -466,52 +471,19 @@ class Context:
         return Delta(np.asarray(tokens), delta.keep, delta.break_, delta.closed_reply, full, media)
 
 
-class ReadOnly(Sequence[Message]):
-    """A read-only view of a list of messages."""
-
-    __slots__ = ("_messages",)
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._messages = messages
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    @overload
-    def __getitem__(self, index: int) -> Message: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
-        return self._messages[index]
-
-
 _REASONS = get_args(RewriteReason)
-
-
-def _is_legal(rewrite: object, length: int) -> bool:
-    return (
-        isinstance(rewrite, Rewrite)
-        and rewrite.reason in _REASONS
-        and 0 <= rewrite.start <= length
-        and bool(rewrite.start or rewrite.messages)
-        and all(isinstance(message, Message) for message in rewrite.messages)  # pyright: ignore[reportUnnecessaryIsInstance]
-        and isinstance(rewrite.detail, str)  # pyright: ignore[reportUnnecessaryIsInstance]
-        and rewrite.detail == encodable(rewrite.detail)
-    )
 
 
 _CONTINUATION = frozenset(bytes([byte]) for byte in range(0x80, 0xC0))
 """The bytes that continue a character in UTF-8."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SampledText:
     """The text of sampled tokens, decoded by `str()`. A stop token at the end is not part of it."""
 
-    __slots__ = ("_renderer", "tokens")
-
-    def __init__(self, renderer: Renderer, tokens: "NDArray[np.int32]") -> None:
-        self._renderer = renderer
-        self.tokens = tokens
+    _renderer: Renderer
+    tokens: "NDArray[np.int32]"
 
     def __str__(self) -> str:
         return self._renderer.tokenizer.decode(self.tokens[: self.body])
@@ -525,24 +497,19 @@ class SampledText:
         count = len(self.tokens)
         return count - 1 if count and int(self.tokens[-1]) in self._renderer.stop_token_ids else count
 
-    def bounds(self) -> "tuple[NDArray[np.int64], NDArray[np.int64]]":
-        """Return the range of characters of each token: the first one, and the one after the last; int64, shape (n,).
-
-        If tokens share a character, it is in the range of each of them.
-        """
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        starts, stops, decoded, is_open = list[int](), list[int](), 0, False
-        for piece in self._renderer.tokenizer.token_bytes(self.tokens[: self.body]):
-            continues = piece[:1] in _CONTINUATION
-            starts.append(decoded + (is_open and not continues))
-            decoded += len(decoder.decode(piece))
-            is_open = bool(decoder.getstate()[0])  # the bytes of a character that is not complete
-            stops.append(decoded + is_open)
-        return np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64)
-
     def tokens_of(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the range of tokens that overlap the characters `start` to `stop`."""
+        """Return the range of tokens that overlap the characters `start` to `stop`.
+
+        If tokens share a character, each of them overlaps it.
+        """
         if start >= stop:
             return 0, 0
-        starts, stops = self.bounds()
-        return int(np.argmax(stops > start)), int(np.count_nonzero(starts < stop))
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        overlapping, decoded, is_open = list[int](), 0, False
+        for index, piece in enumerate(self._renderer.tokenizer.token_bytes(self.tokens[: self.body])):
+            first = decoded + (is_open and piece[:1] not in _CONTINUATION)
+            decoded += len(decoder.decode(piece))
+            is_open = bool(decoder.getstate()[0])  # the bytes of a character that is not complete
+            if first < stop and decoded + is_open > start:
+                overlapping.append(index)
+        return (overlapping[0], overlapping[-1] + 1) if overlapping else (0, 0)

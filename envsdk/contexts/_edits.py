@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..messages import Message
-from ..rendering._prompt import is_same_answer
+from ..rendering.emission import is_same_answer
 
 
 class Edit(NamedTuple):
@@ -35,7 +35,16 @@ def edited(
     Messages that the history policy has hidden stay hidden if a later message of the view stays. Messages that stay are
     shown as the policy shows them: a reply may have lost its reasoning.
     """
-    positions = _positions(view, conversation)
+    in_view = {id(message): position for position, message in enumerate(view)}
+    positions: dict[int, int] = {}  # of each message of the conversation in the view, without the hidden ones
+    after = 0
+    for index, message in enumerate(conversation):
+        at = in_view.get(id(message))
+        if at is None and message.role == "assistant":
+            later = range(after, len(view))
+            at = next((i for i in later if view[i].role == "assistant" and is_same_answer(message, view[i])), None)
+        if at is not None and at >= after:
+            positions[index], after = at, at + 1
     stays = next((i for i, (old, new) in enumerate(zip(conversation, whole, strict=False)) if old is not new), None)
     keep = min(len(conversation), len(whole)) if stays is None else stays
     kept = {index: position for index, position in positions.items() if index < keep}
@@ -43,22 +52,3 @@ def edited(
     start = kept[last] + 1 if kept else 0
     shown = {id(conversation[index]): view[position] for index, position in positions.items()}
     return start, [shown.get(id(message), message) for message in whole[last + 1 :]]
-
-
-def _positions(view: Sequence[Message], conversation: Sequence[Message]) -> dict[int, int]:
-    """Return the position in the view of each message of a conversation, by index, without the hidden messages."""
-    by_identity = {id(message): i for i, message in enumerate(view)}
-    by_content: dict[str, list[int]] = {}
-    for i, message in enumerate(view):
-        if message.role == "assistant":
-            by_content.setdefault(message.content, []).append(i)
-    positions: dict[int, int] = {}
-    after = 0
-    for index, message in enumerate(conversation):
-        at = by_identity.get(id(message))
-        if at is None and message.role == "assistant":
-            same = (i for i in by_content.get(message.content, ()) if i >= after)
-            at = next((i for i in same if is_same_answer(message, view[i])), None)
-        if at is not None and at >= after:
-            positions[index], after = at, at + 1
-    return positions

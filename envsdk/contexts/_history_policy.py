@@ -134,8 +134,9 @@ class HistoryPolicy(BaseModel, ABC):
 
     def specification(self) -> dict[str, Any]:
         """Return the policy as JSON: its name and options. A function is represented by its name."""
-        return {"name": self.name or type(self).__name__, **to_jsonable_python(self, fallback=_name)}
+        return {"name": self.name or type(self).__name__, **to_jsonable_python(self, fallback=name_of)}
 
 
-def _name(option: object) -> str:
+def name_of(option: object) -> str:
+    """Return the name of a function, or of the class of another object."""
     return str(getattr(option, "__qualname__", None) or type(option).__qualname__)

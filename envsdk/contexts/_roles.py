@@ -1,7 +1,6 @@
 """Labels of the tokens of a context, recorded on request: the text of a message, or the family's scaffold."""
 
 from array import array
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -41,8 +40,17 @@ class RoleLog:
     def observe(self, renderer: Renderer, prompt: WrittenPrompt, keep: int) -> None:
         """Add the labels of the tokens of a prompt from `keep` on."""
         codes = np.full(len(prompt.tokens) - keep, self._code(SCAFFOLD), dtype=np.int16)
-        for span in _spans_from(renderer, prompt, keep):
-            codes[max(span.start - keep, 0) : max(span.stop - keep, 0)] = self._code(span.label)
+        bounds = [*prompt.starts, prompt.end]
+        for index in range(len(prompt.messages) - 1, -1, -1):
+            start, stop, message = bounds[index], bounds[index + 1], prompt.messages[index]
+            if stop <= keep:
+                break
+            tokens = np.asarray(prompt.tokens[start:stop])
+            is_reply = message.role == "assistant"
+            found = reply_spans(renderer, tokens, message) if is_reply else _text_spans(renderer, prompt, index, tokens)
+            begin = start - keep
+            for span in found:
+                codes[max(begin + span.start, 0) : max(begin + span.stop, 0)] = self._code(span.label)
         self.codes.extend(codes.tolist())
         self._unread = 0
 
@@ -64,19 +72,6 @@ class RoleLog:
         if label not in self.legend:
             self.legend.append(label)
         return self.legend.index(label)
-
-
-def _spans_from(renderer: Renderer, prompt: WrittenPrompt, keep: int) -> Iterator[LabeledSpan]:
-    """Yield the spans of the messages that have tokens after the first `keep`. All other tokens are scaffold."""
-    bounds = [*prompt.starts, prompt.end]
-    for index in range(len(prompt.messages) - 1, -1, -1):
-        start, stop = bounds[index], bounds[index + 1]
-        if stop <= keep:
-            break
-        tokens, message = np.asarray(prompt.tokens[start:stop]), prompt.messages[index]
-        is_reply = message.role == "assistant"
-        found = reply_spans(renderer, tokens, message) if is_reply else _text_spans(renderer, prompt, index, tokens)
-        yield from (LabeledSpan(start + span.start, start + span.stop, span.label) for span in found)
 
 
 def _text_spans(

@@ -85,7 +85,12 @@ def step_returns(trajectory: Trajectory, gamma: float = 1.0, scope: Scope = "lin
     rewards = finite_array("step rewards", [step.reward or 0.0 for step in trajectory.steps])
     discounted((), gamma)  # raises for a wrong gamma even if there are no steps
     returns = np.zeros(len(rewards))
-    counting = _counting_contexts(trajectory, scope)
+    # The contexts whose steps count for each context.
+    counting = {name: set(trajectory.contexts) if scope == "trajectory" else {name} for name in trajectory.contexts}
+    for name in trajectory.contexts if scope == "lineage" else ():
+        counting[name].update(_lineage(trajectory, name))
+        for ancestor in _ancestors(trajectory, name):
+            counting[ancestor].add(name)
     for name in dict.fromkeys(step.context for step in trajectory.steps):
         counted = [t for t, step in enumerate(trajectory.steps) if step.context in counting[name]]
         owner = name if scope == "context" else _lineage(trajectory, name)[-1]
@@ -105,21 +110,6 @@ def _check(trajectory: object) -> None:
         raise ConfigError(
             f"trajectory is a {type(trajectory).__name__}; expected a Trajectory, such as envsdk.rollout returns"
         )
-
-
-def _counting_contexts(trajectory: Trajectory, scope: Scope) -> dict[str, set[str]]:
-    """Return, for each context, the contexts whose steps count for it."""
-    contexts = trajectory.contexts
-    if scope == "trajectory":
-        all_contexts = set(contexts)
-        return {name: all_contexts for name in contexts}  # noqa: C420 - shared on purpose: it is only read
-    counting = {name: {name} for name in contexts}
-    if scope == "lineage":
-        for name in contexts:
-            counting[name].update(_lineage(trajectory, name))
-            for ancestor in _ancestors(trajectory, name):
-                counting[ancestor].add(name)
-    return counting
 
 
 def _ancestors(trajectory: Trajectory, name: str) -> list[str]:

@@ -77,25 +77,19 @@ def token_match(sampled: Sequence[Tokens], trained: Sequence[Tokens]) -> TokenMa
     count = same = differing = 0
     first: tuple[int, int] | None = None
     for index, (left, right) in enumerate(zip(*pairs, strict=True)):
-        positions, is_same = _compare(index, left, right)
+        tokens, others = (
+            token_ids(f"record {index}", record.tokens if isinstance(record, Sample) else record)
+            for record in (left, right)
+        )
+        positions = np.flatnonzero(left.mask) if isinstance(left, Sample) else np.arange(len(tokens))
+        is_same = np.zeros(len(positions), dtype=np.bool_)
+        inside = positions < len(others)
+        is_same[inside] = tokens[positions[inside]] == others[positions[inside]]
         count, same = count + len(positions), same + int(is_same.sum())
         if not is_same.all():
             differing += 1
             first = first or (index, int(positions[int(np.argmin(is_same))]))
     return TokenMatch(count, same, len(pairs[0]), differing, first)
-
-
-def _compare(index: int, left: Tokens, right: Tokens) -> "tuple[NDArray[np.intp], NDArray[np.bool_]]":
-    """Return the positions of the sampled tokens, and whether the other record has the same token there."""
-    tokens, others = (
-        token_ids(f"record {index}", record.tokens if isinstance(record, Sample) else record)
-        for record in (left, right)
-    )
-    positions = np.flatnonzero(left.mask) if isinstance(left, Sample) else np.arange(len(tokens))
-    is_same = np.zeros(len(positions), dtype=np.bool_)
-    inside = positions < len(others)
-    is_same[inside] = tokens[positions[inside]] == others[positions[inside]]
-    return positions, is_same
 
 
 def _as_list(name: str, records: Any) -> list[Tokens]:

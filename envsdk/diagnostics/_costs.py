@@ -183,11 +183,11 @@ def cost(trajectories: Trajectory | Iterable[Trajectory]) -> Cost:
     for index, trajectory in enumerate(episodes):
         if not isinstance(trajectory, Trajectory):
             raise ConfigError(f"trajectory {index} is a {type(trajectory).__name__}; expected a Trajectory")
-        sizes = trajectory.sample_sizes()  # checks the record
+        segments = trajectory.segments()  # checks the record
         total += Tally.of(trajectory, copied=False)
-        samples += len(sizes)
-        trained += sum(size.trained for size in sizes)
-        as_samples += sum(size.tokens for size in sizes)
+        samples += len(segments)
+        trained += sum(segment.trained for segment in segments)
+        as_samples += sum(len(segment.tokens) for segment in segments)
         as_tree += trajectory.tree_size()
         own = [step for step in trajectory.steps if not trajectory.is_copied(step)]
         steps += own

@@ -2,20 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from .._visible import on_one_line
+from ..errors import InvalidSample
 from ..rendering.tokenizers import Tokenizer
 from ..trajectories._samples import Sample
 from ..tree import TreeBatch
-from ._flat_batches import FlatBatch, Layout, Shapes, flat_batch
+from ._inputs import valid_samples
 from ._on_policy import FORCED_ABOVE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Layout: TypeAlias = Literal["samples", "padded", "packed", "tree"]
+Shapes: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
+"""The type and the shape of each array, by its name."""
+
+_COLUMNS = ("tokens", "mask", "step_ids", "sample_ids", "position_ids")
+_OPTIONAL = ("logprobs", "advantage")  # of the columns
 _ENDS = 6  # tokens that are shown at each end of a part
 _WIDTH = 32  # characters of a string that are shown
 _MAX_ARRAYS, _MAX_PARTS = 18, 8  # lines of the text
@@ -159,42 +166,101 @@ def describe(
     Raises:
         InvalidSample: If it is none of them, a sample is invalid, or the batch lacks an array.
     """
-    flat = flat_batch(batch)
-    trained = flat.mask
-    logprobs = None if flat.logprobs is None else flat.logprobs[trained]
+    layout, columns, rewards, arrays = _read(batch)
+    sequences: NDArray[Any] = columns["sample_ids"]
+    is_real = sequences >= (0 if layout == "padded" else -1)  # -1 is padding, or what branches share
+    flat: dict[str, Any] = {name: column[is_real] for name, column in columns.items() if column is not None}
+    trained = flat["mask"].astype(np.bool_)
+    logprobs: Any = flat["logprobs"][trained] if "logprobs" in flat else None
+    advantage: Any = flat["advantage"][trained] if "advantage" in flat else None
     forced = None if logprobs is None else float(np.mean(logprobs > FORCED_ABOVE)) if len(logprobs) else 0.0
+    starts = np.ones(len(trained), dtype=np.bool_)
+    starts[1:] = (np.diff(flat["sample_ids"]) != 0) | (np.diff(flat["step_ids"]) != 0)
+    if layout == "tree":
+        starts |= cast("TreeBatch", batch).parent != np.arange(-1, len(trained) - 1)
     return BatchDescription(
-        layout=flat.layout,
-        sequences=len(flat.rewards),
-        tokens=len(flat.tokens),
-        padding=flat.padding,
+        layout=layout,
+        sequences=len(rewards),
+        tokens=len(trained),
+        padding=int(np.count_nonzero(~is_real)),
         trained=int(trained.sum()),
-        arrays=flat.arrays,
+        arrays=_shapes(arrays),
         logprobs=None if logprobs is None else ValueStatistics.of(logprobs),
         forced_token_ratio=forced,
-        advantage=None if flat.advantage is None else ValueStatistics.of(flat.advantage[trained]),
-        rewards=tuple(flat.rewards.tolist()),
-        parts=tuple(_parts(flat, tokenizer, show)),
+        advantage=None if advantage is None else ValueStatistics.of(advantage),
+        rewards=tuple(np.asarray(rewards, dtype=np.float32).tolist()),
+        parts=tuple(_parts(layout, flat, np.flatnonzero(starts), tokenizer, show)),
     )
 
 
-def _parts(flat: FlatBatch, tokenizer: Tokenizer | None, show: int) -> list[BatchPart]:
-    starts = np.flatnonzero(flat.begins)
-    stops = np.append(starts[1:], len(flat.tokens))
-    is_tree = flat.layout == "tree"
-    shown = np.arange(len(starts)) < show * _MAX_PARTS if is_tree else flat.sequence[starts] < show
+def _read(batch: Any) -> tuple[Layout, dict[str, Any], list[float], Mapping[str, Any]]:
+    """Return the layout of a batch, its columns with a value for each token, its rewards, and all its arrays."""
+    if isinstance(batch, TreeBatch):
+        columns = {name: getattr(batch, name) for name in (*_COLUMNS, *_OPTIONAL)}
+        rewards = [sample.reward for sample in batch.samples]
+        return "tree", columns, rewards, {**columns, "parent": batch.parent, "exit": batch.exit}
+    if isinstance(batch, Mapping):
+        given = cast("Mapping[str, Any]", batch)
+        if missing := [name for name in (*_COLUMNS, "reward") if name not in given]:
+            raise InvalidSample(
+                f"the batch has no {', '.join(missing)}; expected a batch of envsdk.trainers.plain.collate, samples, "
+                "or a tree batch"
+            )
+        values = {name: _array(given[name]) for name in (*_COLUMNS, *_OPTIONAL, "reward") if name in given}
+        return "padded" if "attention_mask" in given else "packed", values, values.pop("reward").tolist(), given
+    samples = valid_samples(batch)
+    lengths = [len(sample) for sample in samples]
+    columns: dict[str, Any] = {
+        "sample_ids": np.repeat(np.arange(len(samples)), lengths),
+        "position_ids": np.concatenate([np.empty(0, dtype=np.int64), *map(np.arange, lengths)]),
+    }
+    for name in ("tokens", "mask", "step_ids", *_OPTIONAL):
+        rows = [getattr(sample, name) for sample in samples]
+        if all(row is not None for row in rows) and (rows or name not in _OPTIONAL):
+            whole = [np.broadcast_to(row, length) for row, length in zip(rows, lengths, strict=True)]
+            columns[name] = np.concatenate(whole) if whole else np.empty(0, dtype=np.int32)
+    names = ("tokens", "mask", "logprobs", "step_ids", "temperature", "policy_version", "advantage")
+    arrays = {name: getattr(samples[0], name) for name in names} if samples else {}
+    return "samples", columns, [sample.reward for sample in samples], arrays
+
+
+def _array(value: Any) -> "NDArray[Any]":
+    """Return an array or a tensor as an array, half precision as float32."""
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu()
+        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    return np.asarray(value)
+
+
+def _shapes(arrays: Mapping[str, Any], prefix: str = "") -> Shapes:
+    """Return the type and the shape of each array, also of those in a dict."""
+    found: Shapes = {}
+    for name, value in arrays.items():
+        if isinstance(value, Mapping):
+            found |= _shapes(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
+        elif hasattr(value, "dtype"):
+            found[prefix + name] = (str(value.dtype).removeprefix("torch."), tuple(value.shape))
+    return found
+
+
+def _parts(
+    layout: Layout, flat: Mapping[str, Any], starts: "NDArray[np.intp]", tokenizer: Tokenizer | None, show: int
+) -> list[BatchPart]:
+    """Return the parts that are shown, which begin at `starts`."""
+    stops = np.append(starts[1:], len(flat["tokens"]))
+    shown = np.arange(len(starts)) < show * _MAX_PARTS if layout == "tree" else flat["sample_ids"][starts] < show
     parts: list[BatchPart] = []
     for start, stop in zip(starts[shown], stops[shown], strict=True):
-        tokens = flat.tokens[start:stop]
+        tokens = flat["tokens"][start:stop]
         ends = [tokens[:_ENDS], tokens[max(_ENDS, len(tokens) - _ENDS) :]]
         first, last = (" ".join(map(str, end.tolist())) if tokenizer is None else tokenizer.decode(end) for end in ends)
         parts.append(
             BatchPart(
-                sequence=int(flat.sequence[start]),
-                start=int(flat.position[start]),
+                sequence=int(flat["sample_ids"][start]),
+                start=int(flat["position_ids"][start]),
                 length=len(tokens),
-                is_reply=bool(flat.step[start] >= 0),
-                trained=int(np.count_nonzero(flat.mask[start:stop])),
+                is_reply=bool(flat["step_ids"][start] >= 0),
+                trained=int(np.count_nonzero(flat["mask"][start:stop])),
                 first=first,
                 last=last,
             )

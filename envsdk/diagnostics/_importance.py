@@ -160,31 +160,24 @@ def _bounds(threshold: Any, mode: Mode) -> tuple[float, float]:
 
 
 def _units(pairs: Sequence[LogprobPair], level: Level) -> "tuple[NDArray[np.int64], int]":
-    """Return the unit of each trained token, shape (m,), and the number of units."""
-    if level == "sequence":
-        return _sequences(pairs)
-    ids: list[NDArray[np.int64]] = []
-    count = 0
-    for pair in pairs:
-        keys = pair.sample.step_ids[pair.positions] if level == "step" else pair.positions
-        found, own = np.unique(keys, return_inverse=True)
-        ids.append(own + count)
-        count += len(found)
-    return np.concatenate([np.empty(0, dtype=np.int64), *ids]), count
-
-
-def _sequences(pairs: Sequence[LogprobPair]) -> "tuple[NDArray[np.int64], int]":
-    """Return the context of each trained token, over all trajectories, and the number of contexts."""
+    """Return the unit of each trained token, shape (m,), and the number of units: tokens, steps or contexts."""
     numbers: dict[tuple[str, str], int] = {}
     seen: set[tuple[str, str, int]] = set()
     ids: list[NDArray[np.int64]] = []
+    count = 0
     for index, (sample, positions, *_) in enumerate(pairs):
         key = (sample.trajectory_id, sample.context)
-        if (*key, sample.segment_index) in seen:
-            raise InvalidSample(
-                f"sample {index} is segment {sample.segment_index} of context {key[1]!r} of trajectory {key[0]!r} for "
-                "the second time: give each rollout a unique id (reset option `episode_id`)"
-            )
-        seen.add((*key, sample.segment_index))
-        ids.append(np.full(len(positions), numbers.setdefault(key, len(numbers)), dtype=np.int64))
-    return np.concatenate([np.empty(0, dtype=np.int64), *ids]), len(numbers)
+        if level == "sequence":
+            if (*key, sample.segment_index) in seen:
+                raise InvalidSample(
+                    f"sample {index} is segment {sample.segment_index} of context {key[1]!r} of trajectory {key[0]!r} "
+                    "for the second time: give each rollout a unique id (reset option `episode_id`)"
+                )
+            seen.add((*key, sample.segment_index))
+            ids.append(np.full(len(positions), numbers.setdefault(key, len(numbers)), dtype=np.int64))
+            count = len(numbers)
+        else:
+            found, own = np.unique(sample.step_ids[positions] if level == "step" else positions, return_inverse=True)
+            ids.append(own + count)
+            count += len(found)
+    return np.concatenate([np.empty(0, dtype=np.int64), *ids]), count

@@ -1,6 +1,6 @@
 """The check of the arguments of diagnostics: samples, token ids and log-probabilities."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -15,15 +15,12 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-3  # a log-softmax in half precision may exceed 0 by this much
 
 
-def valid_samples(
-    samples: Iterable[Sample], *, first: int = 0, check: Callable[[Sample], None] | None = None
-) -> list[Sample]:
+def valid_samples(samples: Iterable[Sample], *, first: int = 0) -> list[Sample]:
     """Return the samples as a list, after validating each of them.
 
     Args:
         samples: The samples.
         first: The index of the first sample, for error messages.
-        check: An additional check of a sample, which raises `InvalidSample`.
 
     Raises:
         InvalidSample: If `samples` is not a list of samples, or one is invalid (`Sample.validate`). The error names the
@@ -38,8 +35,6 @@ def valid_samples(
     for index, sample in enumerate(items, start=first):
         try:
             sample.validate()
-            if check is not None:
-                check(sample)
         except InvalidSample as error:
             raise InvalidSample(f"sample {index}, of trajectory {sample.trajectory_id!r}: {error}") from error
     return cast("list[Sample]", items)

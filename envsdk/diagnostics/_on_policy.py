@@ -187,7 +187,12 @@ def kl(
     is_forced = _joined([pair.sampler for pair in pairs]) > FORCED_ABOVE
 
     def by(key: "Callable[[LogprobPair], NDArray[Any]]") -> dict[int, Estimate]:
-        return _grouped(_joined([key(pair) for pair in pairs]), difference, dtype)
+        keys = _joined([key(pair) for pair in pairs])
+        order = np.argsort(keys, kind="stable")
+        found, starts = np.unique(keys[order], return_index=True)
+        parts = np.split(difference[order], starts[1:])
+        # Without keys, np.split still returns one (empty) part.
+        return {int(own): Estimate.of(part, dtype) for own, part in zip(found, parts, strict=False)}
 
     by_kind = {} if renderer is None else by(lambda pair: token_kinds(pair.sample, renderer)[pair.positions])
     return KL(
@@ -199,9 +204,9 @@ def kl(
         by_step=by(_steps),
         by_position=by(lambda pair: pair.positions // bin_size * bin_size),
         by_depth=by(lambda pair: np.asarray(DEPTHS)[np.searchsorted(DEPTHS, pair.positions, side="right") - 1]),
-        by_offset=by(lambda pair: _doubling(_offsets(pair.sample.step_ids[pair.positions], pair.positions))),
+        by_offset=by(lambda pair: _offsets(pair.sample.step_ids[pair.positions], pair.positions)),
         by_offset_from_end=by(
-            lambda pair: _doubling(_offsets(pair.sample.step_ids[pair.positions][::-1], pair.positions[::-1]))[::-1]
+            lambda pair: _offsets(pair.sample.step_ids[pair.positions][::-1], pair.positions[::-1])[::-1]
         ),
         by_kind={KINDS[code]: part for code, part in by_kind.items()},
         bin_size=bin_size,
@@ -213,31 +218,16 @@ def _joined(arrays: "Sequence[NDArray[Any]]") -> "NDArray[np.float64]":
     return np.concatenate([np.empty(0), *arrays])
 
 
-def _grouped(
-    keys: "NDArray[np.float64]", difference: "NDArray[np.float64]", dtype: NumericFormat | None
-) -> dict[int, Estimate]:
-    order = np.argsort(keys, kind="stable")
-    found, starts = np.unique(keys[order], return_index=True)
-    parts = np.split(difference[order], starts[1:])
-    # Without keys, np.split still returns one (empty) part.
-    return {int(key): Estimate.of(part, dtype) for key, part in zip(found, parts, strict=False)}
-
-
 def _steps(pair: LogprobPair) -> "NDArray[Any]":
     ids = pair.sample.step_ids[pair.positions]
     steps: list[int] | None = pair.sample.metadata.get("steps")
     return ids if steps is None or len(steps) <= ids.max() else np.asarray(steps, dtype=np.int64)[ids]
 
 
-def _offsets(ids: "NDArray[np.int32]", positions: "NDArray[np.intp]") -> "NDArray[np.intp]":
-    """Return the distance of each token from the first one of its run of equal ids: shape (m,)."""
+def _offsets(ids: "NDArray[np.int32]", positions: "NDArray[np.intp]") -> "NDArray[np.float64]":
+    """Return the distance of each token from the first one of its run of equal ids, rounded down to a power of two."""
     begins = np.append(True, ids[1:] != ids[:-1])
-    first = positions[begins][np.cumsum(begins) - 1]
-    return np.abs(positions - first)
-
-
-def _doubling(offset: "NDArray[np.intp]") -> "NDArray[np.float64]":
-    """Return distances rounded down to a power of two."""
+    offset = np.abs(positions - positions[begins][np.cumsum(begins) - 1])
     return np.where(offset > 0, 2.0 ** np.floor(np.log2(np.maximum(offset, 1))), 0.0)
 
 

@@ -14,10 +14,7 @@ from ..authoring._making import make
 from ..contexts._protocol import Action
 from ..errors import ConfigError, RunFailed
 from ..policies._vocabularies import PolicyWrapper
-from ..rendering.renderer import Renderer
 from ..rollouts import Rollouts
-from ..trajectories._samples import Sample
-from ..trajectories._trajectory import Trajectory
 from ._alignment import TokenMatch, token_match
 from ._divergence import Verdict
 from ._forward import forward_logprobs
@@ -120,11 +117,14 @@ def check_stack(
         )
     samples = [sample for _, sample in pairs]
     stops = [int(np.flatnonzero(sample.mask)[-1]) + 1 for sample in samples]
-    sampled = [
-        recorder.last_of(trajectory, sample)[:stop] for (trajectory, sample), stop in zip(pairs, stops, strict=True)
-    ]
+    sampled: list[NDArray[np.int32]] = []
+    for (trajectory, sample), stop in zip(pairs, stops, strict=True):
+        steps = trajectory.steps[: sample.metadata["steps"][-1] + 1]
+        calls = sum(len(step.parts) for step in steps if step.context == sample.context)  # one for each part
+        sampled.append(recorder.log[trajectory.id, sample.context][calls - 1][:stop])
     trained = [sample.tokens[:stop] for sample, stop in zip(samples, stops, strict=True)]
-    renderer = _renderer_of(env, env_options or {})
+    with closing(make(env, **(env_options or {})) if isinstance(env, str) else env(**(env_options or {}))) as made:
+        renderer = made.renderer
     return StackReport(
         episodes=len(trajectories),
         failed=len(played) - len(trajectories),
@@ -153,27 +153,15 @@ def check_is_comparable(policy: Any) -> None:
         )
 
 
-def _renderer_of(env: str | type[Env], options: Mapping[str, Any]) -> Renderer:
-    with closing(make(env, **options) if isinstance(env, str) else env(**options)) as made:
-        return made.renderer
-
-
 class _SamplingLog:
     """A log of every prompt of each context with the reply to it, as they were sampled."""
 
     def __init__(self) -> None:
-        self._log: dict[tuple[str, str], list[NDArray[np.int32]]] = defaultdict(list)
+        self.log: dict[tuple[str, str], list[NDArray[np.int32]]] = defaultdict(list)
 
     async def __call__(self, policy: Any, prompt: "NDArray[np.int32]", **request: Any) -> Action:
         answer: Any = policy(prompt, **request)
         action: Action = await answer if inspect.isawaitable(answer) else answer
         tokens = np.concatenate([prompt, np.asarray(action.tokens, dtype=np.int32)])
-        self._log[request["episode_id"], request["context"]].append(tokens)
+        self.log[request["episode_id"], request["context"]].append(tokens)
         return action
-
-    def last_of(self, trajectory: Trajectory, sample: Sample) -> "NDArray[np.int32]":
-        """Return the prompt of the last step of a sample, with the reply to it."""
-        last: int = sample.metadata["steps"][-1]
-        steps = [step for step in trajectory.steps[: last + 1] if step.context == sample.context]
-        calls = sum(len(step.parts) for step in steps)  # a reply that was interrupted took several
-        return self._log[trajectory.id, sample.context][calls - 1]

@@ -1,7 +1,7 @@
 """Validate the actions of policies."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
@@ -53,14 +53,13 @@ class PromptSize(NamedTuple):
     new: int
 
 
-def check_action(action: object, vocab_size: int, prompt_of: Callable[[], PromptSize] | None = None) -> CheckedAction:
+def check_action(action: object, vocab_size: int, prompt: PromptSize | None = None) -> CheckedAction:
     """Validate an action and return a copy of it.
 
     Args:
         action: An `Action`, or its tokens alone: an integer array of shape (n,) or a sequence of int.
         vocab_size: The size of the vocabulary. Every id must be below it.
-        prompt_of: A function that returns the size of the prompt that it answers, called if there is side data; None
-            if the size is not known.
+        prompt: The size of the prompt that it answers; None if it is not known.
 
     Raises:
         ActionError: If ids are not integers or are out of range; if log-probabilities have another length, are
@@ -70,25 +69,6 @@ def check_action(action: object, vocab_size: int, prompt_of: Callable[[], Prompt
         action = Action(action)  # pyright: ignore[reportArgumentType]
     if action.finish_reason not in _FINISH_REASONS:
         raise ActionError(f"finish_reason is {action.finish_reason!r}; expected one of {_FINISH_REASONS}")
-    _check_sampling(action)
-    tokens = _check_tokens(action.tokens, vocab_size)
-    given, extra = action.extra, dict[str, Any]()
-    if given:
-        prompt = None if prompt_of is None else prompt_of()
-        extra = {key: _checked_extra(key, value, len(tokens), prompt) for key, value in given.items()}
-    logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
-    version = None if action.policy_version is None else int(action.policy_version)
-    return CheckedAction(
-        tokens,
-        logprobs,
-        action.finish_reason,
-        float(action.temperature),
-        version,
-        extra,
-    )
-
-
-def _check_sampling(action: Action) -> None:
     temperature: Any = action.temperature
     if not isinstance(temperature, (int, float, np.floating, np.integer)) or not 0 <= temperature <= LARGEST:
         raise ActionError(
@@ -98,13 +78,16 @@ def _check_sampling(action: Action) -> None:
     if version is not None and not (isinstance(version, (int, np.integer)) and 0 <= version < 2**31):
         raise ActionError(f"policy_version is {version!r:.80}; expected None or an integer from 0 to 2**31 - 1")
     extra: Any = action.extra
-    if type(extra) is dict and not extra:  # the common case
-        return
     if not isinstance(extra, Mapping) or not all(isinstance(key, str) for key in cast("Mapping[Any, Any]", extra)):
         raise ActionError(f"extra is {extra!r:.80}; expected a mapping with strings as keys")
+    tokens = _check_tokens(action.tokens, vocab_size)
+    checked = {key: _check_extra(key, value, len(tokens), prompt) for key, value in action.extra.items()}
+    logprobs = None if action.logprobs is None else _check_logprobs(action.logprobs, len(tokens))
+    version = None if action.policy_version is None else int(action.policy_version)
+    return CheckedAction(tokens, logprobs, action.finish_reason, float(action.temperature), version, checked)
 
 
-def _checked_extra(key: str, value: Any, length: int, prompt: PromptSize | None) -> Any:
+def _check_extra(key: str, value: Any, length: int, prompt: PromptSize | None) -> Any:
     """Return a copy of one entry of `Action.extra`."""
     is_array = isinstance(value, np.ndarray)
     if is_array:

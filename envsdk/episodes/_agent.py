@@ -89,6 +89,8 @@ class Agent:
         self.name = name
         self.role = role
         self.parent = parent
+        self.ancestors: tuple[Agent, ...] = () if parent is None else (parent, *parent.ancestors)
+        """Its parent, and so on, up to the agent that was reset."""
         self.handoff = handoff
         self.adds_reward: bool = (parent is None or parent.adds_reward) and (handoff is None or handoff.adds_reward)
         """True if its rewards count for the episode; False if they count only for its own contexts."""
@@ -133,14 +135,7 @@ class Agent:
             raise TurnError(f"{self.name!r} has no context yet: its environment has not returned a turn")
         return self.current
 
-    # The agents above and below it.
-
-    def lineage(self) -> "Iterator[Agent]":
-        """Yield the agent and its ancestors, up to the one that was reset."""
-        agent: Agent | None = self
-        while agent is not None:
-            yield agent
-            agent = agent.parent
+    # The agents below it.
 
     def walk(self) -> "Iterator[Step | Agent]":
         """Yield its steps and all agents below it, depth-first; each agent before its steps."""
@@ -168,14 +163,10 @@ class Agent:
 
     # Names of contexts.
 
-    def name_of(self, turn: Turn) -> str:
-        """Return the name of the context that a turn addresses."""
-        if turn.context is None:
+    def full_name(self, name: str | None) -> str:
+        """Return the name in the episode of a context that its environment calls `name`; None is its current one."""
+        if name is None:
             return self.name if self.current is None else self.current.name
-        return self.full_name(turn.context)
-
-    def full_name(self, name: str) -> str:
-        """Return the full name in the episode of a context that its environment calls `name`."""
         if self.parent is None or name == self.name or name.startswith(f"{self.name}/"):
             return name
         return self.name if name == MAIN else f"{self.name}/{name}"
@@ -192,9 +183,15 @@ class Agent:
             ActionError: If the action is not legal.
         """
         context = self.context
-        checked = check_action(action, context.renderer.tokenizer.vocab_size, lambda: _prompt_size(context, step))
+        is_first, length = not step.parts, len(context)
+        # The last token before the new ones counts as new: it had been sampled, but not processed by the model.
+        observed = step.action_start - step.start + 1 if is_first else 1
+        if is_first and not step.start:  # what a new context keeps may be of another model
+            observed = length
+        prompt = PromptSize(length, min(length, observed))
+        checked = check_action(action, context.renderer.tokenizer.vocab_size, prompt)
         context.act(checked.tokens, checked.logprobs)
-        is_first, is_abort, sampled = not step.parts, checked.finish_reason == "abort", len(checked.tokens)
+        is_abort, sampled = checked.finish_reason == "abort", len(checked.tokens)
         stop = len(context.log_tokens)
         step.parts += (Part(stop, checked.temperature, checked.policy_version, checked.extra),)
         step.finish_reason = checked.finish_reason
@@ -219,13 +216,8 @@ class Agent:
             if self.sampled_left() == 0:
                 self.cut = StopReason.MAX_SAMPLED_TOKENS
         self.due = None
-        return self._read_reply(step, stop - step.action_start)
-
-    def _read_reply(self, step: Step, length: int) -> Message:
-        """Read the reply as a message, and add it to the context."""
-        context = self.context
         stops = (*context.renderer.stop_strings, *self.turn.stop) if step.finish_reason == "stop" else ()
-        message, text = context.take_reply(length, stops)
+        message, text = context.take_reply(stop - step.action_start, stops)
         step.reply = len(context.messages) - 1
         self.count(tool_calls=len(message.tool_calls))
         return message.as_reply(text)
@@ -249,13 +241,19 @@ class Agent:
                 context.cut_reply(count - kept)
             if not turn.train_dropped:
                 masked.append((kept, count))
-        step.masked = tuple((step.action_start + start, step.action_start + stop) for start, stop in _merged(masked))
+        merged: list[tuple[int, int]] = []
+        for start, stop in sorted((step.action_start + start, step.action_start + stop) for start, stop in masked):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+            elif start < stop:
+                merged.append((start, stop))
+        step.masked = tuple(merged)
 
     # Counts and limits.
 
     def count(self, *, steps: int = 0, sampled: int = 0, tool_calls: int = 0) -> None:
         """Count steps, sampled tokens and tool calls, also for its ancestors. A summary is not a step of its parent."""
-        for agent in self.lineage():
+        for agent in (self, *self.ancestors):
             agent.steps += steps
             agent.sampled += sampled
             agent.tool_calls += tool_calls
@@ -265,7 +263,7 @@ class Agent:
     def limit_reached(self) -> StopReason | None:
         """Return the limit that it or an ancestor has reached, `no_end` after `STEPS_WITHOUT_LIMIT` steps, or None."""
         has_max_steps = False
-        for agent in self.lineage():
+        for agent in (self, *self.ancestors):
             limits = agent.limits
             has_max_steps = has_max_steps or limits.max_steps is not None
             for count, limit, reason in (
@@ -283,18 +281,13 @@ class Agent:
 
     def sampled_left(self) -> int | None:
         """Return the number of tokens that may still be sampled; None without a limit."""
-        least: int | None = None
-        for agent in self.lineage():
-            limit = agent.limits.max_sampled_tokens
-            if limit is not None:
-                left = max(0, limit - agent.sampled)
-                least = left if least is None else min(least, left)
-        return least
+        counts = [(agent.limits.max_sampled_tokens, agent.sampled) for agent in (self, *self.ancestors)]
+        return min((max(0, limit - sampled) for limit, sampled in counts if limit is not None), default=None)
 
     def tool_calls_left(self, count: int) -> int:
         """Return the number of the last reply's `count` calls that may be run."""
         left = count
-        for agent in self.lineage():
+        for agent in (self, *self.ancestors):
             limit = agent.limits.max_tool_calls
             if limit is not None:
                 left = min(left, limit - (agent.tool_calls - count))
@@ -387,13 +380,7 @@ class Agent:
         raise TurnError(f"a turn names the context {name!r}; the contexts are {below}")
 
     def opened(
-        self,
-        turn: Turn,
-        name: str,
-        contexts: Mapping[str, Context],
-        *,
-        records_roles: bool,
-        is_final: bool = False,
+        self, turn: Turn, name: str, contexts: Mapping[str, Context], *, records_roles: bool, is_final: bool = False
     ) -> tuple[Context, Delta, str | None]:
         """Make the context that a turn opens. Nothing else changes: the context is not added to the agent.
 
@@ -425,9 +412,24 @@ class Agent:
         context.is_trainable = opening is None or opening.is_trainable
         context.roles = RoleLog() if records_roles else None
         limit = 0 if is_final else self.limits.max_context_tokens
+        tools = env.default_tools() if turn.tools is None else turn.tools
+        system = [] if turn.system is None else [Message(role="system", content=turn.system)]
         handoff = self.handoff if self.current is None else None
         if handoff is not None and handoff.history == "full":
-            return context, self._open_on_parent(context, turn, limit), parent
+            assert self.parent is not None
+            base = self.parent.context
+            if context.renderer is not base.renderer:
+                raise ConfigError(
+                    "a handoff with full history needs the renderer of its parent: make the sub-agent without renderer "
+                    "and tokenizer"
+                )
+            if tools and list(tools) != list(base.tools):
+                raise ConfigError(
+                    "a handoff with full history begins with its parent's prompt, so it has its parent's tools; give "
+                    "the sub-agent the same tools or none, or the handoff a fresh history"
+                )
+            messages = [*system, *turn.messages]
+            return context, context.open_on(base, messages, max_tokens=limit, prefill=turn.prefill), parent
         if opening is not None and parent is not None:
             base, edit = contexts[parent], Edit(opening.keep, start=opening.start)
             if context.renderer is not base.renderer:
@@ -438,29 +440,10 @@ class Agent:
             given: dict[str, Any] = {"prefill": turn.prefill, "system": turn.system, "tools": turn.tools}
             return context, context.open_on(base, turn.messages, max_tokens=limit, edit=edit, **given), parent
         before = [] if handoff is None else handoff.filter_messages([] if above is None else list(above.messages))
-        messages = [*_system_of(turn), *before, *turn.messages]
+        messages = [*system, *before, *turn.messages]
         if not messages:
             raise TurnError(f"the first turn for {name!r} has no message; expected at least one")
-        tools = env.default_tools() if turn.tools is None else turn.tools
         return context, context.open(messages, tools, max_tokens=limit, prefill=turn.prefill), None
-
-    def _open_on_parent(self, context: Context, turn: Turn, limit: int | None) -> Delta:
-        """Open a context that begins with a copy of its parent's context."""
-        assert self.parent is not None
-        base = self.parent.context
-        if context.renderer is not base.renderer:
-            raise ConfigError(
-                "a handoff with full history needs the renderer of its parent: make the sub-agent without renderer and "
-                "tokenizer"
-            )
-        tools = self.env.default_tools() if turn.tools is None else turn.tools
-        if tools and list(tools) != list(base.tools):
-            raise ConfigError(
-                "a handoff with full history begins with its parent's prompt, so it has its parent's tools; give the "
-                "sub-agent the same tools or none, or the handoff a fresh history"
-            )
-        messages = [*_system_of(turn), *turn.messages]
-        return context.open_on(base, messages, max_tokens=limit, prefill=turn.prefill)
 
     # Handoffs.
 
@@ -472,11 +455,11 @@ class Agent:
                 running.
         """
         handoffs = [returned] if isinstance(returned, Handoff) else list(returned)
-        lineage = list(self.lineage())
-        if len(lineage) > max_depth:
+        depth = 1 + len(self.ancestors)
+        if depth > max_depth:
             raise HandoffError(
-                f"{self.name!r} hands over at depth {len(lineage)}, but at most {max_depth} is allowed. Set a higher "
-                "limit with Limits(max_handoff_depth=...)"
+                f"{self.name!r} hands over at depth {depth}, but at most {max_depth} is allowed. Set a higher limit "
+                "with Limits(max_handoff_depth=...)"
             )
         self._handoffs_in_a_row = self._handoffs_in_a_row + 1 if self.steps == self._steps_at_handoff else 0
         self._steps_at_handoff = self.steps
@@ -485,7 +468,7 @@ class Agent:
                 f"{self.name!r} handed over {STEPS_WITHOUT_LIMIT:,} times in a row without any reply: let resume() "
                 "return a Turn once a result has an error"
             )
-        running = {id(agent.env) for agent in lineage}
+        running = {id(agent.env) for agent in (self, *self.ancestors)}
         for handoff in handoffs:
             if handoff.history == "full" and not self.contexts:
                 raise HandoffError(
@@ -548,22 +531,6 @@ def for_policy(context: Context, turn: Turn, max_tokens: int | None) -> dict[str
     }
 
 
-def _prompt_size(context: Context, step: Step) -> PromptSize:
-    """Return the size of the prompt that an action answers.
-
-    The last token before the new ones counts as new: it had been sampled, but not processed by the model.
-    """
-    length = len(context)
-    if not step.start and not step.parts:  # what a new context keeps may be of another model
-        return PromptSize(length, length)
-    observed = 0 if step.parts else step.action_start - step.start
-    return PromptSize(length, min(length, observed + 1))
-
-
-def _system_of(turn: Turn) -> list[Message]:
-    return [] if turn.system is None else [Message(role="system", content=turn.system)]
-
-
 def _masked(sampled: SampledText, mask: Mask) -> list[tuple[int, int]]:
     """Return the ranges of tokens that a mask covers."""
     count, length = len(sampled.tokens), len(str(sampled)) if mask.characters else 0
@@ -574,14 +541,3 @@ def _masked(sampled: SampledText, mask: Mask) -> list[tuple[int, int]]:
             raise TurnError(f"mask names the {what} {start} to {stop} of a reply that has {most}")
     ranges = [(start, stop) for what, start, stop, _ in spans if what == "tokens"]
     return ranges + [sampled.tokens_of(start, stop) for what, start, stop, _ in spans if what == "characters"]
-
-
-def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return sorted ranges, with ranges that overlap or touch merged."""
-    merged: list[tuple[int, int]] = []
-    for start, stop in sorted(one for one in ranges if one[0] < one[1]):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
-        else:
-            merged.append((start, stop))
-    return merged

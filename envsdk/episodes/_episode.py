@@ -307,9 +307,29 @@ class Episode:
         outcome: StepResult | HandoffResult | None = None
         while outcome is None:
             outcome = yield from self._next_child(agent)
-            if outcome is None:
-                returned, take = yield from self._resume(agent)
-                outcome = self._take(agent, returned, take)
+            if outcome is not None:
+                break
+            pending = agent.pending
+            assert pending is not None
+            agent.pending, self.agent = None, agent
+            if pending.results and agent.phase is not Phase.REFUSED:
+                agent.phase = Phase.RETURNED
+            take: _Take = self._answer if agent.contexts else self._open
+            if pending.request is not None:
+                written: Any = pending.results[0] if pending.results else None
+                if pending.request.writer is not None:
+                    written = yield from self._call(agent, pending.request.writer, pending.request.messages)
+                returned = written if isinstance(written, Exception) else pending.turn
+                take = partial(self._answer_with_summary, written=written)
+            else:
+                try:
+                    pairs = zip(pending.handoffs, pending.results, strict=True)
+                    results = [handoff.filter_result(result) for handoff, result in pairs]
+                except Exception as error:
+                    returned = error
+                else:
+                    returned = yield from self._call(agent, "resume", results if pending.is_list else results[0])
+            outcome = self._take(agent, returned, take)
         return outcome
 
     def _next_child(self, agent: Agent) -> Generator[Request, Any, StepResult | None]:
@@ -338,60 +358,12 @@ class Episode:
             pending.results.append(outcome)
         return None
 
-    def _resume(self, agent: Agent) -> Generator[Request, Any, tuple[Any, _Take]]:
-        """Return the result of the agent's method after its sub-agents, and the function that takes this result."""
-        pending = agent.pending
-        assert pending is not None
-        agent.pending, self.agent = None, agent
-        if pending.results and agent.phase is not Phase.REFUSED:
-            agent.phase = Phase.RETURNED
-        if pending.request is not None:
-            writer = pending.request.writer
-            if writer is None:
-                return pending.turn, partial(self._answer_with_written, result=pending.results[0])
-            text = yield from self._call(agent, writer, pending.request.messages)
-            return (text if isinstance(text, Exception) else pending.turn), partial(self._answer_with_text, text=text)
-        try:
-            results = [one.filter_result(result) for one, result in zip(pending.handoffs, pending.results, strict=True)]
-        except Exception as error:
-            return error, self._answer
-        returned = yield from self._call(agent, "resume", results if pending.is_list else results[0])
-        return returned, self._answer if agent.contexts else self._open
-
     def _end_child(self, agent: Agent, reason: StopReason, error: Exception | None = None) -> HandoffResult:
         """End a sub-agent. If it is the agent that was reset, raise the error instead."""
         if agent.parent is None:
             raise error if error is not None else EpisodeError(str(reason))
         self.agent = agent.parent
         return agent.end(reason, error)
-
-    # Summaries.
-
-    def _answer_with_written(self, agent: Agent, turn: Turn, *, result: HandoffResult) -> StepResult | HandoffResult:
-        """Emit a turn with the summary that the model wrote, if it is accepted."""
-        child, reason = agent.record[-1], result.error
-        assert isinstance(child, Agent)
-        if reason is None:
-            if result.stop_reason != StopReason.TERMINATED:
-                reason = f"it ended with {result.stop_reason}"
-            elif child.last_step is not None and child.last_step.finish_reason == "length":
-                reason = "it was cut"
-            else:
-                reason = agent.context.rejects(result.content)
-            reason = reason and f"the summary was rejected: {reason}"
-        child.error = reason
-        summary = result.content if reason is None else None
-        return self._emit_answer(agent, turn, agent.reason_to_stop(turn), summary)
-
-    def _answer_with_text(self, agent: Agent, turn: Turn, *, text: Any) -> StepResult | HandoffResult:
-        """Emit a turn with the summary that a function wrote, if it is accepted."""
-        if text is not None and not isinstance(text, str):
-            raise TurnError(f"a summarizer returns a string, or None for no summary, got {text!r:.80}")
-        summary = None if text is None or agent.context.rejects(text) else text
-        step = agent.last_step
-        assert step is not None
-        step.metrics = {**step.metrics, "summaries": float(summary is not None)}
-        return self._emit_answer(agent, turn, agent.reason_to_stop(turn), summary)
 
     # Turns.
 
@@ -420,12 +392,12 @@ class Episode:
             agent.phase = Phase.ENDED_UNASKED  # only its sub-agents acted: it has no context
             self._end(reason)
             return self._emit_nothing(agent)
-        delta, base = self._open_context(agent, turn, agent.name_of(turn), is_final=reason is not None)
+        delta, base = self._open_context(agent, turn, agent.full_name(turn.context), is_final=reason is not None)
         return self._emit(agent, turn, delta, reason or delta.full, base=base, is_new=True)
 
     def _answer(self, agent: Agent, turn: Turn) -> StepResult | HandoffResult | None:
         """Take the turn that answers a reply. Return None if a summary has to be written first."""
-        step, name, reason = agent.last_step, agent.name_of(turn), agent.reason_to_stop(turn)
+        step, name, reason = agent.last_step, agent.full_name(turn.context), agent.reason_to_stop(turn)
         assert step is not None
         if turn.context_rewards:
             self._reward_contexts(agent, turn)
@@ -448,6 +420,30 @@ class Episode:
             env = self._summarizer(request, before, context.renderer)
             pending.handoffs.append(Handoff(env, role=SUMMARY, history="full", limits=limits))
         return None
+
+    def _answer_with_summary(self, agent: Agent, turn: Turn, *, written: Any) -> StepResult | HandoffResult:
+        """Emit a turn with a summary, if it is accepted: the model's (a `HandoffResult`), or that of a function."""
+        if isinstance(written, HandoffResult):
+            summary, reason, child = written.content, written.error, agent.record[-1]
+            assert isinstance(child, Agent)
+            if reason is None:
+                if written.stop_reason != StopReason.TERMINATED:
+                    reason = f"it ended with {written.stop_reason}"
+                elif child.last_step is not None and child.last_step.finish_reason == "length":
+                    reason = "it was cut"
+                else:
+                    reason = agent.context.rejects(summary)
+                reason = reason and f"the summary was rejected: {reason}"
+            child.error = reason
+            summary = summary if reason is None else None
+        else:
+            if written is not None and not isinstance(written, str):
+                raise TurnError(f"a summarizer returns a string, or None for no summary, got {written!r:.80}")
+            summary = None if written is None or agent.context.rejects(written) else written
+            step = agent.last_step
+            assert step is not None
+            step.metrics = {**step.metrics, "summaries": float(summary is not None)}
+        return self._emit_answer(agent, turn, agent.reason_to_stop(turn), summary)
 
     def _reward_contexts(self, agent: Agent, turn: Turn) -> None:
         """Add a turn's `context_rewards` to their contexts."""
@@ -478,7 +474,7 @@ class Episode:
     ) -> StepResult | HandoffResult:
         """Render the turn that answers a reply, and emit its observation."""
         assert agent.last_step is not None
-        name, replied = agent.name_of(turn), self.contexts[agent.last_step.context]
+        name, replied = agent.full_name(turn.context), self.contexts[agent.last_step.context]
         if reason == StopReason.NO_END:
             _warn_of_no_end(agent)
         if reason is not None and agent.parent is not None:
@@ -514,7 +510,7 @@ class Episode:
             reply that is due: the turn builds on its context, replies share a limit on sampled tokens, or a summary has
             to be written first. None also if no reply fits into the context.
         """
-        name, opening = agent.name_of(turn), turn.opening
+        name, opening = agent.full_name(turn.context), turn.opening
         base = name if opening is None or opening.base is None else agent.context_named(opening.base)
         waiting = {*self._upcoming, *([] if agent.due is None else [agent.due.context])}
         if not waiting.isdisjoint((name, base)) or agent.sampled_left() is not None:
@@ -530,7 +526,7 @@ class Episode:
 
     def _tried(self, agent: Agent, turn: Turn) -> tuple[Context, Delta, str | None] | None:
         """Try a turn in a copy of its context; return what `opened` returns, or None if a summary comes first."""
-        name = agent.name_of(turn)
+        name = agent.full_name(turn.context)
         if name not in agent.contexts:
             return agent.opened(turn, name, self.contexts, records_roles=self.header.records_roles)
         trial = agent.contexts[name].trial()

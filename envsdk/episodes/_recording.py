@@ -1,6 +1,6 @@
 """Make the trajectory of an episode."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -33,6 +33,8 @@ def record(
     if reason in (StopReason.TERMINATED, StopReason.ERROR):
         status = "terminated" if reason == StopReason.TERMINATED else "error"
     renderer = root.env.renderer
+    # An example of earlier text that a template rewrites but a context kept.
+    kept = (context.rewriting for context in contexts.values() if context.steps > 1 and context.rewriting)
     return Trajectory(
         id=header.id,
         env=root.env.name,
@@ -43,7 +45,7 @@ def record(
         steps=steps,
         renderer=renderer.specification(),
         renderer_chosen_because=renderer.chosen_because,
-        renderer_rewrites=_rewriting(contexts.values()),
+        renderer_rewrites=next(kept, ""),
         tokenizer=renderer.tokenizer.fingerprint,
         vocab_size=renderer.tokenizer.vocab_size,
         history=root.env.history.specification(),
@@ -57,11 +59,6 @@ def record(
     )
 
 
-def _rewriting(contexts: Iterable[Context]) -> str:
-    """Return an example of earlier text that a template rewrites but a context kept; empty if there is none."""
-    return next((context.rewriting for context in contexts if context.steps > 1 and context.rewriting), "")
-
-
 def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
     """Return the log of each context. The logs of sub-agents follow those of their parents."""
     ends: dict[str, int] = {}
@@ -72,7 +69,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
     for agent in root.agents():
         is_child = agent.parent is not None
         # A sub-agent that acted before its parent's first turn has the first context of an agent above as its parent.
-        above = (name for one in agent.lineage() if one is not agent for name in one.contexts)
+        above = (name for one in agent.ancestors for name in one.contexts)
         parent = next(above, None)
         for name, context in agent.contexts.items():
             length, tokenizer, roles = ends.get(name, 0), context.renderer.tokenizer, context.roles

@@ -3,7 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from pydantic import ValidationError
 
@@ -16,6 +16,7 @@ Messages: TypeAlias = str | Message | Mapping[str, Any] | Sequence[Message | Map
 """The forms in which authors may give messages."""
 
 
+@runtime_checkable
 class FunctionTool(Protocol):
     """A tool that is a function, such as `envsdk.tool` makes."""
 
@@ -236,7 +237,7 @@ class Turn:
         self.functions: dict[str, FunctionTool] = {}
         self.tools: list[ToolSchema] | None = None
         if tools is not None:
-            self.functions = {tool.name: tool for tool in tools if _is_tool(tool)}
+            self.functions = {tool.name: tool for tool in tools if isinstance(tool, FunctionTool)}
             self.tools = [_read_schema(tool) for tool in tools]
         self.rewards = {} if reward is None else _read_numbers("reward", reward)
         self.reward = None if reward is None else sum(self.rewards.values(), 0.0)
@@ -373,13 +374,9 @@ def _read_numbers(field: str, value: float | Mapping[str, float]) -> dict[str, f
     return numbers
 
 
-def _is_tool(tool: object) -> TypeGuard[FunctionTool]:
-    return not isinstance(tool, Mapping) and hasattr(tool, "schema")
-
-
 def _read_schema(tool: Any) -> ToolSchema:
     """Return the schema of a tool. A mapping is copied, so that the author's own is never changed."""
-    if _is_tool(tool):
+    if isinstance(tool, FunctionTool):
         return tool.schema
     function: Any = cast("Any", tool).get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(cast("Any", function).get("name"), str):

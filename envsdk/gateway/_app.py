@@ -10,41 +10,25 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
-from starlette.types import Lifespan, Receive, Scope, Send
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from ..errors import ConfigError, RequestError
 from ..images import PixelBudget
-from ._client import LiveResponse, WaitingClient, send_events
-from ._exchange import (
-    ClientGone,
-    Guard,
-    HttpExchange,
-    Refusal,
-    answer_refusal,
-    json_response,
-    read_json,
-    unexpected,
-    wire_format,
-)
-from ._metrics import Metrics
-from ._protocols._fields import RequestImages
+from ._client import StreamedResponse, disconnection, wait_for
+from ._exchange import ClientGone, Guard, HttpExchange, Metrics, Refusal, json_response, read_json, unexpected
+from ._protocols import WIRE_FORMATS
+from ._protocols._anthropic import Anthropic
+from ._protocols._fields import RequestImages, request_images
 from ._requests import ModelRequest
 from ._sessions import OpenSession, Sessions
 
-if TYPE_CHECKING:
-    from ._protocols._anthropic import Anthropic
-    from ._protocols._responses import Responses
-
 _READERS = 4
 """The number of bodies that are read at the same time, each in a thread: meanwhile, other requests are answered."""
-_PROTOCOLS = {"chat/completions": "chat", "responses": "responses", "messages": "anthropic"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +62,6 @@ class ServerLimits:
             if not getattr(self, limit.name) > 0:
                 raise ConfigError(f"{limit.name} is {getattr(self, limit.name)}; expected a number above 0")
 
-    @property
-    def possible_connections(self) -> int:
-        """The number of connections that may be open in this process."""
-        try:
-            import resource  # not on Windows
-        except ImportError:
-            return self.max_connections
-        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return self.max_connections if descriptors < 0 else max(1, min(self.max_connections, descriptors * 3 // 4))
-
 
 def model_app(
     sessions: Sessions,
@@ -96,9 +70,12 @@ def model_app(
     model: str = "envsdk",
     metrics: Metrics | None = None,
     routes: Sequence[BaseRoute] = (),
-    lifespan: Lifespan[Starlette] | None = None,
-) -> Starlette:
+    lifespan: Lifespan[Any] | None = None,
+) -> ASGIApp:
     """Return the application that answers programs.
+
+    Clients of OpenAI's protocols expect a base URL that ends with /v1. Anthropic's add it themselves. Each kind may be
+    given either URL, so each route exists without, with one, and with two of them.
 
     Args:
         sessions: The sessions that it serves.
@@ -109,14 +86,27 @@ def model_app(
         lifespan: The lifespan of the application: it runs from its start to its end.
     """
     metrics = metrics or Metrics(lambda: len(sessions.by_id))
-    app = Starlette(
-        routes=[*routes, *ModelRoutes(sessions, limits, model, metrics).routes()],
-        middleware=[Middleware(Guard, metrics=metrics)],
-        exception_handlers={RequestError: answer_refusal, 404: answer_refusal},
-        lifespan=lifespan,
-    )
-    app.router.redirect_slashes = False  # a redirect would not be in the form of any protocol
-    return app
+    answers = ModelAnswers(sessions, limits, model, metrics)
+    handlers = [RouteHandler("/s/{session_id}/", ("GET",), answers.base)]
+    for root in ("/s/{session_id}", ""):
+        handlers.append(RouteHandler(f"{root}/v1/", ("GET",), answers.base))
+        for base in (f"{root}/v1", root, f"{root}/v1/v1"):
+            handlers += [
+                RouteHandler(f"{base}/chat/completions", ("POST",), answers.reply, "chat"),
+                RouteHandler(f"{base}/responses", ("POST",), answers.reply, "responses"),
+                RouteHandler(f"{base}/messages", ("POST",), answers.reply, "anthropic"),
+                RouteHandler(f"{base}/messages/count_tokens", ("POST",), answers.count_tokens, "anthropic"),
+                RouteHandler(f"{base}/responses/{{response_id}}", ("GET", "DELETE"), answers.stored, "responses"),
+                RouteHandler(f"{base}/models", ("GET",), answers.models),
+                RouteHandler(base or "/", ("GET",), answers.base),
+            ]
+
+    async def no_route(scope: Scope, receive: Receive, send: Send) -> None:
+        raise Refusal(404, "not_found", "no route has this path")
+
+    found = [*routes, *(Route(handler.route, handler) for handler in handlers)]
+    # A redirect would not be in the form of any protocol.
+    return Guard(Router(found, redirect_slashes=False, default=no_route, lifespan=lifespan), metrics)
 
 
 @dataclass(frozen=True)
@@ -149,8 +139,8 @@ class RouteHandler:
             await response(scope, receive, send)
 
 
-class ModelRoutes:
-    """The routes on which programs request replies; see `model_app`."""
+class ModelAnswers:
+    """The answers on the routes on which programs request replies; see `model_app`."""
 
     def __init__(self, sessions: Sessions, limits: ServerLimits, model: str, metrics: Metrics) -> None:
         self._sessions = sessions
@@ -160,74 +150,49 @@ class ModelRoutes:
         self._readers = asyncio.Semaphore(_READERS)
         self._started = int(time.time())
 
-    def routes(self) -> list[Route]:
-        """Return the routes.
-
-        Clients of OpenAI's protocols expect a base URL that ends with /v1. Anthropic's add it themselves. Each kind may
-        be given either URL, so each route exists without, with one, and with two of them.
-        """
-        handlers: list[RouteHandler] = []
-        for root in ("/s/{session_id}", ""):
-            for base in (f"{root}/v1", root, f"{root}/v1/v1"):
-                handlers += [
-                    *(
-                        RouteHandler(f"{base}/{n}", ("POST",), self.reply, protocol)
-                        for n, protocol in _PROTOCOLS.items()
-                    ),
-                    RouteHandler(f"{base}/messages/count_tokens", ("POST",), self.count_tokens, "anthropic"),
-                    RouteHandler(f"{base}/responses/{{response_id}}", ("GET", "DELETE"), self.stored, "responses"),
-                    RouteHandler(f"{base}/models", ("GET",), self.models),
-                    RouteHandler(base or "/", ("GET",), self.base),
-                ]
-            handlers.append(RouteHandler(f"{root}/v1/", ("GET",), self.base))
-        handlers.append(RouteHandler("/s/{session_id}/", ("GET",), self.base))
-        return [Route(handler.route, handler) for handler in handlers]
-
     async def reply(self, request: Request, send: Send) -> None:
         """Answer a request for a reply."""
         opened, exchange = self._admit(request), HttpExchange.of(request.scope)
+        wire, created = WIRE_FORMATS[exchange.protocol], int(time.time())
+
+        def abandon() -> None:
+            self._metrics.abandoned.labels(exchange.protocol).inc()
+            opened.session.abandon(asked)
+
         with opened.answering():
-            wire = await wire_format(exchange.protocol)
             try:
                 asked, body = await self._read(opened, request, wire.read)
             except RequestError as error:
                 opened.session.note_refusal(error)
                 raise
-            is_streamed = body.get("stream") is True
-            streamed = LiveResponse(wire, asked, body, send) if is_streamed and asked.n == 1 else None
+            streamed = StreamedResponse(wire, asked, body, created, send) if body.get("stream") is True else None
             asked = asked if streamed is None else streamed.request
-
-            def abandon() -> None:
-                self._metrics.abandoned.labels(exchange.protocol).inc()
-                opened.session.abandon(asked)
-
-            async with WaitingClient(request.receive) as client:
+            async with disconnection(request.receive) as leaving:
                 last: Callable[[], Awaitable[None]]
                 try:
-                    work = opened.session.ask(asked)
-                    if streamed is None:
-                        replies = await client.wait_for(work, abandon)
-                    else:
-                        replies = await streamed.send_until(client, work, abandon)
-                    self._metrics.replied(exchange.protocol, replies)
-                    created = (0 if streamed is None else streamed.created) or int(time.time())
+                    working = asyncio.create_task(wait_for(opened.session.ask(asked), leaving, abandon))
+                    if streamed is not None:
+                        await streamed.send_pieces(working)
+                    replies = await working
+                    sampled = sum(len(reply.tokens) for reply in replies)
+                    self._metrics.prompt_tokens.labels(exchange.protocol).inc(replies[0].prompt_tokens)
+                    self._metrics.sampled_tokens.labels(exchange.protocol).inc(sampled)
                     wire.remember(asked, replies, opened.memory, created)
-                    if not is_streamed:
+                    if streamed is None:
                         response = json_response(wire.write(asked, body, replies, created))
                         last = partial(response, request.scope, request.receive, send)
                     else:
-                        rest = None if streamed is None else streamed.rest(replies)
-                        if rest is None:
-                            await send_events(wire.events(asked, body, replies, created), send)
-                        last = _last_part(rest or b"", send)
+                        last = partial(streamed.send, await streamed.send_rest(replies))
                 except ClientGone:
                     raise
                 except Exception as error:
-                    if not exchange.has_started:
+                    if streamed is None or not exchange.has_started:
                         raise
                     known = error if isinstance(error, RequestError) else unexpected(error, exchange)
-                    last = _last_part(wire.error_event(known), send)
-                if await client.is_gone():
+                    last = partial(streamed.send, wire.error_event(known))
+                await asyncio.sleep(0)  # a failed write is noted in the next turn of the event loop,
+                await asyncio.sleep(0)  # and by the task in the one after
+                if leaving.done():
                     abandon()
                 else:
                     await last()
@@ -236,27 +201,30 @@ class ModelRoutes:
         """Answer with the number of tokens of a prompt."""
         opened = self._admit(request)
         with opened.answering():
-            wire = cast("Anthropic", await wire_format("anthropic"))
-            asked, _ = await self._read(opened, request, wire.read_count)
-            async with WaitingClient(request.receive) as client:
-                count = await client.wait_for(opened.session.count_tokens(asked), lambda: None)
-        return json_response(wire.count(count))
+            asked, _ = await self._read(opened, request, cast("Anthropic", WIRE_FORMATS["anthropic"]).read_count)
+            async with disconnection(request.receive) as leaving:
+                work = asyncio.to_thread(opened.session.count_tokens, asked)
+                return json_response({"input_tokens": await wait_for(work, leaving, lambda: None)})
 
     async def stored(self, request: Request, send: Send) -> Response:
         """Answer with a response that the session keeps, or forget it."""
-        opened = self._session_of(request)
+        opened, named = self._session_of(request), request.path_params["response_id"]
         if request.query_params.get("stream") == "true":
             raise RequestError("stream: a response that is kept is not streamed: leave it out", field="stream")
-        wire = cast("Responses", await wire_format("responses"))
-        act = wire.delete if request.method == "DELETE" else wire.retrieve
         async with opened.reading:
-            return json_response(act(request.path_params["response_id"], opened.memory))
+            kept = opened.memory.response(named)
+            if kept is None or not kept.body:
+                raise RequestError(f"Response with id {named!r:.80} not found.", 404, "not_found_error")
+            if request.method == "DELETE":
+                opened.memory.forget(named)
+                return json_response({"id": named, "object": "response", "deleted": True})
+            return json_response(kept.body)
 
     async def models(self, request: Request, send: Send) -> Response:
         """List the one model, in the form of the client's protocol."""
         self._session_of(request)
-        wire = await wire_format(HttpExchange.of(request.scope).protocol)
-        return json_response(wire.models([self._model], self._started))
+        wire = WIRE_FORMATS[HttpExchange.of(request.scope).protocol]
+        return json_response(wire.models(self._model, self._started))
 
     async def base(self, request: Request, send: Send) -> Response:
         """Answer on a base URL, which some clients request to find out whether the server is running."""
@@ -307,13 +275,8 @@ class ModelRoutes:
         opened.largest_body = max(opened.largest_body, size)
         images = RequestImages(opened.session.check_image, PixelBudget(limits.max_pixels, limits.max_image_pixels))
         async with opened.reading, self._readers:
-            with images.reading():  # in the thread, too, which gets the context of this task
-                return await asyncio.to_thread(read, body, request.headers, opened.memory), body
-
-
-def _last_part(body: bytes, send: Send) -> Callable[[], Awaitable[None]]:
-    """Return a function that sends the last part of a response."""
-    return partial(send, {"type": "http.response.body", "body": body, "more_body": False})
+            request_images.set(images)  # for the thread, which gets the context of this task
+            return await asyncio.to_thread(read, body, request.headers, opened.memory), body
 
 
 def keys_of(request: Request) -> list[str]:

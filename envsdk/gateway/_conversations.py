@@ -86,7 +86,7 @@ class Opens:
     @property
     def detail(self) -> str:
         """The reason for opening the context, for people."""
-        return f"{self.role}: a conversation of its own" if self.base is None else f"from {self.base}"
+        return f"{self.role}: a separate conversation" if self.base is None else f"from {self.base}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +182,6 @@ class Fit:
     def rank(self) -> tuple[int, bool, bool]:
         """A key by which fits are compared: a larger one fits better."""
         return self.reach, self.is_alike, not self.changed
-
-    def shares_history(self, setting: Setting) -> bool:
-        """Return whether a request with this setting shares messages with the conversation, and not only a question.
-
-        The question to another agent, with another system message or other tools, is not enough.
-        """
-        reading, base = self.reading, self.conversation.setting
-        has_reply = bool(reading.starts) and reading.starts[0][1] < reading.keep
-        is_asked_again = setting.has_system_of(base) and (setting.has_tools_of(base) or not setting.tools)
-        return reading.keep > 0 and (has_reply or is_asked_again)
 
 
 FitsIn: TypeAlias = dict[ProgramConversation, Fit]
@@ -348,7 +338,15 @@ class Conversations:
         """Fit a request to the conversations that share its last known reply, or at least its beginning."""
         fits: FitsIn = {}
         for index, candidates in self._candidates(request):
-            for step, near in enumerate(self._near(candidates, request)):
+            for step in range(3):
+                if step == 0:
+                    near = candidates
+                elif step == 1:  # the bases from which the request may get its conversation back
+                    others = [candidate for candidate in candidates if not candidate.is_alike(request)]
+                    near = [base for other in others for base in other.bases if base.is_alike(request)]
+                else:  # the branches
+                    bases = set(candidates)
+                    near = [one for one in self._open.values() if not bases.isdisjoint(one.bases)] if bases else []
                 new = [one for one in dict.fromkeys(near) if one not in fits and self._open.get(one.name) is one]
                 fits |= self._fits_in(new, request)
                 for fit in fits.values():
@@ -368,25 +366,16 @@ class Conversations:
             (one for one in conversations if 0 < len(one.newest.sent) == one.newest.repeated_by(request)), None
         )
         fit = self._fit(likely, request) if likely else None
-        known: Sequence[RecordedMessage] = ()
+        known: Sequence[RecordedMessage] = ()  # the messages that another conversation must have, too
         is_plain = fit is not None and fit.rank == (fit.reading.keep, True, True) and bool(fit.reading.starts)
         if fit is not None and is_plain and fit.reading.starts[-1][1] == fit.reach - 1:
             known = fit.reading.path[: fit.reach]
+        forms = [entry.form for entry in known]
         return {
             one: fit if fit is not None and one is likely else self._fit(one, request)
             for one in conversations
-            if one is likely or one.newest.begins_with(known)
+            if one is likely or [entry.form for entry in one.newest.path[: len(known)]] == forms
         }
-
-    def _near(
-        self, candidates: Sequence[ProgramConversation], request: ModelRequest
-    ) -> Iterator[Sequence[ProgramConversation]]:
-        """Yield conversations, then the bases from which a request may get its conversation back, then the branches."""
-        yield candidates
-        others = [candidate for candidate in candidates if not candidate.is_alike(request)]
-        yield [base for other in others for base in other.bases if base.is_alike(request)]
-        bases = set(candidates)
-        yield [c for c in self._open.values() if not bases.isdisjoint(c.bases)] if bases else []
 
     def _candidates(self, request: ModelRequest) -> Iterator[tuple[int, Sequence[ProgramConversation]]]:
         """Yield conversations with the index of the message that they may share with a request, the last one first."""
@@ -485,13 +474,19 @@ class Conversations:
     ) -> tuple[ProgramConversation, PlacedRequest]:
         """Open a context for a request, based on the conversation with which it shares most."""
         setting = Setting.of(request)
-        shared = [fit for fit in fits if fit.shares_history(setting)]
-        best, closest = None, None
-        for fit in shared:  # conversations with the same messages differ in their depth and their setting
-            of = fit.conversation
-            closeness = fit.reading.keep, -len(of.bases), setting.is_same(of.setting), of.answered_at
-            if closest is None or closeness > closest:
-                best, closest = fit, closeness
+        shared: list[tuple[tuple[int, int, bool, int], Fit]] = []  # the fits that share messages, by their closeness
+        for fit in fits:
+            known, of = fit.reading, fit.conversation
+            has_reply = bool(known.starts) and known.starts[0][1] < known.keep
+            is_asked_again = setting.has_system_of(of.setting) and (
+                setting.has_tools_of(of.setting) or not setting.tools
+            )
+            # The question to another agent, with another system message or other tools, is not enough.
+            if known.keep > 0 and (has_reply or is_asked_again):
+                # Conversations with the same messages differ in their depth and their setting.
+                closeness = known.keep, -len(of.bases), setting.is_same(of.setting), of.answered_at
+                shared.append((closeness, fit))
+        _, best = max(shared, key=lambda pair: pair[0], default=(None, None))
         reading = best.reading if best else read(request, RequestReading(), self._replies)
         base, keep = (best.conversation, reading.keep) if best else (None, 0)
         kind = "agent"
@@ -512,7 +507,7 @@ class Conversations:
             name = self._new_name(role) if self._open else "main"
         conversation = ProgramConversation(name, role, setting, base, bool(self._open) and kind == "side")
         self._open[name] = conversation
-        others = (fit.reading for fit in shared if fit.reading.keep == keep)
+        others = (fit.reading for _, fit in shared if fit.reading.keep == keep)
         placement = Opens(
             context=name,
             role=role,

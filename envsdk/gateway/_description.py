@@ -1,7 +1,8 @@
 """The description of a standalone gateway's routes in the form of OpenAPI 3.1."""
 
 import importlib.metadata
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
@@ -24,8 +25,8 @@ _REFUSALS = {
 _OF_BODY = (400, 408, 413, 415)
 _OF_MODEL = (401, 404, *_OF_BODY, 429, 500, 502, 503, 504)
 _OF_MANAGEMENT = (401, 403, 500)
-_TOKEN, _KEY = ("token", "token_header"), ("key", "key_header")
-_TEXT = {"type": "string"}
+_PLAIN, _JSON, _STREAMED = ("text/plain",), ("application/json",), ("application/json", "text/event-stream")
+_TEXT, _OBJECT = {"type": "string"}, {"type": "object"}
 _SUMMARY: dict[str, Any] = {
     "type": "object",
     "required": ["id", "status"],
@@ -45,8 +46,26 @@ _CREATED: dict[str, Any] = {
     "required": ["id", "key", "openai_base_url", "anthropic_base_url"],
     "properties": {"id": _TEXT, "key": _TEXT, "openai_base_url": _TEXT, "anthropic_base_url": _TEXT},
 }
-_MESSAGES: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "object"}}
-_MODEL = {"type": "string", "minLength": 1}
+_SECURITY = {
+    "token": {"type": "http", "scheme": "bearer", "description": "The token of the gateway"},
+    "token_header": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The token, too"},
+    "key": {"type": "http", "scheme": "bearer", "description": "The key of a session"},
+    "key_header": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The key, too"},
+}
+
+
+class _Operation(NamedTuple):
+    """An operation on a route: its summary, its responses, the schema of its body, and what it requires."""
+
+    method: str
+    path: str
+    summary: str
+    refusals: tuple[int, ...]
+    secured_by: str = ""
+    response: dict[str, Any] = _OBJECT
+    body: dict[str, Any] | None = None
+    status: int = 200
+    media_types: tuple[str, ...] = _JSON
 
 
 def description(opening: type[BaseModel], rewarding: type[BaseModel], *, has_token: bool) -> dict[str, Any]:
@@ -57,111 +76,75 @@ def description(opening: type[BaseModel], rewarding: type[BaseModel], *, has_tok
         rewarding: The body of `POST /sessions/{session_id}/reward`.
         has_token: Whether managing sessions requires a token.
     """
-    management = _management(opening, rewarding, _TOKEN if has_token else ())
+    token, session = "token" if has_token else "", "/sessions/{session_id}"
+    bodies = opening.model_json_schema(), rewarding.model_json_schema()
+    opened, shown = (*_OF_MANAGEMENT, *_OF_BODY, 409, 429), (*_OF_MANAGEMENT, 404)
+    rewarded = (*shown, *_OF_BODY, 409)
+    operations = [
+        _Operation("post", "/sessions", "Open a session", opened, token, _CREATED, bodies[0], 201),
+        _Operation("get", session, "Describe a session", shown, token, _SUMMARY),
+        _Operation("post", f"{session}/reward", "Reward a session", rewarded, token, _SUMMARY, bodies[1]),
+        _Operation("post", f"{session}/close", "End a session", (*shown, 400, 409), token, _SUMMARY),
+        _Operation("get", "/metrics", "Return metrics for Prometheus", _OF_MANAGEMENT, token, _TEXT, None, 200, _PLAIN),
+        _Operation("get", "/health", "Report that the gateway runs", (500,)),
+        _Operation("get", "/openapi.json", "Return this description", (500,)),
+        *_of_session("/v1", "key"),
+        *_of_session("/s/{session_id}/v1", ""),
+    ]
+    paths: dict[str, dict[str, Any]] = {}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    for each in operations:
+        parameters = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in re.findall(r"{(\w+)}", each.path)
+        ]
+        content = {media_type: {"schema": each.response} for media_type in each.media_types}
+        responses = {status: {"description": _REFUSALS[status], "content": error} for status in (*each.refusals, 405)}
+        responses[each.status] = {"description": "Success", "content": content}
+        schemes = [each.secured_by, f"{each.secured_by}_header"] if each.secured_by else []
+        operation: dict[str, Any] = {
+            "summary": each.summary,
+            "responses": {str(status): responses[status] for status in sorted(responses)},
+            "security": [{scheme: []} for scheme in schemes],
+        }
+        if each.body is not None:
+            operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": each.body}}}
+        item = paths.setdefault(each.path, {"parameters": parameters} if parameters else {})
+        item[each.method] = operation
+    schemas = {"Error": {"type": "object", "required": ["error"], "properties": {"error": _OBJECT}}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "envsdk gateway", "version": importlib.metadata.version("envsdk")},
-        "paths": {**management, **_of_session("/v1", _KEY), **_in_path("/s/{session_id}/v1")},
-        "components": {
-            "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": "The token of the gateway"},
-                "token_header": {
-                    "type": "apiKey",
-                    "in": "header",
-                    "name": "x-api-key",
-                    "description": "The token, too",
-                },
-                "key": {"type": "http", "scheme": "bearer", "description": "The key of a session"},
-                "key_header": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The key, too"},
-            },
-            "schemas": {
-                "Error": {"type": "object", "required": ["error"], "properties": {"error": {"type": "object"}}},
-            },
-        },
+        "paths": paths,
+        "components": {"securitySchemes": _SECURITY, "schemas": schemas},
     }
 
 
-def _management(opening: type[BaseModel], rewarding: type[BaseModel], schemes: tuple[str, ...]) -> dict[str, Any]:
-    created = {**_json(_CREATED), "links": _links("showSession", "rewardSession", "closeSession")}
-    described, named = {200: _json(_SUMMARY)}, [_named("session_id")]
-    text = {200: {"description": "The metrics", "content": {"text/plain": {"schema": _TEXT}}}}
-    health = {200: _json({"type": "object", "required": ["status"], "properties": {"status": _TEXT}})}
-    any_object = {200: _json({"type": "object"})}
-    opened = _operation("Open a session", {201: created}, (*_OF_MANAGEMENT, *_OF_BODY, 409, 429), schemes)
-    shown = _operation("Describe a session", described, (*_OF_MANAGEMENT, 404), schemes)
-    rewarded = _operation("Reward a session", described, (*_OF_MANAGEMENT, *_OF_BODY, 404, 409), schemes)
-    closed = _operation("End a session", described, (*_OF_MANAGEMENT, 400, 404, 409), schemes)
-    return {
-        "/sessions": {"post": {**opened, "requestBody": _body(opening.model_json_schema())}},
-        "/sessions/{session_id}": {"parameters": named, "get": {**shown, "operationId": "showSession"}},
-        "/sessions/{session_id}/reward": {
-            "parameters": named,
-            "post": {**rewarded, "operationId": "rewardSession", "requestBody": _body(rewarding.model_json_schema())},
-        },
-        "/sessions/{session_id}/close": {"parameters": named, "post": {**closed, "operationId": "closeSession"}},
-        "/metrics": {"get": _operation("Return metrics for Prometheus", text, _OF_MANAGEMENT, schemes)},
-        "/health": {"get": _operation("Report that the gateway runs", health, (500,))},
-        "/openapi.json": {"get": _operation("Return this description", any_object, (500,))},
+def _of_session(base: str, secured_by: str) -> list[_Operation]:
+    """Return the operations on the routes on which programs request replies."""
+    given = {"messages": {"type": "array", "minItems": 1, "items": _OBJECT}, "input": {}}
+    bodies = {
+        key: {
+            "type": "object",
+            "required": ["model", key],
+            "properties": {"model": {"type": "string", "minLength": 1}, key: schema},
+        }
+        for key, schema in given.items()
     }
-
-
-def _of_session(base: str, schemes: tuple[str, ...]) -> dict[str, Any]:
-    """Describe the routes on which programs request replies."""
-    asked: dict[str, tuple[str, str, dict[str, Any]]] = {
-        "chat/completions": ("Reply, as OpenAI Chat Completions", "messages", {"messages": _MESSAGES}),
-        "responses": ("Reply, as OpenAI Responses", "input", {"input": {}}),
-        "messages": ("Reply, as Anthropic Messages", "messages", {"messages": _MESSAGES}),
-        "messages/count_tokens": ("Count the tokens of a prompt", "messages", {"messages": _MESSAGES}),
-    }
-    paths: dict[str, Any] = {}
-    for name, (summary, required, properties) in asked.items():
-        schema = {"type": "object", "required": ["model", required], "properties": {"model": _MODEL, **properties}}
-        success = _json({"type": "object"})
-        if not name.endswith("count_tokens"):
-            success["content"]["text/event-stream"] = {"schema": _TEXT}
-        operation = _operation(summary, {200: success}, _OF_MODEL, schemes)
-        paths[f"{base}/{name}"] = {"post": {**operation, "requestBody": _body(schema)}}
-    success = {200: _json({"type": "object"})}
-    refusals = (400, 401, 404, 500)
-    paths[f"{base}/responses/{{response_id}}"] = {
-        "parameters": [_named("response_id")],
-        "get": _operation("Return a response that the session keeps", success, refusals, schemes),
-        "delete": _operation("Forget a response", success, refusals, schemes),
-    }
-    listed = _operation("List the model", {200: _json({"type": "object"})}, (401, 404, 500), schemes)
-    return {**paths, f"{base}/models": {"get": listed}}
-
-
-def _in_path(base: str) -> dict[str, Any]:
-    """Describe the same routes, with the session in the path and no key."""
-    return {
-        path: {**item, "parameters": [_named("session_id"), *item.get("parameters", ())]}
-        for path, item in _of_session(base, ()).items()
-    }
-
-
-def _links(*operations: str) -> dict[str, Any]:
-    """Return the links from a new session to the operations on it."""
-    parameters = {"session_id": "$response.body#/id"}
-    return {operation: {"operationId": operation, "parameters": parameters} for operation in operations}
-
-
-def _named(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-
-
-def _operation(
-    summary: str, success: dict[int, Any], refusals: tuple[int, ...], schemes: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    refused = {status: {"description": _REFUSALS[status], "content": error} for status in (*refusals, 405)}
-    responses = {str(status): response for status, response in sorted({**success, **refused}.items())}
-    return {"summary": summary, "responses": responses, "security": [{scheme: []} for scheme in schemes]}
-
-
-def _json(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": "Success", "content": {"application/json": {"schema": schema}}}
-
-
-def _body(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
+    response, refusals = f"{base}/responses/{{response_id}}", (400, 401, 404, 500)
+    operations = [
+        _Operation("get", response, "Return a response that the session keeps", refusals, secured_by),
+        _Operation("delete", response, "Forget a response", refusals, secured_by),
+        _Operation("get", f"{base}/models", "List the model", (401, 404, 500), secured_by),
+    ]
+    for name, summary, body, media_types in (
+        ("chat/completions", "Reply, as OpenAI Chat Completions", bodies["messages"], _STREAMED),
+        ("responses", "Reply, as OpenAI Responses", bodies["input"], _STREAMED),
+        ("messages", "Reply, as Anthropic Messages", bodies["messages"], _STREAMED),
+        ("messages/count_tokens", "Count the tokens of a prompt", bodies["messages"], _JSON),
+    ):
+        path = f"{base}/{name}"
+        operations.append(
+            _Operation("post", path, summary, _OF_MODEL, secured_by, _OBJECT, body, media_types=media_types)
+        )
+    return operations

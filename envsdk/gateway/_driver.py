@@ -9,26 +9,26 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
-from typing_extensions import override
 
 from ..authoring._driver import Driver
 from ..contexts._edits import Edit
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
-from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
+from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError, message_of
 from ..limits import StopReason
 from ..messages import Message, ToolCall
-from ..rendering.renderer import TokenIds, as_given, check_image
-from ._background import background_server
-from ._checks import check_expressible, inexpressible, most_tokens
+from ..rendering.emission import Emission
+from ..rendering.family import FamilyRenderer
+from ..rendering.renderer import TokenIds, as_given, check_image, refuse_images
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
 from ._live import LiveReply
 from ._programs import CommandProgram, Endpoint, ThreadProgram
 from ._requests import ModelReply, ModelRequest
+from ._serving import background_server
 from ._session import PendingRequest, ProgramEnd, ProgramSession, until_done
 
 _REMEMBERED = 64
@@ -51,24 +51,22 @@ class FullContext:
     """The number of requests that were refused for that since then."""
 
 
-class ProgramDriver(Driver):
-    """Takes the program's requests from a session, and finds the context that each one continues or opens."""
+class ProgramDriver:
+    """Takes the program's requests from a session, and finds the context that each one continues or opens.
 
-    why_no_fork: ClassVar[str | None] = "its program runs; play the episode again with the same seed"
+    Args:
+        driver: The driver of the environment that the program plays.
+    """
 
-    def __init__(self, *given: Any) -> None:
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.env = driver.env
         self._session: ProgramSession | None = None
         self._program: ThreadProgram | CommandProgram | None = None
         self._asked: PendingRequest | None = None  # the request that is being answered
         self._placed: deque[tuple[PendingRequest, Turn]] = deque()  # requests whose turns come next
-        self._why_not_sampled: Callable[[str, str, Any], str | None] | None = None
-        super().__init__(*given)
 
     # Episodes.
-
-    @override
-    def use_policy(self, why_not_sampled: Callable[[str, str, Any], str | None] | None) -> None:
-        self._why_not_sampled = why_not_sampled
 
     async def first(self) -> Turn:
         """Start the program, and return the turn of its first request.
@@ -80,11 +78,10 @@ class ProgramDriver(Driver):
             EpisodeError: If it ends without a request that can be answered.
         """
         self.end_program()
-        self._remember_nothing()
-        seed = self.running_episode.seed
-        self._salt = secrets.token_hex(8) if seed is None else f"{self.running_episode.id} {seed}"
+        self.forget()
+        seed = self.driver.running_episode.seed
+        self._salt = secrets.token_hex(8) if seed is None else f"{self.driver.running_episode.id} {seed}"
         self._ids = 0
-        self._forget_reply()
         self._full: FullContext | None = None
         session = self.open_session()
         turn = await self._next()
@@ -99,22 +96,20 @@ class ProgramDriver(Driver):
             )
         raise EpisodeError(f"the program ended without a request to the model: it returned {turn.outcome!r:.200}")
 
-    @override
     def forget(self) -> None:
-        super().forget()
-        self._remember_nothing()
-
-    def _remember_nothing(self) -> None:
-        """Reset the requests and replies."""
+        """Release the requests and replies of the last episode."""
 
         def role_of(messages: Sequence[Message]) -> str | None:
             role = self.env.role_of(messages)
             return role if role is not None or self._session is None else self._session.role
 
-        self._conversations = Conversations(role_of, self.renderer.reasoning_in_content)
+        self._conversations = Conversations(role_of, self.driver.renderer.reasoning_in_content)
         self._inner: dict[int, tuple[Message, Message]] = {}
         self._calls: dict[str, ToolCall] = {}
         self._replies: list[ModelReply] = []
+        self._is_given_up = False
+        self._live: LiveReply | None = None
+        self._issued: list[str] = []  # the id of the reply, and those of its calls
         self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
 
     async def following(self, reply: Message) -> Turn:
@@ -134,8 +129,8 @@ class ProgramDriver(Driver):
         turn = await self._next()
         if not isinstance(turn, ProgramEnd):
             return turn
-        self.running.full = None if self._full is None else self._full.reason
-        is_limited, outcome = self.running.limit_now() is not None, turn.outcome
+        self.driver.running.full = None if self._full is None else self._full.reason
+        is_limited, outcome = self.driver.running.limit_now() is not None, turn.outcome
         if isinstance(outcome, Turn):
             outcome.terminated = not (is_limited or outcome.truncated)
             return outcome
@@ -143,14 +138,14 @@ class ProgramDriver(Driver):
 
     def open_session(self) -> ProgramSession:
         """Serve the session of an episode, and start the program."""
-        session = self._session = ProgramSession(self.count_tokens, partial(check_image, self.renderer))
+        session = self._session = ProgramSession(self.count_tokens, partial(check_image, self.driver.renderer))
         server = background_server()
         server.sessions.add(session)
         endpoint = Endpoint(
-            base_url=server.openai_base_url(session),
-            anthropic_base_url=server.anthropic_base_url(session),
+            base_url=f"{server.base_url(session)}/v1",
+            anthropic_base_url=server.base_url(session),
             api_key=session.key,
-            seed=self.running_episode.seed,
+            seed=self.driver.running_episode.seed,
         )
         if self.env.command is None and self.env.has_run:
             self._program = ThreadProgram(lambda: self.env.run(endpoint), session.put)
@@ -181,52 +176,57 @@ class ProgramDriver(Driver):
         """Stop serving the session."""
         background_server().sessions.remove(session.id)
 
-    @override
-    def end_tasks(self, error: BaseException | None = None) -> None:
-        self.end_program(self._why_it_ended(error))
-        super().end_tasks(error)
-
-    @override
-    async def aend_tasks(self, error: BaseException | None = None) -> None:
-        await asyncio.to_thread(self.end_program, self._why_it_ended(error))
-        await super().aend_tasks(error)
-
-    def _why_it_ended(self, error: BaseException | None) -> RequestError:
-        trajectory = self.env.trajectory
+    def end(self, error: BaseException | None) -> None:
+        """End the program because its episode has ended, or failed with an error."""
+        trajectory, agent, why = self.env.trajectory, self.driver.agent, _OVER
         if trajectory is None and error is not None:
-            return failure(error, is_of_policy=self.agent is not None and self.agent.due is not None)
-        reason = None if trajectory is None else trajectory.stop_reason
-        return _at_limit(f"the episode is over: {reason}", reason) if reason in _CONTEXT_IS_FULL else _OVER
+            why = failure(error, is_of_policy=agent is not None and agent.due is not None)
+        elif trajectory is not None and trajectory.stop_reason in _CONTEXT_IS_FULL:
+            why = _at_limit(f"the episode is over: {trajectory.stop_reason}", trajectory.stop_reason)
+        self.end_program(why)
 
-    @override
+    # What a rollout asks for while it samples a reply.
+
     def listener(self) -> Callable[[TokenIds], bool | None] | None:
+        """Return a callback for the tokens of the next reply while they are sampled, or None.
+
+        If the callback returns True, the rest of the reply is not needed.
+        """
         asked = self._asked
         on_piece = None if asked is None else asked.request.on_piece
         if asked is None or on_piece is None or asked.request.n > 1:
             return None
         if self._live is None:
-            context = self.running.context
+            context = self.driver.running.context
             reader, events = context.read_reply()
             message = Message(role="assistant")
             on_piece(ModelReply(self._id(), message, "stop", prompt_tokens=len(context), tokens=()))
-            self._live = LiveReply(reader, events, on_piece, asked.request.stop, self._id)
+            self._live = LiveReply(reader, on_piece, asked.request.stop, self._id)
+            self._live.give(events)
         live = self._live
 
         def hear(tokens: TokenIds) -> bool:
-            live.feed(tokens)
+            live.give(live.reader.feed(tokens))
             self._is_given_up = asked.is_abandoned
             return self._is_given_up
 
         return hear
 
-    @override
     def until_unwanted(self, turn: Turn | None = None) -> Awaitable[None] | None:
+        """Return an awaitable that ends when the reply to a turn is not needed anymore, so that sampling is cancelled.
+
+        Args:
+            turn: A turn of `ahead`; None for the one that is due.
+
+        Returns:
+            None if the reply is needed in any case.
+        """
         asked = self._asked if turn is None else next((one for one, its in self._placed if its is turn), None)
         # The part of a streamed reply that a program received stays in the conversation: the listener ends that reply.
         return None if asked is None or (turn is None and self._live is not None) else until_done(asked.replies)
 
-    @override
     async def is_wanted_again(self) -> bool:
+        """Wait, and return whether the reply that is due is needed after all, after its sampling was cancelled."""
         session, asked = self._session, self._asked
         assert asked is not None
         while session is not None and not self._placed:
@@ -239,10 +239,6 @@ class ProgramDriver(Driver):
                 break
         self._is_given_up = True
         return False
-
-    @override
-    def what_runs(self, method: str) -> str:
-        return f"waiting for a request of the program of {self.env.name}"
 
     # Requests.
 
@@ -272,12 +268,11 @@ class ProgramDriver(Driver):
                 grace_s = self.env.limit_grace_s
                 deadline = deadline or (None if grace_s is None else now() + grace_s)
                 event.answer(_at_limit(f"the episode ends here: {limit}", limit))
-                if program is not None:
+                if isinstance(program, CommandProgram):
                     program.stop()
-            elif not event.is_abandoned and (turn := self._turn(event, session.cut())) is not None:
+            elif not event.is_abandoned and (turn := self._turn(event, session.take_abandoned())) is not None:
                 return self._taken(event, turn)
 
-    @override
     async def ahead(self) -> AsyncIterator[Turn]:
         """Yield the turns of requests that arrive while another one is answered: their contexts are parallel.
 
@@ -292,7 +287,7 @@ class ProgramDriver(Driver):
             is_new = isinstance(event, PendingRequest) and not any(
                 event.request.repeats(request) for request in waiting
             )
-            if not isinstance(event, PendingRequest) or not is_new or session.has_cut or self._limit() is not None:
+            if not isinstance(event, PendingRequest) or not is_new or session.abandoned or self._limit() is not None:
                 session.put_back(event)
                 return
             if not event.is_abandoned and (turn := self._turn(event, ())) is not None:
@@ -302,11 +297,11 @@ class ProgramDriver(Driver):
 
     def _taken(self, asked: PendingRequest, turn: Turn) -> Turn:
         """Take the turn of a request, which is answered next: what was full before does not end the episode."""
-        self._asked = asked
-        self._forget_reply()
-        self._full = None
-        if self.running.cut == StopReason.MAX_CONTEXT_TOKENS:
-            self.running.cut = None
+        self._asked, self._full = asked, None
+        self._is_given_up, self._live = False, None
+        self._issued = []
+        if self.driver.running.cut == StopReason.MAX_CONTEXT_TOKENS:
+            self.driver.running.cut = None
         return turn
 
     def _turn(self, asked: PendingRequest, cut: Sequence[ModelRequest]) -> Turn | None:
@@ -326,7 +321,19 @@ class ProgramDriver(Driver):
             return None
         turn = self._turn_of(asked.request, placed)
         try:
-            self._check(placed, turn)
+            role = placed.role if isinstance(placed, Opens) else self.driver.running.contexts[placed.context].role
+            if self.driver.why_not_sampled is not None and self.env.sampling is None:  # else they are the author's
+                for name, value in turn.sampling.items():
+                    if (why := self.driver.why_not_sampled(role, name, value)) is not None:
+                        raise RequestError(f"{name}: {why}", field=name)
+            self._check_expressible(placed, turn.messages)
+            longest = [self.driver.running.limits.max_context_tokens, self.driver.history.full_beyond]
+            limit = min((tokens for tokens in longest if tokens is not None), default=None)
+            reason = None if limit is None else self.driver.running_episode.why_full(self.driver.running, turn)
+            if reason is not None:
+                self._full = FullContext(turn, reason, 1 if self._full is None else self._full.times + 1)
+                text = f"This model's maximum context length is {limit} tokens; the messages leave no room for a reply"
+                raise _at_limit(text, reason)
         except RequestError as error:
             self._conversations.fail(asked.request)
             asked.answer(error)
@@ -339,37 +346,52 @@ class ProgramDriver(Driver):
         """Return the limit that ends the episode. A full context does not: the program may go on with less in it."""
         if self._full is not None and self._full.times >= _TOO_LONG:
             return self._full.reason
-        if self.running.current is None:
+        if self.driver.running.current is None:
             return None
-        limit = self.running.limit_now()
-        return self.running.limit_reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
+        limit = self.driver.running.limit_now()
+        return self.driver.running.limit_reached() if limit == StopReason.MAX_CONTEXT_TOKENS else limit
 
-    def _check(self, placed: Continues | Opens, turn: Turn) -> None:
-        """Check that a request can be answered.
+    def _check_expressible(self, placed: Continues | Opens, messages: Sequence[Message]) -> None:
+        """Check that the model family can express a request. Nothing is tokenized.
+
+        A continuation costs O(new messages). For a renderer of whole conversations, only images are checked, because it
+        would render at each request.
+
+        Args:
+            placed: The place of the request in the conversations.
+            messages: Its messages after those that are kept.
 
         Raises:
-            RequestError: If the policy does not honor a parameter (the error names the field; those of the environment
-                are the author's), the model family cannot express it, or it leaves no room for a reply in its context.
+            RequestError: If it cannot be expressed.
         """
-        role = placed.role if isinstance(placed, Opens) else self.running.contexts[placed.context].role
-        if self._why_not_sampled is not None and self.env.sampling is None:
-            for name, value in turn.sampling.items():
-                if (why := self._why_not_sampled(role, name, value)) is not None:
-                    raise RequestError(f"{name}: {why}", field=name)
-        check_expressible(self.renderer, placed, turn.messages, self.running.contexts)
-        longest = [self.running.limits.max_context_tokens, self.history.full_beyond]
-        limit = min((tokens for tokens in longest if tokens is not None), default=None)
-        if limit is None or most_tokens(placed, turn, self.running.contexts, self.renderer) < limit:
-            return
-        reason = self.running_episode.why_full(self.running, turn)
-        if reason is not None:
-            self._full = FullContext(turn, reason, 1 if self._full is None else self._full.times + 1)
-            text = f"This model's maximum context length is {limit} tokens; the messages leave no room for a reply"
-            raise _at_limit(text, reason)
+        renderer, contexts = self.driver.renderer, self.driver.running.contexts
+        name = placed.base if isinstance(placed, Opens) else placed.context
+        known = [] if name is None else contexts[name].conversation
+        if isinstance(placed, Continues) and placed.system is None:
+            system = [message for message in known[:1] if message.role == "system"]
+        else:
+            system = [Message(role="system", content=placed.system)] if placed.system else []
+        first = len(system) if name is None else len(known) if placed.keep is None else placed.keep
+        try:
+            refuse_images(renderer, messages, first)
+            for image in (image for message in messages for image in message.images):
+                check_image(renderer, image)  # the processor's results are cached
+            if not isinstance(renderer, FamilyRenderer):
+                return
+            out = Emission(renderer.encoder)
+            if isinstance(placed, Continues) and (placed.keep, placed.system, placed.tools) == (None, None, None):
+                renderer.emit_conversation(out, [known[-1], *messages], first=1)
+                return
+            kept = known[: placed.keep]
+            rest = kept[1:] if kept and kept[0].role == "system" else kept
+            tools = contexts[placed.context].tools if placed.tools is None else placed.tools
+            renderer.emit_conversation(out, [*system, *rest, *messages], tools=tools)
+        except RenderError as error:
+            raise _inexpressible(error) from error
 
     def _turn_of(self, request: ModelRequest, placed: Continues | Opens) -> Turn:
         known = placed.base if isinstance(placed, Opens) else placed.context
-        has_system = known is not None and self.running.contexts[known].conversation[0].role == "system"
+        has_system = known is not None and self.driver.running.contexts[known].conversation[0].role == "system"
         options: dict[str, Any] = {
             "system": placed.system,
             "tools": placed.tools,
@@ -390,7 +412,11 @@ class ProgramDriver(Driver):
                 start=int(has_system and placed.system is None),
             )
         elif placed.system == "" and has_system:
-            keep = len(self.running.contexts[placed.context].conversation) - 1 if placed.keep is None else placed.keep
+            keep = (
+                len(self.driver.running.contexts[placed.context].conversation) - 1
+                if placed.keep is None
+                else placed.keep
+            )
             changed = "; ".join(text for text in ("the system message was left out", placed.changed) if text)
             options |= {"system": None, "edit": Edit(keep + 1, changed, start=1)}
         elif placed.keep is not None:
@@ -403,7 +429,7 @@ class ProgramDriver(Driver):
         known = self._inner.get(id(message))
         if known is not None:
             return known[1]
-        inner = as_given(self.renderer, message)
+        inner = as_given(self.driver.renderer, message)
         named = [(call.id, call.name) for call in message.tool_calls]
         ids: list[str | None] = []
         for outer, name in [(message.tool_call_id, message.name)] if message.role == "tool" else named:
@@ -418,7 +444,7 @@ class ProgramDriver(Driver):
         return inner
 
     def _outer_reply(self, reply: Message) -> ModelReply:
-        agent = self.running
+        agent = self.driver.running
         context, step, asked = agent.context, agent.last_step, self._asked
         assert step is not None and asked is not None
         recorded = context.conversation[-1]
@@ -452,12 +478,6 @@ class ProgramDriver(Driver):
             texts=[piece.decode(errors="replace") for piece in decode(tokens)] if asked.request.logprobs else (),
         )
 
-    def _forget_reply(self) -> None:
-        """Forget the ids that were issued for a reply, before the next one begins."""
-        self._is_given_up = False
-        self._live: LiveReply | None = None
-        self._issued: list[str] = []  # the id of the reply, and those of its calls
-
     def _id(self, call: int | None = None) -> str:
         """Return the id of the current reply, or of one of its calls.
 
@@ -480,10 +500,17 @@ class ProgramDriver(Driver):
         system = [] if request.system is None else [Message(role="system", content=request.system)]
         messages = [*system, *(received.message for received in request.messages)]
         try:
-            rendered = self.renderer.render(messages, tools=request.tools, generation_prompt=True, history="keep")
+            rendered = self.driver.renderer.render(
+                messages, tools=request.tools, generation_prompt=True, history="keep"
+            )
         except (RenderError, TokenizerError) as error:
-            raise inexpressible(error) from error
+            raise _inexpressible(error) from error
         return len(rendered.tokens)
+
+
+def _inexpressible(error: RenderError | TokenizerError) -> RequestError:
+    """Return the error of a request that a model family cannot express."""
+    return RequestError(f"the model family cannot express the request: {message_of(error)}")
 
 
 def _at_limit(text: str, limit: str | None) -> RequestError:

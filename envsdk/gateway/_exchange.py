@@ -6,26 +6,28 @@ time. An unexpected exception is logged without its text, which may quote a mess
 
 import asyncio
 import ipaddress
+import json
 import logging
 import re
 import secrets
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import orjson
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import RequestError
-from ._metrics import Metrics
-from ._protocols import WireFormat, load_protocol
+from ._protocols import WIRE_FORMATS
 
 _log = logging.getLogger(__name__)
 _KEY = "envsdk.exchange"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _JSON = "application/json"
 _MAX_VALUES = 300_000
@@ -74,18 +76,47 @@ class HttpExchange:
         return cast("HttpExchange", scope[_KEY])
 
 
-_wire_formats: dict[str, WireFormat] = {}
+class Metrics:
+    """The metrics of one gateway for Prometheus, in a separate registry. No label has content, a key or a session's id.
 
+    Args:
+        open_sessions: Returns how many sessions are open.
 
-async def wire_format(name: str) -> WireFormat:
-    """Return a protocol. The first call imports its package, which takes seconds, in a thread."""
-    if name not in _wire_formats:
-        _wire_formats[name] = await asyncio.to_thread(load_protocol, name)
-    return _wire_formats[name]
+    Attributes:
+        registry: The registry of the metrics.
+        requests: The requests that were answered, by protocol and status.
+        prompt_tokens: The tokens of prompts, by protocol. The replies to one request share a prompt.
+        sampled_tokens: The tokens of replies, by protocol.
+        seconds: From the first byte of a request to the last one of its answer, by protocol.
+        abandoned: The requests whose client disconnected before it received the whole answer, by protocol.
+        closed: The closed sessions, by the reason.
+    """
+
+    def __init__(self, open_sessions: Callable[[], int]) -> None:
+        self.registry = registry = CollectorRegistry()
+        protocol, prefix = ["protocol"], "envsdk_gateway"
+        self.requests = Counter(
+            f"{prefix}_requests", "Requests that were answered", ["protocol", "status"], registry=registry
+        )
+        self.seconds = Histogram(
+            f"{prefix}_request_seconds",
+            "From the first byte of a request to the last one of its answer",
+            protocol,
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(f"{prefix}_prompt_tokens", "Tokens of prompts", protocol, registry=registry)
+        self.sampled_tokens = Counter(f"{prefix}_sampled_tokens", "Tokens of replies", protocol, registry=registry)
+        self.abandoned = Counter(
+            f"{prefix}_abandoned_requests", "Requests whose client disconnected", protocol, registry=registry
+        )
+        self.closed = Counter(f"{prefix}_closed_sessions", "Closed sessions", ["reason"], registry=registry)
+        gauge = Gauge(f"{prefix}_open_sessions", "Open sessions", registry=registry)
+        gauge.set_function(open_sessions)
 
 
 class Guard:
-    """The outermost part of the server: times, counts and logs each request, and answers unexpected exceptions.
+    """The outermost part of the server: times, counts and logs each request, and answers it if it fails.
 
     Args:
         app: The application.
@@ -123,11 +154,15 @@ class Guard:
             except asyncio.CancelledError:
                 # The server is shutting down. The task ends here, too, so the cancellation need not be raised again.
                 error = RequestError("the gateway is shutting down", 503, "shutting_down")
+            except RequestError as refusal:
+                error = refusal
             except Exception as failure:
                 error = unexpected(failure, exchange)
             if error is not None and not exchange.has_started:
-                response = await error_response(error, exchange)
-                await response(scope, receive, noting)
+                error.__traceback__ = None  # its frames hold the request, whose future holds the error
+                headers = error.headers if isinstance(error, Refusal) else None
+                body = WIRE_FORMATS[exchange.protocol].error(error)
+                await json_response(body, error.status, headers)(scope, receive, noting)
         finally:
             seconds = time.perf_counter() - started_s
             self._metrics.requests.labels(exchange.protocol, exchange.status).inc()
@@ -146,21 +181,7 @@ def unexpected(error: Exception, exchange: HttpExchange) -> RequestError:
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a JSON response."""
-    return Response(orjson.dumps(value), status, headers, "application/json")
-
-
-async def error_response(error: RequestError, exchange: HttpExchange) -> Response:
-    """Return an error in the form of the request's protocol."""
-    error.__traceback__ = None  # its frames hold the request, whose future holds the error
-    headers = error.headers if isinstance(error, Refusal) else None
-    wire = await wire_format(exchange.protocol)
-    return json_response(wire.error(error), error.status, headers)
-
-
-async def answer_refusal(request: Request, error: Exception) -> Response:
-    """Answer a `RequestError`, or a request whose path has no route."""
-    known = error if isinstance(error, RequestError) else Refusal(404, "not_found", "no route has this path")
-    return await error_response(known, HttpExchange.of(request.scope))
+    return Response(json.dumps(value, separators=(",", ":")), status, headers, _JSON)
 
 
 async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple[Any, int]:
@@ -192,6 +213,7 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
                     raise too_large
     except TimeoutError:
         raise Refusal(408, "request_timeout", f"the body did not arrive within {timeout_s:g} s") from None
+    # An upper bound first, in which characters in strings count, too.
     if _values(body) > _MAX_VALUES and await asyncio.to_thread(lambda: _values(_STRING.sub(b"", body))) > _MAX_VALUES:
         raise Refusal(413, "request_too_large", f"the body has more than {_MAX_VALUES:,} values")
     try:
@@ -201,7 +223,7 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
 
 
 def _values(body: bytes | bytearray) -> int:
-    """Return an upper bound of the number of values in a JSON string; characters in strings may count, too."""
+    """Return an upper bound of the number of values in JSON."""
     return sum(map(body.count, (b",", b"[", b"{")))
 
 

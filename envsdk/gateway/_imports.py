@@ -15,13 +15,14 @@ from ..limits import StopReason
 from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
 from ..trainers.atif import from_atif as from_atif
-from ..trainers.foreign._importer import Change, Importer, LoggedReply, finish_reason_of
+from ..trainers.foreign._importer import Change, Importer, finish_reason_of
 from ..trainers.foreign._importer import ImportNote as ImportNote
 from ..trainers.foreign._importer import ImportResult as ImportResult
 from ..trainers.foreign._values import LARGEST_ID
 from ..trajectories._trajectory import Status
 from ._conversations import Continues, Conversations, Opens, Repeats
-from ._records import PROTOCOLS, Exchange, LoggedAnswer, RecordReader, with_unique_call_ids
+from ._protocols import WIRE_FORMATS
+from ._records import Exchange, LoggedAnswer, RecordReader, with_unique_call_ids
 from ._requests import ModelReply
 
 
@@ -100,8 +101,10 @@ def from_requests(
         id, renderer=renderer, tokenizer=tokenizer, vocab_size=vocab_size, trainable_roles=trainable_roles
     )
     given: Any = temperature
-    if protocol is not None and protocol not in PROTOCOLS:
-        raise ConfigError(f"protocol is {protocol!r:.80}; expected one of {PROTOCOLS}, or None to recognize it")
+    if protocol is not None and protocol not in WIRE_FORMATS:
+        raise ConfigError(
+            f"protocol is {protocol!r:.80}; expected one of {tuple(WIRE_FORMATS)}, or None to recognize it"
+        )
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < LARGEST_ID:
         raise ConfigError(f"temperature is {temperature!r:.80}; expected a number of at least 0")
     if status not in get_args(Status):
@@ -114,7 +117,8 @@ def from_requests(
     session = _LoggedSession(Conversations(role_of), importer, temperature, renamed)
     for exchange in exchanges:
         session.add(exchange)
-    session.end()
+    for context in session.conversations:
+        session.train(context)
     return importer.finish(reward=reward, stop_reason=StopReason(status), error=error, env=env, group_id=group_id)
 
 
@@ -139,19 +143,22 @@ class _LoggedSession:
     """The exchanges of a session, one after another.
 
     Args:
-        conversations: Finds the context of each request.
+        placement: Finds the context of each request.
         importer: Takes the contexts and the replies.
         temperature: The sampling temperature of requests that do not name one.
         renamed: The ids of calls that the log has, by the unique ones that the exchanges have instead.
+
+    Attributes:
+        conversations: The conversations of the contexts, by name.
     """
 
     def __init__(
-        self, conversations: Conversations, importer: Importer, temperature: float, renamed: Mapping[str, str]
+        self, placement: Conversations, importer: Importer, temperature: float, renamed: Mapping[str, str]
     ) -> None:
-        self._conversations, self._importer = conversations, importer
+        self._placement, self._importer = placement, importer
         self._temperature, self._renamed = temperature, renamed
         self._restored: dict[int, tuple[Message, Message]] = {}
-        self._open_conversations: dict[str, _Conversation] = {}
+        self.conversations: dict[str, _Conversation] = {}
         self._replies: dict[str, str] = {}  # the ids of replies by those of their responses
         self._count = 0
 
@@ -161,7 +168,7 @@ class _LoggedSession:
             self._importer.note("left_out", exchange.where, exchange.left_out)
             return
         request = replace(exchange.request, previous=self._replies.get(exchange.request.previous or ""))
-        placed = self._conversations.place(request)
+        placed = self._placement.place(request)
         assert not isinstance(placed, Repeats)  # no request is reported as failed
         if placed.was_choice:
             text = f"it fits several contexts; it was read as part of {placed.context!r}, the one that replied last"
@@ -169,7 +176,7 @@ class _LoggedSession:
         replies: list[ModelReply] = []
         for answer in exchange.answers:
             if replies:
-                placed = self._conversations.branch(request)
+                placed = self._placement.branch(request)
             if isinstance(placed, Continues):
                 self._continue(placed)
             else:
@@ -177,25 +184,20 @@ class _LoggedSession:
             self._answer(exchange, answer, placed.context)
             self._count += 1
             replies.append(ModelReply(f"reply_{self._count}", answer.message, "stop", 0, ()))
-        self._conversations.answer(request, replies)
+        self._placement.answer(request, replies)
         if exchange.id is not None:
             self._replies[exchange.id] = replies[0].id
         self._importer.earn(exchange.rewards)
 
-    def end(self) -> None:
-        """Train the remaining replies without ids."""
-        for name in self._open_conversations:
-            self._train(name)
-
     def _continue(self, placed: Continues) -> None:
         """Continue the conversation of a context."""
-        conversation, log = self._open_conversations[placed.context], self._importer.log(placed.context)
+        conversation, log = self.conversations[placed.context], self._importer.log(placed.context)
         changed = [name for name, value in (("system", placed.system), ("tools", placed.tools)) if value is not None]
         reasons = [f"new {' and '.join(changed)}"] if changed else []
         if placed.keep is not None:
             reasons.append(placed.changed)
         if reasons:
-            self._train(placed.context)
+            self.train(placed.context)
         messages = [self._as_logged(message) for message in placed.messages]
         new = among(messages, conversation.messages, are=False)
         del conversation.messages[len(conversation.messages) if placed.keep is None else placed.keep :]
@@ -212,7 +214,7 @@ class _LoggedSession:
 
     def _open(self, placed: Opens) -> None:
         """Open a context, with the beginning of its base."""
-        known = self._open_conversations
+        known = self.conversations
         log = self._importer.open(placed.context, placed.role, placed.base, is_handoff=bool(known))
         messages = list(known[placed.base].messages[: placed.keep]) if placed.base is not None else []
         log.messages += messages
@@ -222,7 +224,7 @@ class _LoggedSession:
         messages += new
         log.messages += new
         log.tools = [dict(tool) for tool in placed.tools]
-        self._open_conversations[placed.context] = _Conversation(messages, placed.tools, Change(detail=placed.detail))
+        self.conversations[placed.context] = _Conversation(messages, placed.tools, Change(detail=placed.detail))
 
     def _as_logged(self, message: Message) -> Message:
         """Return a message with the ids of calls that the log has. The same message is the same object."""
@@ -242,7 +244,7 @@ class _LoggedSession:
 
     def _answer(self, exchange: Exchange, answer: LoggedAnswer, context: str) -> None:
         """Add a reply to its context: as a step if its ids were logged, else as a message."""
-        message, conversation = self._as_logged(answer.message), self._open_conversations[context]
+        message, conversation = self._as_logged(answer.message), self.conversations[context]
         conversation.messages.append(message)
         reply = self._importer.reply(
             exchange.where,
@@ -253,40 +255,32 @@ class _LoggedSession:
             policy_version=exchange.policy_version,
         )
         log = self._importer.log(context)
-        if reply is not None:
-            media = self._images_in(exchange, reply, conversation.messages[:-1])
-            change, conversation.change = conversation.change, Change()
-            self._importer.add(context, reply, message, base=log.parent, change=change, media=media)
+        if reply is None:
+            log.messages.append(message)
+            conversation.untrained.append(len(conversation.messages) - 1)
             return
-        log.messages.append(message)
-        conversation.untrained.append(len(conversation.messages) - 1)
+        images = [image for earlier in conversation.messages[:-1] for image in earlier.images]
+        media: list[PlacedImage] = []
+        if images:
+            renderer = self._importer.renderer
+            if renderer is None or renderer.vision is None:
+                raise InvalidRecord(
+                    f"{exchange.where}: the request has images, whose tokens in the logged prompt are found with the "
+                    "model's processor: pass renderer= of a vision model with processor="
+                )
+            try:
+                media = renderer.vision.places(reply.prompt, images)
+            except RenderError as error:
+                raise InvalidRecord(
+                    f"{exchange.where}: the tokens of the images in the logged prompt are not those of the renderer's "
+                    f"processor: {error}"
+                ) from error
+        change, conversation.change = conversation.change, Change()
+        self._importer.add(context, reply, message, base=log.parent, change=change, media=media)
 
-    def _images_in(self, exchange: Exchange, reply: LoggedReply, messages: Sequence[Message]) -> list[PlacedImage]:
-        """Return the places of a conversation's images in a logged prompt: the placeholders of the processor.
-
-        Raises:
-            InvalidRecord: If the prompt does not have as many placeholders as the renderer's processor makes.
-        """
-        images = [image for message in messages for image in message.images]
-        if not images:
-            return []
-        renderer = self._importer.renderer
-        if renderer is None or renderer.vision is None:
-            raise InvalidRecord(
-                f"{exchange.where}: the request has images, whose tokens in the logged prompt are found with the "
-                "model's processor: pass renderer= of a vision model with processor="
-            )
-        try:
-            return renderer.vision.places(reply.prompt, images)
-        except RenderError as error:
-            raise InvalidRecord(
-                f"{exchange.where}: the tokens of the images in the logged prompt are not those of the renderer's "
-                f"processor: {error}"
-            ) from error
-
-    def _train(self, context: str) -> None:
+    def train(self, context: str) -> None:
         """Make supervised samples of the replies without ids in a conversation, before it changes."""
-        conversation = self._open_conversations[context]
+        conversation = self.conversations[context]
         indices, conversation.untrained = conversation.untrained, []
         self._importer.train(context, conversation.messages, indices, conversation.tools)
 

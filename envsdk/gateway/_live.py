@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..messages import ToolCall
 from ..rendering.reading import CallEnded, ContentText, ReasoningText, ReplyEvent, ReplyReader
-from ..rendering.renderer import TokenIds
 from ._requests import ReplyPiece
 
 
@@ -13,7 +12,6 @@ class LiveReply:
 
     Args:
         reader: Reads its tokens.
-        events: The events that the reader has reported already.
         on_piece: Sends a piece to the program.
         stops: The program's stop strings; the content ends before the first one.
         call_id: Returns the id of a call, by its index among those that can be read.
@@ -22,12 +20,11 @@ class LiveReply:
     def __init__(
         self,
         reader: ReplyReader,
-        events: Iterable[ReplyEvent],
         on_piece: Callable[[ReplyPiece], None],
         stops: Sequence[str],
         call_id: Callable[[int], str],
     ) -> None:
-        self._reader = reader
+        self.reader = reader
         self._on_piece = on_piece
         self._stops = stops
         self._held_length = max(map(len, stops), default=1) - 1
@@ -35,13 +32,8 @@ class LiveReply:
         self._is_stopped = False
         self._call_id = call_id
         self._calls: int = 0
-        self._give(events)
 
-    def feed(self, tokens: TokenIds) -> None:
-        """Read newly sampled tokens."""
-        self._give(self._reader.feed(tokens))
-
-    def _give(self, events: Iterable[ReplyEvent]) -> None:
+    def give(self, events: Iterable[ReplyEvent]) -> None:
         """Send the program what was read, without text that may belong to a stop string.
 
         The text of a call that cannot be read is content, at the end of the reply.

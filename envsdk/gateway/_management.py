@@ -1,12 +1,13 @@
-"""The management of a standalone gateway over HTTP: open, reward and close sessions; health and metrics."""
+"""A standalone gateway, and its management over HTTP: open, reward and close sessions; health and metrics."""
 
+import contextlib
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Annotated, Any, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,11 +17,12 @@ from ..errors import ConfigError, EpisodeError, RequestError, TaskError, Unknown
 from ._app import RouteHandler, ServerLimits, keys_of, model_app
 from ._description import description
 from ._exchange import Refusal, is_loopback, json_response, read_json
+from ._outside import PlayedSessions
+from ._serving import Server, listen
 from ._sessions import OpenSession
-from ._standalone import ClosedSession, ManagedSessions, SessionFactory, SessionLimits
+from ._standalone import ClosedSession, ManagedSessions, SessionLimits
 
 _MIN_TOKEN = 16
-Answer: TypeAlias = Callable[[Request, Send], Awaitable[Response]]
 Body = TypeVar("Body", bound=BaseModel)
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -71,13 +73,17 @@ class Gateway:
         session_limits: The limits of sessions.
         model: The name of the model that `/v1/models` lists.
 
+    Attributes:
+        has_token: True if managing sessions requires a token.
+        app: The application.
+
     Raises:
         ConfigError: If the token is short.
     """
 
     def __init__(
         self,
-        factory: SessionFactory,
+        factory: PlayedSessions,
         *,
         token: str | None = None,
         limits: ServerLimits | None = None,
@@ -86,83 +92,62 @@ class Gateway:
     ) -> None:
         if token is not None and len(token) < _MIN_TOKEN:
             raise ConfigError(f"the token has {len(token)} characters; expected at least {_MIN_TOKEN} random ones")
-        self._token = token
+        self._token, self.has_token = token, token is not None
         self.limits = limits or ServerLimits()
         self._sessions = ManagedSessions(factory, session_limits or SessionLimits())
-        self.app: Starlette = model_app(
+        named = "/sessions/{session_id}"
+        handlers = [
+            RouteHandler("/sessions", ("POST",), partial(self._manage, "open")),
+            RouteHandler(named, ("GET",), partial(self._manage, "show")),
+            RouteHandler(f"{named}/reward", ("POST",), partial(self._manage, "reward")),
+            RouteHandler(f"{named}/close", ("POST",), partial(self._manage, "close")),
+            RouteHandler("/metrics", ("GET",), partial(self._manage, "metrics")),
+            RouteHandler("/health", ("GET",), self._health),
+            RouteHandler("/openapi.json", ("GET",), self._describe),
+        ]
+        self.app = model_app(
             self._sessions.open_sessions,
             limits=self.limits,
             model=model,
             metrics=self._sessions.metrics,
-            routes=self._routes(),
+            routes=[Route(handler.route, handler) for handler in handlers],
             lifespan=self._sessions.lifespan,
         )
 
-    @property
-    def has_token(self) -> bool:
-        """True if managing sessions requires a token."""
-        return self._token is not None
-
-    def _routes(self) -> list[Route]:
-        session = "/sessions/{session_id}"
-        managed = [
-            ("/sessions", "POST", self._open),
-            (session, "GET", self._show),
-            (f"{session}/reward", "POST", self._reward),
-            (f"{session}/close", "POST", self._close),
-            ("/metrics", "GET", self._show_metrics),
-        ]
-        public = [("/health", "GET", self._health), ("/openapi.json", "GET", self._describe)]
-        handlers = [
-            *(RouteHandler(path, (method,), self._guarded(answer)) for path, method, answer in managed),
-            *(RouteHandler(path, (method,), answer) for path, method, answer in public),
-        ]
-        return [Route(handler.route, handler) for handler in handlers]
-
-    def _guarded(self, answer: Answer) -> Answer:
-        """Return an endpoint that requires the token, and whose errors have a status."""
-
-        async def guarded(request: Request, send: Send) -> Response:
-            host = request.url.hostname or ""
-            if self._token is None and not is_loopback(host):  # against DNS rebinding
-                text = f"without a token, sessions can be managed under the host localhost only, not {host!r:.80}"
-                raise RequestError(f"{text}; start the gateway with a token", 403, "host_refused")
-            given = (key.encode() for key in keys_of(request))
-            if self._token is not None and not any(hmac.compare_digest(key, self._token.encode()) for key in given):
-                text = "managing sessions requires the token of the gateway as a bearer token"
-                raise Refusal(401, "invalid_token", text, {"www-authenticate": "Bearer"})
-            try:
-                return await answer(request, send)
-            except (ConfigError, TaskError, UnknownName) as error:
-                raise RequestError(message_of(error), 400, "invalid_request_error") from None
-            except EpisodeError as error:
-                raise RequestError(message_of(error), 409, "conflict") from None
-
-        return guarded
-
-    async def _open(self, request: Request, send: Send) -> Response:
-        given = await self._read(request, OpenRequest)
-        session = await self._sessions.open(given.model_dump(exclude_unset=True))
-        base = f"{str(request.base_url).rstrip('/')}/s/{session.id}"
-        created = {"id": session.id, "key": session.key, "openai_base_url": f"{base}/v1", "anthropic_base_url": base}
-        return json_response(created, 201)
-
-    async def _reward(self, request: Request, send: Send) -> Response:
-        given = (await self._read(request, RewardRequest)).reward
-        rewards = given if isinstance(given, dict) else {"reward": given}
-        opened = await self._sessions.reward(request.path_params["session_id"], rewards)
-        return json_response(_described(opened.session.id, opened))
-
-    async def _close(self, request: Request, send: Send) -> Response:
-        session_id = request.path_params["session_id"]
-        return json_response(_described(session_id, await self._sessions.close(session_id, "closed")))
-
-    async def _show(self, request: Request, send: Send) -> Response:
-        session_id = request.path_params["session_id"]
-        return json_response(_described(session_id, await self._sessions.find(session_id)))
-
-    async def _show_metrics(self, request: Request, send: Send) -> Response:
-        return Response(generate_latest(self._sessions.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    async def _manage(self, action: str, request: Request, send: Send) -> Response:
+        """Answer a request that requires the token; errors of the environment have a status."""
+        host = request.url.hostname or ""
+        if self._token is None and not is_loopback(host):  # against DNS rebinding
+            text = f"without a token, sessions can be managed under the host localhost only, not {host!r:.80}"
+            raise RequestError(f"{text}; start the gateway with a token", 403, "host_refused")
+        given = (key.encode() for key in keys_of(request))
+        if self._token is not None and not any(hmac.compare_digest(key, self._token.encode()) for key in given):
+            text = "managing sessions requires the token of the gateway as a bearer token"
+            raise Refusal(401, "invalid_token", text, {"www-authenticate": "Bearer"})
+        try:
+            if action == "open":
+                options = (await self._read(request, OpenRequest)).model_dump(exclude_unset=True)
+                session = await self._sessions.open(options)
+                base = f"{str(request.base_url).rstrip('/')}/s/{session.id}"
+                urls = {"openai_base_url": f"{base}/v1", "anthropic_base_url": base}
+                return json_response({"id": session.id, "key": session.key, **urls}, 201)
+            if action == "metrics":
+                content_type = {"content-type": CONTENT_TYPE_LATEST}
+                return Response(generate_latest(self._sessions.metrics.registry), headers=content_type)
+            session_id: str = request.path_params["session_id"]
+            if action == "reward":
+                reward = (await self._read(request, RewardRequest)).reward
+                rewards = reward if isinstance(reward, dict) else {"reward": reward}
+                found = await self._sessions.reward(session_id, rewards)
+            elif action == "close":
+                found = await self._sessions.close(session_id, "closed")
+            else:
+                found = await self._sessions.find(session_id)
+            return json_response(_described(session_id, found))
+        except (ConfigError, TaskError, UnknownName) as error:
+            raise RequestError(message_of(error), 400, "invalid_request_error") from None
+        except EpisodeError as error:
+            raise RequestError(message_of(error), 409, "conflict") from None
 
     async def _health(self, request: Request, send: Send) -> Response:
         return json_response({"status": "ok", "open_sessions": len(self._sessions.open_sessions.by_id)})
@@ -190,3 +175,31 @@ def _described(session_id: str, session: OpenSession | ClosedSession) -> Mapping
         "waiting": session.waiting,
         "idle_s": round(session.idle_s(), 3),
     }
+
+
+def serve(
+    gateway: Gateway,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    grace_s: float = 10.0,
+    on_start: Callable[[str], object] = lambda url: None,
+) -> None:
+    """Serve a gateway until SIGINT or SIGTERM; then close its sessions and return.
+
+    Args:
+        gateway: The gateway.
+        host: The address. One that other machines can reach requires a gateway with a token.
+        port: The port; 0 for any free one.
+        grace_s: How long requests that are being answered have to end, in seconds. A second SIGINT ends them at once.
+        on_start: Called with the URL as soon as clients can connect.
+
+    Raises:
+        ConfigError: If other machines can reach the address and the gateway has no token, or it cannot be used.
+    """
+    if not is_loopback(host) and not gateway.has_token:
+        raise ConfigError(f"host is {host!r}, which other machines may reach; give a token, or 127.0.0.1")
+    with contextlib.closing(listen(host, port)) as listening:
+        named = f"[{host}]" if ":" in host else host
+        on_start(f"http://{named}:{listening.getsockname()[1]}")
+        Server(gateway.app, grace_s=grace_s, lifespan="on", limits=gateway.limits).run([listening])

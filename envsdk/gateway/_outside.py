@@ -32,11 +32,12 @@ NAME = "envsdk gateway"
 
 
 @dataclass(eq=False)
-class _Open:
-    """A session that is open, and its episode."""
+class _SessionEpisode:
+    """The episode of an open session."""
 
     session: ProgramSession
     limits: Mapping[str, Any] | None
+    task: Any
     rewards: dict[str, float] = field(default_factory=dict[str, float])
     env: Env | None = None
     is_late: bool = False
@@ -45,36 +46,18 @@ class _Open:
 
 
 class OutsideDriver(ProgramDriver):
-    """The driver of an episode whose session was opened over HTTP."""
-
-    _of_all: Limits | None = None
-    """The default limits of all sessions, which a session may change."""
-
-    @override
-    def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
-        opened = self._opened(str((options or {}).get("episode_id")))
-        if self._of_all is None:
-            self._of_all = self.limits
-        self.limits = Limits.of(opened.limits, self._of_all)
-        super().begin(seed, options)
-
-    @override
-    def _chosen(self, options: Mapping[str, Any]) -> Any:
-        return options["task"]  # the program interprets it
+    """The driver of a program whose session was opened over HTTP."""
 
     @override
     def open_session(self) -> ProgramSession:
         """Take the session, which the server knows; the program runs elsewhere."""
-        opened = self._opened(self.running_episode.id)
+        opened: _SessionEpisode = self.env.opened[self.driver.running_episode.id]
         opened.env, self._session = self.env, opened.session
         return opened.session
 
     @override
     def close_session(self, session: ProgramSession) -> None:
         """Do nothing: the server forgets the session when it is closed."""
-
-    def _opened(self, episode_id: str) -> _Open:
-        return cast("OutsideEnv", self.env).opened[episode_id]
 
 
 class OutsideEnv(ProgramEnv):
@@ -85,12 +68,18 @@ class OutsideEnv(ProgramEnv):
         **options: See `Env`.
     """
 
-    _envsdk_driver: ClassVar[type[Driver]] = OutsideDriver
+    _envsdk_program: ClassVar[Callable[[Driver], Any] | None] = OutsideDriver
     limit_grace_s: ClassVar[float | None] = None  # the session is closed, or becomes idle
 
-    def __init__(self, opened: Mapping[str, _Open], **options: Any) -> None:
+    def __init__(self, opened: Mapping[str, _SessionEpisode], **options: Any) -> None:
         super().__init__(**options)
         self.opened = opened
+
+    def _envsdk_prepare(self) -> None:
+        """Take the limits and the task of the session; its program interprets the task."""
+        opened, agent = self.opened[self.episode_id], self._envsdk.running
+        agent.limits = Limits.of(opened.limits, self.limits)
+        self.task = agent.task = opened.task
 
 
 class PlayedSessions:
@@ -128,7 +117,7 @@ class PlayedSessions:
         close_timeout_s: float = 10.0,
         on_trajectory: Callable[[Trajectory], object] | None = None,
     ) -> None:
-        self._opened: dict[str, _Open] = {}
+        self._opened: dict[str, _SessionEpisode] = {}
         self._ids: dict[str, str] = {}
         """The id of the episode of each session."""
         self._count = 0
@@ -138,7 +127,7 @@ class PlayedSessions:
         if role_of is not None:
             own["role_of"] = staticmethod(role_of)
         cls = type(OutsideEnv.__name__, (OutsideEnv,), own)
-        self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)))
+        self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)).program)
         env = self._counting.env
         shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable
         self._settings = PlaySettings(
@@ -161,7 +150,15 @@ class PlayedSessions:
             self.folder = RunFolder.create(out, configuration, {"main": env.renderer}, resume=resume, compress=compress)
 
     async def open(self, options: Mapping[str, Any]) -> ProgramSession:
-        """Open a session; see `SessionFactory`."""
+        """Open a session.
+
+        Args:
+            options: Those fields of `POST /sessions` that were given.
+
+        Raises:
+            ConfigError: If an option is invalid. Like `TaskError` and `UnknownName`, it is answered with status 400.
+            EpisodeError: If the id of the episode is in use. It is answered with status 409.
+        """
         if self._player is None:
             self._player = Player(self._settings)
         limits = options.get("limits")
@@ -171,24 +168,34 @@ class PlayedSessions:
         if episode_id in self._opened or (self.folder is not None and self.folder.has(episode_id)):
             raise EpisodeError(f"there is an episode {episode_id!r} already; ids must differ")
         counting = self._counting
-        session = ProgramSession(counting.count_tokens, partial(check_image, counting.renderer), options.get("role"))
-        opened = self._opened[episode_id] = _Open(session, limits)
+        session = ProgramSession(
+            counting.count_tokens, partial(check_image, counting.driver.renderer), options.get("role")
+        )
+        opened = self._opened[episode_id] = _SessionEpisode(session, limits, options.get("task"))
         self._ids[session.id] = episode_id
-        task = {"task": options["task"]} if options.get("task") is not None else {}
         group = options.get("group_id") or episode_id
-        job = EpisodeJob(self._count, NAME, episode_id, group, options.get("seed"), task)
+        job = EpisodeJob(self._count, NAME, episode_id, group, options.get("seed"), {})
         opened.playing = asyncio.create_task(self._play(job))
         return session
 
     async def reward(self, session_id: str, rewards: Mapping[str, float]) -> None:
-        """Set named rewards; see `SessionFactory`."""
+        """Reward a session. A plain number is named `reward`.
+
+        Raises:
+            EpisodeError: If the episode cannot be rewarded any more. It is answered with status 409.
+        """
         opened = self._opened[self._ids[session_id]]
         if opened.playing is not None and opened.playing.done():
             raise EpisodeError("the episode has ended already, so it cannot be rewarded anymore")
         opened.rewards.update(rewards)
 
     async def close(self, session_id: str, reason: str) -> Mapping[str, Any]:
-        """End a session; see `SessionFactory`."""
+        """End a session and return the episode's summary, which can be written as JSON and has no content.
+
+        Args:
+            session_id: The session.
+            reason: `"closed"` (by a request), `"idle"` or `"shutdown"`.
+        """
         episode_id = self._ids.pop(session_id)
         opened = self._opened[episode_id]
         try:
@@ -201,9 +208,19 @@ class PlayedSessions:
             await self.folder.append(trajectory)
         if self._on_trajectory is not None:
             self._on_trajectory(trajectory)
-        return _summary(trajectory)
+        return {
+            "episode_id": trajectory.id,
+            "status": trajectory.status,
+            "stop_reason": trajectory.stop_reason,
+            "error_kind": trajectory.error_kind,
+            "reward": trajectory.scored_reward,
+            "steps": len(trajectory.steps),
+            "sampled_tokens": sum(step.stop - step.action_start for step in trajectory.steps),
+            "contexts": {name: log.role for name, log in trajectory.contexts.items()},
+            "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
+        }
 
-    async def _ended(self, opened: _Open, reason: str) -> Trajectory | None:
+    async def _ended(self, opened: _SessionEpisode, reason: str) -> Trajectory | None:
         """End the episode of a session; return None if no request came."""
         playing = opened.playing
         assert playing is not None
@@ -220,7 +237,7 @@ class PlayedSessions:
             opened.is_late = True
             if opened.env is not None:
                 too_late = failure(DeadlineExceeded(), is_of_policy=True)
-                cast("OutsideDriver", driver_of(opened.env)).end_program(too_late)
+                cast("OutsideDriver", driver_of(opened.env).program).end_program(too_late)
             playing.cancel()
         trajectory = await playing
         if not is_closed and trajectory.stop_reason == StopReason.TRUNCATED:
@@ -256,18 +273,3 @@ class PlayedSessions:
             trajectory = opened.env.fail(late)
             trajectory.error_kind = "infrastructure"
             return trajectory
-
-
-def _summary(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the summary of an episode, without contents."""
-    return {
-        "episode_id": trajectory.id,
-        "status": trajectory.status,
-        "stop_reason": trajectory.stop_reason,
-        "error_kind": trajectory.error_kind,
-        "reward": trajectory.scored_reward,
-        "steps": len(trajectory.steps),
-        "sampled_tokens": sum(step.stop - step.action_start for step in trajectory.steps),
-        "contexts": {name: log.role for name, log in trajectory.contexts.items()},
-        "breaks": dict(Counter(break_.reason for break_ in trajectory.breaks)),
-    }

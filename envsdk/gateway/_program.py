@@ -1,8 +1,8 @@
 """Agent programs as environments: the program requests replies over HTTP, and each request is an observation."""
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
@@ -35,7 +35,7 @@ class ProgramEnv(Env):
     It needs the packages of `pip install 'envsdk[gateway]'`. A program that runs cannot be copied: `fork` is refused.
     """
 
-    _envsdk_driver: ClassVar[type[Driver]] = ProgramDriver
+    _envsdk_program: ClassVar[Callable[[Driver], Any] | None] = ProgramDriver
     blocking: ClassVar[bool | None] = False  # its program runs in its own thread
     command: Sequence[str] | None = None
     """The program and its arguments; it may be set in `__init__` or `prepare`. None calls `run`."""
@@ -80,19 +80,13 @@ class ProgramEnv(Env):
 
     async def start(self) -> Turn:
         """Start the program, and return its first request."""
-        return await _driver(self).first()
+        return await cast("ProgramDriver", driver_of(self).program).first()
 
     async def respond(self, reply: Message) -> Turn:
         """Send the program its reply, and return its next request, or the end."""
-        return await _driver(self).following(reply)
+        return await cast("ProgramDriver", driver_of(self).program).following(reply)
 
     def close(self) -> None:
         """End the program and all processes that its command started."""
-        _driver(self).end_program()
+        cast("ProgramDriver", driver_of(self).program).end_program()
         super().close()
-
-
-def _driver(env: ProgramEnv) -> ProgramDriver:
-    driver = driver_of(env)
-    assert isinstance(driver, ProgramDriver)
-    return driver

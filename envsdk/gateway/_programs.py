@@ -87,9 +87,6 @@ class ThreadProgram:
         self._task: asyncio.Task[Any] | None = None
         threading.Thread(target=self._run, name="envsdk-program", daemon=True).start()
 
-    def stop(self) -> None:
-        """Do nothing: its next request is refused, and it ends by itself."""
-
     def kill(self) -> None:
         """Cancel it, if it is `async def`. A plain function ends when its next request is refused."""
         loop, task = self._loop, self._task

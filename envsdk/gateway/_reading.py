@@ -40,11 +40,6 @@ class RequestReading:
     named: frozenset[RecordedMessage] = frozenset()
     changed: Mapping[RecordedMessage, RecordedMessage] = field(default_factory=dict[RecordedMessage, RecordedMessage])
 
-    def begins_with(self, messages: Sequence[RecordedMessage]) -> bool:
-        """Return whether its first messages are the same as those given."""
-        pairs = zip(messages, self.path, strict=False)
-        return len(self.path) >= len(messages) and all(one.form == other.form for one, other in pairs)
-
     def repeated_by(self, request: ModelRequest) -> int:
         """Return how many messages at the start of a request were sent before with the same JSON."""
         pairs = zip(self.sent, request.messages, strict=False)

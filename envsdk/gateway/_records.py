@@ -1,18 +1,23 @@
-"""The reading of logged exchanges: the bodies of a request and its response, in any of the three protocols."""
+"""The reading of logged exchanges: the bodies of a request and its response, in any of the three protocols.
+
+A response may be logged as the events of its stream. Sources: the streams of OpenAI's Chat Completions and Responses
+and of Anthropic's Messages; vLLM's `token_ids` of each choice of a chunk, and its `prompt_token_ids` of the first chunk
+(`return_token_ids`).
+"""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
+
+import pydantic_core
 
 from ..errors import InvalidRecord, RequestError
 from ..messages import Message
 from ..trainers.foreign._importer import LoggedIds
 from ..trainers.foreign._values import LoggedValue
-from ._logged_streams import assembled
-from ._protocols import SessionMemory, load_protocol
+from ._protocols import WIRE_FORMATS, SessionMemory
 from ._requests import ModelRequest
-
-PROTOCOLS = ("chat", "responses", "anthropic")
 
 # The fields that matter after the reply was sampled.
 _SAID = {
@@ -23,6 +28,10 @@ _SAID = {
 _TOKENS = ("token_ids", "generation_token_ids", "response_token_ids", "completion_token_ids")
 _LOGPROBS = ("generation_log_probs", "token_logprobs")
 _PREFIX = "token_id:"
+
+# The fields that a chunk repeats or sends once; other strings and lists of chunks are parts of one.
+_ONCE = frozenset({"id", "type", "role", "index", "finish_reason", "stop_reason", "prompt_token_ids", "meta_info"})
+_ENDED = ("response.completed", "response.incomplete", "response.failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +95,43 @@ class RecordReader:
             InvalidRecord: If it is damaged; the message names the record and the field.
         """
         found = LoggedValue(record, f"record {index}")
+        name, body, response = self._protocol_of(found), found.get("request"), found.get("response")
+        said = {key: body.mapping()[key] for key in _SAID[name] if body.mapping().get(key) is not None}
+        if name == "responses":
+            said["input"] = self._whole_input(body)
+        headers = {str(key).lower(): value for key, value in found.get("headers").object().mapping().items()}
         try:
-            return self._read(found, self._protocol_of(found), found.get("request"), found.get("response"))
+            request = _read_request(name, said, headers, self._memory)
         except RequestError as error:
             raise InvalidRecord(f"record {index}: {error}") from error
+        if request.system is None and not request.messages:
+            raise body.get("input" if name == "responses" else "messages").invalid("at least one message")
+        given = None if response.value is None else response
+        if isinstance(response.value, list | tuple):
+            given = assembled(name, response)
+        response_id = None if given is None else given.get("id").text()
+        left_out = self._left_out(found, given, response_id)
+        answers = tuple(_answers(name, given)) if given is not None and not left_out else ()
+        previous = body.get("previous_response_id").text() if name == "responses" else None
+        if name == "responses" and answers and given is not None and response_id is not None:
+            output = given.get("output").value
+            self._items[response_id] = [*said["input"], *output]
+            self._by_id.update((item["id"], item) for item in output if isinstance(item.get("id"), str))
+        return Exchange(
+            where=found.where,
+            request=replace(request, previous=previous),
+            answers=answers,
+            left_out=left_out,
+            id=response_id,
+            temperature=body.get("temperature").number("a number of at least 0", least=0),
+            policy_version=found.get("policy_version").integer(),
+            rewards=found.get("reward").rewards(),
+        )
 
     def _protocol_of(self, found: LoggedValue) -> str:
         named = found.get("protocol")
-        if named.value is not None and named.value not in PROTOCOLS:
-            raise named.invalid(f"one of {PROTOCOLS}")
+        if named.value is not None and named.value not in tuple(WIRE_FORMATS):
+            raise named.invalid(f"one of {tuple(WIRE_FORMATS)}")
         if named.value is not None or self._protocol is not None:
             return str(named.value or self._protocol)
         if "input" in found.get("request").mapping():
@@ -103,36 +140,6 @@ class RecordReader:
         if isinstance(response.value, list | tuple):  # events of Anthropic Messages, or chunks of Chat Completions
             return "anthropic" if any("type" in event.mapping() for event in response.items()[:1]) else "chat"
         return "anthropic" if "content" in response.object().mapping() else "chat"
-
-    def _read(self, found: LoggedValue, name: str, body: LoggedValue, response: LoggedValue) -> Exchange:
-        said = {key: body.mapping()[key] for key in _SAID[name] if body.mapping().get(key) is not None}
-        if name == "responses":
-            said["input"] = self._whole_input(body)
-        headers = {str(key).lower(): value for key, value in found.get("headers").object().mapping().items()}
-        request = _read_request(name, said, headers, self._memory)
-        if request.system is None and not request.messages:
-            raise body.get("input" if name == "responses" else "messages").invalid("at least one message")
-        given = None if response.value is None else response
-        if isinstance(response.value, list | tuple):
-            given = assembled(name, response)
-        response_id = None if given is None else given.get("id").text()
-        left_out = self._left_out(found, given, response_id)
-        previous = body.get("previous_response_id").text() if name == "responses" else None
-        exchange = Exchange(
-            where=found.where,
-            request=replace(request, previous=previous),
-            answers=tuple(_answers(name, given)) if given is not None and not left_out else (),
-            left_out=left_out,
-            id=response_id,
-            temperature=body.get("temperature").number("a number of at least 0", least=0),
-            policy_version=found.get("policy_version").integer(),
-            rewards=found.get("reward").rewards(),
-        )
-        if name == "responses" and given is not None and not left_out and response_id is not None:
-            output = given.get("output").value
-            self._items[response_id] = [*said["input"], *output]
-            self._by_id.update((item["id"], item) for item in output if isinstance(item.get("id"), str))
-        return exchange
 
     def _left_out(self, found: LoggedValue, response: LoggedValue | None, id: str | None) -> str:
         """Return why a record is left out; empty if it is not."""
@@ -173,7 +180,7 @@ def _read_request(
         if not isinstance(value, str):
             raise RequestError(f"headers.{key}: expected a string")
     body = {"model": "logged", **({"max_tokens": 1} if name == "anthropic" else {}), **said}
-    return load_protocol(name).read(body, own, memory)
+    return WIRE_FORMATS[name].read(body, own, memory)
 
 
 def _answers(name: str, response: LoggedValue) -> list[LoggedAnswer]:
@@ -234,29 +241,26 @@ def ids_of(places: Sequence[LoggedValue]) -> LoggedIds:
         fields = (place.get(key) for place in places for key in keys)
         return next((field for field in fields if field.value is not None), None)
 
-    sglang = next((ids for place in places if (ids := _sglang_ids(place)) is not None), (None, None))
+    # SGLang's ids and log-probabilities are in triples with the text of the token.
+    metas = (place.get("meta_info").object().get("output_token_logprobs") for place in places)
+    triples = next((meta for meta in metas if meta.value is not None), None)
+    sglang_ids, sglang_logprobs = None, None
+    if triples is not None:
+        rows = [(item, item.items()) for item in triples.items()]
+        short = next((item for item, row in rows if len(row) < 2), None)
+        if short is not None:
+            raise short.invalid("a log-probability, an id and a string")
+        sglang_ids = LoggedValue([row[1].value for _, row in rows], triples.where)
+        sglang_logprobs = LoggedValue([row[0].value for _, row in rows], triples.where)
     lists = (place.get("logprobs") for place in places)  # OpenAI's: an object for each token, perhaps under `content`
     lists = (found.get("content") if isinstance(found.value, dict) else found for found in lists)
     content = next((found for found in lists if found.value is not None), None)
     logprobs = None if content is None else LoggedValue(_column(content, "logprob"), content.where)
     return LoggedIds(
         first(("prompt_token_ids",)) or LoggedValue(None, f"{last}.prompt_token_ids"),
-        first(_TOKENS) or sglang[0] or _ids_in(content) or LoggedValue(None, f"{nearest}.token_ids"),
-        sglang[1] or first(_LOGPROBS) or logprobs or LoggedValue(None, f"{nearest}.logprobs"),
+        first(_TOKENS) or sglang_ids or _ids_in(content) or LoggedValue(None, f"{nearest}.token_ids"),
+        sglang_logprobs or first(_LOGPROBS) or logprobs or LoggedValue(None, f"{nearest}.logprobs"),
     )
-
-
-def _sglang_ids(place: LoggedValue) -> tuple[LoggedValue, LoggedValue] | None:
-    """Return SGLang's ids and log-probabilities, which are in triples with the text of the token."""
-    field = place.get("meta_info").object().get("output_token_logprobs")
-    if field.value is None:
-        return None
-    triples = [item.items() for item in field.items()]
-    for item, triple in zip(field.items(), triples, strict=True):
-        if len(triple) < 2:
-            raise item.invalid("a log-probability, an id and a string")
-    ids, logprobs = [triple[1].value for triple in triples], [triple[0].value for triple in triples]
-    return LoggedValue(ids, field.where), LoggedValue(logprobs, field.where)
 
 
 def _column(content: LoggedValue, key: str) -> list[Any]:
@@ -309,3 +313,120 @@ def with_unique_call_ids(exchanges: Sequence[Exchange]) -> tuple[list[Exchange],
             answers.append(replace(answer, message=message))
         unique.append(replace(exchange, answers=tuple(answers)))
     return unique, renamed
+
+
+# Streams.
+
+
+def assembled(name: str, events: LoggedValue) -> LoggedValue | None:
+    """Return the body of the response that was sent as these events, or None if they end before the reply does.
+
+    Args:
+        name: The protocol: `"chat"`, `"responses"` or `"anthropic"`.
+        events: The parsed events (chunks) in their order.
+
+    Raises:
+        InvalidRecord: If an event is damaged; the message names it and the field.
+    """
+    found = events.items()
+    for event in found:
+        if event.get("error").value is not None or event.get("type").value == "error":
+            return LoggedValue({"error": event.get("error").value or event.value}, event.where)
+    whole = {"chat": _chat, "responses": _responses, "anthropic": _anthropic}[name](found)
+    return None if whole is None else LoggedValue(whole, events.where)
+
+
+def _chat(chunks: Sequence[LoggedValue]) -> dict[str, Any] | None:
+    whole: dict[str, Any] = {}
+    choices: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        for key, value in chunk.mapping().items():
+            if key != "choices" and whole.get(key) is None:
+                whole[key] = value
+        for choice in chunk.get("choices").items():
+            into = choices.setdefault(choice.get("index").integer() or 0, {"message": {"role": "assistant"}})
+            _add(into, LoggedValue({k: v for k, v in choice.mapping().items() if k != "delta"}, choice.where))
+            _add(into["message"], choice.get("delta").object())
+    if not choices or any(not choice.get("finish_reason") for choice in choices.values()):
+        return None
+    for choice in choices.values():
+        choice["message"].setdefault("content", None if "tool_calls" in choice["message"] else "")
+    return {**whole, "choices": [choices[index] for index in sorted(choices)]}
+
+
+def _add(whole: dict[str, Any], part: LoggedValue) -> None:
+    """Add the fields of a chunk to those of the chunks before it."""
+    for key, value in part.mapping().items():
+        if value is None:
+            continue
+        before = whole.get(key)
+        if key in _ONCE or isinstance(value, (bool, int, float)):
+            whole[key] = before or deepcopy(value)
+        elif before is not None and type(before) is not type(value):
+            raise part.get(key).invalid(f"a {type(before).__name__}, as in the chunks before it")
+        elif isinstance(value, dict):
+            _add(whole.setdefault(key, {}), part.get(key))
+        elif isinstance(value, list):  # the items with an `index`, the calls, come in parts
+            items: list[Any] = whole.setdefault(key, [])
+            for item in part.get(key).items():
+                index = _index_in(item.value)
+                known = None if index is None else next((entry for entry in items if _index_in(entry) == index), None)
+                if known is None:
+                    items.append(deepcopy(item.value))
+                else:
+                    _add(known, item)
+        else:
+            whole[key] = value if before is None else before + value
+
+
+def _index_in(item: Any) -> Any:
+    return cast("dict[str, Any]", item).get("index") if isinstance(item, dict) else None
+
+
+def _responses(events: Sequence[LoggedValue]) -> dict[str, Any] | None:
+    """Return the response of the last event. Its output may be missing there: each item has its own event."""
+    last = next((event for event in reversed(events) if event.get("type").value in _ENDED), None)
+    if last is None:
+        return None
+    response = last.get("response")
+    done = [event.get("item").mapping() for event in events if event.get("type").value == "response.output_item.done"]
+    return {**response.mapping(), "output": response.get("output").value or done}
+
+
+def _anthropic(events: Sequence[LoggedValue]) -> dict[str, Any] | None:
+    whole: dict[str, Any] = {}
+    blocks: dict[int, dict[str, Any]] = {}
+    inputs: dict[int, str] = {}
+    for event in events:
+        kind = event.get("type").value
+        if kind == "message_start":
+            whole = deepcopy(dict(event.get("message").mapping()))
+        elif kind == "content_block_start":
+            blocks[_index(event)] = deepcopy(dict(event.get("content_block").mapping()))
+        elif kind == "content_block_delta":
+            index, delta = _index(event), event.get("delta")
+            if index not in blocks:
+                raise event.get("index").invalid("the index of a block that an earlier event starts")
+            if delta.get("type").value == "input_json_delta":
+                inputs[index] = inputs.get(index, "") + (delta.get("partial_json").text() or "")
+            else:
+                texts = {k: v for k, v in delta.mapping().items() if k in ("text", "thinking", "signature")}
+                _add(blocks[index], LoggedValue(texts, delta.where))
+        elif kind == "content_block_stop" and inputs.get(_index(event)):
+            text = inputs[_index(event)]
+            try:
+                blocks[_index(event)]["input"] = pydantic_core.from_json(text, allow_partial=True)  # a reply may be cut
+            except ValueError as error:
+                raise event.invalid(f"the end of a block whose input is JSON, which {text!r:.80} is not") from error
+        elif kind == "message_delta":
+            _add(whole, event.get("delta"))
+    if not whole or not whole.get("stop_reason"):
+        return None
+    return {**whole, "content": [blocks[index] for index in sorted(blocks)]}
+
+
+def _index(event: LoggedValue) -> int:
+    index = event.get("index").integer()
+    if index is None:
+        raise event.get("index").invalid("the index of a block")
+    return index

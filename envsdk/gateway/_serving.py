@@ -1,56 +1,60 @@
-"""uvicorn for the gateway: only HTTP, bounded connections, and a shutdown that answers pending requests."""
+"""uvicorn for the gateway: only HTTP, bounded connections, and a shutdown that answers pending requests.
+
+The server of one process runs in a separate thread, on loopback, and is started when it is first used.
+"""
 
 import asyncio
+import atexit
 import contextlib
+import contextvars
 import errno
 import logging
 import math
+import os
 import signal
 import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from concurrent.futures import wait
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvicorn
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..authoring._event_loops import LoopThread
 from ..errors import ConfigError
-from ._app import ServerLimits
-from ._exchange import is_loopback
-
-if TYPE_CHECKING:
-    from ._management import Gateway
+from ._app import ServerLimits, model_app
+from ._session import ProgramSession
+from ._sessions import Sessions
 
 _BACKLOG = 2048
 _ACCEPTED = 64  # connections that are accepted in one iteration of the event loop; excess ones are closed after it
 _CLOSING_S = 5  # for connections whose clients do not read
 _LINE_EACH_S = 60.0
+_GRACE_S, _STOP_S = 1.0, 5.0  # of the server of the process
 
 
-class _SeldomRepeated(logging.Filter):
-    """Logs a message at most once a minute, with its count since then, because clients can cause it at any rate."""
+_last_logged: dict[str, tuple[float, int]] = {}
+"""When each message was last logged, and how many times it was left out since then."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._last: dict[str, tuple[float, int]] = {}
 
-    @override
-    def filter(self, record: logging.LogRecord) -> bool:
-        at_s, left_out = self._last.get(record.msg, (-math.inf, 0))
-        if time.monotonic() - at_s < _LINE_EACH_S:
-            self._last[record.msg] = at_s, left_out + 1
-            return False
-        self._last[record.msg] = time.monotonic(), 0
-        record.msg += f" ({left_out} more times before)" if left_out else ""
-        return True
+def _is_seldom(record: logging.LogRecord) -> bool:
+    """Return whether to log a message: once a minute, with its count since then. Clients can cause it at any rate."""
+    at_s, left_out = _last_logged.get(record.msg, (-math.inf, 0))
+    if time.monotonic() - at_s < _LINE_EACH_S:
+        _last_logged[record.msg] = at_s, left_out + 1
+        return False
+    _last_logged[record.msg] = time.monotonic(), 0
+    record.msg += f" ({left_out} more times before)" if left_out else ""
+    return True
 
 
 _log_of_connections = logging.getLogger(f"{__name__}.connections")
-_log_of_connections.addFilter(_SeldomRepeated())
+_log_of_connections.addFilter(_is_seldom)
 
 
 class _BoundedProtocol(H11Protocol):
@@ -60,16 +64,22 @@ class _BoundedProtocol(H11Protocol):
 
     Args:
         limits: The limits of the server.
+        max_connections: How many connections may be open in this process.
         idle: The connections without a request, the longest idle first.
     """
 
     def __init__(
-        self, limits: ServerLimits, idle: "OrderedDict[_BoundedProtocol, None]", *arguments: Any, **options: Any
+        self,
+        limits: ServerLimits,
+        max_connections: int,
+        idle: "OrderedDict[_BoundedProtocol, None]",
+        *arguments: Any,
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self.access_log = False
         self.logger = _log_of_connections
-        self._limits, self._idle = limits, idle
+        self._limits, self._max_connections, self._idle = limits, max_connections, idle
         self._deadline: asyncio.TimerHandle | None = None
 
     @override
@@ -78,7 +88,7 @@ class _BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._idle[self] = None
         self._expect_request()
-        if len(self.connections) > self._limits.possible_connections:
+        if len(self.connections) > self._max_connections:
             closed, _ = self._idle.popitem(last=False)
             self.connections.discard(closed)
             closed.transport.abort()
@@ -90,8 +100,7 @@ class _BoundedProtocol(H11Protocol):
             self._expect_request()
         super().data_received(data)
         if not self._has_no_request:
-            self._idle.pop(self, None)
-            self._expect_nothing()
+            self._leave_idle()
 
     @override
     def on_response_complete(self) -> None:
@@ -101,8 +110,7 @@ class _BoundedProtocol(H11Protocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._idle.pop(self, None)
-        self._expect_nothing()
+        self._leave_idle()
         super().connection_lost(exc)
 
     @property
@@ -114,7 +122,8 @@ class _BoundedProtocol(H11Protocol):
         """Give the client some time to send the headers of its next request."""
         self._deadline = self.loop.call_later(self._limits.header_timeout_s, self.transport.abort)
 
-    def _expect_nothing(self) -> None:
+    def _leave_idle(self) -> None:
+        self._idle.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -132,10 +141,17 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Any, *, grace_s: float, lifespan: str = "off", limits: ServerLimits | None = None) -> None:
         limits = limits or ServerLimits()
+        max_connections = limits.max_connections
+        with contextlib.suppress(ImportError):  # on Windows
+            import resource
+
+            descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if descriptors >= 0:
+                max_connections = max(1, min(max_connections, descriptors * 3 // 4))
         config = uvicorn.Config(
             app,
             log_config=None,
-            http=partial(_BoundedProtocol, limits, OrderedDict()),  # pyright: ignore[reportArgumentType]
+            http=partial(_BoundedProtocol, limits, max_connections, OrderedDict()),  # pyright: ignore[reportArgumentType]
             ws="none",
             loop="asyncio",
             lifespan=lifespan,  # pyright: ignore[reportArgumentType]
@@ -189,34 +205,6 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def serve(
-    gateway: "Gateway",
-    host: str = "127.0.0.1",
-    port: int = 0,
-    *,
-    grace_s: float = 10.0,
-    on_start: Callable[[str], object] = lambda url: None,
-) -> None:
-    """Serve a gateway until SIGINT or SIGTERM; then close its sessions and return.
-
-    Args:
-        gateway: The gateway.
-        host: The address. One that other machines can reach requires a gateway with a token.
-        port: The port; 0 for any free one.
-        grace_s: How long requests that are being answered have to end, in seconds. A second SIGINT ends them at once.
-        on_start: Called with the URL as soon as clients can connect.
-
-    Raises:
-        ConfigError: If other machines can reach the address and the gateway has no token, or it cannot be used.
-    """
-    if not is_loopback(host) and not gateway.has_token:
-        raise ConfigError(f"host is {host!r}, which other machines may reach; give a token, or 127.0.0.1")
-    with contextlib.closing(listen(host, port)) as listening:
-        named = f"[{host}]" if ":" in host else host
-        on_start(f"http://{named}:{listening.getsockname()[1]}")
-        Server(gateway.app, grace_s=grace_s, lifespan="on", limits=gateway.limits).run([listening])
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; clients may connect before the server accepts.
 
@@ -234,3 +222,71 @@ def listen(host: str, port: int) -> socket.socket:
         listening.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error}; choose another host or port (0 is any)") from error
     return listening
+
+
+class BackgroundServer:
+    """Answers the requests of sessions in this process, on loopback, from a daemon thread with its own event loop.
+
+    Programs in the process should share the one that `background_server` returns. It listens once it is created.
+
+    Args:
+        limits: The limits of the server.
+
+    Attributes:
+        sessions: The sessions that it serves. Requests that are being answered are not interrupted when one is removed.
+        socket: The socket at which it listens.
+    """
+
+    def __init__(self, limits: ServerLimits | None = None) -> None:
+        self.sessions = Sessions()
+        self.socket = listen("127.0.0.1", 0)
+        self._address = "http://{}:{}".format(*self.socket.getsockname())
+        limits = limits or ServerLimits()
+        self._server = Server(model_app(self.sessions, limits=limits), grace_s=_GRACE_S, limits=limits)
+        self._thread = LoopThread("envsdk-gateway")
+        # The server must not inherit context variables of the first caller, such as its collector of tasks.
+        self._serving = contextvars.Context().run(self._thread.submit, self._server.serve([self.socket]))
+
+    @property
+    def is_running(self) -> bool:
+        """True while it answers requests."""
+        return not self._serving.done() and not self._server.should_exit
+
+    def base_url(self, session: ProgramSession) -> str:
+        """Return the base URL of a session for clients of Anthropic's protocol; those of OpenAI's need /v1 after it."""
+        return f"{self._address}/s/{session.id}"
+
+    def stop(self) -> None:
+        """Stop answering, and close all connections. Requests that are being answered have a second to end."""
+        self._server.should_exit = True
+        wait([self._serving], _STOP_S)
+        self._thread.stop(_STOP_S)
+
+
+_server: BackgroundServer | None = None
+_starting = threading.Lock()
+_of_parents: list[BackgroundServer] = []
+"""Servers that a forked child inherited. Their threads do not exist in it, so their event loops must not be closed."""
+
+
+def background_server() -> BackgroundServer:
+    """Return the server of this process, which is started at the first call, and again in each forked child."""
+    global _server
+    with _starting:
+        if _server is None or not _server.is_running:
+            _server = BackgroundServer()
+            atexit.register(_server.stop)
+        return _server
+
+
+def _forget_parent() -> None:
+    """Leave the parent's server to the parent, in a forked child."""
+    global _server, _starting
+    if _server is not None:
+        _server.socket.close()  # else the port would stay open as long as the child lives
+        atexit.unregister(_server.stop)
+        _of_parents.append(_server)
+    _server, _starting = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

@@ -54,14 +54,19 @@ class ProgramSession:
     """The requests of one program, in one episode: a server puts them in, an environment takes them out.
 
     Args:
-        count_tokens: Returns how many tokens the prompt of a request has.
-        check_image: See `Session.check_image`.
+        count_tokens: Returns how many tokens the prompt of a request has, or raises `RequestError` if it cannot be
+            rendered. It is called in a thread.
+        check_image: Checks that the model takes an image, or images at all (None). It is called in a thread, and raises
+            `RenderError` if the model does not, or `ConfigError` if its processor of images cannot be loaded.
         role: The role of contexts whose requests do not name one.
 
     Attributes:
+        id: Names the session in URLs. Whoever knows it can send requests, so it is as hard to guess as the key.
+        key: The API key of the session.
         was_asked: Whether a request came, refused ones included.
         refused: How many requests were refused.
         refusal: Why the last of these was refused.
+        abandoned: The requests whose clients disconnected, and that the environment has not taken yet.
     """
 
     def __init__(
@@ -74,12 +79,12 @@ class ProgramSession:
         self.key = f"sk-envsdk-{secrets.token_urlsafe(24)}"
         self.was_asked = False
         self.refused, self.refusal = 0, ""
-        self.role, self.check_image, self._count_tokens = role, check_image, count_tokens
+        self.role, self.check_image, self.count_tokens = role, check_image, count_tokens
         self._lock = threading.Lock()
         self._events: deque[PendingRequest | ProgramEnd] = deque()
         self._waiting: Future[PendingRequest | ProgramEnd] | None = None
         self._closed: RequestError | None = None
-        self._cut: list[ModelRequest] = []
+        self.abandoned: list[ModelRequest] = []
 
     # The server's side, in its event loop.
 
@@ -97,17 +102,13 @@ class ProgramSession:
     def abandon(self, request: ModelRequest) -> None:
         """Record that the client disconnected before it received the whole answer; cancel `ask` if it waits."""
         with self._lock:
-            self._cut.append(request)
+            self.abandoned.append(request)
 
     def note_refusal(self, error: RequestError) -> None:
         """Record that a request was refused, by the server before `ask`, or by the environment."""
         with self._lock:
             self.was_asked = True
             self.refused, self.refusal = self.refused + 1, message_of(error)
-
-    async def count_tokens(self, request: ModelRequest) -> int:
-        """Return how many tokens the prompt of a request has."""
-        return await asyncio.to_thread(self._count_tokens, request)
 
     def put(self, event: PendingRequest | ProgramEnd) -> None:
         """Give the environment a request, which is refused if the session is closed, or the end of the program."""
@@ -143,16 +144,11 @@ class ProgramSession:
         with self._lock:
             self._events.appendleft(event)
 
-    @property
-    def has_cut(self) -> bool:
-        """True if `cut` would return a request."""
-        return bool(self._cut)
-
-    def cut(self) -> list[ModelRequest]:
+    def take_abandoned(self) -> list[ModelRequest]:
         """Return the requests that were abandoned since the last call."""
         with self._lock:
-            cut, self._cut = self._cut, []
-        return cut
+            abandoned, self.abandoned = self.abandoned, []
+        return abandoned
 
     def close(self, error: RequestError) -> None:
         """Refuse the waiting requests, and all further ones."""

@@ -3,82 +3,38 @@
 import asyncio
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from ..errors import ConfigError, RequestError
-from ..images import Image
+from ..errors import ConfigError
 from ._protocols import SessionMemory
-from ._requests import ModelReply, ModelRequest
+from ._session import ProgramSession
 
 
-class Session(Protocol):
-    """The interface of a session for the server. The methods are called in the server's event loop.
-
-    Attributes:
-        id: Names the session in URLs. Whoever knows it can send requests, so it is as hard to guess as the key.
-        key: The API key of the session, from `secrets.token_urlsafe`.
-    """
-
-    id: str
-    key: str
-
-    async def ask(self, request: ModelRequest) -> Sequence[ModelReply]:
-        """Return the replies to a request. It is cancelled after `abandon`.
-
-        Raises:
-            RequestError: If there is no reply: a limit was reached, the policy failed, or the episode is over.
-        """
-        ...
-
-    def abandon(self, request: ModelRequest) -> None:
-        """Record that the client disconnected before it received the whole answer."""
-        ...
-
-    def note_refusal(self, error: RequestError) -> None:
-        """Record that the server refused a request that it could not read."""
-        ...
-
-    async def count_tokens(self, request: ModelRequest) -> int:
-        """Return how many tokens the prompt of a request has.
-
-        Raises:
-            RequestError: If the request cannot be rendered.
-        """
-        ...
-
-    def check_image(self, image: Image | None, /) -> None:
-        """Check that the model takes an image, or images at all (None). It is called in a thread.
-
-        Raises:
-            RenderError: If it does not.
-            ConfigError: If its processor of images cannot be loaded.
-        """
-        ...
-
-
+@dataclass(slots=True)
 class TokenBucket:
     """Limits a rate: `burst` requests at once, and `per_s` more each second.
 
-    Args:
+    Attributes:
         per_s: Requests per second, above 0.
         burst: How many requests may arrive at once, at least 1.
-        now_s: The current time of a monotonic clock, in seconds.
+        at_s: When a token was last taken, on a monotonic clock, in seconds.
+        tokens: How many tokens there were then; at most `burst` count.
     """
 
-    def __init__(self, per_s: float, burst: int, now_s: float) -> None:
-        self._per_s, self._burst = per_s, burst
-        self._tokens, self._at_s = float(burst), now_s
+    per_s: float
+    burst: int
+    at_s: float
+    tokens: float = math.inf
 
     def take(self, now_s: float) -> float:
         """Take a token and return 0.0; or, if there is none, return the seconds until there will be one."""
-        self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
-        if self._tokens < 1:
-            return (1 - self._tokens) / self._per_s
-        self._tokens -= 1
+        self.tokens = min(self.burst, self.tokens + (now_s - self.at_s) * self.per_s)
+        self.at_s = now_s
+        if self.tokens < 1:
+            return (1 - self.tokens) / self.per_s
+        self.tokens -= 1
         return 0.0
 
 
@@ -98,7 +54,7 @@ class OpenSession:
         largest_body: The size of the largest body of a request, in bytes.
     """
 
-    session: Session
+    session: ProgramSession
     bucket: TokenBucket | None = None
     opened: float = field(default_factory=time.time)
     used_s: float = field(default_factory=time.monotonic)
@@ -149,7 +105,7 @@ class Sessions:
         self.by_id: dict[str, OpenSession] = {}
         self.by_key: dict[str, OpenSession] = {}
 
-    def add(self, session: Session) -> OpenSession:
+    def add(self, session: ProgramSession) -> OpenSession:
         """Serve a session from now on.
 
         Raises:

@@ -9,53 +9,18 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import ConfigError, RequestError
 from ._client import retrieve
-from ._exchange import Refusal
-from ._metrics import Metrics
-from ._sessions import OpenSession, Session, Sessions
+from ._exchange import Metrics, Refusal
+from ._outside import PlayedSessions
+from ._session import ProgramSession
+from ._sessions import OpenSession, Sessions
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 1000
 _LARGE_BYTES = 2**20  # a session with a larger request returns its memory to the system when it is closed
-
-
-class SessionFactory(Protocol):
-    """Makes the sessions of a standalone gateway. The methods are called in the server's event loop."""
-
-    async def open(self, options: Mapping[str, Any]) -> Session:
-        """Return a new session.
-
-        Args:
-            options: Those fields of `POST /sessions` that were given.
-
-        Raises:
-            ConfigError: If an option is invalid. Like `TaskError` and `UnknownName`, it is answered with status 400.
-        """
-        ...
-
-    async def reward(self, session_id: str, rewards: Mapping[str, float]) -> None:
-        """Reward a session. A plain number is named `reward`.
-
-        Raises:
-            EpisodeError: If the episode cannot be rewarded any more. It is answered with status 409.
-        """
-        ...
-
-    async def close(self, session_id: str, reason: str) -> Mapping[str, Any]:
-        """End a session and return the episode's summary, which can be written as JSON and has no content.
-
-        Args:
-            session_id: The session.
-            reason: `"closed"` (by a request), `"idle"` or `"shutdown"`.
-        """
-        ...
-
-    async def aclose(self) -> None:
-        """Release resources: the server is shutting down, and all sessions are closed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +67,7 @@ class ManagedSessions:
         limits: Their limits.
     """
 
-    def __init__(self, factory: SessionFactory, limits: SessionLimits) -> None:
+    def __init__(self, factory: PlayedSessions, limits: SessionLimits) -> None:
         self.open_sessions = Sessions(requests_per_s=limits.requests_per_s, burst=limits.burst)
         self.metrics = Metrics(lambda: len(self.open_sessions.by_id))
         self._factory = factory
@@ -111,7 +76,7 @@ class ManagedSessions:
         self._closing: dict[str, asyncio.Task[ClosedSession]] = {}
         self._closed: OrderedDict[str, ClosedSession] = OrderedDict()
 
-    async def open(self, options: Mapping[str, Any]) -> Session:
+    async def open(self, options: Mapping[str, Any]) -> ProgramSession:
         """Open a session.
 
         Raises:
@@ -191,21 +156,20 @@ class ManagedSessions:
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object) -> AsyncGenerator[None]:
         """Close idle sessions while the server runs, and all sessions when it ends."""
-        timeout_s = self._limits.idle_timeout_s
-
-        async def sweep() -> None:
-            while timeout_s is not None:
-                await asyncio.sleep(min(1.0, timeout_s / 4))
-                sessions = list(self.open_sessions.by_id.items())
-                await self._close_all([name for name, opened in sessions if opened.idle_s() >= timeout_s], "idle")
-
-        sweeping = asyncio.create_task(sweep())
+        sweeping = asyncio.create_task(self._close_idle())
         try:
             yield
         finally:
             sweeping.cancel()
             await self._close_all(list(self.open_sessions.by_id), "shutdown")
             await self._factory.aclose()
+
+    async def _close_idle(self) -> None:
+        timeout_s = self._limits.idle_timeout_s
+        while timeout_s is not None:
+            await asyncio.sleep(min(1.0, timeout_s / 4))
+            sessions = list(self.open_sessions.by_id.items())
+            await self._close_all([name for name, opened in sessions if opened.idle_s() >= timeout_s], "idle")
 
     async def _close_all(self, session_ids: list[str], reason: str) -> None:
         """Close sessions concurrently. Errors are logged without their messages, which may quote content."""

@@ -11,8 +11,8 @@ import random
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from datetime import UTC
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -38,6 +38,7 @@ _MAX_LINES = 1_000_000
 _MAX_VALUES, _MAX_CONTAINERS = 3_000_000, 400_000
 """Of the JSON value of a reply, whose objects in memory are far larger than its text: one list or object, and a few
 values, for each token."""
+_REST_S = 30.0  # for which a server that failed is not used, unless all have failed
 _DEAD = "EngineCore encountered an issue"  # vLLM's EngineDeadError
 _MAX_EPISODES = 100_000
 """The number of episodes whose server is remembered. An older one that continues may move to another server."""
@@ -62,33 +63,20 @@ class Usage:
     """The total duration of all requests."""
     price: float = 0.0
     """The price of the tokens, if prices were given."""
-    _lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def answered(
         self, prompt_tokens: int, sampled_tokens: int, price: float = 0.0, cached_tokens: int | None = None
     ) -> None:
         """Count an answer."""
-        with self._lock:
-            self.prompt_tokens += prompt_tokens
-            self.sampled_tokens += sampled_tokens
-            self.price += price
-            if cached_tokens is not None:
-                self.cached_tokens = (self.cached_tokens or 0) + cached_tokens
-
-    def sent(self, seconds: float = 0.0, *, retry_because: str | None = None) -> None:
-        """Count a request that has ended, in any way; or a retry."""
-        with self._lock:
-            if retry_because is not None:
-                self.retries[retry_because] += 1
-                return
-            self.requests += 1
-            self.seconds += seconds
+        self.prompt_tokens += prompt_tokens
+        self.sampled_tokens += sampled_tokens
+        self.price += price
+        if cached_tokens is not None:
+            self.cached_tokens = (self.cached_tokens or 0) + cached_tokens
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as a dict, for JSON."""
-        names = ("requests", "retries", "prompt_tokens", "cached_tokens", "sampled_tokens", "seconds", "price")
-        with self._lock:
-            return {name: dict(self.retries) if name == "retries" else getattr(self, name) for name in names}
+        return {**{each.name: getattr(self, each.name) for each in fields(self)}, "retries": dict(self.retries)}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Usage, ()  # a copy in another process counts its own requests
@@ -97,101 +85,33 @@ class Usage:
 # The choice of a server.
 
 
+@dataclass(eq=False)
 class ModelServer:
     """A server and its state."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.load = 0
-        """The number of calls that are waiting for an answer from it."""
-        self.episodes = 0
-        """The number of episodes that were assigned to it."""
-        self.down_until = 0.0
-        """The time, as `time.monotonic()`, from which it may be used again after it failed."""
-        self.has_answered = False
-        """Whether a connection to it was ever opened."""
-        self.is_checked = False
-        """Whether the startup checks have passed since it was last reached."""
-        self.tokenizers: set[str] = set()
-        """The fingerprints of the tokenizers that its vocabulary was compared with."""
-        self.max_model_len: int | None = None
-        """The largest number of tokens of a prompt and its reply; None if it is not known."""
-        self.lacks_token_endpoint = False
-        """Whether it lacks an endpoint for token ids, so that `/v1/completions` is used."""
-        self.has_model = False
-        """Whether it lists the policy's model."""
-        self.adapter: str | None = None
-        """The name of the policy's model if that is a LoRA adapter of the server's model."""
-        self.is_dead = False
-        """Whether it reported that its engine has died, and has not answered since."""
-
-    def __repr__(self) -> str:
-        return f"<ModelServer {self.url}>"
-
-
-class Servers:
-    """The servers of a policy. An episode stays on one server, which has its prefixes in a cache, until that fails.
-
-    Args:
-        urls: The base URLs.
-        rest_s: The time for which a server that failed is not used, in seconds, unless all have failed.
-        clock: Returns the time in seconds.
-    """
-
-    def __init__(
-        self, urls: Sequence[str], *, rest_s: float = 30.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.all = [ModelServer(url) for url in urls]
-        self._rest_s = rest_s
-        self._clock = clock
-        self._of_episode: OrderedDict[str, ModelServer] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def of(self, episode_id: str) -> ModelServer:
-        """Return the server of an episode: the last one that it used, or else the least loaded working one."""
-        with self._lock:
-            working = self._working()
-            server = self._of_episode.get(episode_id)
-            if server is None or (working and server not in working):
-                server = min(working or self.all, key=lambda one: (one.load, one.episodes))
-                server.episodes += 1
-                self._of_episode[episode_id] = server
-                if len(self._of_episode) > _MAX_EPISODES:
-                    self._of_episode.popitem(last=False)
-            self._of_episode.move_to_end(episode_id)
-            return server
-
-    @contextlib.contextmanager
-    def calling(self, server: ModelServer) -> Generator[None]:
-        """Count a call of a server while it runs."""
-        with self._lock:
-            server.load += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                server.load -= 1
-
-    def failed(self, server: ModelServer, *, is_unreachable: bool) -> bool:
-        """Record that a server failed.
-
-        Args:
-            server: The server.
-            is_unreachable: Whether no connection could be opened: the server may come back with other options.
-
-        Returns:
-            Whether another server works, so that its episodes move there.
-        """
-        with self._lock:
-            server.down_until = self._clock() + self._rest_s
-            if is_unreachable:
-                server.is_checked = server.has_model = False
-                server.tokenizers.clear()
-            return bool(self._working())
-
-    def _working(self) -> list[ModelServer]:
-        now = self._clock()
-        return [server for server in self.all if server.down_until <= now]
+    url: str
+    load: int = 0
+    """The number of calls that are waiting for an answer from it."""
+    episodes: int = 0
+    """The number of episodes that were assigned to it."""
+    down_until: float = 0.0
+    """The time, as `time.monotonic()`, from which it may be used again after it failed."""
+    has_answered: bool = False
+    """Whether a connection to it was ever opened."""
+    is_checked: bool = False
+    """Whether the startup checks have passed since it was last reached."""
+    tokenizers: set[str] = field(default_factory=set[str])
+    """The fingerprints of the tokenizers that its vocabulary was compared with."""
+    max_model_len: int | None = None
+    """The largest number of tokens of a prompt and its reply; None if it is not known."""
+    lacks_token_endpoint: bool = False
+    """Whether it lacks an endpoint for token ids, so that `/v1/completions` is used."""
+    has_model: bool = False
+    """Whether it lists the policy's model."""
+    adapter: str | None = None
+    """The name of the policy's model if that is a LoRA adapter of the server's model."""
+    is_dead: bool = False
+    """Whether it reported that its engine has died, and has not answered since."""
 
 
 def base_urls(url: str | Sequence[str]) -> list[str]:
@@ -230,7 +150,6 @@ class AttemptFailure(Exception):
         retry_after_s: The time that the server asks to wait, in seconds; None if it does not ask.
         is_unreachable: Whether no connection could be opened.
         is_dead: Whether the server reports that its engine has died.
-        moves: Whether the next attempt goes to another server.
     """
 
     def __init__(
@@ -241,7 +160,6 @@ class AttemptFailure(Exception):
         self.retry_after_s = retry_after_s
         self.is_unreachable = is_unreachable
         self.is_dead = _DEAD in message
-        self.moves = False
 
 
 @dataclass(slots=True)
@@ -257,10 +175,10 @@ class _Connections:
 
 
 class ServerClient:
-    """Sends requests to the servers of a policy.
+    """Sends requests to the servers of a policy. A copy in another process opens its own connections.
 
     Args:
-        servers: The servers.
+        urls: The base URLs.
         usage: Counts the requests.
         headers: Headers of each request.
         timeout_s: The longest duration of a request, in seconds.
@@ -271,16 +189,18 @@ class ServerClient:
 
     def __init__(
         self,
-        servers: Servers,
+        urls: Sequence[str],
         usage: Usage,
-        *,
         headers: Mapping[str, str],
         timeout_s: float,
         max_retries: int,
         max_in_flight: int,
-        max_reply_bytes: int = MAX_REPLY_BYTES,
+        max_reply_bytes: int,
     ) -> None:
-        self._servers = servers
+        self._arguments = (urls, usage, headers, timeout_s, max_retries, max_in_flight, max_reply_bytes)
+        self.servers = [ModelServer(url) for url in urls]
+        self.in_flight: dict[str, ModelServer] = {}
+        """The servers of the replies that are being sampled, by the id of the request."""
         self._usage = usage
         self._headers = dict(headers)
         self._timeout_s = timeout_s
@@ -289,9 +209,13 @@ class ServerClient:
         self._max_reply_bytes = max_reply_bytes
         self._httpx = load("httpx", "A policy on a model server needs", "pip install 'envsdk[servers]'")
         self._connections: dict[asyncio.AbstractEventLoop, _Connections] = {}
+        self._of_episode: OrderedDict[str, ModelServer] = OrderedDict()
         self._lock = threading.Lock()
 
-    def _here(self) -> _Connections:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ServerClient, self._arguments
+
+    def here(self) -> _Connections:
         """Return the connections of the running event loop, which are made at the first call."""
         loop = asyncio.get_running_loop()
         with self._lock:
@@ -317,16 +241,32 @@ class ServerClient:
         if connections is not None:
             await connections.http.aclose()
 
-    def checking(self) -> asyncio.Lock:
-        """Return the lock of the running event loop that is held while a server is checked."""
-        return self._here().checks
+    def server_of(self, episode_id: str) -> ModelServer:
+        """Return the server of an episode: the last one that it used, or else the least loaded working one.
 
-    async def call(self, choose: Callable[[], ModelServer], attempt: Callable[[ModelServer], Awaitable[T]]) -> T:
+        An episode stays on one server, which has its prefixes in a cache, until that fails.
+        """
+        with self._lock:
+            working = [server for server in self.servers if server.down_until <= time.monotonic()]
+            server = self._of_episode.get(episode_id)
+            if server is None or (working and server not in working):
+                server = min(working or self.servers, key=lambda one: (one.load, one.episodes))
+                server.episodes += 1
+                self._of_episode[episode_id] = server
+                if len(self._of_episode) > _MAX_EPISODES:
+                    self._of_episode.popitem(last=False)
+            self._of_episode.move_to_end(episode_id)
+            return server
+
+    async def call(
+        self, attempt: Callable[[ModelServer], Awaitable[T]], *, episode_id: str = "", only: ModelServer | None = None
+    ) -> T:
         """Call a server; try again, maybe on another server, if the attempt fails.
 
         Args:
-            choose: Returns the server of the next attempt.
             attempt: One attempt on a server.
+            episode_id: The episode whose server is called.
+            only: The server to call instead, in all attempts.
 
         Raises:
             PolicyUnavailable: If all attempts failed.
@@ -336,17 +276,19 @@ class ServerClient:
         """
         failures: list[tuple[ModelServer, AttemptFailure]] = []
         while True:
-            server = choose()
-            with self._servers.calling(server):
-                try:
-                    async with self._here().gate:
-                        result = await attempt(server)
-                    server.has_answered, server.is_dead = True, False
-                    return result
-                except AttemptFailure as error:
-                    failure = error
-                    failures.append((server, failure))
-                    self._note_failure(failures)
+            server = only or self.server_of(episode_id)
+            server.load += 1
+            try:
+                async with self.here().gate:
+                    result = await attempt(server)
+                server.has_answered, server.is_dead = True, False
+                return result
+            except AttemptFailure as error:
+                failure = error
+                failures.append((server, failure))
+                is_moving = self._note_failure(failures)
+            finally:
+                server.load -= 1
             attempts = len(failures)
             if attempts > self._max_retries:
                 raise PolicyUnavailable(
@@ -354,11 +296,12 @@ class ServerClient:
                     f"failed because of {failure.cause}: {failure}. Check the server's log, or raise max_retries or "
                     "timeout_s"
                 ) from failure
-            self._usage.sent(retry_because=failure.cause)
-            await asyncio.sleep(_wait_s(failure, attempts))
+            self._usage.retries[failure.cause] += 1
+            if not is_moving:
+                await asyncio.sleep(_wait_s(failure, attempts))
 
-    def _note_failure(self, failures: Sequence[tuple[ModelServer, AttemptFailure]]) -> None:
-        """Update the state of the server that failed.
+    def _note_failure(self, failures: Sequence[tuple[ModelServer, AttemptFailure]]) -> bool:
+        """Update the state of the server that failed, and return whether its episodes move to another server.
 
         Raises:
             EngineDead, ServerUnreachable: See `call`.
@@ -370,16 +313,22 @@ class ServerClient:
             one is server and found.cause not in _OVERLOADED for one, found in last
         )
         server.is_dead = failure.is_dead or (server.is_dead and failure.is_unreachable)  # vLLM then exits
+        is_moving = False
         if failure.is_unreachable or is_down or server.is_dead:
-            is_gone = failure.is_unreachable or server.is_dead
-            failure.moves = self._servers.failed(server, is_unreachable=is_gone)
-        if server.is_dead and not failure.moves:
+            now = time.monotonic()
+            server.down_until = now + _REST_S
+            if failure.is_unreachable or server.is_dead:  # it may come back with other options
+                server.is_checked = server.has_model = False
+                server.tokenizers.clear()
+            is_moving = any(one.down_until <= now for one in self.servers)
+        if server.is_dead and not is_moving:
             raise EngineDead(dead(server, failure)) from failure
-        if not failure.moves and not any(one.has_answered for one in self._servers.all):
+        if not is_moving and not any(one.has_answered for one in self.servers):
             raise ServerUnreachable(
                 f"no connection to {server.url} can be opened: {failure}. Start the server and wait until it is ready, "
                 "or correct the URL and its port"
             ) from failure
+        return is_moving
 
     async def request(
         self,
@@ -454,7 +403,12 @@ class ServerClient:
                         return
                     value = _value_of(data, request)
                     if isinstance(value, dict) and "error" in value:
-                        raise _error_in_stream(cast("dict[str, Any]", value)["error"], data, request)
+                        error: Any = cast("dict[str, Any]", value)["error"]
+                        code: Any = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
+                        status = code if isinstance(code, int) else 500  # without a status, the server failed
+                        if status in (408, 429) or status >= 500:
+                            raise AttemptFailure(str(status), f"{request}: {message_of(data)}")
+                        raise ServerReplyError(f"the stream has an error with status {status}: {message_of(data)}")
                     if not await read(value):
                         return
             raise AttemptFailure("partial", f"{request}: the stream ended before [DONE]")
@@ -467,7 +421,7 @@ class ServerClient:
         start, clock = time.monotonic(), asyncio.timeout(self._timeout_s)
         content = None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
         headers = {} if id is None else {"X-Request-Id": id}
-        http = self._here().http
+        http = self.here().http
         try:
             async with clock, http.stream(method, url, content=content, headers=headers) as response:
                 yield response
@@ -480,13 +434,12 @@ class ServerClient:
             text = f"{type(error).__name__}: {error}"
             raise AttemptFailure("connection", text, is_unreachable=unreachable) from error
         finally:
-            self._usage.sent(time.monotonic() - start)
+            self._usage.requests += 1
+            self._usage.seconds += time.monotonic() - start
 
 
 def _wait_s(failure: AttemptFailure, attempts: int) -> float:
-    """Return the time before the next attempt, in seconds: 0 if it goes to another server."""
-    if failure.moves:
-        return 0.0
+    """Return the time before the next attempt on the same server, in seconds."""
     backoff_s = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** (attempts - 1)) + random.uniform(0, _FIRST_WAIT_S)
     return max(backoff_s, failure.retry_after_s or 0.0)
 
@@ -508,8 +461,15 @@ def dead(server: ModelServer, failure: AttemptFailure) -> str:
 def _check_status(response: Any, content: bytes, request: str) -> None:
     status: int = response.status_code
     if status in (408, 429) or (status >= 500 and status != _NOT_IMPLEMENTED):
-        after = _seconds(response.headers.get("Retry-After", ""))
-        raise AttemptFailure(str(status), f"{request}: {message_of(content)}", retry_after_s=after)
+        header, after_s = response.headers.get("Retry-After", ""), None
+        with contextlib.suppress(ValueError):  # a date
+            date = email.utils.parsedate_to_datetime(header)
+            after_s = date.replace(tzinfo=date.tzinfo or UTC).timestamp() - time.time()
+        with contextlib.suppress(ValueError):
+            after_s = float(header)
+        if after_s is not None:
+            after_s = min(max(0.0, after_s), _MAX_RETRY_AFTER_S)
+        raise AttemptFailure(str(status), f"{request}: {message_of(content)}", retry_after_s=after_s)
     if status >= 300:
         raise RequestRefused(f"{request} was refused with status {status}: {message_of(content)}", status)
 
@@ -549,15 +509,6 @@ async def _lines(body: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
                 parts = [other]
 
 
-def _error_in_stream(error: Any, data: bytes, request: str) -> Exception:
-    """Return the exception for an error event; without a status, it is a failure of the server."""
-    code: Any = cast("dict[str, Any]", error).get("code") if isinstance(error, dict) else None
-    status = code if isinstance(code, int) else 500
-    if status in (408, 429) or status >= 500:
-        return AttemptFailure(str(status), f"{request}: {message_of(data)}")
-    return ServerReplyError(f"the stream has an error with status {status}: {message_of(data)}")
-
-
 def _value_of(content: bytes, request: str) -> Any:
     """Return a JSON value whose number of values and depth are bounded, before and after it is parsed."""
     containers = content.count(b"[") + content.count(b"{")
@@ -587,14 +538,3 @@ def message_of(content: bytes) -> str:
             value = cast("dict[str, Any]", value).get(key, value) if isinstance(value, dict) else value
         return (value if isinstance(value, str) else json.dumps(value))[:_MAX_MESSAGE]
     return content[: 4 * _MAX_MESSAGE].decode(errors="replace")[:_MAX_MESSAGE]
-
-
-def _seconds(retry_after: str) -> float | None:
-    """Return the seconds of a `Retry-After` header, which is a number or a date; None if it is neither."""
-    with contextlib.suppress(ValueError):
-        return min(max(0.0, float(retry_after)), _MAX_RETRY_AFTER_S)
-    with contextlib.suppress(ValueError):
-        date = email.utils.parsedate_to_datetime(retry_after)
-        left = date.replace(tzinfo=date.tzinfo or UTC).timestamp() - time.time()
-        return min(max(0.0, left), _MAX_RETRY_AFTER_S)
-    return None

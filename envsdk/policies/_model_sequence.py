@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..images import PlacedImage
-from ..rendering._model_images import ModelImages, keyed, within
+from ..images import PlacedImage, keyed, within
+from ..rendering._model_images import ModelImages
 
 if TYPE_CHECKING:
     import numpy as np

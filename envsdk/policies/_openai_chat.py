@@ -19,7 +19,7 @@ from ..errors import (
     what_is_invalid,
 )
 from ..messages import Message, ToolSchema
-from ._client import MAX_REPLY_BYTES, ModelServer, ServerClient, Servers, Usage, checked_url
+from ._client import MAX_REPLY_BYTES, ModelServer, ServerClient, Usage, checked_url
 from ._sampling import is_neutral, why_refused
 from ._server_replies import ServerUsage, read_response
 from ._vocabularies import ANY_TOKENIZER
@@ -103,28 +103,12 @@ class OpenAIChat:
         self._max_tokens, self._max_tokens_name = max_tokens, max_tokens_name
         self._price = price
         self._send_reasoning = send_reasoning
-        self._limits: dict[str, Any] = {
-            "timeout_s": timeout_s,
-            "max_retries": max_retries,
-            "max_in_flight": max_in_flight,
-            "max_reply_bytes": max_reply_bytes,
-        }
-        key = api_key or os.environ.get("OPENAI_API_KEY")
-        self._headers = {**({} if key is None else {"Authorization": f"Bearer {key}"}), **(headers or {})}
         self._extra_body = dict(extra_body or {})
-        self._open()
-
-    def _open(self) -> None:
-        servers = Servers([self._base_url])
-        (self._server,) = servers.all
-        self._client = ServerClient(servers, self.usage, headers=self._headers, **self._limits)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_server", "_client")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
+        key = api_key or os.environ.get("OPENAI_API_KEY")
+        sent_headers = {**({} if key is None else {"Authorization": f"Bearer {key}"}), **(headers or {})}
+        self._client = ServerClient(
+            [self._base_url], self.usage, sent_headers, timeout_s, max_retries, max_in_flight, max_reply_bytes
+        )
 
     def __repr__(self) -> str:
         return f"OpenAIChat({self._base_url!r}, {self.model!r})"
@@ -172,7 +156,7 @@ class OpenAIChat:
         async def attempt(server: ModelServer) -> ChatReply:
             return self._read(await self._client.request(server, "POST", "/chat/completions", body))
 
-        return await self._client.call(lambda: self._server, attempt)
+        return await self._client.call(attempt)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop. The policy may be used again, with new ones."""
@@ -224,7 +208,7 @@ class OpenAIChat:
         reported = {
             "prompt_tokens": usage.prompt_tokens,
             "sampled_tokens": usage.completion_tokens,
-            "cached_tokens": usage.cached_tokens,
+            "cached_tokens": usage.cache_counts().get("cached_tokens"),
         }
         counts = {name: count for name, count in reported.items() if count is not None}  # a missing count is not 0
         prompt, sampled = counts.get("prompt_tokens", 0), counts.get("sampled_tokens", 0)

@@ -7,7 +7,6 @@ its replies can be trained on. Each check that fails raises `ServerMismatch`, wh
 import asyncio
 import hashlib
 import math
-import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -26,7 +25,7 @@ from ..images import PlacedImage
 from ..limits import Limits
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
-from ._client import MAX_REPLY_BYTES, ModelServer, ServerClient, Servers, Usage, base_urls
+from ._client import MAX_REPLY_BYTES, ModelServer, ServerClient, Usage, base_urls
 from ._sampling import Sampling, why_refused
 from ._server_replies import (
     OnTokens,
@@ -105,6 +104,10 @@ class ServedPolicy(ABC):
     """The name in error messages."""
     streams: ClassVar[bool] = False
     """Whether it reports tokens while they are sampled; see `Policy`."""
+    flags: ClassVar[Mapping[str, str]]
+    """The change to the server that fixes a check that fails, by the name of the check."""
+    why_no_images: ClassVar[str] = ""
+    """The reason why prompts with images are refused; empty if they are not."""
     spare_tokens: ClassVar[int] = 0
     """The number of tokens of a context that the server keeps free."""
 
@@ -141,45 +144,21 @@ class ServedPolicy(ABC):
         self.model = model
         self.usage = Usage()
         self._urls = base_urls(url)
-        self._given_tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        """The tokenizer that was given, which rollouts compare with the environment's; else None."""
         self._sampling = Sampling(temperature, top_k, top_p)
         self.check_sampling(self._sampling)
         self._max_tokens = max_tokens
         self._seed = seed
-        self._headers = {**({} if api_key is None else {"Authorization": f"Bearer {api_key}"}), **(headers or {})}
-        self._timeout_s, self._max_retries, self._max_in_flight = timeout_s, max_retries, max_in_flight
-        self._max_reply_bytes = max_reply_bytes
         self._priority = priority
         self._checks = check
         self._name_of_run = uuid.uuid4().hex  # another run may have had the same versions of other weights
         self._cache_key: str | None = None
-        self._open()
-
-    def _open(self) -> None:
-        """Create the connections and counters, which belong to this process."""
-        self._servers = Servers(self._urls)
-        self._client = ServerClient(
-            self._servers,
-            self.usage,
-            headers=self._headers,
-            timeout_s=self._timeout_s,
-            max_retries=self._max_retries,
-            max_in_flight=self._max_in_flight,
-            max_reply_bytes=self._max_reply_bytes,
-        )
-        self._tokenizer: Tokenizer | None = None
-        self._in_flight: dict[str, ModelServer] = {}
         self._remainders: OrderedDict[tuple[str, str], tuple[bytes, list[Action]]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = {"_servers", "_client", "_tokenizer", "_in_flight", "_remainders", "_lock"}
-        return {name: value for name, value in self.__dict__.items() if name not in own}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
-        self._open()
+        sent_headers = {**({} if api_key is None else {"Authorization": f"Bearer {api_key}"}), **(headers or {})}
+        self._client = ServerClient(
+            self._urls, self.usage, sent_headers, timeout_s, max_retries, max_in_flight, max_reply_bytes
+        )
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(self._urls)}, model={self.model!r})"
@@ -187,27 +166,24 @@ class ServedPolicy(ABC):
     # Methods that depend on the kind of server.
 
     @abstractmethod
-    async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
-        """Request a reply from a server, in one attempt."""
-
-    async def stream(
-        self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens
+    async def generate(
+        self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens | None = None
     ) -> ServerReply:
-        """Request a reply, and report its tokens while they are sampled; only if `streams`.
+        """Request a reply from a server, in one attempt.
+
+        Args:
+            client: Sends the request.
+            server: The server.
+            request: The request.
+            on_tokens: A function that gets the tokens while they are sampled; only if `streams`.
 
         Raises:
             PolicyUnavailable: If the attempt failed after tokens were reported, so that it cannot be repeated.
         """
-        raise NotImplementedError(f"{self.name} does not report tokens while they are sampled")
 
     @abstractmethod
     async def abort_requests(self, client: ServerClient, server: ModelServer, ids: Sequence[str]) -> None:
         """Ask a server to end requests, which then return the tokens sampled so far."""
-
-    @property
-    @abstractmethod
-    def flags(self) -> Mapping[str, str]:
-        """The change to the server that fixes a check that fails, by the name of the check."""
 
     def check_sampling(self, sampling: Sampling) -> None:  # noqa: B027 - a kind of server may have no restriction
         """Refuse sampling parameters that the server would change, or whose log-probabilities it does not return.
@@ -216,23 +192,7 @@ class ServedPolicy(ABC):
             ConfigError: If a parameter is refused.
         """
 
-    def check_images(self) -> None:
-        """Refuse prompts with images.
-
-        Raises:
-            ConfigError: If the servers do not take images, or their tokens cannot be checked.
-        """
-        raise ConfigError(
-            f"the prompt has an image, which {self.name} does not take: use a policy that does, such as "
-            "TransformersPolicy or VLLM, or remove the images"
-        )
-
     # The methods of a policy.
-
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer that was given, which rollouts compare with the environment's; else None."""
-        return self._given_tokenizer
 
     def for_episode(self, env: Env, seed: int | None) -> "ServedEpisode":
         """Return the policy that plays one episode; it compares the environment's limits with the server's."""
@@ -277,11 +237,11 @@ class ServedPolicy(ABC):
         **_: Any,
     ) -> Action:
         """Sample a reply for an environment with that renderer and those limits; see `__call__`."""
-        if media:
-            self.check_images()
+        if media and self.why_no_images:
+            raise ConfigError(f"the prompt has an image: {self.why_no_images}")
         chosen = self._chosen(sampling)
-        with self._lock:  # a reply of several weight versions continues without a call of the server
-            digest, waiting = self._remainders.pop((episode_id, context), (b"", []))
+        # A reply of several weight versions continues without a call of the server.
+        digest, waiting = self._remainders.pop((episode_id, context), (b"", []))
         if waiting and digest == _digest(prompt):
             return self._with_remainder((episode_id, context), prompt, waiting)
         room = min((count for count in (max_tokens, self._max_tokens) if count is not None), default=None)
@@ -301,10 +261,10 @@ class ServedPolicy(ABC):
             cache_key=self._cache_key,
             media=media,
         )
-        if renderer is None and self._tokenizer is None and self._given_tokenizer is not None:
-            self._tokenizer = load_tokenizer(self._given_tokenizer)
-        tokenizer = self._tokenizer if renderer is None else renderer.tokenizer
-
+        if renderer is not None:
+            tokenizer = renderer.tokenizer
+        else:
+            tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
         is_text = np.ones(len(prompt), dtype=np.bool_)
         for placed in media:
             is_text[placed.start : placed.stop] = False
@@ -312,11 +272,16 @@ class ServedPolicy(ABC):
         async def attempt(server: ModelServer) -> list[Action]:
             if self._checks:
                 await self._check(server, tokenizer, prompt[is_text])
-            check_length(server, limits, self.flags)
+            wanted, longest = limits.max_context_tokens, server.max_model_len
+            if wanted is not None and longest is not None and wanted > longest:
+                raise ServerMismatch(
+                    f"the environment's contexts may have {wanted} tokens (Limits.max_context_tokens), but "
+                    f"{server.url} takes at most {longest}: {self.flags['length'].format(wanted)}, or lower the limit"
+                )
             vocab_size = None if tokenizer is None else tokenizer.vocab_size
             return await self._reply(server, request, vocab_size, on_tokens)
 
-        actions = await self._client.call(lambda: self._servers.of(episode_id), attempt)
+        actions = await self._client.call(attempt, episode_id=episode_id)
         return self._with_remainder((episode_id, context), prompt, actions)
 
     async def acheck(self, renderer: Renderer) -> None:
@@ -333,16 +298,15 @@ class ServedPolicy(ABC):
             server.tokenizers.clear()
             await self._check(server, renderer.tokenizer, probe)
 
-        for server in self._servers.all:
-            await self._client.call(lambda server=server: server, attempt)
+        for server in self._client.servers:
+            await self._client.call(attempt, only=server)
 
     async def abort(self) -> None:
         """End the replies that are being sampled, with the tokens sampled so far, and wait until they have ended.
 
         A server without a token endpoint (`/v1/completions`) cannot end a reply early: this method waits for it.
         """
-        with self._lock:
-            left = dict(self._in_flight)
+        left = dict(self._client.in_flight)
         while left:
             servers = {server: [one for one, its in left.items() if its is server] for server in set(left.values())}
             await asyncio.gather(
@@ -352,8 +316,7 @@ class ServedPolicy(ABC):
             deadline = time.monotonic() + _ABORT_AGAIN_S  # a request may reach the server after its abort
             while left and time.monotonic() < deadline:
                 await asyncio.sleep(_ABORT_AGAIN_S / 20)
-                with self._lock:
-                    left = {one: server for one, server in self._in_flight.items() if one in left}
+                left = {one: server for one, server in dict(self._client.in_flight).items() if one in left}
 
     def use_weights(self, version: int) -> None:
         """Keep the next requests from reading cached prefixes that other weights computed.
@@ -382,7 +345,7 @@ class ServedPolicy(ABC):
         is_known = tokenizer is None or tokenizer.fingerprint in server.tokenizers
         if server.is_checked and is_known:
             return
-        async with self._client.checking():
+        async with self._client.here().checks:
             if not server.is_checked:
                 await check_model(self, self._client, server)
                 await _check_logprobs(self, self._client, server, prompt[-_PROBE_TOKENS:])
@@ -396,17 +359,14 @@ class ServedPolicy(ABC):
         if server.max_model_len is not None and len(request.prompt) < server.max_model_len:
             left = server.max_model_len - len(request.prompt)
             request = replace(request, max_tokens=left if request.max_tokens is None else min(request.max_tokens, left))
-        with self._lock:
-            self._in_flight[request.id] = server
+
+        def report(tokens: Sequence[int]) -> bool | None:  # only those that are in the vocabulary
+            assert on_tokens is not None
+            return on_tokens(checked_tokens(tokens, vocab_size).tolist())
+
+        self._client.in_flight[request.id] = server
         try:
-            if on_tokens is None:
-                reply = await self.generate(self._client, server, request)
-            else:
-
-                def report(tokens: Sequence[int]) -> bool | None:  # only those that are in the vocabulary
-                    return on_tokens(checked_tokens(tokens, vocab_size).tolist())
-
-                reply = await self.stream(self._client, server, request, report)
+            reply = await self.generate(self._client, server, request, report if on_tokens is not None else None)
             self.usage.answered(len(request.prompt), len(reply.tokens), cached_tokens=reply.counts.get("cached_tokens"))
             return actions_of(reply, request, vocab_size)
         except RequestRefused:
@@ -414,18 +374,16 @@ class ServedPolicy(ABC):
         except (ServerReplyError, RecursionError) as error:  # RecursionError: it is nested too deeply
             raise ServerReplyError(f"{server.url} returned an invalid reply to {request.id}: {error}") from error
         finally:
-            with self._lock:
-                self._in_flight.pop(request.id, None)
+            self._client.in_flight.pop(request.id, None)
 
     def _with_remainder(self, key: tuple[str, str], prompt: "NDArray[np.int32]", actions: Sequence[Action]) -> Action:
         """Return the first action; keep the others for the call that continues the reply."""
         first, *others = actions
         if others:
             continued = np.concatenate([prompt, np.asarray(first.tokens, dtype=np.int32)])
-            with self._lock:
-                self._remainders[key] = _digest(continued), others
-                if len(self._remainders) > _MAX_REMAINDERS:
-                    self._remainders.popitem(last=False)  # the server then samples the rest again
+            self._remainders[key] = _digest(continued), others
+            if len(self._remainders) > _MAX_REMAINDERS:
+                self._remainders.popitem(last=False)  # the server then samples the rest again
         return first
 
 
@@ -497,20 +455,6 @@ async def check_vocabulary(
                 "tokenizer to the environment"
             )
     server.tokenizers.add(tokenizer.fingerprint)
-
-
-def check_length(server: ModelServer, limits: Limits, flags: Mapping[str, str]) -> None:
-    """Check that a server's contexts are as long as an environment's limits allow.
-
-    Raises:
-        ServerMismatch: If they are shorter.
-    """
-    wanted, longest = limits.max_context_tokens, server.max_model_len
-    if wanted is not None and longest is not None and wanted > longest:
-        raise ServerMismatch(
-            f"the environment's contexts may have {wanted} tokens (Limits.max_context_tokens), but {server.url} "
-            f"takes at most {longest}: {flags['length'].format(wanted)}, or lower the limit"
-        )
 
 
 async def check_model(policy: ServedPolicy, client: ServerClient, server: ModelServer) -> None:

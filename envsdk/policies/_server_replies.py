@@ -102,10 +102,10 @@ class ServerUsage(BaseModel):
     prompt_tokens: Annotated[int, Field(ge=0)] | None = None
     prompt_tokens_details: _PromptTokensDetails | None = None
 
-    @property
-    def cached_tokens(self) -> int | None:
-        """The prompt tokens that it read from its cache; None if it does not report them."""
-        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+    def cache_counts(self) -> dict[str, int]:
+        """Return the cache hits for `Action.extra`, without the counts that the server did not report."""
+        details = self.prompt_tokens_details
+        return cache_counts(None if details is None else details.cached_tokens, self.prompt_tokens)
 
 
 def cache_counts(cached_tokens: int | None, prompt_tokens: int | None) -> dict[str, int]:
@@ -141,26 +141,76 @@ def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | Non
     Raises:
         ServerReplyError: If the request does not allow the reply.
     """
-    _check_end(reply, request)
+    if request.max_tokens is not None and len(reply.tokens) > request.max_tokens:
+        raise ServerReplyError(f"it has {len(reply.tokens)} tokens; expected at most max_tokens={request.max_tokens}")
     tokens = checked_tokens(reply.tokens, vocab_size)
-    logprobs = _checked_logprobs(reply.logprobs, len(tokens))
-    weights = _checked_weights(reply.weights, len(tokens))
-    _check_stops(reply, request, tokens)
-    _check_extra(reply.extra, len(tokens))
-    reason = next(one for one in _FINISH_REASONS if one == reply.finish_reason)
+    length = len(tokens)
+    logprobs = np.asarray(reply.logprobs, dtype=np.float64)
+    if len(logprobs) != length:
+        raise ServerReplyError(
+            f"it has {length} token ids and {len(logprobs)} log-probabilities; expected equal numbers"
+        )
+    is_known = np.isfinite(logprobs) & (logprobs <= 0) & (logprobs > UNKNOWN_LOGPROB)
+    if not is_known.all():
+        position = int(np.argmin(is_known))
+        raise ServerReplyError(
+            f"the log-probability of token {position} is {logprobs[position]}; expected a finite number of at most 0 "
+            f"(vLLM writes {UNKNOWN_LOGPROB:g} for one that it does not know)"
+        )
+    reason = _finish_reason(reply, request, tokens)
+    weights = [part for part in reply.weights if part.start != part.stop] or [
+        Weights(reply.weights[-1].version if reply.weights else "", 0, length)
+    ]
+    ends = [0, *(part.stop for part in weights)]
+    if [part.start for part in weights] != ends[:-1] or ends[-1] != length or ends != sorted(ends):
+        raise ServerReplyError(
+            f"the weight versions {list(map(tuple, reply.weights))} do not cover its {length} tokens"
+        )
+    for name, value in reply.extra.items():
+        data = per_token(value)
+        if data is not None and len(data) != length and not (isinstance(data, Aligned) and data.over == "all"):
+            raise ServerReplyError(f"{name} has {len(data)} rows, but there are {length} tokens")
     if request.sampling.temperature == 0:
         logprobs = np.zeros_like(logprobs)  # greedy: the most likely token has probability 1
-    return [
-        Action(
-            tokens[part.start : part.stop],
-            logprobs[part.start : part.stop],
-            reason if part is weights[-1] else "abort",
-            request.sampling.temperature,
-            _version_of(part),
-            {**_extra_of(reply.extra, part, len(tokens)), **(reply.counts if part is weights[0] else {})},
+    actions: list[Action] = []
+    for part in weights:
+        is_number = part.version.isdecimal() and len(part.version) <= len(str(2**31)) and int(part.version) < 2**31
+        extra = {name: part_of(value, part.start, part.stop, length) for name, value in reply.extra.items()}
+        if not is_number and part.version not in ("", _UNNAMED_WEIGHTS):  # not a version that `Action` can hold
+            extra["weight_version"] = part.version
+        actions.append(
+            Action(
+                tokens[part.start : part.stop],
+                logprobs[part.start : part.stop].astype(np.float32),
+                reason if part is weights[-1] else "abort",
+                request.sampling.temperature,
+                int(part.version) if is_number else None,
+                {**extra, **(reply.counts if part is weights[0] else {})},
+            )
         )
-        for part in weights
-    ]
+    return actions
+
+
+def _finish_reason(reply: ServerReply, request: ServerRequest, tokens: "NDArray[np.int32]") -> FinishReason:
+    """Return the reply's finish reason; check that its tokens and its stop string agree with it."""
+    reason = next((one for one in _FINISH_REASONS if one == reply.finish_reason), None)
+    if reason is None:
+        raise ServerReplyError(f"the finish reason is {reply.finish_reason!r}; expected one of {_FINISH_REASONS}")
+    if not len(tokens) and reason != "abort":
+        raise ServerReplyError(f"it has no tokens, and the finish reason is {reason!r}")
+    is_stop = np.isin(tokens, request.stop_token_ids)
+    if is_stop[:-1].any():
+        position = int(np.argmax(is_stop))
+        raise ServerReplyError(f"token {position} is the stop token {tokens[position]}, but other tokens follow it")
+    if reply.stop_string is not None and reply.stop_string not in request.stop:  # SGLang: "NaN happened"
+        raise ServerReplyError(f"it ended because of {reply.stop_string!r:.80}, which is not a stop string")
+    ends = len(tokens) and (is_stop[-1] or tokens[-1] == reply.stop_token)
+    if reason == "stop" and not ends and not request.stop:
+        raise ServerReplyError(
+            f"the finish reason is 'stop', but the last token, {tokens[-1]}, is not a stop token; expected one of "
+            f"{request.stop_token_ids}, or one of the stop strings {request.stop!r:.200}"
+        )
+    return reason
 
 
 def cut_reply(reply: ServerReply, length: int) -> ServerReply:
@@ -177,15 +227,6 @@ def cut_reply(reply: ServerReply, length: int) -> ServerReply:
         extra={name: part_of(value, 0, length, size) for name, value in reply.extra.items()},
         top_logprobs=reply.top_logprobs[:length],
     )
-
-
-def _check_end(reply: ServerReply, request: ServerRequest) -> None:
-    if reply.finish_reason not in _FINISH_REASONS:
-        raise ServerReplyError(f"the finish reason is {reply.finish_reason!r}; expected one of {_FINISH_REASONS}")
-    if request.max_tokens is not None and len(reply.tokens) > request.max_tokens:
-        raise ServerReplyError(f"it has {len(reply.tokens)} tokens; expected at most max_tokens={request.max_tokens}")
-    if not len(reply.tokens) and reply.finish_reason != "abort":
-        raise ServerReplyError(f"it has no tokens, and the finish reason is {reply.finish_reason!r}")
 
 
 def checked_tokens(tokens: Sequence[int], vocab_size: int | None) -> "NDArray[np.int32]":
@@ -205,66 +246,6 @@ def checked_tokens(tokens: Sequence[int], vocab_size: int | None) -> "NDArray[np
         expected = "an id of at least 0" if vocab_size is None else f"an id from 0 to {vocab_size - 1}"
         raise ServerReplyError(f"token {position} is {ids[position]}; expected {expected}, as the tokenizer has them")
     return ids.astype(np.int32)
-
-
-def _checked_logprobs(logprobs: Sequence[float], length: int) -> "NDArray[np.float32]":
-    values = np.asarray(logprobs, dtype=np.float64)
-    if len(values) != length:
-        raise ServerReplyError(f"it has {length} token ids and {len(values)} log-probabilities; expected equal numbers")
-    is_known = np.isfinite(values) & (values <= 0) & (values > UNKNOWN_LOGPROB)
-    if not is_known.all():
-        position = int(np.argmin(is_known))
-        raise ServerReplyError(
-            f"the log-probability of token {position} is {values[position]}; expected a finite number of at most 0 "
-            f"(vLLM writes {UNKNOWN_LOGPROB:g} for one that it does not know)"
-        )
-    return values.astype(np.float32)
-
-
-def _checked_weights(weights: Sequence[Weights], length: int) -> list[Weights]:
-    """Return the spans that are not empty; one for all tokens if the server returns none."""
-    parts = [part for part in weights if part.start != part.stop] or [
-        Weights(weights[-1].version if weights else "", 0, length)
-    ]
-    ends = [0, *(part.stop for part in parts)]
-    if [part.start for part in parts] != ends[:-1] or ends[-1] != length or ends != sorted(ends):
-        raise ServerReplyError(f"the weight versions {list(map(tuple, weights))} do not cover its {length} tokens")
-    return parts
-
-
-def _check_stops(reply: ServerReply, request: ServerRequest, tokens: "NDArray[np.int32]") -> None:
-    is_stop = np.isin(tokens, request.stop_token_ids)
-    if is_stop[:-1].any():
-        position = int(np.argmax(is_stop))
-        raise ServerReplyError(f"token {position} is the stop token {tokens[position]}, but other tokens follow it")
-    if reply.stop_string is not None and reply.stop_string not in request.stop:  # SGLang: "NaN happened"
-        raise ServerReplyError(f"it ended because of {reply.stop_string!r:.80}, which is not a stop string")
-    by_string = bool(request.stop)
-    ends = len(tokens) and (is_stop[-1] or tokens[-1] == reply.stop_token)
-    if reply.finish_reason == "stop" and not ends and not by_string:
-        raise ServerReplyError(
-            f"the finish reason is 'stop', but the last token, {tokens[-1]}, is not a stop token; expected one of "
-            f"{request.stop_token_ids}, or one of the stop strings {request.stop!r:.200}"
-        )
-
-
-def _check_extra(extra: Mapping[str, Any], length: int) -> None:
-    for name, value in extra.items():
-        data = per_token(value)
-        if data is not None and len(data) != length and not (isinstance(data, Aligned) and data.over == "all"):
-            raise ServerReplyError(f"{name} has {len(data)} rows, but there are {length} tokens")
-
-
-def _extra_of(extra: Mapping[str, Any], part: Weights, length: int) -> dict[str, Any]:
-    """Return the side data of a part, with the name of its weights if it is not a version that `Action` can hold."""
-    found = {name: part_of(value, part.start, part.stop, length) for name, value in extra.items()}
-    is_named = _version_of(part) is None and part.version not in ("", _UNNAMED_WEIGHTS)
-    return {**found, "weight_version": part.version} if is_named else found
-
-
-def _version_of(part: Weights) -> int | None:
-    is_number = part.version.isdecimal() and len(part.version) <= len(str(2**31)) and int(part.version) < 2**31
-    return int(part.version) if is_number else None
 
 
 def routed_experts(values: "NDArray[Any]", prompt_length: int, length: int) -> Aligned:

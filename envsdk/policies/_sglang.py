@@ -13,6 +13,7 @@ from ._client import ModelServer, ServerClient
 from ._sampling import Sampling
 from ._served import ServedPolicy, check_model
 from ._server_replies import (
+    OnTokens,
     ServerReply,
     ServerRequest,
     TokenId,
@@ -53,26 +54,26 @@ class SGLang(ServedPolicy):
     """
 
     name: ClassVar[str] = "SGLang"
+    why_no_images: ClassVar[str] = (
+        "SGLang's /generate may decode the tokens of a prompt with images and encode the text again, so the model's "
+        "tokens may differ from those that are trained. Use VLLM or TransformersPolicy"
+    )
     spare_tokens: ClassVar[int] = 1  # prompt and reply together must be shorter than the context
+    flags: ClassVar[Mapping[str, str]] = {
+        "model": "start SGLang with --served-model-name {}",
+        "models": "If it needs a key (--api-key), pass api_key",
+        "length": "start SGLang with --context-length {}",
+        "logprobs": "Start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment",
+        "top_logprobs": "Use a version of SGLang whose /generate returns output_top_logprobs",
+        "tokenize": "Start SGLang without --skip-tokenizer-init, in a version with /tokenize",
+        "vocabulary": "Start SGLang with the --model-path, or the --tokenizer-path, of the environment's model",
+    }
 
     def __init__(
         self, url: str | Sequence[str], model: str | None = None, *, routed_experts: bool = False, **options: Any
     ) -> None:
         super().__init__(url, model, **options)
         self._routed_experts = routed_experts
-
-    @property
-    def flags(self) -> Mapping[str, str]:
-        """The change to the server that fixes a check that fails, by the name of the check."""
-        return {
-            "model": "start SGLang with --served-model-name {}",
-            "models": "If it needs a key (--api-key), pass api_key",
-            "length": "start SGLang with --context-length {}",
-            "logprobs": "Start SGLang without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment",
-            "top_logprobs": "Use a version of SGLang whose /generate returns output_top_logprobs",
-            "tokenize": "Start SGLang without --skip-tokenizer-init, in a version with /tokenize",
-            "vocabulary": "Start SGLang with the --model-path, or the --tokenizer-path, of the environment's model",
-        }
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Refuse parameters that SGLang's log-probabilities do not reflect.
@@ -91,18 +92,9 @@ class SGLang(ServedPolicy):
                 "returns log-probabilities of the distribution before they apply"
             )
 
-    def check_images(self) -> None:
-        """Refuse images.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError(
-            "the prompt has an image: SGLang's /generate may decode the tokens of a prompt with images and encode the "
-            "text again, so the model's tokens may differ from those that are trained. Use VLLM or TransformersPolicy"
-        )
-
-    async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
+    async def generate(
+        self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens | None = None
+    ) -> ServerReply:
         """Request a reply from a server."""
         if self.model is not None and not server.has_model:  # without the startup checks
             await check_model(self, client, server)

@@ -3,16 +3,15 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..authoring._env import Env
 from ..errors import ConfigError
-from ..rendering.reading import CallEnded, ReplyEvent, ReplyReader
-from ..rendering.renderer import Renderer, TokenIds
+from ..rendering.reading import CallEnded, ReplyEvent
+from ..rendering.renderer import TokenIds
 from ._find import find_policy, of_role
 from ._policy import PolicyLike
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -69,42 +68,29 @@ class _Stopping:
         self, prompt: "NDArray[np.int32]", *, context: str, role: str, on_tokens: Any = None, **others: Any
     ) -> Any:
         acting = self._env.episode.pending_reply(context).context
+        renderer = acting.renderer
         reader, events = acting.read_reply()
-        watch = _Watch(acting.renderer, acting.reply_tokens(), reader, events, self._calls, on_tokens)
+        prompt_tail, begun = acting.reply_tokens()
+        sampled: list[int] = begun.tolist()
+        ended = _ended(events)
+
+        def watch(tokens: TokenIds) -> bool:
+            """Read the reply while it is sampled, and return whether it should end after these tokens."""
+            nonlocal ended
+            wants_end = on_tokens is not None and bool(on_tokens(tokens))
+            sampled.extend(map(int, tokens))
+            new = _ended(reader.feed(tokens))
+            ended += new
+            if wants_end or not new or ended < self._calls:
+                return wants_end
+            # The reply, closed as the next observation closes it, must parse without errors.
+            closed = [*sampled, *renderer.extend(sampled, [], generation_prompt=False).tolist()]
+            stops = [index for index, token in enumerate(closed) if token in renderer.stop_token_ids]
+            read = closed[: stops[0] + 1] if stops else closed
+            return not renderer.parse(read, prompt_tail=prompt_tail).errors
+
         given = {"on_tokens": watch} if getattr(of_role(self._policy, role), "streams", False) else {}
         return self._policy(prompt, context=context, role=role, **others, **given)
-
-
-class _Watch:
-    """Reads a reply while it is sampled, and tells the policy when to end it."""
-
-    def __init__(
-        self,
-        renderer: Renderer,
-        begun: "tuple[NDArray[np.int32], NDArray[np.int32]]",
-        reader: ReplyReader,
-        events: list[ReplyEvent],
-        calls: int,
-        listener: Callable[[TokenIds], Any] | None,
-    ) -> None:
-        self._renderer, self._reader, self._listener = renderer, reader, listener
-        self._prompt_tail, sampled = begun
-        self._sampled: list[int] = sampled.tolist()
-        self._left = calls - _ended(events)
-
-    def __call__(self, tokens: TokenIds) -> bool:
-        """Return whether the reply should end after these tokens."""
-        wants_end = bool(self._listener(tokens)) if self._listener is not None else False
-        self._sampled += map(int, tokens)
-        self._left -= (ended := _ended(self._reader.feed(tokens)))
-        if wants_end or not ended or self._left > 0:
-            return wants_end
-        # The reply, closed as the next observation closes it, must parse without errors.
-        closing = self._renderer.extend(self._sampled, [], generation_prompt=False)
-        closed = [*self._sampled, *closing.tolist()]
-        stops = [index for index, token in enumerate(closed) if token in self._renderer.stop_token_ids]
-        read = closed[: stops[0] + 1] if stops else closed
-        return not self._renderer.parse(read, prompt_tail=self._prompt_tail).errors
 
 
 def _ended(events: list[ReplyEvent]) -> int:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
@@ -105,17 +105,29 @@ class TransformersPolicy:
         vision: Vision | None = None,
     ) -> None:
         self._torch = _torch()
-        self._config = _text_config(model)
+        config: Any = getattr(model, "config", None)
+        if not callable(model) or not hasattr(config, "get_text_config"):
+            raise ConfigError(
+                f"model is a {type(model).__name__}; expected a causal language model of transformers, such as the "
+                "result of AutoModelForCausalLM.from_pretrained(...)"
+            )
+        if getattr(config, "is_encoder_decoder", False):
+            raise ConfigError("the model is an encoder-decoder; expected a decoder-only model")
+        self._config = config.get_text_config(decoder=True)
         known = None if tokenizer is None else load_tokenizer(tokenizer)
-        if known is not None:
-            _check_vocabulary(known, self._config.vocab_size)
+        named = 0 if known is None else 1 + max(known.control_tokens.values(), default=-1)  # padding rows come last
+        if known is not None and self._config.vocab_size < named:
+            raise ConfigError(
+                f"the model has {self._config.vocab_size} token ids, but the tokenizer {known.name!r} has {named}: it "
+                "belongs to a different family, or the model's embedding was not resized"
+            )
         if max_tokens is not None and max_tokens < 1:
             raise ConfigError(f"max_tokens is {max_tokens}; expected None or at least 1")
         if max_cache_bytes < 0:
             raise ConfigError(f"max_cache_bytes is {max_cache_bytes}; expected at least 0")
         if cache not in get_args(CacheKind):
             raise ConfigError(f"cache is {cache!r}; expected one of {get_args(CacheKind)}")
-        self.model = model
+        self.model: Any = model
         self.statistics = CacheStatistics()
         self._tokenizer = known
         self._is_found = known is not None
@@ -203,7 +215,6 @@ class TransformersPolicy:
         room = self._checked_room(prompt, max_tokens)
         if stop and self.tokenizer is None:
             raise ConfigError(f"the stop strings {stop!r:.80} need a tokenizer: TransformersPolicy(model, tokenizer)")
-        reply = _SampledReply(stop_token_ids, tuple(map(str.encode, stop)), on_tokens)
         version = self._policy_version
         name = repr((self._seed, version, episode_id, context)).encode()
         digest = hashlib.blake2b(name + np.ascontiguousarray(prompt, dtype="<i4").tobytes(), digest_size=16)
@@ -215,41 +226,39 @@ class TransformersPolicy:
         self.statistics.replies += 1
         self.statistics.reused += reused
         self.statistics.recomputed += max(0, min(keep, len(prompt) - 1) - reused - 1)
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        stops = tuple(map(str.encode, stop))
+        seen = max(map(len, stops), default=1) - 1  # bytes of a stop string in earlier tokens
+        text, begun, finish_reason = b"", (self._refreshed, self._aborted), cast("FinishReason", "length")
         try:
-            await self._sample(reply, room, sequence, computed, chosen, rng)
+            while len(tokens) < room:
+                sampled, logprob = draw(self._logits(sequence, computed), chosen, rng.random())
+                tokens.append(sampled)
+                logprobs.append(logprob)
+                is_enough = on_tokens is not None and on_tokens([sampled]) is True
+                piece = self._tokenizer.token_bytes(np.array([sampled], dtype=np.int32))[0] if self._tokenizer else b""
+                text = text[max(0, len(text) - seen) :] + piece
+                # Text after a stop string in the same token is kept.
+                if is_enough or sampled in stop_token_ids or any(one in text for one in stops):
+                    finish_reason = "stop"
+                    break
+                sequence.append(sampled)
+                await asyncio.sleep(0)
+                if (self._refreshed, self._aborted) != begun:
+                    finish_reason = "abort"
+                    break
         finally:
             if computed.weights == self._weights():
                 self._cache.put(key, computed)
-        self.statistics.sampled += len(reply.tokens)
+        self.statistics.sampled += len(tokens)
         return Action(
-            np.array(reply.tokens, dtype=np.int32),
-            np.array(reply.logprobs, dtype=np.float32),
-            reply.finish_reason,
+            np.array(tokens, dtype=np.int32),
+            np.array(logprobs, dtype=np.float32),
+            finish_reason,
             chosen.temperature,
             version,
         )
-
-    async def _sample(
-        self,
-        reply: "_SampledReply",
-        room: int,
-        sequence: ModelSequence,
-        computed: Computed,
-        sampling: Sampling,
-        rng: np.random.Generator,
-    ) -> None:
-        begun = self._refreshed, self._aborted
-        for _ in range(room):
-            token, logprob = draw(self._logits(sequence, computed), sampling, rng.random())
-            piece = self._tokenizer.token_bytes(np.array([token], dtype=np.int32))[0] if self._tokenizer else b""
-            if reply.add(token, logprob, piece):
-                return
-            sequence.append(token)
-            await asyncio.sleep(0)
-            if (self._refreshed, self._aborted) != begun:
-                reply.finish_reason = "abort"
-                return
-        reply.finish_reason = "length"
 
     def _logits(self, sequence: ModelSequence, computed: Computed) -> Any:
         """Process new tokens, and return the logits after the last one: float32, shape (vocab_size,)."""
@@ -296,34 +305,6 @@ class TransformersPolicy:
         return room
 
 
-class _SampledReply:
-    """A reply that is being sampled."""
-
-    def __init__(
-        self,
-        stop_token_ids: tuple[int, ...],
-        stop: tuple[bytes, ...],
-        on_tokens: Callable[[Sequence[int]], bool | None] | None,
-    ) -> None:
-        self._on_tokens = on_tokens
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.finish_reason: FinishReason = "stop"
-        self._stop_token_ids = frozenset(stop_token_ids)
-        self._stop = stop
-        self._seen = max(map(len, stop), default=1) - 1  # bytes of a stop string in earlier tokens
-        self._tail = b""
-
-    def add(self, token: int, logprob: float, piece: bytes) -> bool:
-        """Add a token, and return whether it ends the reply. Text after a stop string in the same token is kept."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        is_enough = self._on_tokens is not None and self._on_tokens([token]) is True
-        text = self._tail + piece
-        self._tail = text[len(text) - self._seen :] if self._seen else b""
-        return is_enough or token in self._stop_token_ids or any(name in text for name in self._stop)
-
-
 def load_model(folder: str | Path, *, dtype: str = "float32") -> Any:
     """Load a causal language model of transformers from a folder, in evaluation mode. Nothing is downloaded.
 
@@ -357,24 +338,3 @@ def load_model(folder: str | Path, *, dtype: str = "float32") -> Any:
 def _torch() -> Any:
     needed = ("transformers", "torch")
     return [load(module, "TransformersPolicy needs", _ADVICE) for module in needed][-1]
-
-
-def _text_config(model: Any) -> Any:
-    config = getattr(model, "config", None)
-    if not callable(model) or not hasattr(config, "get_text_config"):
-        raise ConfigError(
-            f"model is a {type(model).__name__}; expected a causal language model of transformers, such as the result "
-            "of AutoModelForCausalLM.from_pretrained(...)"
-        )
-    if getattr(config, "is_encoder_decoder", False):
-        raise ConfigError("the model is an encoder-decoder; expected a decoder-only model")
-    return getattr(config, "get_text_config")(decoder=True)  # noqa: B009 - its type is unknown
-
-
-def _check_vocabulary(tokenizer: Tokenizer, rows: int) -> None:
-    named = 1 + max(tokenizer.control_tokens.values(), default=-1)  # padding rows come last
-    if rows < named:
-        raise ConfigError(
-            f"the model has {rows} token ids, but the tokenizer {tokenizer.name!r} has {named}: it belongs to a "
-            "different family, or the model's embedding was not resized"
-        )

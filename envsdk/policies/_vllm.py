@@ -22,7 +22,6 @@ from ._server_replies import (
     TokenId,
     Weights,
     WeightSpan,
-    cache_counts,
     cut_reply,
     read_response,
     routed_experts,
@@ -63,19 +62,15 @@ class VLLM(ServedPolicy):
 
     name: ClassVar[str] = "VLLM"
     streams: ClassVar[bool] = True
-
-    @property
-    def flags(self) -> Mapping[str, str]:
-        """The change to the server that fixes a check that fails, by the name of the check."""
-        return {
-            "model": "start vLLM with --served-model-name {}",
-            "models": "If it needs a key (--api-key), pass api_key",
-            "length": "start vLLM with --max-model-len {}",
-            "logprobs": "Start vLLM with --logprobs-mode processed_logprobs",
-            "top_logprobs": "Start vLLM with --max-logprobs 5 or more",
-            "tokenize": "Start vLLM without --skip-tokenizer-init",
-            "vocabulary": "Start vLLM with the model, or the --tokenizer, that belongs to the environment",
-        }
+    flags: ClassVar[Mapping[str, str]] = {
+        "model": "start vLLM with --served-model-name {}",
+        "models": "If it needs a key (--api-key), pass api_key",
+        "length": "start vLLM with --max-model-len {}",
+        "logprobs": "Start vLLM with --logprobs-mode processed_logprobs",
+        "top_logprobs": "Start vLLM with --max-logprobs 5 or more",
+        "tokenize": "Start vLLM without --skip-tokenizer-init",
+        "vocabulary": "Start vLLM with the model, or the --tokenizer, that belongs to the environment",
+    }
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Refuse temperatures that vLLM changes.
@@ -89,25 +84,18 @@ class VLLM(ServedPolicy):
                 f"or at least {_LEAST_TEMPERATURE}"
             )
 
-    def check_images(self) -> None:
-        """Accept images: the tokens that a server writes for them are checked with each reply."""
-
-    async def generate(self, client: ServerClient, server: ModelServer, request: ServerRequest) -> ServerReply:
-        """Request a reply from a server: with its endpoint for token ids, or else with `/v1/completions`."""
-
-        async def ask(path: str, body: dict[str, Any]) -> Any:
-            return await client.request(server, "POST", path, body, id=request.id)
-
-        return await self._ask(server, request, ask)
-
-    async def stream(
-        self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens
+    async def generate(
+        self, client: ServerClient, server: ModelServer, request: ServerRequest, on_tokens: OnTokens | None = None
     ) -> ServerReply:
-        """Request a reply, and report its tokens while they are sampled; see `ServedPolicy.stream`."""
-        streamed = TokenStream(on_tokens, request.max_tokens)
+        """Request a reply from a server: with its endpoint for token ids, or else with `/v1/completions`."""
+        streamed = None if on_tokens is None else TokenStream(on_tokens, request.max_tokens)
 
         async def ask(path: str, body: dict[str, Any]) -> Any:
+            if streamed is None:
+                return await client.request(server, "POST", path, body, id=request.id)
+
             async def read(event: Any) -> bool:
+                assert streamed is not None
                 if not streamed.add(event):
                     return True
                 if path == _GENERATE:  # the last event has the versions of the weights
@@ -121,7 +109,7 @@ class VLLM(ServedPolicy):
         try:
             reply = await self._ask(server, request, ask)
         except AttemptFailure as failure:
-            if not streamed.count:
+            if streamed is None or not streamed.count:
                 raise
             if failure.is_dead:
                 raise EngineDead(dead(server, failure)) from failure
@@ -130,7 +118,7 @@ class VLLM(ServedPolicy):
                 f"not requested again; the cause is {failure.cause}: {failure}. Check the server's log, or repeat the "
                 "episode"
             ) from failure
-        return reply if streamed.length is None else cut_reply(reply, streamed.length)
+        return reply if streamed is None or streamed.length is None else cut_reply(reply, streamed.length)
 
     async def _ask(
         self, server: ModelServer, request: ServerRequest, ask: Callable[[str, dict[str, Any]], Awaitable[Any]]
@@ -143,7 +131,13 @@ class VLLM(ServedPolicy):
                 parameters["seed"] = request.seed
             body = {**self._shared(request), "token_ids": request.prompt, "sampling_params": parameters}
             if request.media:
-                body |= image_fields(request)
+                # `content_parts` of vLLM 0.32, whose processor writes the placeholders of each image in place of one,
+                # so the others are left out. It would blend transparent parts, which other processors do not.
+                is_sent = np.ones(len(request.prompt), dtype=np.bool_)
+                for placed in request.media:
+                    is_sent[placed.start + 1 : placed.stop] = False
+                parts = [{"type": "image_url", "url": rgb_image(placed.image).url} for placed in request.media]
+                body |= {"token_ids": request.prompt[is_sent], "content_parts": parts, "return_token_ids": True}
             try:
                 response = await ask(_GENERATE, body)
             except RequestRefused as error:
@@ -279,7 +273,7 @@ def _of_generation(response: _GenerateResponse, request: ServerRequest) -> Serve
         stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
         weights=[Weights(span.version, span.start, span.end) for span in choice.weight_versions or ()],
         extra=extra,
-        counts=_counts(response.usage),
+        counts=(response.usage or ServerUsage()).cache_counts(),
         top_logprobs=[[top.logprob for top in entry.top_logprobs] for entry in content],
     )
 
@@ -293,13 +287,9 @@ def _of_completion(response: _Completion, request: ServerRequest) -> ServerReply
         finish_reason=choice.finish_reason,
         stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
         extra=_experts(choice, request),
-        counts=_counts(response.usage),
+        counts=(response.usage or ServerUsage()).cache_counts(),
         top_logprobs=[list((values or {}).values()) for values in top],
     )
-
-
-def _counts(usage: ServerUsage | None) -> dict[str, int]:
-    return {} if usage is None else cache_counts(usage.cached_tokens, usage.prompt_tokens)
 
 
 def _experts(choice: _GenerationChoice | _CompletionChoice, request: ServerRequest) -> dict[str, Any]:
@@ -311,23 +301,6 @@ def _experts(choice: _GenerationChoice | _CompletionChoice, request: ServerReque
     except (ValueError, EOFError, OSError, MemoryError) as error:
         raise ServerReplyError(f"routed_experts is not a base64 string of an .npy file: {error}") from error
     return {"routed_experts": routed_experts(array, len(request.prompt), len(choice.token_ids))}
-
-
-# Images: `content_parts` and `return_token_ids` of `GenerateRequest` in vLLM 0.32. A part is not one of Chat
-# Completions: its URL is a separate field.
-
-
-def image_fields(request: ServerRequest) -> dict[str, Any]:
-    """Return the fields of a request with images.
-
-    vLLM's processor writes the placeholders of each image in place of one, so the others are left out. It would blend
-    transparent parts with a background, which other processors do not.
-    """
-    is_sent = np.ones(len(request.prompt), dtype=np.bool_)
-    for placed in request.media:
-        is_sent[placed.start + 1 : placed.stop] = False
-    parts = [{"type": "image_url", "url": rgb_image(placed.image).url} for placed in request.media]
-    return {"token_ids": request.prompt[is_sent], "content_parts": parts, "return_token_ids": True}
 
 
 def check_prompt(tokens: Sequence[int] | None, request: ServerRequest) -> None:

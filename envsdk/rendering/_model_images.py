@@ -7,7 +7,7 @@ as to text, and a token has three positions: in time, height and width (mRoPE). 
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,15 +24,11 @@ _MAX_GRIDS = 100_000  # images whose grids are kept
 _ADVICE = "pip install 'envsdk[torch]'"
 
 
-class _Grid(NamedTuple):
-    """The properties of an image that positions need; its arrays are larger."""
-
-    tokens: int
-    image_grid_thw: "NDArray[np.int64]"
-
-
 class ModelImages:
     """Prepares the image inputs of a model.
+
+    Attributes:
+        has_positions: True if each token of the model has three positions, which are equal for text.
 
     Args:
         model: A model of transformers.
@@ -43,18 +39,11 @@ class ModelImages:
     def __init__(self, model: Any, vision: Vision | None = None) -> None:
         self._model = model
         self._given = vision
-        self._grids: dict[str, _Grid] = {}
-
-    @cached_property
-    def _rope(self) -> Any:
+        modules: Any = getattr(model, "modules", tuple)()
+        self._rope: Any = next((module for module in modules if hasattr(module, "get_rope_index")), None)
         """The submodule that computes positions in three dimensions; None if the model has none."""
-        modules: Any = getattr(self._model, "modules", tuple)()
-        return next((module for module in modules if hasattr(module, "get_rope_index")), None)
-
-    @property
-    def has_positions(self) -> bool:
-        """True if each token of the model has three positions, which are equal for text."""
-        return self._rope is not None
+        self.has_positions = self._rope is not None
+        self._grids: dict[str, tuple[int, NDArray[np.int64]]] = {}  # the number of tokens, and `image_grid_thw`
 
     @cached_property
     def vision(self) -> Vision:
@@ -89,7 +78,7 @@ class ModelImages:
                 "from Vision.process(image).arrays"
             )
         for placed in media:
-            count = self._grid(placed.image).tokens
+            count = self._grid(placed.image)[0]
             if count != placed.stop - placed.start:
                 raise ConfigError(
                     f"{placed.image!r} has {placed.stop - placed.start} tokens, but the image processor gives it "
@@ -113,7 +102,8 @@ class ModelImages:
             return {}
         torch = load("torch", "the inputs of a model need", _ADVICE)
         joined = joined_arrays([self.vision.process(placed.image) for placed in media])
-        return {name: torch.as_tensor(array, device=self._device) for name, array in joined.items()}
+        device: Any = getattr(self._model, "device", "cpu")
+        return {name: torch.as_tensor(array, device=device) for name, array in joined.items()}
 
     def positions(self, tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> Any:
         """Return the positions of the tokens of one sequence: a tensor on the CPU, int64 of shape (3, n)."""
@@ -121,7 +111,7 @@ class ModelImages:
         if not media:
             return torch.arange(len(tokens)).expand(3, -1)
         kinds = torch.as_tensor(token_types(media, len(tokens)))[None]
-        grids = [self._grid(placed.image).image_grid_thw for placed in media]
+        grids = [self._grid(placed.image)[1] for placed in media]
         ids = torch.as_tensor(np.asarray(tokens, dtype=np.int64))[None]
         grid = torch.as_tensor(np.concatenate(grids))
         return self._rope.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid)[0][:, 0]
@@ -135,33 +125,14 @@ class ModelImages:
         self.check(tokens, media)
         if not self.has_positions:
             return {}
-        return {**self.arrays(media), "position_ids": self.positions(tokens, media)[:, None].to(self._device)}
+        positions = self.positions(tokens, media)[:, None].to(getattr(self._model, "device", "cpu"))
+        return {**self.arrays(media), "position_ids": positions}
 
-    def _grid(self, image: Image) -> _Grid:
+    def _grid(self, image: Image) -> "tuple[int, NDArray[np.int64]]":
         """Return the grid of an image, which stays cached after the processor has dropped the image's arrays."""
         if image.sha256 not in self._grids:
             processed = self.vision.process(image)
             if len(self._grids) >= _MAX_GRIDS:
                 self._grids.clear()
-            self._grids[image.sha256] = _Grid(processed.count, processed.arrays["image_grid_thw"])
+            self._grids[image.sha256] = processed.count, processed.arrays["image_grid_thw"]
         return self._grids[image.sha256]
-
-    @property
-    def _device(self) -> Any:
-        return getattr(self._model, "device", "cpu")
-
-
-def keyed(tokens: "NDArray[np.integer[Any]]", media: Sequence[PlacedImage]) -> "NDArray[np.int64]":
-    """Return tokens in which the placeholders of each image are a negative number that is unique to the image.
-
-    Two sequences are equal exactly if they have the same tokens and the same images: int64, shape (n,).
-    """
-    keys = np.array(tokens, dtype=np.int64)
-    for placed in media:
-        keys[placed.start : placed.stop] = -1 - int(placed.image.sha256[:15], 16)
-    return keys
-
-
-def within(media: Sequence[PlacedImage], start: int, stop: int) -> list[PlacedImage]:
-    """Return the images whose tokens are all in the range from `start` to `stop`."""
-    return [placed for placed in media if start <= placed.start and placed.stop <= stop]

@@ -126,7 +126,7 @@ def render_template(
     """
     text, arguments = own_template(renderer)
     read = [*map(renderer.template_form, messages)]
-    return render_text(text, read, tools, generation_prompt=generation_prompt, arguments=arguments)
+    return render_spans(text, read, tools, generation_prompt=generation_prompt, arguments=arguments)[0]
 
 
 def own_template(renderer: Renderer) -> tuple[str, dict[str, Any]]:
@@ -151,22 +151,6 @@ def with_fixed_date(text: str, renderer: Renderer) -> str:
     return _CLOCK.sub(lambda match: repr(now.strftime(match[2])), text)
 
 
-def render_text(
-    template: str,
-    messages: Sequence[Message | Mapping[str, Any]],
-    tools: Sequence[ToolSchema],
-    *,
-    generation_prompt: bool,
-    arguments: Mapping[str, Any],
-) -> str:
-    """Render with a chat template given as text, as transformers does.
-
-    Raises:
-        RenderError: If the template rejects the conversation.
-    """
-    return render_spans(template, messages, tools, generation_prompt=generation_prompt, arguments=arguments)[0]
-
-
 def render_spans(
     template: str,
     messages: Sequence[Message | Mapping[str, Any]],
@@ -175,7 +159,10 @@ def render_spans(
     generation_prompt: bool,
     arguments: Mapping[str, Any],
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Do the same as `render_text`, and also return the start and the end of the text of each `generation` block.
+    """Render with a chat template given as text, as transformers does.
+
+    Returns:
+        The text, and the start and the end of the text of each `generation` block.
 
     Raises:
         RenderError: If the template rejects the conversation.

@@ -7,7 +7,6 @@ the image has features, surrounded by the family's markup. That text is taken fr
 import importlib
 import json
 import os
-import pickle
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -64,8 +63,8 @@ class Vision:
         tokenizer: The renderer's tokenizer. The processor's tokenizer must have the same vocabulary.
 
     Raises:
-        ConfigError: If the processor cannot be loaded, does not accept images, or writes an image as something that is
-            not a control token of the tokenizer.
+        ConfigError: If the processor cannot be loaded, does not accept images, writes an image as something that is
+            not a control token of the tokenizer, or would silently ignore the image processor's option for crops.
         MissingPackage: If Pillow is not installed.
     """
 
@@ -90,7 +89,15 @@ class Vision:
                 f"the processor writes {name!r} for an image, which is not a control token of the tokenizer "
                 f"{tokenizer.name!r}: use the tokenizer of the same model"
             )
-        _check_crops(self.processor, own)
+        crops = "do_pan_and_scan"
+        options: Any = getattr(self.processor, "images_kwargs", None)
+        # Gemma3Processor passes options to its image processor that take precedence over the image processor's own.
+        if isinstance(options, Mapping) and getattr(own, crops, False) and options.get(crops) is False:  # pyright: ignore
+            raise ConfigError(
+                f"the image processor has {crops}=True, but {type(self.processor).__name__} calls it with "
+                f"{crops}=False, so images would have no crops. Remove the option; or, for crops, give the processor "
+                f'as an object with processor.images_kwargs = {{**processor.images_kwargs, "{crops}": True}}'
+            )
         self._arrays: RecentValues[ProcessedImage] = RecentValues(
             _MAX_ARRAY_BYTES, lambda processed: sum(array.nbytes for array in processed.arrays.values())
         )
@@ -103,12 +110,8 @@ class Vision:
     def token_ids(self) -> "NDArray[np.int32]":
         """The ids of placeholder tokens, which image features replace: int32, shape (k,); usually one."""
         if self._grid is not None:
-            return self._grid_token
+            return np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
         return self.process(Image.read(np.zeros((64, 64, 3), np.uint8))).token_ids
-
-    @cached_property
-    def _grid_token(self) -> "NDArray[np.int32]":
-        return np.array([self._tokenizer.token_id(self.placeholder)], dtype=np.int32)
 
     def process(self, image: Image) -> ProcessedImage:
         """Apply the processor to an image; the last few results are cached.
@@ -147,7 +150,7 @@ class Vision:
         if self._grid is not None:
             arrays = self._called(self._grid, image, images=[pixels])
             count = int(np.prod(arrays["image_grid_thw"])) // int(self._grid.merge_size) ** 2
-            return ProcessedImage(self.placeholder * count, count, self._grid_token, arrays)
+            return ProcessedImage(self.placeholder * count, count, self.token_ids, arrays)
         given: dict[str, Any] = {"text": [self.placeholder], "images": [[pixels]], "return_mm_token_type_ids": True}
         made = self._called(self.processor, image, **given, add_special_tokens=False)
         ids = made["input_ids"][0].astype(np.int32)
@@ -171,24 +174,6 @@ class Vision:
         return {name: np.asarray(value) for name, value in made.items()}
 
 
-def _check_crops(processor: Any, images: Any) -> None:
-    """Raise an error if the processor would silently ignore the image processor's option for crops.
-
-    `Gemma3Processor` passes options to its image processor that take precedence over the image processor's own ones.
-
-    Raises:
-        ConfigError: If only the image processor sets `do_pan_and_scan`.
-    """
-    name = "do_pan_and_scan"
-    options: Any = getattr(processor, "images_kwargs", None)
-    if isinstance(options, Mapping) and getattr(images, name, False) and options.get(name) is False:  # pyright: ignore
-        raise ConfigError(
-            f"the image processor has {name}=True, but {type(processor).__name__} calls it with {name}=False, so "
-            "images would have no crops. Remove the option; or, for crops, give the processor as an object with "
-            f'processor.images_kwargs = {{**processor.images_kwargs, "{name}": True}}'
-        )
-
-
 def joined_arrays(processed: Sequence[ProcessedImage]) -> "dict[str, NDArray[Any]]":
     """Return the concatenated arrays of images by their names; an empty dict without images.
 
@@ -205,23 +190,6 @@ def token_types(media: Sequence[PlacedImage], length: int) -> "NDArray[np.int64]
     for placed in media:
         types[placed.start : placed.stop] = 1
     return types
-
-
-def check_pickles(processor: Any) -> None:
-    """Check that a processor can be pickled for another process.
-
-    Raises:
-        ConfigError: If it is an object that cannot be pickled.
-    """
-    if processor is None or isinstance(processor, (str, Path, Mapping)):
-        return
-    try:
-        pickle.dumps(processor)
-    except Exception as error:  # of any type: objects raise what they like
-        raise ConfigError(
-            f"the processor {type(processor).__name__} cannot be pickled for another process: {type(error).__name__}: "
-            f"{error}. Give processor= as a folder, a name on the hub, or the options of an image processor"
-        ) from error
 
 
 def find_processor(tokenizer: Tokenizer) -> str | None:

@@ -8,14 +8,15 @@ import operator
 from abc import abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import RenderError
+from ..images import PlacedImage, keyed
 from ..messages import Message, ToolSchema
-from ._prompt import Rendered, WrittenPrompt, is_same_answer
+from .emission import Rendered, WrittenPrompt, is_same_answer
 from .renderer import Renderer, writable
 
 __all__ = ["WholeRenderer"]
@@ -70,37 +71,35 @@ class WholeRenderer(Renderer):
         is_new = not prompt.messages
         if is_new:
             self.check_tools(shown_tools)
-        elif as_template and 0 < start < len(prompt.starts) and self._is_seam(prompt, prompt.starts[start]):
-            history = [prompt.messages[0], prompt.messages[start - 1]]
-            # The messages are passed with their reasoning, which the template hides: it may write such a message
-            # differently from one that never had reasoning.
-            shown = prompt.messages[start:]
-            keep = self._replace(
-                prompt,
-                start,
-                messages,
-                lambda written: self._render_end(
-                    history, [*map(written, shown)], tools=shown_tools, prefill=prompt.prefill
-                ),
-            )
-            if keep is not None:
-                return keep
+        elif as_template and 0 < start < len(prompt.starts):
+            history, position = [prompt.messages[0], prompt.messages[start - 1]], prompt.starts[start]
+            # Tokenization never merges across a control token.
+            if self._is_control(np.asarray(prompt.tokens[max(position - 1, 0) : position + 1])).any():
+                keep = self._replace(
+                    prompt,
+                    start,
+                    messages,
+                    # The messages are passed with their reasoning, which the template hides: it may write such a
+                    # message differently from one that never had reasoning.
+                    prompt.messages[start:],
+                    lambda end: self._render_end(history, end, tools=shown_tools, prefill=prompt.prefill),
+                )
+                if keep is not None:
+                    return keep
         whole = [*prompt.messages[:start], *messages]
         is_same = len(whole) == len(prompt.messages) and all(map(operator.is_, whole, prompt.messages))
         if is_same and not as_template and tools is None:
             return len(prompt.tokens)
-        history_form = "template" if as_template or is_new else "keep"
 
-        def write(written: Callable[[Message], Message]) -> Rendered:
-            return self._render(
-                [*map(written, whole)], history_form, tools=shown_tools, generation_prompt=True, prefill=prompt.prefill
-            )
+        def write(shown: Sequence[Message]) -> Rendered:
+            form = "template" if as_template or is_new else "keep"
+            return self._render(shown, form, tools=shown_tools, generation_prompt=True, prefill=prompt.prefill)
 
         if is_new:
-            prompt.append(write(_unchanged), messages, prompt.prefill)
+            prompt.append(write(whole), messages, prompt.prefill)
             keep = 0
         else:
-            keep = self._replace(prompt, 0, whole, write)
+            keep = self._replace(prompt, 0, whole, whole, write)
         prompt.tools = shown_tools
         assert keep is not None  # only `_render_end` may return None
         return keep
@@ -114,19 +113,17 @@ class WholeRenderer(Renderer):
         placeholders = sum(vision.count(image) for image in message.images) if vision is not None else 0
         return placeholders + len(self.tokenizer.encode(message.content + (message.reasoning or "")))
 
-    def _is_control(self, tokens: "NDArray[np.int32]") -> "NDArray[np.bool_]":
-        return np.isin(tokens, np.fromiter(self.tokenizer.control_tokens.values(), np.int32))
-
-    def _is_seam(self, prompt: WrittenPrompt, position: int) -> bool:
-        """Return whether a token is a control token or follows one, so that tokenization never merges across it."""
-        return bool(self._is_control(np.asarray(prompt.tokens[max(position - 1, 0) : position + 1])).any())
+    def _is_control(self, tokens: "NDArray[np.integer[Any]]") -> "NDArray[np.bool_]":
+        """Return which tokens are control tokens, or the tokens of images in `keyed` tokens: bool, shape (n,)."""
+        return np.isin(tokens, np.fromiter(self.tokenizer.control_tokens.values(), np.int32)) | (tokens < 0)
 
     def _replace(
         self,
         prompt: WrittenPrompt,
         first: int,
         messages: Sequence[Message],
-        write: Callable[[Callable[[Message], Message]], Rendered | None],
+        shown: Sequence[Message],
+        write: Callable[[Sequence[Message]], Rendered | None],
     ) -> int | None:
         """Replace the messages from `first` on with rendered ones; return the number of tokens that stay.
 
@@ -136,35 +133,34 @@ class WholeRenderer(Renderer):
             prompt: The prompt.
             first: The index of the first message that is replaced.
             messages: The messages from there on.
-            write: Renders the messages after applying a function to each; returns None if it cannot render them.
+            shown: The same messages in the form that is rendered.
+            write: Renders messages; returns None if it cannot render them.
 
         Raises:
             RenderError: If the template refuses the conversation for another reason.
         """
         try:
-            rendered = write(_unchanged)
+            rendered = write(shown)
             return rendered and self._keep_common(prompt, first, messages, rendered.tokens, rendered.starts)
         except RenderError:
-            refused = {i for i, message in enumerate(messages) if writable(message) is not message}
-            rendered = write(writable) if refused else None
+            refused = {index for index, message in enumerate(messages) if writable(message) is not message}
+            rendered = write([*map(writable, shown)]) if refused else None
             if rendered is None:
                 raise
-        shown, following_reply = list(messages), first
+        messages, following_reply = list(messages), first
         tokens, starts = [rendered.tokens[: rendered.starts[0]]], list[int]()
         for index, (start, stop) in enumerate(pairwise([*rendered.starts, len(rendered.tokens)])):
             starts.append(sum(map(len, tokens)))
+            tokens.append(rendered.tokens[start:stop])
             own = _own_reply(prompt, following_reply, messages[index]) if index < len(messages) else None
-            if own is not None:
-                following_reply = own + 1
-            if index in refused and own is not None:
-                begin = prompt.starts[own]
-                sampled = np.asarray(prompt.tokens[begin : begin + prompt.count(own)])
-                following = rendered.tokens[stop : stop + 1]
-                tokens.append(self._up_to_end(sampled, rendered.tokens[start:stop], following))
-                shown[index] = prompt.messages[own]
-            else:
-                tokens.append(rendered.tokens[start:stop])
-        return self._keep_common(prompt, first, shown, np.concatenate(tokens), starts)
+            if own is None:
+                continue
+            following_reply = own + 1
+            if index in refused:
+                sampled = np.asarray(prompt.tokens[prompt.starts[own] :][: prompt.count(own)])
+                tokens[-1] = self._up_to_end(sampled, tokens[-1], rendered.tokens[stop : stop + 1])
+                messages[index] = prompt.messages[own]
+        return self._keep_common(prompt, first, messages, np.concatenate(tokens), starts)
 
     def _up_to_end(
         self, own: "NDArray[np.int32]", rendered: "NDArray[np.int32]", following: "NDArray[np.int32]"
@@ -199,7 +195,15 @@ class WholeRenderer(Renderer):
         """
         offset = prompt.starts[first] if first else 0
         old = np.asarray(prompt.tokens[offset : prompt.body])
-        keep, same = self._shared(old, new, self._first_other_image(prompt, offset, messages, new, rendered_starts))
+        old_images: list[PlacedImage] = []
+        new_images: list[PlacedImage] = []
+        if self.vision is not None:
+            old_images += [placed.moved(-offset) for placed in prompt.placed_images(self.vision, offset)]
+            for message, (start, stop) in zip(messages, pairwise(rendered_starts), strict=True):
+                if message.images:
+                    places = self.vision.places(new[start:stop], message.images)
+                    new_images += [placed.moved(start) for placed in places]
+        keep, same = self._shared(keyed(old, old_images), keyed(new, new_images))
         if keep == len(old) and same == len(new):
             prompt.messages[first:] = messages
             return len(prompt.tokens)
@@ -219,42 +223,15 @@ class WholeRenderer(Renderer):
         prompt.tokens.extend(begun)
         return keep
 
-    def _first_other_image(
-        self,
-        prompt: WrittenPrompt,
-        offset: int,
-        messages: Sequence[Message],
-        tokens: "NDArray[np.int32]",
-        starts: Sequence[int],
-    ) -> tuple[int, int]:
-        """Return where the first image that differs begins: in the tokens after `offset`, and in the rendered tokens.
-
-        The placeholders of different images may be the same tokens. If all images are equal, return both lengths.
-        """
-        ends = prompt.body - offset, len(tokens)
-        if self.vision is None:
-            return ends
-        new = [
-            placed.moved(start)
-            for message, (start, stop) in zip(messages, pairwise(starts), strict=True)
-            if message.images
-            for placed in self.vision.places(tokens[start:stop], message.images)
-        ]
-        old = [placed.moved(-offset) for placed in prompt.placed_images(self.vision, offset)]
-        same = sum(1 for _ in takewhile(lambda pair: pair[0].image == pair[1].image, zip(old, new, strict=False)))
-        return old[same].start if same < len(old) else ends[0], new[same].start if same < len(new) else ends[1]
-
-    def _shared(self, old: "NDArray[np.int32]", new: "NDArray[np.int32]", at_most: tuple[int, int]) -> tuple[int, int]:
+    def _shared(self, old: "NDArray[np.int64]", new: "NDArray[np.int64]") -> tuple[int, int]:
         """Return the number of tokens of each with the same text at the start, cut at the beginning of a control token.
 
         A control token differs from text that spells its name.
 
         Args:
-            old: Tokens, shape (n,).
-            new: Tokens, shape (m,).
-            at_most: Upper bounds of the two results.
+            old: `keyed` tokens, shape (n,).
+            new: `keyed` tokens, shape (m,).
         """
-        old, new = old[: at_most[0]], new[: at_most[1]]
         old_text, old_offsets = self._offsets(old)
         new_text, new_offsets = self._offsets(new)
         shorter = min(len(old_text), len(new_text))
@@ -263,24 +240,20 @@ class WholeRenderer(Renderer):
         both: NDArray[np.int64] = np.intersect1d(old_offsets, new_offsets)
         both = both[both <= length]
         kept: NDArray[np.int64] = np.searchsorted(new_offsets, both)
-        begins_control = (kept == 0) | (kept == len(new)) | self._is_control(np.append(new, -1)[kept])
+        begins_control = (kept == 0) | (kept == len(new)) | self._is_control(np.append(new, 0)[kept])
         at = int(np.flatnonzero(begins_control)[-1])
         left: NDArray[np.int64] = np.searchsorted(old_offsets, both)
         return int(left[at]), int(kept[at])
 
-    def _offsets(self, tokens: "NDArray[np.int32]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
-        """Return the bytes of the tokens, and the position of each token in them, followed by the end of the last one.
+    def _offsets(self, keys: "NDArray[np.int64]") -> "tuple[NDArray[np.uint8], NDArray[np.int64]]":
+        """Return the bytes of `keyed` tokens, and the position of each of them, followed by the end of the last one.
 
-        A control token is represented by a byte that never occurs in UTF-8, followed by its id.
+        A control token, or a token of an image, is represented by a byte that never occurs in UTF-8, and its key.
         """
-        pieces = self.tokenizer.token_bytes(tokens)
-        for index in np.flatnonzero(self._is_control(tokens)).tolist():
-            pieces[index] = b"\xff" + int(tokens[index]).to_bytes(4, "big")
+        pieces = self.tokenizer.token_bytes(np.maximum(keys, 0).astype(np.int32))
+        for index in np.flatnonzero(self._is_control(keys)).tolist():
+            pieces[index] = b"\xff" + int(keys[index]).to_bytes(8, "big", signed=True)
         return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-
-
-def _unchanged(message: Message) -> Message:
-    return message
 
 
 def _own_reply(prompt: WrittenPrompt, first: int, message: Message) -> int | None:

@@ -1,4 +1,4 @@
-"""The pieces in which a renderer writes a conversation, and their conversion to tokens.
+"""The pieces in which a renderer writes a conversation, their conversion to tokens, and the prompts made of these.
 
 A renderer writes a message as a few pieces: *scaffold* (the family's own text, in which names of control tokens become
 control tokens) and *content* (text of a message, in which they never do). Adjacent text is encoded as one string,
@@ -6,15 +6,21 @@ because byte-pair merges cross the seam between two pieces. Everything else abou
 pieces: where each message starts, and which tokens are scaffold, content or sampled.
 """
 
+import copy
+import operator
 import re
-from collections.abc import Iterator, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..errors import RenderError
-from ..images import Image
+from ..images import Image, PlacedImage
+from ..messages import Message, ToolSchema
 from .tokenizers import Tokenizer
 
 __all__ = ["Attribution", "Emission", "EmittedPiece", "Encoder", "Span"]
@@ -26,9 +32,6 @@ if TYPE_CHECKING:
 
 
 _TEXT = -1
-
-MAX_REMEMBERED = 1024
-"""The number of scaffold strings that an encoder caches. A family has a few dozen; some contain ids and names."""
 
 
 class EmittedPiece(NamedTuple):
@@ -90,57 +93,23 @@ class Encoder:
         # A longer name wins over one that it starts with, as in the `tokenizers` library.
         names = sorted(tokenizer.control_tokens, key=len, reverse=True)
         self._control_token = re.compile("(" + ("|".join(map(re.escape, names)) or "(?!)") + ")")
-        self._control_names = {token: name for name, token in tokenizer.control_tokens.items()}
-        self._scaffolds: dict[str, list[EmittedPiece]] = {}
+        self.control_names = {token: name for name, token in tokenizer.control_tokens.items()}
+        """The names of the control tokens, by id."""
+        self.scaffold: Callable[[str], list[EmittedPiece]] = lru_cache(maxsize=1024)(self.cut)
+        """The same as `cut`; the results are cached, since a vocabulary may have 1,000 control tokens."""
 
-    def scaffold(self, text: str) -> list[EmittedPiece]:
-        """Cut scaffold at its control tokens. Results are cached, since a vocabulary may have 1,000 control tokens."""
-        pieces = self._scaffolds.get(text)
-        if pieces is None:
-            pieces = self._cut(text, is_content=False)
-            if len(self._scaffolds) >= MAX_REMEMBERED:
-                self._scaffolds.clear()  # threads that share the encoder may do that at any time
-            self._scaffolds[text] = pieces
+    def cut(self, text: str, *, is_content: bool = False) -> list[EmittedPiece]:
+        """Cut scaffold at its control tokens. Content is one piece of text, except with `unsafe_content`."""
+        if is_content and not self.unsafe_content:
+            return [EmittedPiece(text, _TEXT, True)]
+        pieces: list[EmittedPiece] = []
+        for index, part in enumerate(self._control_token.split(text)):
+            if index % 2:
+                token = self.tokenizer.token_id(part)
+                pieces.append(EmittedPiece(part, token, is_content, np.array([token], dtype=np.int32)))
+            elif part:
+                pieces.append(EmittedPiece(part, _TEXT, is_content))
         return pieces
-
-    def content(self, text: str) -> list[EmittedPiece]:
-        """Return content as one piece of text; with `unsafe_content`, cut it like scaffold."""
-        return self._cut(text, is_content=True) if self.unsafe_content else [EmittedPiece(text, _TEXT, True)]
-
-    def controls_in(self, text: str) -> list[str]:
-        """Return the names of the control tokens in a string, each once."""
-        return [*dict.fromkeys(match[0] for match in self._control_token.finditer(text))]
-
-    def image(self, image: Image) -> list[EmittedPiece]:
-        """Return the pieces of an image, which replace the token that a chat template writes."""
-        if self.vision is None:
-            raise RenderError(f"{image!r} cannot be written: the renderer has no processor of images")
-        written: list[EmittedPiece] = []
-        for _, run in groupby(
-            self._cut(self.vision.process(image).text, is_content=False), key=lambda piece: piece.control
-        ):
-            first, count = (equal := [*run])[0], len(equal)  # equal placeholders are one piece
-            tokens = None if first.tokens is None else np.repeat(first.tokens, count)
-            written.append(first._replace(text=first.text * count, tokens=tokens))
-        return written
-
-    def is_control(self, token: int) -> bool:
-        """Return whether an id is that of a control token."""
-        return token in self._control_names
-
-    def control(self, token: int) -> EmittedPiece:
-        """Return a control token as a piece."""
-        return EmittedPiece(self._control_names[token], token, False, np.array([token], dtype=np.int32))
-
-    def _cut(self, text: str, *, is_content: bool) -> list[EmittedPiece]:
-        parts = enumerate(self._control_token.split(text))
-        return [
-            self.control(self.tokenizer.token_id(part))._replace(is_content=is_content)
-            if index % 2
-            else EmittedPiece(part, _TEXT, is_content)
-            for index, part in parts
-            if part
-        ]
 
 
 class Emission:
@@ -186,10 +155,15 @@ class Emission:
         for piece in pieces:
             if piece.control < 0 or piece.text != vision.placeholder:
                 self._pieces.append(piece)
-            elif self._pending:
-                self._pieces += self._encoder.image(self._pending.pop())
-            else:
+                continue
+            if not self._pending:
                 raise RenderError(f"message {self._message} is written with more images than it has")
+            placeholders = self._encoder.cut(vision.process(self._pending.pop()).text)
+            for _, run in groupby(placeholders, key=lambda placeholder: placeholder.control):
+                first, *equal = run  # equal placeholders are one piece
+                count = 1 + len(equal)
+                tokens = None if first.tokens is None else np.repeat(first.tokens, count)
+                self._pieces.append(first._replace(text=first.text * count, tokens=tokens))
 
     def _refuse_pending(self) -> None:
         if self._pending:
@@ -201,19 +175,20 @@ class Emission:
     def content(self, text: str) -> None:
         """Write the text of a message. Names of control tokens in it stay text."""
         if text:
-            self._pieces += self._encoder.content(text)
+            self._pieces += self._encoder.cut(text, is_content=True)
 
     def encoded(self, tokens: "NDArray[np.int32]", *, content_after: int | None) -> None:
         """Write tokens that another library encoded; text after the control token `content_after` is content."""
         encoder, start, is_content = self._encoder, 0, False
-        controls = [position for position, token in enumerate(tokens.tolist()) if encoder.is_control(token)]
+        controls = [position for position, token in enumerate(tokens.tolist()) if token in encoder.control_names]
         for position in (*controls, len(tokens)):
             if position > start:
                 text = tokens[start:position]
                 self._pieces.append(EmittedPiece(encoder.tokenizer.decode(text), _TEXT, is_content, text))
             if position < len(tokens):
                 token = int(tokens[position])
-                self._pieces.append(encoder.control(token))
+                name = encoder.control_names[token]
+                self._pieces.append(EmittedPiece(name, token, False, tokens[position : position + 1]))
                 is_content = token == content_after
             start = position + 1
 
@@ -252,7 +227,7 @@ class Emission:
             chunks.append(chunk)
             length += chunk.size
         token_of_piece[len(self._pieces)] = length
-        if any(piece not in token_of_piece for piece in self._starts):  # a message begins within a run of text
+        if not token_of_piece.keys() >= {*self._starts}:  # a message begins within a run of text
             token_of_piece |= {index: start for index, (start, _) in enumerate(self._places())}
         return np.concatenate(chunks), [token_of_piece[piece] for piece in self._starts]
 
@@ -272,21 +247,17 @@ class Emission:
                 spans.append(span)
         return spans
 
-    def _runs(self) -> list[tuple[int, Sequence[EmittedPiece]]]:
+    def _runs(self) -> list[tuple[int, list[EmittedPiece]]]:
         """Return the runs of pieces that are encoded together, with the index of the first piece of each.
 
         Adjacent pieces of text that are not encoded yet are one run; every other piece is a separate run.
         """
-        runs: list[tuple[int, Sequence[EmittedPiece]]] = []
-        start = 0
+        runs: list[tuple[int, list[EmittedPiece]]] = []
         for index, piece in enumerate(self._pieces):
-            if piece.tokens is not None:
-                if start < index:
-                    runs.append((start, self._pieces[start:index]))
-                runs.append((index, (piece,)))
-                start = index + 1
-        if start < len(self._pieces):
-            runs.append((start, self._pieces[start:]))
+            if runs and runs[-1][1][0].tokens is None and piece.tokens is None:
+                runs[-1][1].append(piece)
+            else:
+                runs.append((index, [piece]))
         return runs
 
     def _places(self) -> Iterator[tuple[int, int]]:
@@ -309,3 +280,130 @@ class Emission:
                 bounds.append(len(ends))
             yield from ((at + start, at + stop) for start, stop in pairwise(bounds))
             at += bounds[-1]
+
+
+class EmittedDelta(NamedTuple):
+    """The tokens that were emitted after a reply."""
+
+    reply: int
+    """The index of the reply among the messages. The delta holds the messages between it and the next reply."""
+    tokens: "NDArray[np.int32]"
+    """The tokens from the end of the reply to the end of the generation prompt, shape (n,)."""
+    generation_prompt: bool
+    """True if the delta ends with a generation prompt."""
+
+
+class Rendered:
+    """A rendered conversation, or what follows a reply.
+
+    Attributes:
+        tokens: The token ids: int32, shape (n,).
+        starts: The index of each message's first token; with a generation prompt, also the index of its first token.
+        begun: The tokens of a prefill, which follow the generation prompt: int32, shape (m,).
+        dropped: How many tokens at the end of the reply do not stay; see `Renderer.extension`.
+        closed_reply: Whether the reply had to be closed, because its turn did not end.
+        rewriting: An example of earlier text that the chat template rewrites here but that the prompt keeps; empty if
+            there is no such text.
+    """
+
+    __slots__ = ("_emission", "begun", "closed_reply", "dropped", "rewriting", "starts", "tokens")
+
+    def __init__(self, emission: Emission, begun: "NDArray[np.int32] | None" = None) -> None:
+        self._emission = emission
+        self.tokens, self.starts = emission.tokens()
+        self.begun = np.empty(0, dtype=np.int32) if begun is None else begun
+        self.dropped, self.closed_reply, self.rewriting = 0, False, ""
+
+    @property
+    def spans(self) -> list[Span]:
+        """Runs of tokens with their message, role, and whether they are sampled and content (computed on request)."""
+        return self._emission.spans()
+
+
+class WrittenPrompt:
+    """A prompt as data: the messages that a model sees, and their tokens. `Renderer.rewrite` rewrites it."""
+
+    def __init__(self) -> None:
+        self.tools: Sequence[ToolSchema] = ()
+        self.tokens = array("i")
+        self.messages: list[Message] = []
+        self.starts: list[int] = []
+        """The position of each message's first token."""
+        self.bodies: list[int] = []
+        """The position where the sampled part of each message begins; -1 if the model did not write it."""
+        self.end = 0
+        """The position after the last message, where the generation prompt begins."""
+        self.body = 0
+        """The position after the generation prompt, where the next reply begins, or its prefill."""
+        self.prefill: str | Message | None = None
+        """The beginning of the next reply, on which the generation prompt depends."""
+        self._placed: list[PlacedImage] = []
+        """The images of the first `_n_placed` messages, in order."""
+        self._n_placed = 0
+
+    def copy(self) -> "WrittenPrompt":
+        """Return an independent copy."""
+        other = copy.copy(self)
+        other.tokens, other.messages = self.tokens[:], list(self.messages)
+        other.starts, other.bodies = list(self.starts), list(self.bodies)
+        other._placed = list(self._placed)
+        return other
+
+    def append(self, rendered: Rendered, messages: Sequence[Message], prefill: str | Message | None = None) -> None:
+        """Append rendered messages; the generation prompt, if there is one, begins at the last start."""
+        before = len(self.tokens)
+        self.tokens.extend(rendered.tokens.tolist())
+        for message, start in zip(messages, rendered.starts, strict=False):
+            self.add(message, before + start)
+        self.body = len(self.tokens)
+        self.end = before + rendered.starts[len(messages)] if len(rendered.starts) > len(messages) else self.body
+        self.prefill = prefill
+        self.tokens.extend(rendered.begun.tolist())
+
+    def add(self, message: Message, start: int, body: int = -1) -> None:
+        """Add a message whose tokens begin at `start`, and whose sampled part begins at `body`."""
+        self.messages.append(message)
+        self.starts.append(start)
+        self.bodies.append(body)
+
+    def forget(self, first: int) -> None:
+        """Drop the messages from `first` on; their tokens stay until they are truncated."""
+        if first < len(self.starts):
+            del self._placed[bisect_left(self._placed, self.starts[first], key=operator.attrgetter("start")) :]
+        self._n_placed = min(self._n_placed, first)
+        del self.messages[first:], self.starts[first:], self.bodies[first:]
+
+    def count(self, index: int) -> int:
+        """Return the number of tokens of message `index`."""
+        following = self.starts[index + 1] if index + 1 < len(self.starts) else self.end
+        return following - self.starts[index]
+
+    def emitted(self) -> list[EmittedDelta]:
+        """Return those deltas after sampled replies that are still in the prompt."""
+        replies = [index for index, message in enumerate(self.messages) if message.role == "assistant"]
+        deltas: list[EmittedDelta] = []
+        for reply, following in pairwise([*replies, len(self.messages)]):
+            is_last = following == len(self.messages)
+            stop = self.body if is_last else self.bodies[following]
+            if following > reply + 1 and self.bodies[reply] >= 0 and stop >= 0:
+                tokens = np.asarray(self.tokens[self.starts[reply + 1] : stop])
+                deltas.append(EmittedDelta(reply, tokens, not is_last or self.body > self.end))
+        return deltas
+
+    def placed_images(self, vision: "Vision", keep: int = 0) -> list[PlacedImage]:
+        """Return the images whose tokens end after the first `keep` tokens, with their positions in the prompt.
+
+        Only the tokens of messages that were added since the last call are read.
+        """
+        for index in range(self._n_placed, len(self.messages)):
+            if images := self.messages[index].images:
+                start = self.starts[index]
+                places = vision.places(np.asarray(self.tokens[start : start + self.count(index)]), images)
+                self._placed += [placed.moved(start) for placed in places]
+        self._n_placed = len(self.messages)
+        return self._placed[bisect_right(self._placed, keep, key=operator.attrgetter("stop")) :]
+
+
+def is_same_answer(old: Message, message: Message) -> bool:
+    """Return whether two replies are the same apart from their reasoning."""
+    return old.content == message.content and old.tool_calls == message.tool_calls

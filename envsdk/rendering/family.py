@@ -7,15 +7,14 @@ the masks and the attribution are all derived from this specification.
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from ..errors import RenderError
 from ..messages import Message, ToolSchema
-from ._prompt import Rendered, WrittenPrompt, is_same_answer
-from .emission import Emission
+from .emission import Emission, Rendered, WrittenPrompt, is_same_answer
 from .renderer import Renderer, TokenIds, refuse_images
 
 __all__ = ["FamilyRenderer"]
@@ -183,17 +182,22 @@ class FamilyRenderer(Renderer):
             prompt.tools = tools or ()
             return 0
         if tools is None:
-            start, messages = self._first_changed(prompt, start, messages)
+            same = zip(messages, prompt.messages[start:], strict=False)
+            count = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], same))
+            start, messages = start + count, messages[count:]
+            before = _at(prompt.messages, start - 1)
+            if before is not None and self.seam(before, _at(prompt.messages, start)) != self.seam(
+                before, _at(messages, 0)
+            ):
+                start, messages = start - 1, [before, *messages]  # its neighbor changed, so it is rendered differently
             if start == len(prompt.messages) and not messages:
                 return len(prompt.tokens)
-        past = _Past(prompt, start)
-        view = [*prompt.messages[_start_of_round(prompt.messages, start) : start], *messages]  # with their neighbors
-        before = len(view) - len(messages)
         shown_tools = prompt.tools if tools is None else tools
-        written = [self._write(view, before + i, past, shown_tools) for i in range(len(messages))]
+        written = self._rewritten(prompt, start, messages, shown_tools)
+        keep = prompt.starts[start] if start < len(prompt.starts) else prompt.end
         generation_prompt, asks = prompt.tokens[prompt.end :], prompt.body - prompt.end
         prompt.forget(start)
-        del prompt.tokens[past.start :]
+        del prompt.tokens[keep:]
         for message, (tokens, body) in zip(messages, written, strict=True):
             at = len(prompt.tokens)
             prompt.add(message, at, at + body if body >= 0 else -1)
@@ -202,7 +206,7 @@ class FamilyRenderer(Renderer):
         prompt.tokens.extend(generation_prompt)
         prompt.body = prompt.end + asks
         prompt.tools = shown_tools
-        return past.start
+        return keep
 
     def measure(self, prompt: WrittenPrompt, index: int, message: Message) -> int:
         """See `Renderer.measure`."""
@@ -212,42 +216,42 @@ class FamilyRenderer(Renderer):
         sampled = np.asarray(prompt.tokens[body:end]) if body >= 0 else None
         return len(self._write_again(view, index - start, sampled, prompt.tools)[0])
 
-    def _first_changed(
-        self, prompt: WrittenPrompt, start: int, messages: Sequence[Message]
-    ) -> tuple[int, Sequence[Message]]:
-        """Return the first message that has to be rendered again, and all messages from there on."""
-        first, offset = start, 0
-        while offset < len(messages) and first < len(prompt.messages):
-            if messages[offset] is not prompt.messages[first]:
-                break
-            first, offset = first + 1, offset + 1
-        messages = messages[offset:]
-        if first:
-            before, old, new = prompt.messages[first - 1], _at(prompt.messages, first), _at(messages, 0)
-            if self.seam(before, old) != self.seam(before, new):
-                return first - 1, [before, *messages]  # its neighbor changed, so it is rendered differently
-        return first, messages
+    def _rewritten(
+        self, prompt: WrittenPrompt, start: int, messages: Sequence[Message], tools: Sequence[ToolSchema]
+    ) -> "list[tuple[NDArray[np.int32], int]]":
+        """Return the tokens of the messages that replace those from `start` on, and the position of the sampled part.
 
-    def _write(
-        self, view: Sequence[Message], at: int, past: "_Past", tools: Sequence[ToolSchema]
-    ) -> "tuple[NDArray[np.int32], int]":
-        """Return the tokens of `view[at]`, and the position of their sampled part, or -1."""
-        source = past.find(view[at])
-        if source is None:
-            return self._write_again(view, at, None, tools)
-        # The first message's tokens hold the tools, so they cannot be copied to another place.
-        if past.messages[source] is view[at] and at and (source or not past.has_opening):
-            around = [(_at(view, at + side), _at(past.messages, source + side)) for side in (-1, 1)]
-            if all(self.seam(view[at], new) == self.seam(view[at], old) for new, old in around):
-                sampled = past.sampled(source)
-                tokens = past.tokens(source)
-                return tokens, -1 if sampled is None else len(tokens) - len(sampled)
-        return self._write_again(view, at, past.sampled(source), tools)
+        The position is -1 if the model did not sample the message.
+        """
+        view = [*prompt.messages[_start_of_round(prompt.messages, start) : start], *messages]  # with their neighbors
+        first = len(view) - len(messages)
+        indices = {id(message): index for index, message in enumerate(prompt.messages[start:], start)}
+        following = start
+        written: list[tuple[NDArray[np.int32], int]] = []
+        for at in range(first, len(view)):
+            source = indices.get(id(view[at]))
+            if source is None and view[at].role == "assistant":  # a reply may differ in its reasoning
+                replies = (i for i in range(following, len(prompt.messages)) if prompt.bodies[i] >= 0)
+                source = next((i for i in replies if is_same_answer(prompt.messages[i], view[at])), None)
+            if source is None:
+                written.append(self._write_again(view, at, None, tools))
+                continue
+            following, begin = source + 1, prompt.starts[source]
+            body = prompt.bodies[source] - begin if prompt.bodies[source] >= 0 else -1
+            tokens = np.asarray(prompt.tokens[begin : begin + prompt.count(source)])
+            around = [(_at(view, at + side), _at(prompt.messages, source + side)) for side in (-1, 1)]
+            is_same = all(self.seam(view[at], new) == self.seam(view[at], old) for new, old in around)
+            # The first message's tokens hold the tools, so they cannot be copied to another place.
+            if is_same and prompt.messages[source] is view[at] and at and source:
+                written.append((tokens, body))
+            else:
+                written.append(self._write_again(view, at, tokens[body:] if body >= 0 else None, tools))
+        return written
 
     def _write_again(
         self, view: Sequence[Message], at: int, sampled: "NDArray[np.int32] | None", tools: Sequence[ToolSchema]
     ) -> "tuple[NDArray[np.int32], int]":
-        """Render `view[at]` as `_write` returns it, but reuse the old message's sampled tokens for the same text."""
+        """Render `view[at]` as `_rewritten` does, but reuse the old message's sampled tokens for the same text."""
         out = self._emission()
         self.emit_conversation(out, view, tools=tools, first=at, stop=at + 1)
         if sampled is not None:
@@ -268,41 +272,6 @@ class FamilyRenderer(Renderer):
         if count == len(sizes) or sizes[count] != len(wanted) or not b"".join(pieces).endswith(wanted):
             return None
         return sampled[len(sampled) - count :]
-
-
-class _Past:
-    """A snapshot of a prompt's messages from `first` on, and of the one before them, taken before a rewrite."""
-
-    def __init__(self, prompt: WrittenPrompt, first: int) -> None:
-        lead = min(first, 1)
-        bounds = [*prompt.starts[first:], prompt.end]
-        self.start = bounds[0]
-        self.messages = prompt.messages[first - lead :]
-        self.has_opening = not first
-        """True if the first message is the first one of the conversation."""
-        self._tokens = np.asarray(prompt.tokens[self.start : prompt.end])
-        self._bounds = [0] * lead + [bound - self.start for bound in bounds]
-        self._bodies = [-1] * lead + [body - self.start if body >= 0 else -1 for body in prompt.bodies[first:]]
-        self._same = {id(message): index for index, message in enumerate(self.messages) if index >= lead}
-        self._next = lead
-
-    def find(self, message: Message) -> int | None:
-        """Return the index of a message; a reply may differ in its reasoning. Messages are looked up in order."""
-        index = self._same.get(id(message))
-        if index is None and message.role == "assistant":
-            later = range(self._next, len(self.messages))
-            index = next((i for i in later if self._bodies[i] >= 0 and is_same_answer(self.messages[i], message)), None)
-        if index is not None:
-            self._next = index + 1
-        return index
-
-    def tokens(self, index: int) -> "NDArray[np.int32]":
-        """Return the tokens of message `index`."""
-        return self._tokens[self._bounds[index] : self._bounds[index + 1]]
-
-    def sampled(self, index: int) -> "NDArray[np.int32] | None":
-        """Return the tokens of message `index` from the first sampled one on; None if the model did not sample it."""
-        return self._tokens[self._bodies[index] : self._bounds[index + 1]] if self._bodies[index] >= 0 else None
 
 
 def _start_of_round(messages: Sequence[Message], index: int) -> int:

@@ -201,6 +201,9 @@ def call_events(index: int, call: ToolCall) -> list[ReplyEvent]:
     return [CallBegun(index, call.name, call.id), *arguments, CallEnded(index, call)]
 
 
+_OVER = "the reply was ended: make a new reader with renderer.reader()"
+
+
 class ReplyReader(ABC):
     """Reads one reply while it is sampled; see `Renderer.reader`.
 
@@ -219,7 +222,8 @@ class ReplyReader(ABC):
         Raises:
             RuntimeError: If `end` was called already.
         """
-        self._refuse_more()
+        if self._is_over:
+            raise RuntimeError(_OVER)
         return self._feed(np.atleast_1d(np.asarray(tokens, dtype=np.int32)))
 
     def end(self) -> list[ReplyEvent]:
@@ -228,13 +232,10 @@ class ReplyReader(ABC):
         Raises:
             RuntimeError: If `end` was called already.
         """
-        self._refuse_more()
+        if self._is_over:
+            raise RuntimeError(_OVER)
         self._is_over = True
         return self._end()
-
-    def _refuse_more(self) -> None:
-        if self._is_over:
-            raise RuntimeError("the reply was ended: make a new reader with renderer.reader()")
 
     @abstractmethod
     def _feed(self, tokens: "NDArray[np.int32]") -> list[ReplyEvent]: ...
@@ -256,11 +257,6 @@ class Reading(Protocol):
 
     def events(self) -> list[ReplyEvent]:
         """Return the events since the last call."""
-        ...
-
-    @property
-    def has_reasoning(self) -> bool:
-        """True if there is reasoning, even if it is empty."""
         ...
 
     def message(self, sampled: SplitReply) -> Message:

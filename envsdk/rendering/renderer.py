@@ -4,6 +4,8 @@ Knows nothing about environments and history policies. `FamilyRenderer` and `Who
 two kinds of renderers.
 """
 
+import inspect
+import pickle
 import reprlib
 import warnings
 from abc import ABC, abstractmethod
@@ -16,8 +18,7 @@ import numpy as np
 
 from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
-from ._prompt import EmittedDelta, Rendered, WrittenPrompt
-from .emission import Emission, Encoder
+from .emission import Emission, EmittedDelta, Encoder, Rendered, WrittenPrompt
 from .reading import Marks, ReplyReader, Segment, SplitReply, WholeReader
 from .tokenizers import Tokenizer
 
@@ -99,6 +100,8 @@ class Renderer(ABC):
                 f"{', '.join(missing)}. Use a tokenizer of that model family, or another renderer"
             )
         self.tokenizer = tokenizer
+        self.stop_token_ids: tuple[int, ...] = tuple(tokenizer.token_id(name) for name in self.stop_tokens)
+        """The ids that end a reply."""
         self.unsafe_content = unsafe_content
         self.marks = Marks(tokenizer, names, self.stop_tokens)
         """The control tokens at which a reply is cut."""
@@ -238,11 +241,6 @@ class Renderer(ABC):
         return self.opening
 
     @property
-    def knows_history(self) -> bool:
-        """True if `visible` computes what the template shows; False if that takes a rendering of the conversation."""
-        return True
-
-    @property
     def history_note(self) -> str:
         """A description of the measured rule for the past, for reports; empty if the family specifies the rule."""
         return ""
@@ -280,10 +278,16 @@ class Renderer(ABC):
         return None
 
     def specification(self) -> dict[str, Any]:
-        """Return the renderer as JSON: its name and the options that differ from their defaults."""
-        unsafe = {"unsafe_content": True} if self.unsafe_content else {}
+        """Return the renderer as JSON: its name and the options that differ from their defaults.
+
+        An option is a keyword-only parameter that the renderer keeps as an attribute of that name.
+        """
+        parameters = inspect.signature(type(self)).parameters.values()
+        options = {option.name: option.default for option in parameters if option.kind is option.KEYWORD_ONLY}
+        given = {name: getattr(self, name, default) for name, default in options.items() if name != "processor"}
+        differing = {name: value for name, value in given.items() if value != options[name]}
         processor = {} if self._processor is None else {"processor": self._processor_name}
-        return {"name": self.name, **unsafe, **processor}
+        return {"name": self.name, **differing, **processor}
 
     def check_episode(  # noqa: B027 - most families have nothing to prove
         self, messages: Sequence[Message], deltas: Sequence[EmittedDelta], tools: Sequence[ToolSchema]
@@ -309,11 +313,6 @@ class Renderer(ABC):
         return out.tokens()[0]
 
     @cached_property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The ids that end a reply."""
-        return tuple(self.tokenizer.token_id(name) for name in self.stop_tokens)
-
-    @cached_property
     def writes_reasoning(self) -> bool:
         """True if `emit_reply` writes the reasoning of a message."""
         out = self._emission()
@@ -323,7 +322,7 @@ class Renderer(ABC):
     @cached_property
     def open_at_start(self) -> str:
         """The scaffold that closes the block that the generation prompt opens; empty if it opens none."""
-        controls = [piece.text for piece in self.encoder.scaffold(self.generation_prompt) if piece.control >= 0]
+        controls = [piece.text for piece in self.encoder.cut(self.generation_prompt) if piece.control >= 0]
         return self.blocks.get(controls[-1], "") if controls else ""
 
     @cached_property
@@ -517,7 +516,7 @@ class Renderer(ABC):
         for _, control in self.marks.places(reply):
             if control in closing:
                 rest = closing.partition(control)[2]  # a block may be closed by several control tokens
-                closing = rest if any(piece.control >= 0 for piece in self.encoder.scaffold(rest)) else ""
+                closing = rest if any(piece.control >= 0 for piece in self.encoder.cut(rest)) else ""
             elif self.blocks.get(control, "").endswith(closing):
                 closing = self.blocks.get(control, "")
         return closing
@@ -577,11 +576,17 @@ class Renderer(ABC):
         Raises:
             ConfigError: If the processor of images is an object that cannot be pickled.
         """
-        if self._processor is not None:
-            from ._vision import check_pickles
-
-            check_pickles(self._processor)
-        return vars(self).copy()
+        processor = self._processor
+        if processor is not None and not isinstance(processor, (str, Path, Mapping)):
+            try:
+                pickle.dumps(processor)
+            except Exception as error:  # of any type: objects raise what they like
+                raise ConfigError(
+                    f"the processor {type(processor).__name__} cannot be pickled for another process: "
+                    f"{type(error).__name__}: {error}. Give processor= as a folder, a name on the hub, or the options "
+                    "of an image processor"
+                ) from error
+        return {name: value for name, value in vars(self).items() if name != "encoder"}  # it is made again
 
 
 def refuse_images(renderer: Renderer, messages: Sequence[Message], first: int = 0) -> None:
@@ -669,7 +674,8 @@ def warn_of_tags(renderer: Renderer, text: str) -> None:
     """Warn of names of control tokens, and of known tags, in an assistant's text that no model sampled."""
     if renderer.unsafe_content:
         return
-    names = dict.fromkeys([*renderer.encoder.controls_in(text), *(tag for tag in _KNOWN_TAGS if tag in text)])
+    controls = [piece.text for piece in renderer.encoder.cut(text) if piece.control >= 0]
+    names = dict.fromkeys([*controls, *(tag for tag in _KNOWN_TAGS if tag in text)])
     if names:
         warnings.warn(
             f"an assistant's content has {', '.join(map(repr, [*names][:8]))}, which the renderer {renderer.name!r} "

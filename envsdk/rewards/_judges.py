@@ -138,7 +138,11 @@ class judge:  # noqa: N801 - it is called like a function
             Exception: Any exception of the policy; nothing is cached then.
         """
         messages = self.messages(reply, target)
-        key = self._key(messages)
+        # The key of the cache is a hash of everything that the answer and its score depend on.
+        tokenizer = self._renderer.tokenizer.fingerprint
+        options = [self._name, self._renderer.specification(), tokenizer, self._max_tokens, self._sampling]
+        content = json.dumps([*options, self._verdicts, [message.to_openai() for message in messages]], default=repr)
+        key = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
         if key not in self._kept and self._file is not None:
             row = _execute(self._file, "SELECT score FROM verdicts WHERE key = ?", key)
             self._kept |= {} if row is None else {key: row[0]}
@@ -175,13 +179,6 @@ class judge:  # noqa: N801 - it is called like a function
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_asked": {}}  # tasks belong to an event loop
-
-    def _key(self, messages: Sequence[Message]) -> str:
-        """Return the cache key: a hash of everything that the answer and its score depend on."""
-        tokenizer = self._renderer.tokenizer.fingerprint
-        options = [self._name, self._renderer.specification(), tokenizer, self._max_tokens, self._sampling]
-        content = json.dumps([*options, self._verdicts, [message.to_openai() for message in messages]], default=repr)
-        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     async def _ask(self, key: str, messages: Sequence[Message]) -> float | None:
         turn = Turn(messages, max_tokens=self._max_tokens, sampling=self._sampling, context="judge")
@@ -253,7 +250,12 @@ async def compare(
         raise ConfigError(f"replies is {replies!r:.80}; expected at least two strings")
     pairs = list(combinations(range(len(replies)), 2))
     both = [*pairs, *((second, first) for first, second in pairs)]
-    found = await asyncio.gather(*(judge(_pair(replies[first], replies[second]), target) for first, second in both))
+    prompts: list[str] = []
+    for first, second in ((replies[first], replies[second]) for first, second in both):
+        # Neither reply can contain the line between them, which is a hash of both.
+        digest = hashlib.blake2b(f"{len(first)} {first}{second}".encode(), digest_size=8).hexdigest()
+        prompts.append(_PAIR.format(boundary=f"--- {digest} ---", first=first, second=second))
+    found = await asyncio.gather(*(judge(prompt, target) for prompt in prompts))
     wins = np.full((len(replies), len(replies)), np.nan)
     np.fill_diagonal(wins, 0.5)
     for (first, second), there, back in zip(pairs, found[: len(pairs)], found[len(pairs) :], strict=True):
@@ -262,9 +264,3 @@ async def compare(
             wins[first, second] = sum(said) / len(said)
             wins[second, first] = 1.0 - wins[first, second]
     return wins
-
-
-def _pair(first: str, second: str) -> str:
-    """Return a string with both replies. Neither can contain the line between them, which is a hash of both."""
-    digest = hashlib.blake2b(f"{len(first)} {first}{second}".encode(), digest_size=8).hexdigest()
-    return _PAIR.format(boundary=f"--- {digest} ---", first=first, second=second)

@@ -1,8 +1,7 @@
 """A scorer of code: it runs the code of a reply in the sandbox, with tests."""
 
 import ast
-import functools
-import importlib.resources
+import inspect
 import json
 import secrets
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ..errors import ConfigError, TaskError, what_is_invalid
-from ._sandboxed import ValueCodec
+from . import _sandboxed
 from ._scorer import check_switches
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class unit_tests:  # noqa: N801 - it is called like a function
         passed = 0
         if calls:
             task = json.dumps({"code": code, "calls": [case.call for case in calls]})
-            lines = self._run(f"{_harness()}\nanswer()\n", task).stdout.splitlines()
+            lines = self._run(f"{inspect.getsource(_sandboxed)}\nanswer()\n", task).stdout.splitlines()
             passed = sum(_is_right(line, case.value) for line, case in zip(lines, calls, strict=False))
         for case in cases:
             if passed < len(calls) and not self.partial:
@@ -138,23 +137,19 @@ class unit_tests:  # noqa: N801 - it is called like a function
                 "a string of tests needs two processes, but Landlock allows one: write the tests as Call or Program, "
                 "or use a machine with user namespaces"
             )
-        ran = self._passed(code, tests)
-        if ran == 0 and self._passed("", tests) == 0:  # they do not run with empty code either
-            raise TaskError(f"a string of tests tests nothing, so any code would pass. {_WHAT_COUNTS}")
-        return bool(ran)
-
-    def _passed(self, code: str, tests: str) -> int | None:
-        """Return the number of tests in a string that ran; None if one failed."""
-        secret = secrets.token_hex()
-        task = json.dumps({"secret": secret, "code": code, "tests": tests})
-        result = self._run(f"{_harness()}\ntest()\n", task)
-        found, _, outcome = result.stdout.strip().partition(" ")
-        if not result.ok or found != secret:
-            return None
-        ran: int | str = json.loads(outcome)
-        if isinstance(ran, str):
-            raise TaskError(f"a string of tests has a test that would not run: {ran}. {_WHAT_COUNTS}")
-        return ran
+        for is_empty, tested in enumerate((code, "")):  # if no test runs, find out whether any runs with empty code
+            secret = secrets.token_hex()
+            task = json.dumps({"secret": secret, "code": tested, "tests": tests})
+            result = self._run(f"{inspect.getsource(_sandboxed)}\ntest()\n", task)
+            found, _, outcome = result.stdout.strip().partition(" ")
+            if not result.ok or found != secret:
+                return False
+            ran: int | str = json.loads(outcome)
+            if isinstance(ran, str):
+                raise TaskError(f"a string of tests has a test that would not run: {ran}. {_WHAT_COUNTS}")
+            if ran:
+                return not is_empty
+        raise TaskError(f"a string of tests tests nothing, so any code would pass. {_WHAT_COUNTS}")
 
     def _run(self, code: str, stdin: str) -> "SandboxResult":
         from ..sandbox import run_python
@@ -201,16 +196,11 @@ def _cases(target: Any) -> list[Program | Call | str]:
     return cases
 
 
-@functools.cache
-def _harness() -> str:
-    return importlib.resources.files(__package__ or "").joinpath("_sandboxed.py").read_text("utf-8")
-
-
 def _is_right(line: str, expected: Any) -> bool:
     """Return whether an output line, which the code may have forged, contains the expected value."""
     try:
         error, value = json.loads(line)
-        return error is None and bool(_with_lists(ValueCodec().load(value)) == _with_lists(expected))
+        return error is None and bool(_with_lists(_sandboxed.ValueCodec().load(value)) == _with_lists(expected))
     except Exception:  # the code may write anything
         return False
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from ..errors import EnvsdkError
 from ..rendering.tokenizers import Tokenizer
 from ..trajectories._trajectory import Trajectory
 from ._unequal import MISSING, Unequal, unequal
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _END = ("final_break", "status", "stop_reason", "error")
 _NOT_REPEATED = ("origins", "error_kind", "renderer_chosen_because")
@@ -73,8 +70,8 @@ def differences(
     ends = [{name: record[name] for name in _END} for record in (one, other)]
     found = [_of(None, None, item) for item in unequal(whole[0], whole[1], to_the_byte=True)]
     names = dict.fromkeys([*one["contexts"], *other["contexts"]])
-    contexts = [_ContextPair(stored, replayed, one, other, name, tokenizer) for name in names]
-    in_contexts = [item for context in contexts for item in context.differences()]
+    both = stored, replayed, (one, other)
+    in_contexts = [item for name in names for item in _differences_of_context(*both, name, tokenizer)]
     found += sorted(in_contexts, key=lambda item: (item.step is None, item.step or 0))
     found += [_of(None, None, item) for item in unequal(ends[0], ends[1], to_the_byte=True)]
     orders = [list(record["contexts"]) for record in (one, other)]
@@ -97,80 +94,55 @@ def _of(step: int | None, context: str | None, item: Unequal) -> ReplayDifferenc
     return ReplayDifference(step, context, item.path, item.stored, item.given)
 
 
-class _ContextPair:
-    """One context of a stored episode and of its repetition."""
-
-    def __init__(
-        self,
-        stored: Trajectory,
-        replayed: Trajectory,
-        one: dict[str, Any],
-        other: dict[str, Any],
-        name: str,
-        tokenizer: Tokenizer,
-    ) -> None:
-        self._stored, self._replayed, self._name, self._tokenizer = stored, replayed, name, tokenizer
-        self._logs: list[dict[str, Any] | None] = [record["contexts"].get(name) for record in (one, other)]
-        self._steps: list[list[tuple[int, dict[str, Any]]]] = [
-            [(index, step) for index, step in enumerate(record["steps"]) if step["context"] == name]
-            for record in (one, other)
-        ]
-
-    def differences(self) -> Iterator[ReplayDifference]:
-        """Yield the differences of its steps, of its messages, and of the rest."""
-        one, other = self._logs
-        if one is None or other is None:
-            first = self._steps[0][0][0] if self._steps[0] else None
-            yield ReplayDifference(
-                first, self._name, "context", *(MISSING if log is None else "there" for log in self._logs)
+def _differences_of_context(
+    stored: Trajectory, replayed: Trajectory, records: Sequence[dict[str, Any]], context: str, tokenizer: Tokenizer
+) -> Iterator[ReplayDifference]:
+    """Yield the differences of the steps of a context, of its messages, and of the rest."""
+    steps: list[list[tuple[int, dict[str, Any]]]] = [
+        [(index, step) for index, step in enumerate(record["steps"]) if step["context"] == context]
+        for record in records
+    ]
+    logs: list[dict[str, Any] | None] = [record["contexts"].get(context) for record in records]
+    if logs[0] is None or logs[1] is None:
+        first = steps[0][0][0] if steps[0] else None
+        yield ReplayDifference(first, context, "context", *(MISSING if log is None else "there" for log in logs))
+        return
+    for (index, one), (_, other) in zip(*steps, strict=False):
+        observed = (
+            stored.contexts[context].tokens[one["start"] : one["action_start"]],
+            replayed.contexts[context].tokens[other["start"] : other["action_start"]],
+        )
+        if not np.array_equal(observed[0], observed[1]):
+            length = min(map(len, observed))
+            differs = np.flatnonzero(observed[0][:length] != observed[1][:length])
+            at = int(differs[0]) if len(differs) else length
+            texts = (
+                f"token {at} of {len(tokens)}: {tokens[at : at + 8].tolist()} "
+                f"({tokenizer.decode(tokens[at : at + 24])!r:.80})"
+                for tokens in observed
             )
-            return
-        yield from self._of_steps()
-        yield from self._of_messages(one["messages"], other["messages"])
-        others = [
-            {name: log[name] for name in log if name not in ("messages", "tokens", "logprobs")} for log in (one, other)
-        ]
-        for item in unequal(others[0], others[1], to_the_byte=True):
-            yield _of(None, self._name, item)
-
-    def _of_steps(self) -> Iterator[ReplayDifference]:
-        for (index, one), (_, other) in zip(*self._steps, strict=False):
-            observed = (
-                self._stored.contexts[self._name].tokens[one["start"] : one["action_start"]],
-                self._replayed.contexts[self._name].tokens[other["start"] : other["action_start"]],
-            )
-            if not np.array_equal(observed[0], observed[1]):
-                yield ReplayDifference(index, self._name, "observation", *self._from_first_difference(observed))
-            for item in unequal(_relative(one), _relative(other), to_the_byte=True):
-                yield _of(index, self._name, item)
-        count, other_count = map(len, self._steps)
-        error = f"{EndOfRecord.__name__}: {beyond(self._name)}"
-        is_continued = self._stored.status != "error" and (self._replayed.error or "").startswith(error)
-        if count > other_count:
-            index = self._steps[0][other_count][0]
-            yield ReplayDifference(index, self._name, "step", "there", "the episode ended before it")
-        elif other_count > count or is_continued:
-            last = self._steps[0][-1][0] if count else None
-            yield ReplayDifference(last, self._name, "end", "the last reply", "another reply is requested after it")
-
-    def _of_messages(self, one: list[Any], other: list[Any]) -> Iterator[ReplayDifference]:
-        """Yield the differences of messages, each at the step that it answers."""
-        replies = [(step["reply"], index) for index, step in self._steps[0] if step["reply"] is not None]
-        for at in range(max(len(one), len(other))):
-            pair = [messages[at : at + 1] for messages in (one, other)]
-            answered = [index for reply, index in replies if reply <= at]
-            for item in unequal(pair[0], pair[1], to_the_byte=True):
-                path = f"messages[{at}]{item.path.removeprefix('[0]')}"
-                yield _of(answered[-1] if answered else None, self._name, item._replace(path=path))
-
-    def _from_first_difference(self, observed: "Sequence[NDArray[np.int32]]") -> Iterator[str]:
-        """Yield both observations as text, from the first token that differs on."""
-        length = min(map(len, observed))
-        differs = np.flatnonzero(observed[0][:length] != observed[1][:length])
-        at = int(differs[0]) if len(differs) else length
-        for tokens in observed:
-            text = self._tokenizer.decode(tokens[at : at + 24])
-            yield f"token {at} of {len(tokens)}: {tokens[at : at + 8].tolist()} ({text!r:.80})"
+            yield ReplayDifference(index, context, "observation", *texts)
+        for item in unequal(_relative(one), _relative(other), to_the_byte=True):
+            yield _of(index, context, item)
+    count, other_count = map(len, steps)
+    error = f"{EndOfRecord.__name__}: {beyond(context)}"
+    is_continued = stored.status != "error" and (replayed.error or "").startswith(error)
+    if count > other_count:
+        yield ReplayDifference(steps[0][other_count][0], context, "step", "there", "the episode ended before it")
+    elif other_count > count or is_continued:
+        last = steps[0][-1][0] if count else None
+        yield ReplayDifference(last, context, "end", "the last reply", "another reply is requested after it")
+    replies = [(step["reply"], index) for index, step in steps[0] if step["reply"] is not None]
+    for at in range(max(len(log["messages"]) for log in logs if log is not None)):
+        pair = [log["messages"][at : at + 1] for log in logs if log is not None]
+        answered = [index for reply, index in replies if reply <= at]  # a message is at the step that it answers
+        for item in unequal(pair[0], pair[1], to_the_byte=True):
+            path = f"messages[{at}]{item.path.removeprefix('[0]')}"
+            yield _of(answered[-1] if answered else None, context, item._replace(path=path))
+    compared = ("messages", "tokens", "logprobs")
+    rest = [{name: log[name] for name in log if name not in compared} for log in logs if log is not None]
+    for item in unequal(rest[0], rest[1], to_the_byte=True):
+        yield _of(None, context, item)
 
 
 def beyond(context: str) -> str:

@@ -16,7 +16,7 @@ from ..errors import ConfigError, RunFailed, ServerUnreachable
 from ..policies._find import find_policy
 from ..policies._policy import PolicyLike
 from ..trajectories._trajectory import Trajectory
-from ._jobs import EpisodeJob, Group, jobs_of_seeds, jobs_of_tasks
+from ._jobs import EpisodeJob, Group, jobs_of
 from ._player import EpisodeResult, Player, PlaySettings, check_count, check_seconds
 from ._progress import Progress, find_progress
 from ._reporting import Reporting
@@ -175,11 +175,7 @@ class Rollouts:
         self.reward_range = self._first.reward_range
         """The lowest and the highest reward of an episode that the environment declares."""
         find_policy(policy, self._first, None)
-        name = self._first.name
-        if tasks is None:
-            self._jobs = jobs_of_seeds(name, seeds, group_size)
-        else:
-            self._jobs = jobs_of_tasks(name, tasks, group_size, self._first)
+        self._jobs = jobs_of(self._first, seeds, tasks, group_size)
         self._stored_jobs: list[EpisodeJob] = []
         self._sizes = Counter(job.group_id for job in self._jobs)
         self.statistics.total = len(self._jobs)
@@ -383,14 +379,26 @@ class Rollouts:
         """Count a trajectory, and return it if it is to be reported.
 
         Raises:
-            RunFailed: See `fail_fast`.
+            RunFailed: If the failure of the episode affects all of them; see `fail_fast`.
         """
         trajectory = result.trajectory
         if self.folder is not None and trajectory.error_kind != "infrastructure":
             await self.folder.append(trajectory, duration_s)
             self._stored += 1
         self.statistics.add(trajectory)
-        self._check_failures(result)
+        error = trajectory.error or ""
+        if error.startswith(ServerUnreachable.__name__) and not self.statistics.play.steps:
+            raise RunFailed(f"no reply was sampled. {error}")
+        if trajectory.error_kind == "environment":
+            self._failed_in_a_row += 1
+            first = self._first_failure = self._first_failure or result
+            if self._fail_fast is not None and self._failed_in_a_row >= self._fail_fast:
+                raise RunFailed(
+                    f"{self._failed_in_a_row} episodes in a row failed in the environment's code (fail_fast="
+                    f"{self._fail_fast}). The first was {first.trajectory.id}:\n{first.traceback}"
+                )
+        else:
+            self._failed_in_a_row, self._first_failure = 0, None
         if self.is_stale(trajectory):
             self.statistics.stale += 1
             if self._on_stale == "drop":
@@ -400,22 +408,6 @@ class Rollouts:
             if inspect.isawaitable(returned):
                 await returned
         return trajectory
-
-    def _check_failures(self, result: EpisodeResult) -> None:
-        """End the run if the failure of an episode affects all of them."""
-        error = result.trajectory.error or ""
-        if error.startswith(ServerUnreachable.__name__) and not self.statistics.play.steps:
-            raise RunFailed(f"no reply was sampled. {error}")
-        if result.trajectory.error_kind != "environment":
-            self._failed_in_a_row, self._first_failure = 0, None
-            return
-        self._failed_in_a_row += 1
-        first = self._first_failure = self._first_failure or result
-        if self._fail_fast is not None and self._failed_in_a_row >= self._fail_fast:
-            raise RunFailed(
-                f"{self._failed_in_a_row} episodes in a row failed in the environment's code (fail_fast="
-                f"{self._fail_fast}). The first was {first.trajectory.id}:\n{first.traceback}"
-            )
 
 
 async def arollout_many(

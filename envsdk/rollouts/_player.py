@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import logging
 import sys
@@ -60,6 +61,12 @@ _GRACE_S = 5.0
 _MAX_ABANDONED = 256
 """The maximum number of hanging methods; with more, the run ends."""
 _TICK_S = 0.05
+_FULL_COLLECTION = 100
+"""The third threshold of the garbage collector while episodes run.
+
+Two thousand episodes hold half a million objects. Searching all of them for cycles stops the event loop for a quarter
+of a second, and with Python's own threshold that happens every few seconds.
+"""
 _TURNS = 8
 """The maximum number of steps that begin in an iteration of the event loop, so that timers and sockets are on time.
 
@@ -180,17 +187,13 @@ class _Seat:
         if env.blocking is False:
             return None
         if env.blocking and env is not self.env:
-            if id(env) not in self.others:
-                self.others[id(env)] = MethodThread()
-            return self.others[id(env)]
-        if self.thread is None:
-            self.thread = MethodThread()
+            return self.others.get(id(env)) or self.others.setdefault(id(env), MethodThread())
+        self.thread = self.thread or MethodThread()
         return self.thread
 
     def is_stuck(self) -> bool:
         """Return whether a method has not returned."""
-        threads = [*([] if self.thread is None else [self.thread]), *self.others.values()]
-        return self.is_lost or any(thread.is_busy for thread in threads)
+        return self.is_lost or any(one is not None and one.is_busy for one in (self.thread, *self.others.values()))
 
 
 class _SharedEnvironment(ConfigError):
@@ -211,6 +214,10 @@ class Player:
         self.statistics = PlayStatistics()
         """The statistics so far."""
         self.policy_version: int | None = None
+        self.users = 0
+        """The number of calls of `play_one` that use it."""
+        self.ticked_at = time.monotonic()
+        """The time at which its event loop last ran (`time.monotonic`)."""
         self._seats = [] if env is None else [_Seat(env, thread)]
         self._made = weakref.WeakSet([] if env is None else [env])
         self._is_first = env is None
@@ -226,6 +233,8 @@ class Player:
         self._may_sample.set()
         self._no_call.set()
         self._in_flight = 0
+        self._gc_thresholds = gc.get_threshold()
+        gc.set_threshold(*self._gc_thresholds[:2], max(self._gc_thresholds[2], _FULL_COLLECTION))
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def play(self, job: EpisodeJob, policy: PolicyLike | None = None) -> EpisodeResult:
@@ -297,6 +306,7 @@ class Player:
         try:
             await until_ended(closing)
         finally:
+            gc.set_threshold(*self._gc_thresholds)
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
 
@@ -306,30 +316,43 @@ class Player:
         attempt: _Attempt | None = None
         try:
             attempt = _Attempt(self, await self._take_seat(), job, policy)
+            seat = attempt.seat
             try:
                 seconds = self.settings.episode_timeout_s
-                result = EpisodeResult(await self.within("the episode", attempt.run(), seconds, None, attempt.seat))
-            finally:
-                self._leave(attempt.seat)
+                result = EpisodeResult(await self.within("the episode", attempt.run(), seconds, None, seat))
+            finally:  # keep the environment for the next episode, unless one of its methods has not returned
+                for thread in seat.others.values():
+                    thread.stop()
+                if not seat.is_stuck():
+                    seat.others.clear()
+                    self._seats.append(seat)
+                else:
+                    self.statistics.abandoned += 1
+                    self._stuck.append(seat.is_stuck)
+                    if seat.thread is not None:
+                        seat.thread.stop()
         except Exception as error:  # users' code may raise any exception
             kind = self._kind_of(error, attempt)
             if kind is None:
                 raise
-            self._log_failure(job, error, kind)
-            trajectory = _failed(None if attempt is None else attempt.seat.env, job, error, kind)
+            frames = traceback.extract_tb(error.__traceback__)
+            place = (type(error), *((frames[-1].filename, frames[-1].lineno) if frames else ()))
+            # The traceback of the first failure of its kind; without a connection, no code has failed.
+            with_traceback = place not in self._logged and not isinstance(error, ServerUnreachable)
+            self._logged.add(place)
+            text = describe_error(error, with_notes=False)
+            _log.warning("%s failed (%s): %.300s", job.id, kind, text, exc_info=error if with_traceback else None)
+            env = None if attempt is None else attempt.seat.env
+            episode = None if env is None else driver_of(env).episode
+            if env is None or episode is None or episode.id != job.id or episode.is_over:
+                trajectory = failed_before_it_began(job, error, kind)
+            else:
+                trajectory = env.fail(error)
+                trajectory.error_kind = kind
             result = EpisodeResult(trajectory, "".join(traceback.format_exception(error)), error)
         if attempt is not None and not attempt.seat.is_stuck():
             driver_of(attempt.seat.env).forget()  # its environment may wait long for the next episode
         return result
-
-    def _log_failure(self, job: EpisodeJob, error: Exception, kind: ErrorKind) -> None:
-        """Log a line for each failure, and the traceback of the first of its kind."""
-        frames = traceback.extract_tb(error.__traceback__)
-        place = (type(error), *((frames[-1].filename, frames[-1].lineno) if frames else ()))
-        is_new = place not in self._logged and not isinstance(error, ServerUnreachable)  # no code has failed
-        self._logged.add(place)
-        text = describe_error(error, with_notes=False)
-        _log.warning("%s failed (%s): %.300s", job.id, kind, text, exc_info=error if is_new else None)
 
     def _kind_of(self, error: Exception, attempt: "_Attempt | None") -> ErrorKind | None:
         """Return the kind of an error; None if it affects every episode."""
@@ -357,13 +380,14 @@ class Player:
         is_first, self._is_first = self._is_first, False
         if not is_first:
             await self._has_made.wait()  # the others use the caches that the first one filled
-        thread = MethodThread()
+        thread = await asyncio.to_thread(MethodThread)  # starting a thread waits until Python has switched to it
         try:
             env = await self.call(None, thread, "making the environment", self.settings.make_env)
         except BaseException:
             thread.stop()
             if thread.is_busy:
-                self._abandon(lambda: thread.is_busy)
+                self.statistics.abandoned += 1
+                self._stuck.append(lambda: thread.is_busy)
             raise
         finally:
             self._has_made.set()
@@ -374,22 +398,6 @@ class Player:
             )
         self._made.add(env)
         return _Seat(env, thread)
-
-    def _leave(self, seat: _Seat) -> None:
-        """Keep an environment for the next episode, or replace it if one of its methods has not returned."""
-        for thread in seat.others.values():
-            thread.stop()
-        if not seat.is_stuck():
-            seat.others.clear()
-            self._seats.append(seat)
-            return
-        self._abandon(seat.is_stuck)
-        if seat.thread is not None:
-            seat.thread.stop()
-
-    def _abandon(self, is_stuck: Callable[[], bool]) -> None:
-        self.statistics.abandoned += 1
-        self._stuck.append(is_stuck)
 
     async def _close(self, seat: _Seat) -> None:
         try:
@@ -515,11 +523,11 @@ class Player:
 
     async def _keep_house(self) -> None:
         """Measure the lag of the event loop, and free the thread places of calls that wait for something."""
-        now = asyncio.get_running_loop().time
         while True:
-            due = now() + _TICK_S
             await asyncio.sleep(_TICK_S)
-            self.statistics.lag.add(max(0.0, now() - due))
+            now = time.monotonic()
+            self.statistics.lag.add(max(0.0, now - self.ticked_at - _TICK_S))
+            self.ticked_at = now
             for call in [call for call in self._computing if not call.computes()]:
                 self._free_place(call)
 
@@ -544,7 +552,7 @@ class _Attempt:
         env, job, player = self.seat.env, self._job, self._player
         driver = driver_of(env)
         policy = find_policy(self._policy, env, job.seed)
-        driver.use_policy(partial(why_not_sampled, policy))
+        driver.why_not_sampled = partial(why_not_sampled, policy)
         await player.take_turn()
         await self._call(env, "reading the task", lambda: driver.begin(job.seed, job.options))
         try:
@@ -553,7 +561,7 @@ class _Attempt:
             runner = EpisodeRunner(env, policy, self._call_method, partial(self._call_policy, policy))
             return await runner.run(first.observation, first.info)
         finally:
-            driver.use_policy(None)
+            driver.why_not_sampled = None
             error = sys.exception()
             if isinstance(error, asyncio.CancelledError) and player.settings.episode_timeout_s is not None:
                 error = _too_late("the episode", player.settings.episode_timeout_s, None)
@@ -571,7 +579,9 @@ class _Attempt:
     async def _call_method(self, driver: Driver, request: CallMethod) -> Any:
         """Call a method of an environment of the episode."""
         env, method = driver.env, request.method
-        what = driver.what_runs(method) if isinstance(method, str) else f"the summarizer of {env.name}"
+        what = f"{method}() of {env.name}" if isinstance(method, str) else f"the summarizer of {env.name}"
+        if driver.program is not None:
+            what = f"waiting for a request of the program of {env.name}"
 
         def call() -> Any:
             with _contained(what):
@@ -621,16 +631,6 @@ def _too_late(what: str, seconds: float | None, cause: str | None) -> DeadlineEx
     return DeadlineExceeded(f"{what} took longer than {seconds or 0:g} s{advice}")
 
 
-def _failed(env: Env | None, job: EpisodeJob, error: Exception, kind: ErrorKind) -> Trajectory:
-    """Return the trajectory of an episode that failed."""
-    episode = None if env is None else driver_of(env).episode
-    if env is None or episode is None or episode.id != job.id or episode.is_over:
-        return failed_before_it_began(job, error, kind)
-    trajectory = env.fail(error)
-    trajectory.error_kind = kind
-    return trajectory
-
-
 def failed_before_it_began(job: EpisodeJob, error: Exception, kind: ErrorKind) -> Trajectory:
     """Return the trajectory of an episode that failed before its first step."""
     return Trajectory(
@@ -650,15 +650,7 @@ def failed_before_it_began(job: EpisodeJob, error: Exception, kind: ErrorKind) -
 # Episodes that share a player, for trainers that request one episode after another from an event loop.
 
 
-@dataclass(eq=False)
-class _SharedPlayer:
-    """A player, and the number of episodes that use it."""
-
-    player: Player
-    users: int = 0
-
-
-_open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[_SharedPlayer]] = weakref.WeakKeyDictionary()
+_open: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, list[Player]] = weakref.WeakKeyDictionary()
 
 
 async def play_one(settings: PlaySettings, job: EpisodeJob, policy: PolicyLike) -> Trajectory:
@@ -673,18 +665,18 @@ async def play_one(settings: PlaySettings, job: EpisodeJob, policy: PolicyLike) 
         Exception: The failure of the episode: after the retries, if it was an infrastructure error.
     """
     players = _open.setdefault(asyncio.get_running_loop(), [])
-    shared = next((one for one in players if one.player.settings == settings), None)
-    if shared is None:
-        shared = _SharedPlayer(Player(settings))
-        players.append(shared)
-    shared.users += 1
+    player = next((one for one in players if one.settings == settings), None)
+    if player is None:
+        player = Player(settings)
+        players.append(player)
+    player.users += 1
     try:
-        result = await shared.player.play(job, policy)
+        result = await player.play(job, policy)
     finally:
-        shared.users -= 1
-        if not shared.users:
-            players.remove(shared)
-            await shared.player.aclose()
+        player.users -= 1
+        if not player.users:
+            players.remove(player)
+            await player.aclose()
     if result.error is not None:
         raise result.error
     return result.trajectory

@@ -203,7 +203,14 @@ def _env_of(run: StoredRun, trajectory: Trajectory, trust: Collection[Trust]) ->
     Raises:
         CannotReplay: If it cannot be made from the record, or needs trust that is not given.
     """
-    name = _name_of(run, trajectory)
+    names = [run.configuration.get("made_by"), run.configuration.get("env")]
+    given = [one for one in names if isinstance(one, str) and (":" in one or "/" in one)]
+    if "/" not in trajectory.env and not given:
+        raise CannotReplay(
+            f"the record of {trajectory.id!r} has the environment {trajectory.env!r}, which is neither an id nor "
+            "module:Class. Use replay_run(run, make_env)"
+        )
+    name = trajectory.env if "/" in trajectory.env else given[0]
     if ":" in name and "imports" not in trust and not is_entry_point(name):
         raise _not_trusted("imports", f"the environment {name!r:.80}")
     processor = trajectory.renderer.get("processor")
@@ -211,9 +218,15 @@ def _env_of(run: StoredRun, trajectory: Trajectory, trust: Collection[Trust]) ->
         raise _not_trusted("paths", f"the processor {processor!r:.80} of the renderer")
     try:
         creator: Any = find_class(name) if ":" in name else find_creator(name)
-        kept, withheld = _split(creator, trajectory.config, trust)
+        # The class that a function makes is not known in advance, so all of its options need trust.
+        needs: Mapping[str, Trust] = dict.fromkeys(trajectory.config, "imports")
+        if isinstance(creator, type) and issubclass(creator, Env):
+            needs = options_that_need_trust(creator.Config)
+        withheld: dict[str, Trust] = {
+            one: needs[one] for one in trajectory.config if one in needs and needs[one] not in trust
+        }
         options: dict[str, Any] = {
-            **kept,
+            **{one: value for one, value in trajectory.config.items() if one not in withheld},
             "renderer": trajectory.renderer,
             "tokenizer": run.tokenizer_of(trajectory),
             "history": trajectory.history,
@@ -233,35 +246,8 @@ def _env_of(run: StoredRun, trajectory: Trajectory, trust: Collection[Trust]) ->
     return env
 
 
-def _split(
-    creator: Any, config: Mapping[str, Any], trust: Collection[Trust]
-) -> tuple[dict[str, Any], dict[str, Trust]]:
-    """Return the recorded options that may be used, and the trust that each of the others needs.
-
-    If a function makes the environment, its class is not known in advance, so all of its options need trust.
-    """
-    needs: Mapping[str, Trust] = dict.fromkeys(config, "imports")
-    if isinstance(creator, type) and issubclass(creator, Env):
-        needs = options_that_need_trust(creator.Config)
-    withheld: dict[str, Trust] = {name: needs[name] for name in config if name in needs and needs[name] not in trust}
-    return {name: value for name, value in config.items() if name not in withheld}, withheld
-
-
 def _not_trusted(kind: Trust, what: str) -> CannotReplay:
     return CannotReplay(
         f"{what}, which comes from the record, {_TRUSTED[kind]}. If you trust the record, repeat it with "
         f"--trust-{kind}, or replay_run(run, trust=[{kind!r}]); or make the environment in replay_run(run, make_env)"
-    )
-
-
-def _name_of(run: StoredRun, trajectory: Trajectory) -> str:
-    """Return the id of the environment, or its `module:Class`."""
-    if "/" in trajectory.env:
-        return trajectory.env
-    for configured in (run.configuration.get("made_by"), run.configuration.get("env")):
-        if isinstance(configured, str) and (":" in configured or "/" in configured):
-            return configured
-    raise CannotReplay(
-        f"the record of {trajectory.id!r} has the environment {trajectory.env!r}, which is neither an id nor "
-        "module:Class. Use replay_run(run, make_env)"
     )

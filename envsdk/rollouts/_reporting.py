@@ -58,7 +58,8 @@ class Reporting:
         self._statistics = statistics
         self._reporters = reporters
         self._rates = Rates(statistics)
-        self._channels: list[_Channel] = []
+        self._threads: dict[Reporter, MethodThread] = {}
+        self._failed: set[Reporter] = set()
         self._updates: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -68,39 +69,45 @@ class Reporting:
             ConfigError: If a reporter could not begin.
         """
         for reporter in self._reporters:
-            channel = _Channel(reporter)
-            self._channels.append(channel)
+            self._threads[reporter] = MethodThread()
             try:
-                await channel.call(_BEGIN_S, reporter.begin)
+                await self._call(reporter, _BEGIN_S, reporter.begin)
             except Exception as error:  # trackers may raise any exception: no account, no permission, no network
+                self._threads.pop(reporter).stop()
                 raise ConfigError(f"{reporter.name} could not begin: {type(error).__name__}: {error}") from error
-            channel.has_begun = True
-        if self._channels:
+        if self._threads:
             self._rates = Rates(self._statistics)
             self._updates = asyncio.create_task(self._update())
 
     async def end(self) -> None:
         """Report a last time and end all reporters. Those that take too long are abandoned in their threads."""
-        channels, self._channels = self._channels, []
         if self._updates is not None:
             self._updates.cancel()
             await asyncio.wait({self._updates})
-        if channels:
+        if self._threads:
             last = self._last_update()
-            await asyncio.gather(*(channel.end(*last) for channel in channels))
+            await asyncio.gather(*(self._end(reporter, last) for reporter in [*self._threads]))
+
+    async def _end(self, reporter: Reporter, last: tuple[int, dict[str, float]]) -> None:
+        try:
+            await self._attempt(reporter, reporter.end_s, reporter.update, *last)
+            await self._attempt(reporter, reporter.end_s, reporter.end)
+        finally:
+            self._threads.pop(reporter).stop()
 
     async def _update(self) -> None:
         """Send updates to the reporters that are due and have finished the previous update."""
         now = asyncio.get_running_loop().time
-        due = {channel: now() + channel.reporter.every_s for channel in self._channels}
+        due = {reporter: now() + reporter.every_s for reporter in self._threads}
+        updating: dict[Reporter, asyncio.Task[None]] = {}
         while True:
             await asyncio.sleep(_TICK_S)
             self._rates.count()
-            ready = [channel for channel, at in due.items() if now() >= at and not channel.thread.is_busy]
+            ready = [one for one, at in due.items() if now() >= at and not self._threads[one].is_busy]
             update = self._last_update() if ready else ()
-            for channel in ready:
-                due[channel] = now() + channel.reporter.every_s
-                channel.updating = asyncio.create_task(channel.attempt(None, channel.reporter.update, *update))
+            for reporter in ready:
+                due[reporter] = now() + reporter.every_s
+                updating[reporter] = asyncio.create_task(self._attempt(reporter, None, reporter.update, *update))
 
     def _last_update(self) -> tuple[int, dict[str, float]]:
         """Return the step and the values to report now."""
@@ -108,18 +115,10 @@ class Reporting:
         values = scalars(self._statistics) | self._rates.scalars()
         return int(values["rollouts/episodes"]), values
 
-
-class _Channel:
-    """A reporter and its thread."""
-
-    def __init__(self, reporter: Reporter) -> None:
-        self.reporter = reporter
-        self.thread = MethodThread()
-        self.updating: asyncio.Task[None] | None = None
-        self.has_begun = self._has_failed = False
-
-    async def call(self, seconds: float | None, method: Callable[..., None], *arguments: Any) -> None:
-        """Call a method of the reporter in its thread."""
+    async def _call(
+        self, reporter: Reporter, seconds: float | None, method: Callable[..., None], *arguments: Any
+    ) -> None:
+        """Call a method of a reporter in its thread."""
 
         def contained() -> None:
             try:
@@ -127,24 +126,16 @@ class _Channel:
             except (SystemExit, KeyboardInterrupt) as error:  # they would end the event loop
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-        await self.thread.call_within(seconds, f"{method.__name__}() of {self.reporter.name}", contained)
+        await self._threads[reporter].call_within(seconds, f"{method.__name__}() of {reporter.name}", contained)
 
-    async def attempt(self, seconds: float | None, method: Callable[..., None], *arguments: Any) -> None:
-        """Call a method of the reporter in its thread, and log its first error."""
+    async def _attempt(
+        self, reporter: Reporter, seconds: float | None, method: Callable[..., None], *arguments: Any
+    ) -> None:
+        """Call a method of a reporter in its thread, and log its first error."""
         try:
-            await self.call(seconds, method, *arguments)
+            await self._call(reporter, seconds, method, *arguments)
         except Exception as error:
-            if not self._has_failed:
-                self._has_failed = True
+            if reporter not in self._failed:
+                self._failed.add(reporter)
                 with contextlib.suppress(ValueError):  # standard error may be closed
-                    _log.warning("%s failed; the run continues: %s", self.reporter.name, error, exc_info=error)
-
-    async def end(self, *last: Any) -> None:
-        """Send the last update, then let the reporter and its thread end."""
-        seconds = self.reporter.end_s
-        try:
-            if self.has_begun:
-                await self.attempt(seconds, self.reporter.update, *last)
-                await self.attempt(seconds, self.reporter.end)
-        finally:
-            self.thread.stop()
+                    _log.warning("%s failed; the run continues: %s", reporter.name, error, exc_info=error)

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
 from ..authoring._env import Env
-from ..authoring.tasks import Rows, find_task, pick_task
+from ..authoring.tasks import find_task, pick_task
 from ..errors import InvalidRecord, RunFolderError, what_is_invalid
 from ..policies._policy import PolicyLike
 from ..rendering.renderer import Renderer
@@ -144,9 +144,21 @@ class RunDescription(_DescriptionFile):
         for name in _PACKAGES:
             with suppress(PackageNotFoundError):  # a part of a distribution
                 found[name] = version(name)
+        folders: dict[tuple[str, int], str] = {}
+        stored: dict[str, StoredRenderer] = {}
+        for role, renderer in renderers.items():
+            tokenizer = renderer.tokenizer
+            key = (tokenizer.fingerprint, tokenizer.vocab_size)
+            stored[role] = StoredRenderer(
+                specification=_as_json(renderer.specification()),
+                tokenizer=key[0],
+                vocab_size=key[1],
+                folder=folders.setdefault(key, f"tokenizer-{len(folders) + 1}" if folders else "tokenizer"),
+                chosen_because=renderer.chosen_because,
+            )
         return cls(
             configuration=_as_json(configuration),
-            renderers=_stored_renderers(renderers),
+            renderers=stored,
             trajectories=trajectories,
             versions=found,
             created=now(),
@@ -210,23 +222,6 @@ def _as_json(configuration: Mapping[str, Any]) -> dict[str, Any]:
         raise RunFolderError(f"the configuration of the run cannot be stored: {error}") from error
 
 
-def _stored_renderers(renderers: Mapping[str, Renderer]) -> dict[str, StoredRenderer]:
-    folders: dict[tuple[str, int], str] = {}
-    stored: dict[str, StoredRenderer] = {}
-    for role, renderer in renderers.items():
-        tokenizer = renderer.tokenizer
-        key = (tokenizer.fingerprint, tokenizer.vocab_size)
-        name = folders.setdefault(key, f"tokenizer-{len(folders) + 1}" if folders else "tokenizer")
-        stored[role] = StoredRenderer(
-            specification=_as_json(renderer.specification()),
-            tokenizer=key[0],
-            vocab_size=key[1],
-            folder=name,
-            chosen_because=renderer.chosen_because,
-        )
-    return stored
-
-
 # The configuration of a run.
 
 
@@ -239,6 +234,13 @@ def configuration_of(settings: PlaySettings, env: Env, jobs: Sequence[EpisodeJob
     left_out = {*_NAMED, *env.config.model_dump()}
     options = {name: json.loads(_text(value)) for name, value in settings.env_options.items() if name not in left_out}
     tasks = [(job.id, job.seed, repr(sorted(job.task.items()))) for job in jobs]
+    rows: dict[str, str] = {}  # the task data of each group
+    for job in jobs:
+        if env.tasks is None:
+            break
+        if job.group_id not in rows and (job.task or job.seed is not None):  # a seed of None draws any row
+            index = job.task["task"] if job.task else pick_task(env.tasks, job.seed, np.random.default_rng())
+            rows[job.group_id] = _text(find_task(env.tasks, index))
     return {
         "env": env.name,
         "made_by": made_by if isinstance(made_by, str) else _path(made_by),
@@ -253,7 +255,7 @@ def configuration_of(settings: PlaySettings, env: Env, jobs: Sequence[EpisodeJob
         "groups": len({job.group_id for job in jobs}),
         "episodes": len(jobs),
         "tasks": _digest(tasks),
-        **({} if env.tasks is None else {"rows": _digest(_rows(env.tasks, jobs))}),
+        **({} if env.tasks is None else {"rows": _digest(rows)}),
     }
 
 
@@ -270,11 +272,13 @@ def _code(env: Env, made_by: object) -> dict[str, Any]:
     found: dict[str, str] = {}
     while left:
         name = left.pop()
-        file = None if name in found else _file_of(name, own)
-        if file is not None:
+        if name in found or not _is_of_environment(name.partition(".")[0], own):
+            continue
+        file = _origin(name)  # finding a module imports its package
+        if file.suffix == ".py" and file.is_file():
             source = file.read_bytes()
             found[name] = hashlib.sha256(source).hexdigest()[:16]
-            left += _imported_by(name, source, is_package=file.name == "__init__.py")
+            left += _imported_by(source, name if file.name == "__init__.py" else name.rpartition(".")[0])
     distributions = sorted({name for top in own for name in packages_distributions().get(top, ())} - {"envsdk"})
     return {
         "class": _path(kind),
@@ -283,17 +287,12 @@ def _code(env: Env, made_by: object) -> dict[str, Any]:
     }
 
 
-def _file_of(name: str, own: set[str]) -> Path | None:
-    """Return the source file of a module; None if it has none, or its distribution is not the environment's."""
-    top = name.partition(".")[0]
-    if top not in own:
-        origin = _origin(top)
-        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(origin.parts)
-        is_python = origin.is_relative_to(sysconfig.get_path("stdlib"))
-        if top in _OWN or is_installed or is_python or not origin.is_file():
-            return None
-    file = _origin(name)  # finding a module imports its package
-    return file if file.suffix == ".py" and file.is_file() else None
+def _is_of_environment(package: str, own: set[str]) -> bool:
+    """Return whether a package is one of the environment's, or source next to it that is not installed."""
+    origin = _origin(package)
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(origin.parts)
+    is_python = origin.is_relative_to(sysconfig.get_path("stdlib"))
+    return package in own or not (package in _OWN or is_installed or is_python or not origin.is_file())
 
 
 def _origin(name: str) -> Path:
@@ -306,9 +305,8 @@ def _origin(name: str) -> Path:
     return Path(getattr(module, "__file__", None) or getattr(found, "origin", None) or "")
 
 
-def _imported_by(name: str, source: bytes, *, is_package: bool) -> Iterator[str]:
-    """Yield the names of the modules that a module may import."""
-    package = name if is_package else name.rpartition(".")[0]
+def _imported_by(source: bytes, package: str) -> Iterator[str]:
+    """Yield the names of the modules that a module of a package may import."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
@@ -319,16 +317,6 @@ def _imported_by(name: str, source: bytes, *, is_package: bool) -> Iterator[str]
         elif isinstance(node, ast.ImportFrom) and (package or not node.level):
             base = resolve_name("." * node.level + (node.module or ""), package)
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
-
-
-def _rows(rows: Rows, jobs: Sequence[EpisodeJob]) -> dict[str, str]:
-    """Return the task data of each group; a seed of None draws any row."""
-    found: dict[str, str] = {}
-    for job in jobs:
-        if job.group_id not in found and (job.task or job.seed is not None):
-            index = job.task["task"] if job.task else pick_task(rows, job.seed, np.random.default_rng())
-            found[job.group_id] = _text(find_task(rows, index))
-    return found
 
 
 def _digest(value: Any) -> str:

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -86,9 +86,12 @@ class Journal:
         Raises:
             OSError: If they cannot be written. The file is then unchanged, unless it could not be cut off.
         """
-        data = b"".join([line + b"\n" for line in lines])
-        if self._compressor is not None:
-            data = b"".join(map(self._compressor.compress, _frames(lines)))
+        frames = [bytearray()]  # each with at most as many bytes as a reader accepts, or one line
+        for line in lines:
+            if self._compressor is not None and frames[-1] and len(frames[-1]) + len(line) >= max_line_bytes():
+                frames.append(bytearray())
+            frames[-1] += line + b"\n"
+        data = b"".join(frames if self._compressor is None else map(self._compressor.compress, map(bytes, frames)))
         if os.fstat(self._file.fileno()).st_size != self.length:
             raise OSError(errno.EIO, "it does not end where it should: lines could not be cut off")
         try:
@@ -119,30 +122,10 @@ class Journal:
         self._file.close()
 
 
-def _frames(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the contents of frames, each with at most as many lines as a reader accepts, or one line."""
-    content = bytearray()
-    for line in lines:
-        if content and len(content) + len(line) >= max_line_bytes():
-            yield bytes(content)
-            content.clear()
-        content += line + b"\n"
-    yield bytes(content)
-
-
 class _QueuedTrajectory(NamedTuple):
     """A trajectory that is waiting to be written."""
 
     trajectory: Trajectory
-    duration_s: float | None
-    written: "Future[None]"
-
-
-class _QueuedLine(NamedTuple):
-    """The line of a queued trajectory."""
-
-    line: bytes
-    episode: StoredEpisode
     duration_s: float | None
     written: "Future[None]"
 
@@ -212,13 +195,23 @@ class RunFolder:
         file = folder / given.trajectories
         with storing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            lock = _locked(folder)
+            filelock = load("filelock", "A run folder needs", "pip install filelock")
+            lock: BaseFileLock = filelock.FileLock(folder / _LOCK, timeout=0, thread_local=False)
+            try:
+                lock.acquire()  # the operating system releases it if the process is killed
+            except filelock.Timeout:
+                raise RunFolderError(
+                    f"{str(folder)!r} is in use: another run writes to it. Wait until that has ended, or choose "
+                    "another folder"
+                ) from None
             try:
                 found = _continued(folder, given, resume, allow_changed)
                 if found is None:
                     for name in (PLAIN, COMPRESSED, Manifest.file_name, TIMES):
                         (folder / name).unlink(missing_ok=True)
-                    _write_tokenizers(folder, given, renderers)
+                    tokenizers = {given.renderers[role].folder: one.tokenizer for role, one in renderers.items()}
+                    for name, tokenizer in tokenizers.items():
+                        _write_tokenizer(folder / name, tokenizer)
                     given.write(folder)
                     found = StoredEpisodes()
                 return cls(folder, given, found, Journal(file, found.length), lock)
@@ -311,58 +304,51 @@ class RunFolder:
                 self._is_writing = bool(waiting)
             if not waiting:
                 return
-            self._write([line for item in waiting if (line := self._line_of(item)) is not None])
+            batch: list[tuple[_QueuedTrajectory, bytes]] = []
+            for item in waiting:
+                try:
+                    write_images(item.trajectory.images, self.path / MEDIA)  # before a reader can see the line
+                    batch.append((item, item.trajectory.to_json(embed_images=False)))
+                except Exception as error:  # it concerns only this trajectory, such as an InvalidRecord
+                    with self._mutex:
+                        self._known.discard(item.trajectory.id)
+                    item.written.set_exception(error)
+            self._write(batch)
             if self._failure is None and time.monotonic() >= self._manifest_due:
                 try:
                     self._write_manifest()
                 except OSError as error:
                     self._failure = error
 
-    def _line_of(self, item: _QueuedTrajectory) -> _QueuedLine | None:
-        try:
-            trajectory = item.trajectory
-            episode = StoredEpisode.of(trajectory)
-            write_images(trajectory.images, self.path / MEDIA)  # before a reader can see the line
-            return _QueuedLine(trajectory.to_json(embed_images=False), episode, item.duration_s, item.written)
-        except Exception as error:  # it concerns only this trajectory, such as an InvalidRecord
-            with self._mutex:
-                self._known.discard(item.trajectory.id)
-            item.written.set_exception(error)
-            return None
-
-    def _write(self, batch: list[_QueuedLine]) -> None:
+    def _write(self, batch: list[tuple[_QueuedTrajectory, bytes]]) -> None:
         """Write as many lines as there is room for; in any case, all waiting calls are answered."""
-        self._write_times(batch)  # before a reader can see the lines
+        ended, times = now(), self.path / TIMES
+        entries = [{"id": item.trajectory.id, "ended": ended, "duration_s": item.duration_s} for item, _ in batch]
+        try:  # before a reader can see the lines
+            with times.open("ab") as file:
+                file.write(b"".join(orjson.dumps(entry) + b"\n" for entry in entries))
+        except OSError as error:  # the times are not worth a run
+            _log.warning("%s cannot be written, so these episodes have no times: %s", times, error)
         count = 0
         if self._failure is None and batch:
             try:
-                self._journal.append([item.line for item in batch])
+                self._journal.append([line for _, line in batch])
                 count = len(batch)
             except Exception:
                 try:
-                    for item in batch:
-                        self._journal.append([item.line])
+                    for _, line in batch:
+                        self._journal.append([line])
                         count += 1
                 except Exception as error:
                     self._failure = error
-        for item in batch[:count]:
-            self._count(item.episode)
+        for item, _ in batch[:count]:
+            self._count(item.trajectory)
             item.written.set_result(None)
-        for item in batch[count:]:
+        for item, _ in batch[count:]:
             assert self._failure is not None
             item.written.set_exception(self._storage_error(self._failure))
 
-    def _write_times(self, batch: list[_QueuedLine]) -> None:
-        """Record the end times of episodes. If that fails, a warning is logged: the times are not worth a run."""
-        ended, path = now(), self.path / TIMES
-        times = [{"id": item.episode.id, "ended": ended, "duration_s": item.duration_s} for item in batch]
-        try:
-            with path.open("ab") as file:
-                file.write(b"".join(orjson.dumps(time) + b"\n" for time in times))
-        except OSError as error:
-            _log.warning("%s cannot be written, so these episodes have no times: %s", path, error)
-
-    def _count(self, episode: StoredEpisode) -> None:
+    def _count(self, episode: StoredEpisode | Trajectory) -> None:
         self._by_status[episode.status] += 1
         if episode.status == "error":
             self._by_error_kind[episode.error_kind or "unknown"] += 1
@@ -391,19 +377,6 @@ class RunFolder:
 
 
 # Opening a folder.
-
-
-def _locked(folder: Path) -> "BaseFileLock":
-    """Lock a folder, and return the lock. The operating system releases it if the process is killed."""
-    filelock = load("filelock", "A run folder needs", "pip install filelock")
-    lock: BaseFileLock = filelock.FileLock(folder / _LOCK, timeout=0, thread_local=False)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise RunFolderError(
-            f"{str(folder)!r} is in use: another run writes to it. Wait until that has ended, or choose another folder"
-        ) from None
-    return lock
 
 
 def _continued(folder: Path, given: RunDescription, resume: bool, allow_changed: bool) -> StoredEpisodes | None:
@@ -456,21 +429,15 @@ def _check_same_run(
     return changed
 
 
-def _write_tokenizers(folder: Path, description: RunDescription, renderers: Mapping[str, Renderer]) -> None:
-    written: set[str] = set()
-    for role, renderer in renderers.items():
-        name = description.renderers[role].folder
-        if name in written:
-            continue
-        written.add(name)
-        save: Any = getattr(renderer.tokenizer, "save", None)
-        if save is None:
-            raise RunFolderError(
-                f"the tokenizer {renderer.tokenizer.name!r} is a {type(renderer.tokenizer).__name__}, which has no "
-                "method save(folder), so the run folder could not be decoded on its own. Write that method, or give "
-                "load_tokenizer(...) what the tokenizer is made from"
-            )
-        save(folder / name)
-        for file in (folder / name).iterdir():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
+def _write_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Write the files of a tokenizer, and wait until they are on disk."""
+    if not hasattr(tokenizer, "save"):
+        raise RunFolderError(
+            f"the tokenizer {tokenizer.name!r} is a {type(tokenizer).__name__}, which has no method save(folder), so "
+            "the run folder could not be decoded on its own. Write that method, or give load_tokenizer(...) what the "
+            "tokenizer is made from"
+        )
+    tokenizer.save(folder)
+    for file in folder.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..authoring._concurrent import run_all, take_error
-from ..authoring._driver import Driver, MethodCaller, driver_of
+from ..authoring._driver import MethodCaller, driver_of
 from ..authoring._env import Env
 from ..authoring._event_loops import run
 from ..authoring._making import make
@@ -122,17 +122,31 @@ class EpisodeRunner:
             return self._episode.give_up(child, TimeoutError(f"it did not finish within {limit:g} s"))
 
     async def _sample(self, agent: Agent, observation: Observation, info: Mapping[str, Any]) -> Action:
-        driver, request = driver_of(agent.env), self._request(observation, info)
+        program, request = driver_of(agent.env).program, self._request(observation, info)
         is_streamed = getattr(of_role(self._policy, info["role"]), "streams", False)
         while True:
-            listener = driver.listener() if is_streamed else None
+            listener = program.listener() if is_streamed and program is not None else None
             streamed = request if listener is None else {**request, "on_tokens": listener}
             prompt = agent.context.prompt()
-            reply = self._taken(prompt, agent.context.name) or self._call(prompt, streamed, driver.until_unwanted())
-            action = await self._with_others(agent, driver, reply)
+            reply = self._taken(prompt, agent.context.name)
+            if reply is None:
+                unwanted = None if program is None else program.until_unwanted()
+                reply = self._call(prompt, streamed, unwanted)
+            turns = (
+                None if program is None else program.ahead()
+            )  # meanwhile, the calls for other contexts begin as their turns arrive
+            watching = None if turns is None else asyncio.create_task(self._begin_calls(agent, program, turns))
+            try:
+                action = await reply
+            finally:
+                if watching is not None:
+                    watching.cancel()
+                    (ended,) = await asyncio.gather(watching, return_exceptions=True)
+                    if isinstance(ended, Exception):
+                        raise ended
             if action is not _UNWANTED:
                 break
-            if not await driver.is_wanted_again():
+            if program is None or not await program.is_wanted_again():
                 action = Action((), (), "stop")  # no token was sampled
                 break
         if not isinstance(action, Action):
@@ -148,26 +162,12 @@ class EpisodeRunner:
         begun[1].add_done_callback(take_error)
         return None
 
-    async def _with_others(self, agent: Agent, driver: Driver, reply: Awaitable[Any]) -> Any:
-        """Await a reply. Meanwhile, begin the calls for other contexts as their turns arrive."""
-        turns = driver.ahead()
-        if turns is None:
-            return await reply
-        watching = asyncio.create_task(self._begin_calls(agent, driver, turns))
-        try:
-            return await reply
-        finally:
-            watching.cancel()
-            (ended,) = await asyncio.gather(watching, return_exceptions=True)
-            if isinstance(ended, Exception):
-                raise ended
-
-    async def _begin_calls(self, agent: Agent, driver: Driver, turns: AsyncIterator[Turn]) -> None:
+    async def _begin_calls(self, agent: Agent, program: Any, turns: AsyncIterator[Turn]) -> None:
         async for turn in turns:
             coming = self._episode.upcoming(agent, turn)
             if coming is not None:
                 observation, info, prompt = coming
-                reply = self._call(prompt, self._request(observation, info), driver.until_unwanted(turn))
+                reply = self._call(prompt, self._request(observation, info), program.until_unwanted(turn))
                 self._begun[observation.context] = prompt, asyncio.create_task(reply)
 
     async def _call(
@@ -261,7 +261,7 @@ async def arollout(
     check_is_env(env, "rollout() got")
     found = find_policy(policy, env, seed)
     driver = driver_of(env)
-    driver.use_policy(partial(why_not_sampled, found))
+    driver.why_not_sampled = partial(why_not_sampled, found)
     try:
         if reset:
             observation, info = await env.areset(seed=seed, options=options)
@@ -270,12 +270,12 @@ async def arollout(
                 raise ConfigError("options apply to a new episode; with reset=False, expected None")
             observation, info = env.pending()
     except BaseException:
-        driver.use_policy(None)
+        driver.why_not_sampled = None
         raise
     try:
         return await EpisodeRunner(env, found).run(observation, info)
     finally:
-        driver.use_policy(None)
+        driver.why_not_sampled = None
         await driver.aend_tasks(sys.exception())
 
 

@@ -6,7 +6,6 @@ recognized there, too.
 
 import hashlib
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -351,58 +350,28 @@ def read_times(folder: Path) -> Mapping[str, EpisodeTime]:
 
 
 class StoredEpisode(NamedTuple):
-    """The facts of a stored episode that a continued run needs.
+    """The facts of a stored episode that a run folder counts.
 
     Attributes:
         id: The episode's id.
-        group_id: The id of its group, or None.
         status: How it ended: `terminated`, `truncated` or `error`.
         error_kind: The kind of its error, if that was recorded.
-        reward: The sum of its rewards.
-        steps: How many steps it has.
-        sampled_tokens: How many tokens the policy sampled.
     """
 
     id: str
-    group_id: str | None
     status: Status
     error_kind: ErrorKind | None
-    reward: float
-    steps: int
-    sampled_tokens: int
-
-    @classmethod
-    def of(cls, trajectory: Trajectory) -> Self:
-        """Return the facts of a trajectory."""
-        return cls(
-            id=trajectory.id,
-            group_id=trajectory.group_id,
-            status=trajectory.status,
-            error_kind=trajectory.error_kind,
-            reward=trajectory.reward,
-            steps=len(trajectory.steps),
-            sampled_tokens=trajectory.sampled_tokens,
-        )
 
     @classmethod
     def of_line(cls, line: bytes, *, is_known: bool) -> Self:
         """Return the facts of a line. A line that is known to be intact is not checked again."""
         if is_known:
             check_values(line)
-            with suppress(ValueError, LookupError, TypeError, AttributeError):  # the full check names what is wrong
-                record: dict[str, Any] = orjson.loads(line)
-                steps: list[dict[str, Any]] = record["steps"]
-                sampled = [step["parts"][-1]["stop"] - step["action_start"] for step in steps if step["parts"]]
-                return cls(
-                    id=record["id"],
-                    group_id=record["group_id"],
-                    status=record["status"],
-                    error_kind=record["error_kind"],
-                    reward=math.fsum(step["reward"] or 0.0 for step in steps),
-                    steps=len(steps),
-                    sampled_tokens=sum(sampled),
-                )
-        return cls.of(Trajectory.from_json(line))
+            with suppress(ValueError, LookupError, TypeError):  # the full check names what is wrong
+                record = orjson.loads(line)
+                return cls(record["id"], record["status"], record["error_kind"])
+        trajectory = Trajectory.from_json(line)
+        return cls(trajectory.id, trajectory.status, trajectory.error_kind)
 
 
 @dataclass
@@ -430,9 +399,8 @@ def recover(file: Path, manifest: Manifest | None) -> StoredEpisodes:
             others follow; or two lines have the same id. The message names the line.
     """
     difference = None if manifest is None else difference_from_manifest(file, manifest)
-    found = StoredEpisodes()
-    if file.exists():
-        found = _read_episodes(file, 0 if manifest is None else manifest.bytes, is_intact=difference is None)
+    known = 0 if manifest is None else manifest.bytes
+    found = _read_episodes(file, known, is_intact=difference is None) if file.exists() else StoredEpisodes()
     if difference is not None:
         raise RunFolderError(f"{difference}, or begin another run folder")
     if manifest is not None and len(found.episodes) < manifest.episodes:

@@ -1,6 +1,5 @@
 """A worker process: an event loop that plays jobs, and the calls that bring jobs and fetch results."""
 
-import asyncio
 import contextlib
 import multiprocessing
 import multiprocessing.connection
@@ -77,7 +76,6 @@ class Worker:
         self._wanted = self._weights = WeightState()
         self._changing: Future[None] | None = None
         self._ended: queue.SimpleQueue[tuple[int, EpisodeResult | BaseException]] = queue.SimpleQueue()
-        self._beat = time.monotonic()
         self._thread = LoopThread("envsdk-worker")
         self._player: Player = self._thread.submit(self._begin()).result()
         self._change(weights)
@@ -99,7 +97,7 @@ class Worker:
                 item = self._ended.get_nowait()
         except queue.Empty:
             pass
-        return Report(ended, None, self._player.statistics, time.monotonic() - self._beat, self._weights)
+        return Report(ended, None, self._player.statistics, time.monotonic() - self._player.ticked_at, self._weights)
 
     def end(self) -> PlayStatistics:
         """Close the environments and the policy; return the statistics of the worker."""
@@ -107,12 +105,6 @@ class Worker:
         return self._player.statistics
 
     async def _begin(self) -> Player:
-        async def beat() -> None:
-            while True:
-                self._beat = time.monotonic()
-                await asyncio.sleep(0.1)
-
-        self._pulse = asyncio.create_task(beat())
         return Player(self._settings)
 
     async def _play(self, job: EpisodeJob) -> None:

@@ -205,9 +205,18 @@ class WorkerPool:
             make_host = _ProcessHost if self._ray is None else self._ray.new
             host = make_host(self._settings, weights)
             try:
-                if not await self._begins(host):
-                    host.kill()
-                    return
+                begun = asyncio.ensure_future(host.begin())
+                closing = asyncio.ensure_future(self._closing.wait())
+                try:
+                    await asyncio.wait({begun, closing}, return_when=asyncio.FIRST_COMPLETED)
+                    if not begun.done():  # the run ends first
+                        host.kill()
+                        return
+                    begun.result()
+                finally:
+                    begun.cancel()
+                    closing.cancel()
+                    await asyncio.gather(begun, closing, return_exceptions=True)
                 self._set_informed(number, weights)
                 failed_starts = 0
                 await self._use(number, host, running)
@@ -222,25 +231,20 @@ class WorkerPool:
                 self._known[number] = PlayStatistics()
                 self._lost.abandoned += 1
                 _log.warning("%s; its %d episodes begin again", error, len(running))
-                self._take_back(running, error)
+                for assignment in running.values():
+                    assignment.losses += 1
+                    if assignment.losses <= self._settings.max_retries:
+                        self._lost.retries["WorkerLost"] += 1
+                        self._waiting.append(assignment)
+                    elif not assignment.played.done():
+                        failed = failed_before_it_began(assignment.job, error, "infrastructure")
+                        assignment.played.set_result(EpisodeResult(failed))
+                running.clear()
+                self._changed.set()
                 self._set_informed(number, None)
             except BaseException:
                 host.kill()
                 raise
-
-    async def _begins(self, host: _Host) -> bool:
-        """Wait until a worker begins; return False if the run ends first."""
-        begun = asyncio.ensure_future(host.begin())
-        closing = asyncio.ensure_future(self._closing.wait())
-        try:
-            done, _ = await asyncio.wait({begun, closing}, return_when=asyncio.FIRST_COMPLETED)
-            if begun in done:
-                begun.result()
-            return begun in done
-        finally:
-            begun.cancel()
-            closing.cancel()
-            await asyncio.gather(begun, closing, return_exceptions=True)
 
     async def _use(self, number: int, host: _Host, running: dict[int, _Assignment]) -> None:
         limit = math.inf if self._settings.method_timeout_s is None else self._settings.method_timeout_s + _ANSWER_S
@@ -289,20 +293,6 @@ class WorkerPool:
 
     def _must_be_alone(self, assignment: _Assignment) -> bool:
         return assignment.losses > 0 and assignment.losses >= self._settings.max_retries
-
-    def _take_back(self, running: dict[int, _Assignment], error: WorkerLost) -> None:
-        """Restart the episodes of a worker that ended, or record that they failed."""
-        for assignment in running.values():
-            assignment.losses += 1
-            if assignment.losses > self._settings.max_retries:
-                played = EpisodeResult(failed_before_it_began(assignment.job, error, "infrastructure"))
-                if not assignment.played.done():
-                    assignment.played.set_result(played)
-            else:
-                self._lost.retries["WorkerLost"] += 1
-                self._waiting.append(assignment)
-        running.clear()
-        self._changed.set()
 
 
 def check_sendable(settings: PlaySettings, executor: Executor) -> None:

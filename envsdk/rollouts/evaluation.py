@@ -173,7 +173,25 @@ class Evaluation:
     def details(self) -> Iterator[str]:
         """Yield a line for each result with the facts that the table does not show."""
         for one in self.results:
-            yield on_one_line(f"{one.env}, {one.model}: {_details(one)}")
+            score, comparison = one.score, one.comparison
+            scored = f"scored {score.scored} of {score.episodes}"
+            if score.not_scored:
+                counted = "" if score.not_scored_reward is None else f", counted as {score.not_scored_reward:g}"
+                scored += f", not scored {_counts(score.not_scored)}{counted}"
+            parts = [
+                scored,
+                f"ended {_counts(score.stop_reasons)}",
+                f"breaks {_counts(score.breaks) or 'none'}",
+                f"{score.observed_tokens:.0f} observed and {score.sampled_tokens:.0f} sampled tokens an episode",
+            ]
+            if score.image_tokens > 0:
+                parts[-1] += f", {score.image_tokens:.0f} of them of {score.images:.1f} images"
+            if score.rewards:
+                parts.append("rewards " + ", ".join(f"{name} {value:.3f}" for name, value in score.rewards.items()))
+            if comparison is not None:
+                left_out = f", {comparison.left_out} left out" if comparison.left_out else ""
+                parts.append(f"compared over {comparison.tasks} tasks that both runs scored{left_out}")
+            yield on_one_line(f"{one.env}, {one.model}: {'; '.join(parts)}")
 
     def table(self) -> "Table":
         """Return a table for a terminal."""
@@ -404,28 +422,6 @@ def _episodes(run: StoredRun, reward: Callable[[Trajectory], Any] | None) -> Ite
 def _folder_name(name: str) -> str:
     """Convert a name to the name of a folder."""
     return "".join(char if char.isalnum() or char in "-_." else "-" for char in name).strip(".") or "-"
-
-
-def _details(result: EvaluationResult) -> str:
-    score, comparison = result.score, result.comparison
-    scored = f"scored {score.scored} of {score.episodes}"
-    if score.not_scored:
-        counted = "" if score.not_scored_reward is None else f", counted as {score.not_scored_reward:g}"
-        scored += f", not scored {_counts(score.not_scored)}{counted}"
-    parts = [
-        scored,
-        f"ended {_counts(score.stop_reasons)}",
-        f"breaks {_counts(score.breaks) or 'none'}",
-        f"{score.observed_tokens:.0f} observed and {score.sampled_tokens:.0f} sampled tokens an episode",
-    ]
-    if score.image_tokens > 0:
-        parts[-1] += f", {score.image_tokens:.0f} of them of {score.images:.1f} images"
-    if score.rewards:
-        parts.append("rewards " + ", ".join(f"{name} {value:.3f}" for name, value in score.rewards.items()))
-    if comparison is not None:
-        left_out = f", {comparison.left_out} left out" if comparison.left_out else ""
-        parts.append(f"compared over {comparison.tasks} tasks that both runs scored{left_out}")
-    return "; ".join(parts)
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -92,7 +92,8 @@ class Score:
         for trajectory in trajectories:
             facts = Tally.of(trajectory)
             everything += facts
-            if (reward := _reward_of(trajectory, not_scored)) is not None:
+            reward = not_scored if trajectory.scored_reward is None else trajectory.scored_reward
+            if reward is not None:
                 rewards[task_of(trajectory)].append(reward)
             if not facts.failed:
                 played += facts
@@ -267,16 +268,11 @@ def _check_not_scored(not_scored: Any) -> None:
         )
 
 
-def _reward_of(trajectory: Trajectory, not_scored: float | None) -> float | None:
-    """Return the reward that an episode counts with; None if it does not count."""
-    reward = trajectory.scored_reward
-    return not_scored if reward is None else reward
-
-
 def _task_means(trajectories: Iterable[Trajectory], not_scored: float | None) -> dict[str, float]:
     rewards = defaultdict[str, list[float]](list)
     for trajectory in trajectories:
-        if (reward := _reward_of(trajectory, not_scored)) is not None:
+        reward = not_scored if trajectory.scored_reward is None else trajectory.scored_reward
+        if reward is not None:
             rewards[task_of(trajectory)].append(reward)
     return {task: float(np.mean(values)) for task, values in rewards.items()}
 

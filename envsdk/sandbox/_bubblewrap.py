@@ -5,7 +5,6 @@ create namespaces. The launcher adds what bubblewrap has no options for: limits 
 and a stricter system call filter.
 """
 
-import functools
 import os
 import shutil
 import signal
@@ -18,37 +17,22 @@ from ._job import Root
 _NAMESPACES = ("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts")
 
 
-@functools.cache
-def executable() -> str:
-    """Return the path of bubblewrap.
-
-    Raises:
-        SandboxUnavailable: If it is not installed.
-    """
-    found = shutil.which("bwrap")
-    if found is None:
-        raise SandboxUnavailable("bubblewrap is not installed: bwrap is not on the PATH")
-    return found
-
-
 def wrapped(root: Root, status: int) -> list[str]:
     """Return the command that starts the launcher in namespaces.
 
     Args:
         root: The files that the program sees.
         status: The file descriptor to which bubblewrap writes the id of the process that it started, as JSON.
+
+    Raises:
+        SandboxUnavailable: If bubblewrap is not installed.
     """
-    is_root = os.geteuid() == 0
+    executable, is_root = shutil.which("bwrap"), os.geteuid() == 0
+    if executable is None:
+        raise SandboxUnavailable("bubblewrap is not installed: bwrap is not on the PATH")
     capabilities = ["CAP_SYS_ADMIN", *(("CAP_SETUID", "CAP_SETGID") if is_root else ())]
-    options = [
-        *_NAMESPACES,
-        "--die-with-parent",
-        "--as-pid-1",
-        "--hostname",
-        "sandbox",
-        "--json-status-fd",
-        str(status),
-    ]
+    options = [*_NAMESPACES, "--die-with-parent", "--as-pid-1"]
+    options += ["--hostname", "sandbox", "--json-status-fd", str(status)]
     options += [] if is_root else ["--unshare-user"]
     options += ["--cap-drop", "ALL", *(word for name in capabilities for word in ("--cap-add", name))]
     folders = {str(folder) for _, target in root["mounts"] for folder in Path(target).parents} - {"/"}
@@ -61,4 +45,4 @@ def wrapped(root: Root, status: int) -> list[str]:
     # bubblewrap inherits an ignored SIGCHLD, and would not see its child end.
     is_ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
     prefix = ["env", "--default-signal=CHLD"] if is_ignored else []
-    return [*prefix, executable(), *options, "--proc", "/proc", "--", *command()]
+    return [*prefix, executable, *options, "--proc", "/proc", "--", *command()]

@@ -35,11 +35,6 @@ def start() -> None:
                 __import__(name)
     with contextlib.suppress(OSError):
         ctypes.CDLL("libgcc_s.so.1")  # loaded when a thread ends
-    print(json.dumps({"paths": paths, "libraries": libraries()}))
-
-
-def libraries() -> list[str]:
-    """Return the paths of all loaded shared libraries, as the loader found them."""
     names: list[str] = []
 
     def visit(library: Any, _size: int, _data: object) -> int:
@@ -47,4 +42,4 @@ def libraries() -> list[str]:
         return 0
 
     ctypes.CDLL(None).dl_iterate_phdr(Visitor(visit), None)
-    return [name for name in names if name.startswith("/")]
+    print(json.dumps({"paths": paths, "libraries": [name for name in names if name.startswith("/")]}))

@@ -29,7 +29,16 @@ def own_folder() -> Generator[str]:
     """
     remove_leftovers(tempfile.gettempdir())
     try:
-        folder, lock = _locked_folder()
+        while True:
+            folder = tempfile.mkdtemp(prefix=_PREFIX)
+            with contextlib.suppress(FileNotFoundError):  # another process removed it as a leftover: make another one
+                Path(folder).chmod(0o700)  # regardless of the umask
+                lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                with contextlib.suppress(OSError):  # without locks, only this process removes it
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                if Path(folder).exists():
+                    break
+                os.close(lock)
         try:
             yield folder
         finally:
@@ -56,17 +65,3 @@ def remove_leftovers(root: str) -> None:
                     shutil.rmtree(name)
             finally:
                 os.close(lock)
-
-
-def _locked_folder() -> tuple[str, int]:
-    """Create a folder and lock it. Retry if another process removed it as a leftover before it was locked."""
-    while True:
-        folder = tempfile.mkdtemp(prefix=_PREFIX)
-        with contextlib.suppress(FileNotFoundError):
-            Path(folder).chmod(0o700)  # regardless of the umask
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            with contextlib.suppress(OSError):  # without locks, only this process removes it
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if Path(folder).exists():
-                return folder, lock
-            os.close(lock)

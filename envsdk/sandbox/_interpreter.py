@@ -72,16 +72,11 @@ def command() -> list[str]:
 
 def sent(module: str, *arguments: Any) -> bytes:
     """Return the standard input for a bare interpreter that calls `start(*arguments)` of a module of this package."""
-    data = marshal.dumps((_code(module), arguments))
-    return b"%016x" % len(data) + data
-
-
-@functools.cache
-def _code(module: str) -> Any:
     found = importlib.util.find_spec(f"{__package__}.{module}")
     if found is None or not isinstance(found.loader, importlib.abc.InspectLoader):
         raise SandboxUnavailable(f"the code of the module {module!r} of envsdk.sandbox cannot be read")
-    return found.loader.get_code(found.name)
+    data = marshal.dumps((found.loader.get_code(found.name), arguments))
+    return b"%016x" % len(data) + data
 
 
 @functools.cache

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import get_args
 
 from ..errors import SandboxUnavailable, unknown_name
-from ._child import check_descriptors
 from ._folders import own_folder
 from ._interpreter import FLAGS, OWN_FOLDER, executable, file_rules, shown_files
 from ._job import SandboxJob
@@ -31,6 +30,7 @@ _ADVICE = (
 )
 
 
+@functools.cache
 def check_isolation(isolation: Isolation = "auto") -> Isolation:
     """Check that an isolation works on this machine, by a trial run. The result is cached for this process.
 
@@ -48,21 +48,16 @@ def check_isolation(isolation: Isolation = "auto") -> Isolation:
     if isolation not in get_args(Isolation):
         raise unknown_name("isolation", isolation, get_args(Isolation))
     if isolation == "auto":
-        return _best()
+        reasons: list[str] = []
+        for each in ("bubblewrap", "namespaces", "landlock"):
+            try:
+                return check_isolation(each)
+            except SandboxUnavailable as error:
+                reasons.append(str(error))
+        raise SandboxUnavailable("; ".join(reasons))
     if isolation != "unsafe_no_isolation":
         _prove(isolation)
     return isolation
-
-
-@functools.cache
-def _best() -> Isolation:
-    reasons: list[str] = []
-    for isolation in ("bubblewrap", "namespaces", "landlock"):
-        try:
-            return check_isolation(isolation)
-        except SandboxUnavailable as error:
-            reasons.append(str(error))
-    raise SandboxUnavailable("; ".join(reasons))
 
 
 def run_isolated(
@@ -133,20 +128,12 @@ def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: s
 
 
 def _resources(limits: SandboxLimits) -> list[tuple[str, int, int]]:
-    values = {
-        "RLIMIT_CORE": 0,
-        "RLIMIT_FSIZE": limits.file_mib * _MIB,
-        "RLIMIT_NOFILE": limits.open_files,
-    }
+    values = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": limits.file_mib * _MIB, "RLIMIT_NOFILE": limits.open_files}
     if sys.platform == "linux":
         # the memory of each process, and resources that the kernel counts for all processes of a user
         values |= {"RLIMIT_AS": limits.memory_mib * _MIB, "RLIMIT_SIGPENDING": _PENDING_SIGNALS}
         values |= dict.fromkeys(("RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO"), 0)
-    cpu = (
-        "RLIMIT_CPU",
-        limits.cpu_s,
-        limits.cpu_s + 1,
-    )  # SIGXCPU, then SIGKILL
+    cpu = ("RLIMIT_CPU", limits.cpu_s, limits.cpu_s + 1)  # SIGXCPU, then SIGKILL
     return [cpu, *((name, value, value) for name, value in values.items())]
 
 
@@ -174,7 +161,6 @@ for number, attempt in enumerate(attempts()):
 _PROVED = [f"{number} is refused" for number in range(9)]
 
 
-@functools.cache
 def _prove(isolation: Isolation) -> None:
     """Run a program that tries to leave the sandbox, and check that each attempt failed.
 
@@ -187,7 +173,7 @@ def _prove(isolation: Isolation) -> None:
     limits = SandboxLimits()
     if isolation == "landlock":
         try:
-            check_descriptors()
+            os.close(os.pidfd_open(os.getpid()))
         except OSError as error:
             raise SandboxUnavailable(
                 f"{isolation}: a program could outlive its launcher, because pidfd_open failed: {error}. {_ADVICE}"

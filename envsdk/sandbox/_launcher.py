@@ -276,7 +276,13 @@ def build_root(root: Root) -> None:
     os.chdir("/")
     os.mkdir("/.empty")
     for source, target in root["mounts"]:
-        bind(f"/.old{source}", target)
+        source = f"/.old{source}"
+        if os.path.isdir(source):
+            os.makedirs(target, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+        call("mount", source.encode(), target.encode(), None, BIND | RECURSIVE, None)
     for folder in root["hidden"]:
         call("mount", b"/.empty", folder.encode(), None, BIND, None)
     call("umount2", b"/.old", UNMOUNT_LAZILY)
@@ -293,16 +299,6 @@ def finish_root(root: Root, code: bytes) -> None:
     mount_memory(root["folder"], root["disk"])
     with open(f"{root['folder']}/main.py", "wb") as file:
         file.write(code)
-
-
-def bind(source: str, target: str) -> None:
-    """Bind-mount a file or a folder."""
-    if os.path.isdir(source):
-        os.makedirs(target, exist_ok=True)
-    else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-    call("mount", source.encode(), target.encode(), None, BIND | RECURSIVE, None)
 
 
 def mount_memory(folder: str, options: str) -> None:

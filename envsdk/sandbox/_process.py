@@ -1,20 +1,26 @@
-"""One run of a program, seen from outside: it starts the launcher, exchanges data with it, and ends it."""
+"""One run of a program, seen from outside: it starts the launcher, exchanges data with it, and ends it.
+
+Normally the launcher ends its child: the program, or process 1 of its namespace (all others end with it). If the
+launcher is killed, the kernel ends the child (PR_SET_PDEATHSIG), but a program can undo that: the setting is lost when
+one of its threads executes another program. So this process also holds the child by a file descriptor (a pidfd), and
+can end it without the launcher.
+"""
 
 import contextlib
 import os
 import re
+import select
 import selectors
+import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import IO, TypeAlias, cast
 
 from ..errors import SandboxError, SandboxUnavailable
 from ._bubblewrap import wrapped
-from ._child import Child, child_of
 from ._interpreter import command, sent
 from ._job import SandboxJob
 from ._result import Isolation, Limit, SandboxLimits, SandboxResult, limit_in
@@ -31,6 +37,7 @@ _MAX_CHUNKS_IN_PIPE = 16
 _MAX_OUTPUT = 16
 """A program is stopped when it writes more than this many times the limit on its kept output."""
 _CPU_SIGNAL, _KILL_SIGNAL = -24, -9
+_PARENT, _THREADS = 1, 17  # indices of the fields after the name in /proc/PID/stat
 _CHILD = re.compile(rb'^(?:child |\{ *"child-pid": *)(\d+)\b.*\n', re.MULTILINE)
 """The report of the child's process id, by the launcher or by bubblewrap."""
 
@@ -89,8 +96,9 @@ class Run:
         self._limits = limits
         self._isolation: Isolation = isolation
         self._stdout, self._stderr = Output(limits.output_kib * 1024), Output(limits.output_kib * 1024)
-        self._reports = b""
-        self._child: Child | None = None
+        self._reports = bytearray()
+        self._child = 0  # the id of the launcher's child
+        self._descriptor: int | None = None  # of the child
         self._limit: Limit | None = None
         self._started_at = self._stopped_at = self._looked_at = 0.0  # 0.0 means not yet
 
@@ -101,24 +109,20 @@ class Run:
             SandboxError: If the program could not be run or stopped, or its exit status is unknown.
         """
         try:
-            status = self._run()
+            reports, write_end = os.pipe()
+            with os.fdopen(reports, "rb", 0) as file:
+                try:
+                    process = self._start(write_end)
+                finally:
+                    os.close(write_end)
+                with process:
+                    try:
+                        self._exchange(process, file)
+                    finally:
+                        self._end(process)
         except OSError as error:
             raise SandboxError(f"the program could not be run: {error}") from error
-        return self._result(status)
-
-    def _run(self) -> int:
-        reports, write_end = os.pipe()
-        with os.fdopen(reports, "rb", 0) as file:
-            try:
-                process = self._start(write_end)
-            finally:
-                os.close(write_end)
-            with process:
-                try:
-                    self._exchange(process, file)
-                finally:
-                    self._end(process)
-        return process.returncode
+        return self._result(process.returncode)
 
     def _start(self, control: int) -> _Process:
         self._job["control"] = control
@@ -143,38 +147,47 @@ class Run:
         """Write the input and read the output until the launcher ends, which is after all processes of the program."""
         stdin, stdout, stderr = (cast("IO[bytes]", file) for file in (process.stdin, process.stdout, process.stderr))
         data = memoryview(sent("_launcher", self._job) + self._stdin)
+        outputs = {stdout: self._stdout.add, stderr: self._stderr.add, reports: self._reports.extend}
         with selectors.DefaultSelector() as selector:
-            selector.register(stdin, selectors.EVENT_WRITE, _InputWriter(stdin, data))
-            for file, take in (
-                (stdout, self._stdout.add),
-                (stderr, self._stderr.add),
-                (reports, partial(self._add_report, process.pid)),
-            ):
-                selector.register(file, selectors.EVENT_READ, partial(_read, file, take))
-            while reports in {key.fileobj for key in selector.get_map().values()}:
+            os.set_blocking(stdin.fileno(), False)
+            selector.register(stdin, selectors.EVENT_WRITE)
+            for file in outputs:
+                selector.register(file, selectors.EVENT_READ)
+            while not reports.closed:
                 for key, _ in selector.select(_LOOK_S):
-                    if not key.data():
-                        selector.unregister(key.fileobj)
-                        cast("IO[bytes]", key.fileobj).close()
+                    file = cast("IO[bytes]", key.fileobj)
+                    if file is stdin:
+                        try:
+                            data = data[os.write(file.fileno(), data[:_CHUNK]) :]
+                        except BrokenPipeError:  # the program does not read it
+                            data = data[:0]
+                        is_open = bool(data)
+                    else:
+                        is_open = _read(file, outputs[file])
+                    if not is_open:
+                        selector.unregister(file)
+                        file.close()
                 self._check_limits(process, time.monotonic())
         # Without blocking: without isolation, another process may keep the other end of a pipe open.
-        for file, take in ((stdout, self._stdout.add), (stderr, self._stderr.add)):
+        for file in (stdout, stderr):
             if not file.closed:
                 os.set_blocking(file.fileno(), False)
                 with contextlib.suppress(BlockingIOError):
                     chunks = 0
-                    while chunks < _MAX_CHUNKS_IN_PIPE and _read(file, take):
+                    while chunks < _MAX_CHUNKS_IN_PIPE and _read(file, outputs[file]):
                         chunks += 1
 
-    def _add_report(self, launcher: int, data: bytes) -> None:
-        self._reports += data
-        if not self._started_at and b"started\n" in self._reports:
-            self._started_at = time.monotonic()
-        if not self._child and (found := _CHILD.search(self._reports)):
-            self._child = child_of(launcher, int(found[1]))
-
     def _check_limits(self, process: _Process, now: float) -> None:
-        """Stop a program that has exceeded a limit or was cancelled."""
+        """Read the launcher's reports, and stop a program that has exceeded a limit or was cancelled."""
+        if not self._started_at and b"started\n" in self._reports:
+            self._started_at = now
+        if not self._child and (found := _CHILD.search(self._reports)):
+            self._child = int(found[1])
+            with contextlib.suppress(OSError, AttributeError):  # it has ended, or this machine has no pidfd_open
+                self._descriptor = os.pidfd_open(self._child)
+                if _status(self._child)[_PARENT] != str(process.pid):  # its id was reused before that
+                    os.close(self._descriptor)
+                    self._descriptor = None
         if self._stopped_at:
             if now > self._stopped_at + _STOP_S:
                 raise SandboxError(f"the program could not be stopped within {_STOP_S:g} s")
@@ -194,22 +207,18 @@ class Run:
             return "time"
         if max(self._stdout.size, self._stderr.size) > _MAX_OUTPUT * self._limits.output_kib * 1024:
             return "output"
-        if self._job["root"] is None and now > self._looked_at + _LOOK_S:
-            self._looked_at = now
-            return self._exceeded_without_namespaces()
-        return None
-
-    def _exceeded_without_namespaces(self) -> Limit | None:
-        """Return the exceeded limit, of those that the kernel enforces only in namespaces; None if there is none."""
-        size = 0
+        if self._job["root"] is not None or now <= self._looked_at + _LOOK_S:
+            return None
+        self._looked_at, size = now, 0  # what follows are limits that the kernel enforces only in namespaces
         for entry in Path(self._job["folder"]).iterdir():
             with contextlib.suppress(FileNotFoundError):
                 size += max(entry.lstat().st_blocks * 512, 4096)  # an empty file counts as one page
         if size > self._limits.disk_mib * 2**20:
             return "disk"
-        is_confined = self._job["rules"] is not None
-        if is_confined and self._child and self._child.thread_count() > self._limits.processes:
-            return "processes"
+        if self._job["rules"] is not None and self._descriptor is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                if int(_status(self._child)[_THREADS]) > self._limits.processes:
+                    return "processes"
         return None
 
     def _end(self, process: _Process) -> None:
@@ -222,9 +231,17 @@ class Run:
             process.kill()
             raise SandboxError(f"the program could not be stopped within {_STOP_S:g} s") from error
         finally:
-            if self._child:
-                with contextlib.closing(self._child) as child:
-                    child.end(_STOP_S)
+            if self._descriptor is not None:
+                try:
+                    signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+                    poll = select.poll()
+                    poll.register(self._descriptor, select.POLLIN)
+                    if not poll.poll(1000 * _STOP_S):
+                        raise SandboxError(f"the program could not be stopped within {_STOP_S:g} s")
+                except ProcessLookupError:
+                    pass
+                finally:
+                    os.close(self._descriptor)
 
     def _result(self, status: int) -> SandboxResult:
         """Return the result, from the launcher's reports.
@@ -265,19 +282,9 @@ class Run:
         )
 
 
-class _InputWriter:
-    """Writes data to a pipe without blocking. A call returns False when all data is written or the reader is gone."""
-
-    def __init__(self, file: IO[bytes], data: memoryview) -> None:
-        os.set_blocking(file.fileno(), False)
-        self._file, self._left = file, data
-
-    def __call__(self) -> bool:
-        try:
-            self._left = self._left[os.write(self._file.fileno(), self._left[:_CHUNK]) :]
-        except BrokenPipeError:
-            return False
-        return bool(self._left)
+def _status(number: int) -> list[str]:
+    """Return the fields after the name in the kernel's status of a process."""
+    return Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def _read(file: IO[bytes], take: Callable[[bytes], None]) -> bool:

@@ -117,16 +117,15 @@ class SandboxResult:
 
     def report(self) -> str:
         """Return the output, errors and end as one string, such as for a tool result."""
-        parts = [self.stdout, f"[errors]\n{self.stderr}" if self.stderr else "", self._end()]
-        return "\n".join(part.rstrip("\n") for part in parts if part) or "[no output]"
-
-    def _end(self) -> str:
         if self.limit is not None:
             stopped = "stopped" if self.exit_status is None else "ended"
-            return f"[the program was {stopped} by a limit: {_WORDS[self.limit].format(**self.limits.model_dump())}]"
-        if self.exit_status is not None and self.exit_status < 0:
-            return f"[the program was ended by signal {-self.exit_status}]"
-        return "" if self.exit_status == 0 else f"[exit status {self.exit_status}]"
+            end = f"[the program was {stopped} by a limit: {_WORDS[self.limit].format(**self.limits.model_dump())}]"
+        elif self.exit_status is not None and self.exit_status < 0:
+            end = f"[the program was ended by signal {-self.exit_status}]"
+        else:
+            end = "" if self.exit_status == 0 else f"[exit status {self.exit_status}]"
+        parts = [self.stdout, f"[errors]\n{self.stderr}" if self.stderr else "", end]
+        return "\n".join(part.rstrip("\n") for part in parts if part) or "[no output]"
 
 
 def limit_in(stderr: str) -> Limit | None:

@@ -9,7 +9,7 @@ refused on purpose fail with EPERM, which Python reports as PermissionError.
 """
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from ._job import OWN_FILE, OWN_PID, Instruction
@@ -33,7 +33,7 @@ _PATHS = (
 )
 _MEMORY = "brk munmap mremap mprotect msync"
 _WAITING = "poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2"
-_PAIRS = "getsockopt getsockname getpeername sendto recvfrom recvmsg shutdown"  # of sockets: see _in_any_case
+_PAIRS = "getsockopt getsockname getpeername sendto recvfrom recvmsg shutdown"  # of sockets: see filter_for
 _THREADS = "futex set_robust_list set_tid_address rseq sched_yield sched_getaffinity restart_syscall"
 _ITSELF = "wait4 waitid exit exit_group"
 _SIGNALS = (
@@ -108,48 +108,42 @@ def filter_for(isolation: Isolation) -> list[Instruction]:
         SandboxUnavailable: If the system call numbers of this machine are unknown.
     """
     column, name = machine()
-    program = [
-        (_LOAD, 0, 0, _MACHINE_AT),
-        (_IF_EQUAL, 1, 0, name),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER_AT),
+    program = [(_LOAD, 0, 0, _MACHINE_AT), (_IF_EQUAL, 1, 0, name), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER_AT)]
+    rules = [
+        *_rules(_ALLOWED),
+        *_rules(_REFUSED, errno.EPERM),
+        _Rule("socketpair", errno.EPERM, (_Condition(0, (_UNIX,)), _Condition(1, (_STREAM,), mask=0xF))),
+        _Rule("fcntl", errno.EPERM, (_Condition(1, _FILE_COMMANDS),)),
+        _Rule("ioctl", errno.EPERM, (_Condition(1, _DEVICE_COMMANDS),)),
+        _Rule("prctl", errno.EPERM, (_Condition(0, _PROCESS_OPTIONS),)),
+        _Rule("arch_prctl", errno.EPERM, (_Condition(0, _REGISTERS),)),
+        _Rule("mmap", errno.ENOMEM, (_Condition(3, (0,), mask=_HUGE_PAGES),)),
+        _Rule("madvise", errno.EINVAL, (_Condition(2, _ADVICE),)),
     ]
-    for rule in [*_in_any_case(), *(_under_landlock() if isolation == "landlock" else _in_namespaces())]:
+    if isolation == "landlock":  # no second process, no other program in this one, no signals to other processes
+        rules += [
+            _Rule("execve", errno.EPERM),
+            _Rule("execveat", errno.EPERM, (_Condition(0, (OWN_FILE,)),)),
+            *_rules(_ATTRIBUTES, errno.EPERM),
+            *_rules("setsid setpgid tkill", errno.EPERM),
+            *_rules("fork vfork", errno.EAGAIN),
+            _Rule("clone", errno.EAGAIN, (_Condition(0, (_THREAD,), mask=_WHOLE & ~_DETACHED),)),
+            *(_Rule(name, errno.EPERM, (_Condition(0, (OWN_PID,)),)) for name in ("kill", "tgkill")),
+            _Rule("prlimit64", errno.EPERM, (_Condition(0, (0, OWN_PID)),)),
+        ]
+    else:
+        not_a_flag = _WHOLE & ~(_THREAD | _DETACHED | _PROCESS)
+        rules += [
+            *_rules(f"{_PROCESSES} {_ATTRIBUTES}"),
+            _Rule("clone", errno.EPERM, (_Condition(0, (0,), mask=not_a_flag),)),
+            _Rule("prlimit64", errno.EPERM, (_Condition(0, (0,)),)),  # not of process 1, which reports the exit status
+        ]
+    for rule in rules:
         number = NUMBERS[rule.name][column]
         if number is not None:
             body = _body(rule)
             program += [(_IF_EQUAL, 0, len(body), number), *body]
     return [*program, (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
-
-
-def _in_any_case() -> Iterator[_Rule]:
-    yield from _rules(_ALLOWED)
-    yield from _rules(_REFUSED, errno.EPERM)
-    yield _Rule("socketpair", errno.EPERM, (_Condition(0, (_UNIX,)), _Condition(1, (_STREAM,), mask=0xF)))
-    yield _Rule("fcntl", errno.EPERM, (_Condition(1, _FILE_COMMANDS),))
-    yield _Rule("ioctl", errno.EPERM, (_Condition(1, _DEVICE_COMMANDS),))
-    yield _Rule("prctl", errno.EPERM, (_Condition(0, _PROCESS_OPTIONS),))
-    yield _Rule("arch_prctl", errno.EPERM, (_Condition(0, _REGISTERS),))
-    yield _Rule("mmap", errno.ENOMEM, (_Condition(3, (0,), mask=_HUGE_PAGES),))
-    yield _Rule("madvise", errno.EINVAL, (_Condition(2, _ADVICE),))
-
-
-def _in_namespaces() -> Iterator[_Rule]:
-    yield from _rules(f"{_PROCESSES} {_ATTRIBUTES}")
-    yield _Rule("clone", errno.EPERM, (_Condition(0, (0,), mask=_WHOLE & ~(_THREAD | _DETACHED | _PROCESS)),))
-    yield _Rule("prlimit64", errno.EPERM, (_Condition(0, (0,)),))  # not of process 1, which reports the exit status
-
-
-def _under_landlock() -> Iterator[_Rule]:
-    """Refuse a second process, another program in this one, and signals to other processes."""
-    yield _Rule("execve", errno.EPERM)
-    yield _Rule("execveat", errno.EPERM, (_Condition(0, (OWN_FILE,)),))
-    yield from _rules(_ATTRIBUTES, errno.EPERM)
-    yield from _rules("setsid setpgid tkill", errno.EPERM)
-    yield from _rules("fork vfork", errno.EAGAIN)
-    yield _Rule("clone", errno.EAGAIN, (_Condition(0, (_THREAD,), mask=_WHOLE & ~_DETACHED),))
-    yield from (_Rule(name, errno.EPERM, (_Condition(0, (OWN_PID,)),)) for name in ("kill", "tgkill"))
-    yield _Rule("prlimit64", errno.EPERM, (_Condition(0, (0, OWN_PID)),))
 
 
 def _rules(names: str, error: int = 0) -> Iterable[_Rule]:

@@ -174,7 +174,8 @@ def every_option(episodes: Episodes) -> str:
     ends = {"null": least, episodes.policy: most if episodes.has_reference else least}
     for policy in ends:
         rewards = [episodes.play(policy, seed).reward for seed in episodes.few_seeds[:_TRIES]]
-        if not _holds(policy, [abs(reward - ends[policy]) <= _TOLERANCE for reward in rewards]):
+        enough = any if policy == "null" else all
+        if not enough(abs(reward - ends[policy]) <= _TOLERANCE for reward in rewards):
             raise NotPossible(f'the check already fails with the default options: see "{policy} policy"')
     results = [_option(episodes, name, value, ends) for name, values in choices.items() for value in values]
     return "; ".join(results)
@@ -196,17 +197,13 @@ def _option(episodes: Episodes, name: str, value: Any, ends: Mapping[str, float]
                     except SandboxUnavailable as error:
                         return f"{name}={value!r} is not available here ({error})"
         wrong = {seed: reward for seed, reward in rewards.items() if abs(reward - ends[policy]) > _TOLERANCE}
-        if not _holds(policy, [seed not in wrong for seed in rewards]):
+        enough = any if policy == "null" else all
+        if not enough(seed not in wrong for seed in rewards):
             seed, reward = next(iter(wrong.items()))
             raise CheckFailure(
                 f"with {name}={value!r} the {policy} policy gets {reward:g}; expected {ends[policy]:g}", seed
             )
     return f"{name}={value!r}"
-
-
-def _holds(policy: str, right: Sequence[bool]) -> bool:
-    """Return whether enough rewards are right: all of the reference policy, one of the null policy."""
-    return any(right) if policy == "null" else all(right)
 
 
 def declared_range(episodes: Episodes) -> tuple[float, float]:
@@ -215,14 +212,10 @@ def declared_range(episodes: Episodes) -> tuple[float, float]:
     Raises:
         NotPossible: If it is not declared.
     """
-    if not _is_declared(episodes):
-        raise NotPossible('the reward range is not declared: see "reward range"')
-    return episodes.sample.reward_range
-
-
-def _is_declared(episodes: Episodes) -> bool:
     least, most = episodes.sample.reward_range
-    return math.isfinite(least) and math.isfinite(most) and least < most
+    if not (math.isfinite(least) and math.isfinite(most) and least < most):
+        raise NotPossible('the reward range is not declared: see "reward range"')
+    return least, most
 
 
 def check_in_range(episodes: Episodes, reward: float, seed: int, what: str = "") -> None:
@@ -332,9 +325,9 @@ def history_policies(episodes: Episodes) -> str:
         for policy in (episodes.policy, "random"):
             for seed in episodes.few_seeds[:2]:
                 trajectory = _run_and_check(episodes, policy, seed, history)
-                if policy != "reference" or episodes.is_random or not _is_declared(episodes):
+                if policy != "reference" or episodes.is_random:
                     continue
-                most = declared_range(episodes)[1]
+                most = episodes.sample.reward_range[1]
                 if episodes.play("reference", seed).reward == most and trajectory.reward != most:
                     raise CheckFailure(
                         f"with history={name!r} the reference policy gets {trajectory.reward:g}; without, it gets "
@@ -360,25 +353,37 @@ def _run_and_check(episodes: Episodes, policy: str, seed: int, history: object =
 
 
 def _replayed(env: Env, policy: str, seed: int) -> "list[NDArray[np.int32]]":
-    """Run an episode in a loop that maintains the contexts itself. Return the prompts."""
+    """Run an episode in a loop that maintains the contexts and their images itself. Return the prompts."""
     observation, info = env.reset(seed=seed)
     sample = sampler(env, policy, seed)
     contexts: dict[str, NDArray[np.int32]] = {}
+    images: dict[str, list[PlacedImage]] = {}
     prompts: list[NDArray[np.int32]] = []
     while env.trajectory is None:
         if len(prompts) == MAX_REPLIES:
             raise NoEnd(NO_END)
+        where = f"an observation of {observation.context!r}"
         before = contexts.get(observation.base, np.empty(0, dtype=np.int32))
         old = contexts.get(observation.context)
         only_grew = old is not None and observation.base == observation.context and observation.keep == len(old)
         if observation.extends and not only_grew:
-            raise CheckFailure(f"an observation of {observation.context!r} has extends=True, but drops tokens")
+            raise CheckFailure(f"{where} has extends=True, but drops tokens")
         if not observation.extends and old is not None and "break" not in info:
-            raise CheckFailure(f"an observation of {observation.context!r} has extends=False, but declares no break")
+            raise CheckFailure(f"{where} has extends=False, but declares no break")
         prompt = np.concatenate([before[: observation.keep], observation.tokens])
         if not np.array_equal(prompt, env.prompt()):
-            raise CheckFailure(f"an observation of {observation.context!r} does not give the prompt of the step")
+            raise CheckFailure(f"{where} does not give the prompt of the step")
         prompts.append(prompt)
+        vision = env.episode.contexts[observation.context].renderer.vision
+        _check_places(observation.tokens, observation.media, vision, where)
+        shown = images.get(observation.base, [])
+        if any(placed.start < observation.keep < placed.stop for placed in shown):
+            raise CheckFailure(f"{where} keeps a part of an image: its placeholders are kept or dropped together")
+        kept = [placed for placed in shown if placed.stop <= observation.keep]
+        shown = [*kept, *(placed.moved(observation.keep) for placed in observation.media)]
+        if list(info.get("media", ())) != shown:
+            raise CheckFailure(f"{where} does not give the images of the prompt: {shown} and {info.get('media', ())}")
+        images[observation.context] = shown
         action = sample()
         contexts[observation.context] = np.concatenate([prompt, np.asarray(action.tokens, dtype=np.int32)])
         observation, *_, info = env.step(action)
@@ -403,7 +408,8 @@ def check_sound(trajectory: Trajectory, seed: int, what: str = "") -> None:
         raise CheckFailure(f"{what}the record changes when it is read and written again", seed)
 
 
-# Images: they are at their placeholders in what a policy observes, and records keep them.
+# Images: they are at their placeholders in what a policy observes, also if a history policy drops some; records keep
+# them.
 
 
 _IMAGE_HISTORIES = ("keep", "strip", {"name": "compact", "every": 2, "keep_images": 1})
@@ -419,37 +425,10 @@ def images(episodes: Episodes) -> str:
     seen: set[str] = set()
     for policy, seed in chosen:
         for history in _IMAGE_HISTORIES:
-            with episodes.attempt(seed, f"the {policy} policy"), closing(episodes.subject.make()) as env:
-                env._envsdk.history = get_history(history)  # pyright: ignore[reportArgumentType, reportPrivateUsage]
-                _check_observed_images(env, policy, seed)
-                trajectory = trajectory_of(env)
+            trajectory = _run_and_check(episodes, policy, seed, history)
             _check_records(trajectory, seed)
             seen |= {image.sha256 for image in trajectory.images}
     return f"{len(seen)} images"
-
-
-def _check_observed_images(env: Env, policy: str, seed: int) -> None:
-    """Run an episode in a loop that maintains the images of each context itself."""
-    observation, info = env.reset(seed=seed)
-    sample, count = sampler(env, policy, seed), 0
-    contexts: dict[str, list[PlacedImage]] = {}
-    while env.trajectory is None:
-        if count == MAX_REPLIES:
-            raise NoEnd(NO_END)
-        where = f"an observation of {observation.context!r}"
-        _check_places(
-            observation.tokens, observation.media, env.episode.contexts[observation.context].renderer.vision, where
-        )
-        before = contexts.get(observation.base, [])
-        if any(placed.start < observation.keep < placed.stop for placed in before):
-            raise CheckFailure(f"{where} keeps a part of an image: its placeholders are kept or dropped together")
-        kept = [placed for placed in before if placed.stop <= observation.keep]
-        prompt = [*kept, *(placed.moved(observation.keep) for placed in observation.media)]
-        if list(info.get("media", ())) != prompt:
-            raise CheckFailure(f"{where} does not give the images of the prompt: {prompt} and {info.get('media', ())}")
-        contexts[observation.context] = prompt
-        observation, *_, info = env.step(sample())
-        count += 1
 
 
 def _check_places(tokens: "NDArray[np.int32]", media: Sequence[PlacedImage], vision: Vision | None, where: str) -> None:

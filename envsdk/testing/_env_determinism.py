@@ -11,14 +11,13 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from ..authoring._driver import driver_of
+from ..authoring._driver import WHY_NO_FORK, driver_of
 from ..authoring._env import Env
 from ..trajectories._trajectory import Trajectory
 from ._env_episodes import (
@@ -26,14 +25,13 @@ from ._env_episodes import (
     NOT_REPRODUCIBLE,
     Episodes,
     closing,
-    described,
     difference,
     roll_out,
     step_with,
     trajectory_of,
     transcript,
 )
-from ._reports import CheckFailure, NotPossible
+from ._reports import CheckFailure, NotPossible, described
 
 _USE = "use self.np_random instead"
 _OWN = (
@@ -105,18 +103,15 @@ def _with_other_global_state(episodes: Episodes, policy: str, seed: int) -> Traj
     with episodes.attempt(seed):
         random.seed(f"not {seed}")
         np.random.seed((seed + 1) % 2**32)
-        before = _global_states()
+        before = random.getstate(), pickle.dumps(np.random.get_state())
         with closing(episodes.subject.make()) as env:
             trajectory = roll_out(env, policy, seed)
-        changed = [name for name, state in _global_states().items() if before[name] != state]
+        after = random.getstate(), pickle.dumps(np.random.get_state())
+    names = ("random", "numpy.random")
+    changed = [name for name, one, other in zip(names, before, after, strict=True) if one != other]
     if changed:
         raise CheckFailure(f"the episode changes the global state of `{'` and `'.join(changed)}`; {_USE}", seed)
     return trajectory
-
-
-def _global_states() -> dict[str, Any]:
-    name, keys, *rest = np.random.get_state()
-    return {"random": random.getstate(), "numpy.random": (name, np.asarray(keys).tolist(), *rest)}
 
 
 def _check_no_global_random(episodes: Episodes, seed: int) -> None:
@@ -164,36 +159,31 @@ def copies(episodes: Episodes) -> str:
 
 def forks(episodes: Episodes) -> str:
     """Check that a running episode and its forks do not affect each other."""
-    driver = driver_of(episodes.sample)
-    if driver.why_no_fork is not None:
-        raise NotPossible(f"a running episode cannot be copied: {driver.why_no_fork}")
+    if driver_of(episodes.sample).program is not None:
+        raise NotPossible(f"a running episode cannot be copied: {WHY_NO_FORK}")
     for seed in episodes.few_seeds:
         episodes.reproducible(seed)
-        with episodes.attempt(seed):
-            _check_forks(episodes, seed)
+        with episodes.attempt(seed):  # one fork gets garbage, then the original continues, then the other fork
+            policy = episodes.policy
+            whole = episodes.play(policy, seed, "step")
+            with closing(episodes.subject.make()) as env:
+                env.reset(seed=seed)
+                step_with(env, policy, seed, len(whole.steps) // 2)
+                with closing(env.fork()) as spoiled, closing(env.fork()) as sound:
+                    step_with(spoiled, "random", seed, _GARBAGE)
+                    step_with(env, policy, seed)
+                    step_with(sound, policy, seed)
+            fork, original = trajectory_of(sound), trajectory_of(env)
+            is_fork_same = transcript(fork) == transcript(whole) and fork.reward == whole.reward
+            is_original_same = original.to_json() == whole.to_json()
+            if not (is_fork_same and is_original_same):
+                _check_no_global_random(episodes, seed)
+            if not is_original_same:
+                found = difference(whole, original)
+                raise CheckFailure(f"the original does not continue as it does without forks: {found}; {_OWN}")
+            if not is_fork_same:
+                raise CheckFailure(f"a fork does not continue like its original: {difference(whole, fork)}; {_OWN}")
     return f"{len(episodes.few_seeds)} seeds"
-
-
-def _check_forks(episodes: Episodes, seed: int) -> None:
-    """Fork twice in the middle of an episode. Run one fork with garbage, then the original, then the other fork."""
-    policy = episodes.policy
-    whole = episodes.play(policy, seed, "step")
-    with closing(episodes.subject.make()) as env:
-        env.reset(seed=seed)
-        step_with(env, policy, seed, len(whole.steps) // 2)
-        with closing(env.fork()) as spoiled, closing(env.fork()) as sound:
-            step_with(spoiled, "random", seed, _GARBAGE)
-            step_with(env, policy, seed)
-            step_with(sound, policy, seed)
-    fork = trajectory_of(sound)
-    is_same = transcript(fork) == transcript(whole) and fork.reward == whole.reward
-    if not is_same or trajectory_of(env).to_json() != whole.to_json():
-        _check_no_global_random(episodes, seed)
-    if trajectory_of(env).to_json() != whole.to_json():
-        found = difference(whole, trajectory_of(env))
-        raise CheckFailure(f"the original does not continue as it does without forks: {found}; {_OWN}")
-    if not is_same:
-        raise CheckFailure(f"a fork does not continue like its original: {difference(whole, fork)}; {_OWN}")
 
 
 def step_and_rollout(episodes: Episodes) -> str:
@@ -210,12 +200,21 @@ def specification(episodes: Episodes) -> str:
     spec = episodes.sample.spec
     if spec is None:
         raise NotPossible("it has no specification: it is not registered, or was not created by its id")
-    objects = [name for name in _OBJECTS if not _is_json(spec.kwargs.get(name))]
-    if objects:
-        raise NotPossible(f"{', '.join(objects)} is an object, which has no specification; use a name with options")
+    for name in _OBJECTS:
+        try:
+            json.dumps(spec.kwargs.get(name))
+        except (TypeError, ValueError):
+            raise NotPossible(f"{name} is an object, which has no specification; use a name with options") from None
+    form = "written as JSON"
+    try:
+        round_trips = {"JSON": EnvSpec.from_json(spec.to_json())}
+        form = "pickled"
+        round_trips["pickle"] = pickle.loads(pickle.dumps(spec))
+    except Exception as error:  # pickle calls user code, which may raise anything
+        raise CheckFailure(f"it cannot be {form}: {error}. Options must be JSON values or names") from error
     seed = episodes.seeds[0]
     expected = None if episodes.is_random else episodes.reproducible(seed)
-    for name, again in _round_trips(spec).items():
+    for name, again in round_trips.items():
         with episodes.attempt(seed):
             env: Env = again.make(disable_env_checker=True).unwrapped  # pyright: ignore[reportAssignmentType]
             with closing(env):
@@ -225,27 +224,6 @@ def specification(episodes: Episodes) -> str:
                 f"the specification from {name} gives another episode: {difference(expected, trajectory)}", seed
             )
     return "JSON and pickle"
-
-
-def _is_json(value: object) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _round_trips(spec: EnvSpec) -> dict[str, EnvSpec]:
-    """Return the specification after a round trip through JSON, and through pickle."""
-    try:
-        again = {"JSON": EnvSpec.from_json(spec.to_json())}
-    except (TypeError, ValueError) as error:
-        raise CheckFailure(f"it cannot be written as JSON: {error}. Options must be JSON values or names") from error
-    try:
-        again["pickle"] = pickle.loads(pickle.dumps(spec))
-    except Exception as error:  # pickle calls user code, which may raise anything
-        raise CheckFailure(f"it cannot be pickled: {error}. Options must be JSON values or names") from error
-    return again
 
 
 # Episodes in another process, where strings have other hashes and the date is different.
@@ -303,16 +281,15 @@ def main() -> None:
     except Exception as error:  # it imports user code, which may raise anything
         answer: dict[str, object] = {"unknown": described(error)}
     else:
-        answer = {"played": [_run(make, policy, seed) for policy, seed in episodes]}
+        played: list[str] = []
+        for policy, seed in episodes:
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            try:
+                with closing(make()) as env:
+                    played.append(roll_out(env, policy, seed).to_json().decode())
+            except Exception as error:
+                played.append(f"{RAISES}{described(error)}")
+        answer = {"played": played}
     out.write(json.dumps(answer))
     out.close()
-
-
-def _run(make: Callable[[], Env], policy: str, seed: int) -> str:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    try:
-        with closing(make()) as env:
-            return roll_out(env, policy, seed).to_json().decode()
-    except Exception as error:
-        return f"{RAISES}{described(error)}"

@@ -1,6 +1,6 @@
 """The episodes that the checks examine: each is run once, cached, and interrupted if it takes too long.
 
-At the end are descriptions for a reader: of an episode, of the difference between two, and of an exception.
+At the end are descriptions for a reader: of an episode, and of the difference between two.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,14 +23,13 @@ from ..authoring._env import Env
 from ..authoring._event_loops import run
 from ..contexts._protocol import Action
 from ..limits import STEPS_WITHOUT_LIMIT
-from ..messages import Message
 from ..policies._find import find_policy
 from ..policies._policy import request_of
 from ..policies._vocabularies import PolicyWrapper
 from ..rollouts import arollout
 from ..trajectories._trajectory import Trajectory
 from ._env_subject import Subject
-from ._reports import CheckFailure, NotPossible
+from ._reports import CheckFailure, NotPossible, described
 
 # A time limit for code that may run too long, such as a loop, a wait, or a regular expression.
 
@@ -299,15 +297,14 @@ def trajectory_of(env: Env) -> Trajectory:
 
 def transcript(trajectory: Trajectory) -> list[str]:
     """Return all messages of an episode, one string each."""
-    return [f"{name}, {written(message)}" for name, log in trajectory.contexts.items() for message in log.messages]
-
-
-def written(message: Message) -> str:
-    """Return a message as one line, with its images by their hashes."""
-    calls = [[call.name, call.arguments] for call in message.tool_calls]
-    parts = [message.content, *([message.reasoning] if message.reasoning else []), *([calls] if calls else [])]
-    parts += [f"<image {image.sha256[:12]}>" for image in message.images]
-    return f"{message.role}: {json.dumps(parts[0] if len(parts) == 1 else parts, ensure_ascii=False)}"
+    texts: list[str] = []
+    for name, message in [(name, message) for name, log in trajectory.contexts.items() for message in log.messages]:
+        calls = [[call.name, call.arguments] for call in message.tool_calls]
+        parts = [message.content, *([message.reasoning] if message.reasoning else []), *([calls] if calls else [])]
+        parts += [f"<image {image.sha256[:12]}>" for image in message.images]
+        written = json.dumps(parts[0] if len(parts) == 1 else parts, ensure_ascii=False)
+        texts.append(f"{name}, {message.role}: {written}")
+    return texts
 
 
 def difference(first: Trajectory, second: Trajectory) -> str:
@@ -339,12 +336,3 @@ def cause_of(error: BaseException) -> str:
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     text = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "", str(error))
     return f"{type(error).__name__} {where} {text}"
-
-
-def described(error: BaseException) -> str:
-    """Describe an exception on one line: its type, its text, and where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = [f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"] if frames else []
-    notes = [str(note).removesuffix(".") for note in getattr(error, "__notes__", ())]
-    details = "; ".join([*where, *notes])
-    return f"{type(error).__name__}: {str(error) or 'without a message':.300}" + (f" ({details})" if details else "")

@@ -31,8 +31,8 @@ class Subject:
     """Its id, or the name of its class or function."""
     make: Callable[[], Env]
     """Creates a new environment."""
-    make_with: Callable[..., Env]
-    """Creates a new environment with further options; raises `NotPossible` if it cannot set them."""
+    maker: Callable[..., Env] | None
+    """Creates a new environment with further options; None for an object."""
     source: Callable[[], Env] | None
     """Creates an environment in another process, to which it is pickled. None for an object without an id."""
     expression: str = ""
@@ -61,7 +61,7 @@ class Subject:
         if isinstance(given, Env):
             another = partial(copy.deepcopy, given)
             if given.spec is None:
-                return cls(given.name, another, _refuse_options, None)
+                return cls(given.name, another, None, None)
             return replace(_of_spec(given.spec), make=another)
         make: Any = given
         is_class = inspect.isclass(make)
@@ -73,7 +73,23 @@ class Subject:
         is_importable = path and "<" not in path and module != "__main__"
         names = (f"{module}.{path}", module) if is_importable else ("", "")
         name, maker = str(getattr(make, "__name__", make)), cast("Callable[..., Env]", make)
-        return cls(name, maker, maker if is_class else partial(_call_with, maker), maker, *names)
+        return cls(name, maker, maker, maker, *names)
+
+    def make_with(self, **options: Any) -> Env:
+        """Create a new environment with further options.
+
+        Raises:
+            NotPossible: If they cannot be set.
+        """
+        names = ", ".join(options)
+        if self.maker is None:
+            raise NotPossible(f"{names} cannot be set, because an object was passed; pass its id or its class")
+        if not inspect.isclass(self.maker):
+            try:
+                inspect.signature(self.maker).bind(**options)
+            except TypeError:
+                raise NotPossible(f"the function does not accept {names}; pass the id or the class") from None
+        return self.maker(**options)
 
     def pickled(self) -> bytes:
         """Return the pickled function that creates the environment in another process.
@@ -127,15 +143,3 @@ def _make(spec: EnvSpec, **options: Any) -> Env:
     if not isinstance(env, Env):
         raise PluginError(f"the environment {spec.id!r} is a {type(env).__name__}; expected an envsdk.Env")
     return env
-
-
-def _refuse_options(**options: Any) -> Env:
-    raise NotPossible(f"{', '.join(options)} cannot be set, because an object was passed; pass its id or its class")
-
-
-def _call_with(function: Callable[..., Env], **options: Any) -> Env:
-    try:
-        inspect.signature(function).bind(**options)
-    except TypeError:
-        raise NotPossible(f"the function does not accept {', '.join(options)}; pass the id or the class") from None
-    return function(**options)

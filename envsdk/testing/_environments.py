@@ -16,18 +16,9 @@ from ..errors import ConfigError, unknown_name
 from . import _env_attacks as env_attacks
 from . import _env_checks as env_checks
 from . import _env_determinism as env_determinism
-from ._env_episodes import (
-    ENDS,
-    EpisodeFailed,
-    Episodes,
-    NoEnd,
-    TimeLimitExceeded,
-    cause_of,
-    closing,
-    described,
-)
+from ._env_episodes import ENDS, EpisodeFailed, Episodes, NoEnd, TimeLimitExceeded, cause_of, closing
 from ._env_subject import EnvLike, Subject
-from ._reports import Check, CheckFailure, CheckReport, NotPossible, Verdict
+from ._reports import Check, CheckFailure, CheckReport, NotPossible, described
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +170,29 @@ def _check_all(subject: Subject, seeds: range, chosen: dict[str, _EnvCheckKind],
 
 
 def _check(episodes: Episodes, name: str, kind: _EnvCheckKind, reported: dict[str, str]) -> EnvCheck:
+    """Run a check, and convert exceptions to a result."""
     episodes.seed = None
     started = time.perf_counter()
-    verdict, detail, seed, cause = _verdict(episodes, name, kind.function)
+    verdict, detail, seed, cause = "FAIL", "", None, ""  # the cause is equal for all checks that fail for it
+    try:
+        verdict, detail = "PASS", kind.function(episodes) or ""
+    except CheckFailure as failure:
+        detail, seed = str(failure), episodes.seed if failure.seed is None else failure.seed
+        cause = "" if failure.__cause__ is None else cause_of(failure.__cause__)
+    except NotPossible as error:
+        verdict, detail = "NOT POSSIBLE", str(error)
+    except EpisodeFailed as failed:  # one check reports it; for the others there is no episode to examine
+        detail, seed, cause = str(failed), failed.seed, failed.cause
+        if failed.check != name:
+            verdict, detail = "NOT POSSIBLE", f'the episode fails: see "{failed.check}" ({failed})'
+    except NoEnd as error:
+        verdict, detail = "NOT POSSIBLE", f'{error}: see "{ENDS}"'
+    except TimeLimitExceeded as error:
+        detail, seed = str(error), episodes.seed
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an environment may raise anything
+        detail, seed, cause = f"it raises {described(error)}", episodes.seed, cause_of(error)
     seconds = time.perf_counter() - started
     if cause in reported:
         return EnvCheck(name, "NOT POSSIBLE", f'see "{reported[cause]}"', seconds=seconds, same_as=reported[cause])
@@ -191,35 +202,3 @@ def _check(episodes: Episodes, name: str, kind: _EnvCheckKind, reported: dict[st
         reported[cause] = name
     first, count = (episodes.seeds[0], len(episodes.seeds)) if kind.compares_seeds or seed is None else (seed, 1)
     return EnvCheck(name, verdict, detail, seed, episodes.subject.command(name, first, count), seconds)
-
-
-class _CheckOutcome(NamedTuple):
-    verdict: Verdict
-    detail: str
-    seed: int | None = None
-    """The seed of the episode that fails."""
-    cause: str = ""
-    """An identifier of the cause, equal for all checks that fail for it; empty if it is unknown."""
-
-
-def _verdict(episodes: Episodes, name: str, function: Callable[[Episodes], str | None]) -> _CheckOutcome:
-    """Run a check, and convert exceptions to a result."""
-    try:
-        return _CheckOutcome("PASS", function(episodes) or "")
-    except CheckFailure as failure:
-        cause = "" if failure.__cause__ is None else cause_of(failure.__cause__)
-        return _CheckOutcome("FAIL", str(failure), episodes.seed if failure.seed is None else failure.seed, cause)
-    except NotPossible as error:
-        return _CheckOutcome("NOT POSSIBLE", str(error))
-    except EpisodeFailed as failed:  # one check reports it; for the others there is no episode to examine
-        if failed.check == name:
-            return _CheckOutcome("FAIL", str(failed), failed.seed, failed.cause)
-        return _CheckOutcome("NOT POSSIBLE", f'the episode fails: see "{failed.check}" ({failed})', cause=failed.cause)
-    except NoEnd as error:
-        return _CheckOutcome("NOT POSSIBLE", f'{error}: see "{ENDS}"')
-    except TimeLimitExceeded as error:
-        return _CheckOutcome("FAIL", str(error), episodes.seed)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # an environment may raise anything
-        return _CheckOutcome("FAIL", f"it raises {described(error)}", episodes.seed, cause_of(error))

@@ -3,22 +3,21 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
-
-from pydantic import Field
 
 from ..authoring._env import Env, EnvConfig
 from ..authoring._loop_tasks import in_event_loop
 from ..contexts._history import get_history
-from ..contexts._history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
+from ..contexts._history_policy import HistoryPolicy
 from ..episodes._turn import Turn
 from ..errors import ConfigError
 from ..limits import Limits
 from ..messages import Message, ToolCall
 from ..rendering.renderer import Renderer
-from ._env_episodes import described
 from ._renderers import TOOL
-from ._reports import Check, CheckFailure, CheckReport, NotPossible
+from ._reports import Check, CheckFailure, CheckReport, NotPossible, described, run_check
 
 _PLAYS = "it can be played"
 
@@ -59,15 +58,8 @@ def _check_all(script: "_Script") -> HistoryReport:
     for name, check in CHECKS.items():
         if report.failed and report.failed[0].name == _PLAYS:
             report.checks.append(Check(name, "NOT POSSIBLE", f'see "{_PLAYS}"'))
-            continue
-        try:
-            report.checks.append(Check(name, "PASS", check(script)))
-        except CheckFailure as failure:
-            report.checks.append(Check(name, "FAIL", str(failure)))
-        except NotPossible as reason:
-            report.checks.append(Check(name, "NOT POSSIBLE", str(reason)))
-        except Exception as error:  # a policy may raise anything
-            report.checks.append(Check(name, "FAIL", f"it raises {described(error)}"))
+        else:
+            report.checks.append(run_check(name, partial(check, script)))
     return report
 
 
@@ -77,33 +69,7 @@ class _Step(NamedTuple):
     keep: int
     tokens: list[int]
     reason: str
-
-
-class _RewriteRecorder(HistoryPolicy):
-    """A policy that also records what the model sees after each call of another one."""
-
-    policy: HistoryPolicy
-    views: list[list[Message]] = Field(default_factory=list[list[Message]])
-
-    @property
-    def needs_model(self) -> bool:
-        return self.policy.needs_model
-
-    @property
-    def is_async(self) -> bool:
-        return self.policy.is_async
-
-    def request(self, history: History) -> SummaryRequest | None:
-        return self.policy.request(history)
-
-    def rejects(self, history: History, summary: str) -> str | None:
-        return self.policy.rejects(history, summary)
-
-    def view(self, history: History) -> Rewrite | None:
-        rewrite = self.policy.view(history)
-        if rewrite is not None:
-            self.views.append([*history.messages[: rewrite.start], *rewrite.messages])
-        return rewrite
+    is_rewritten: bool
 
 
 class _Dialog(Env):
@@ -131,11 +97,13 @@ class _Dialog(Env):
         return Turn(results or f"Question {self.replies}: and now?", terminated=self.replies >= self.config.steps)
 
 
+@dataclass(frozen=True, slots=True)
 class _Script:
     """A policy, and the conversation that it is checked on."""
 
-    def __init__(self, policy: HistoryPolicy, steps: int, renderer: str | Renderer) -> None:
-        self.policy, self.steps, self.renderer = policy, steps, renderer
+    policy: HistoryPolicy
+    steps: int
+    renderer: str | Renderer
 
     def env(self, policy: HistoryPolicy) -> Env:
         """Make an environment with a policy."""
@@ -157,8 +125,9 @@ class _Script:
         """Play an episode step by step; with `is_reset=False`, the rest of one."""
         observation, info = env.reset(seed=0) if is_reset else env.pending()
         while True:
-            reason = info["break"].reason if "break" in info else ""
-            yield _Step(observation.keep, observation.tokens.tolist(), reason)
+            break_ = info.get("break")
+            reason, is_rewritten = ("", False) if break_ is None else (break_.reason, break_.kind == "rewrite")
+            yield _Step(observation.keep, observation.tokens.tolist(), reason, is_rewritten)
             if env.trajectory is not None:
                 return
             observation, *_, info = env.step(_reply(env, observation.context))
@@ -220,9 +189,12 @@ def _forks(script: _Script) -> str:
 
 def _keeps_calls(script: _Script) -> str:
     """Check that no tool result is visible without the call that it answers."""
-    recorder = _RewriteRecorder(policy=script.fresh())
-    script.play(recorder)
-    for view in recorder.views:
+    env, rewrites = script.env(script.fresh()), 0
+    for step in script.playing(env):
+        if not step.is_rewritten:
+            continue
+        rewrites += 1
+        view = env.episode.agent.context.view
         for index, message in enumerate(view):
             asked = next((m for m in reversed(view[:index]) if m.role != "tool"), None)
             if message.role == "tool" and (asked is None or not asked.tool_calls):
@@ -230,9 +202,9 @@ def _keeps_calls(script: _Script) -> str:
                     f"message {index} of the {len(view)} that the model sees is a tool's result, but the call that it "
                     "answers was dropped: drop or keep a reply together with the results of its calls"
                 )
-    if not recorder.views:
+    if not rewrites:
         raise NotPossible("the policy rewrote nothing")
-    return f"{len(recorder.views)} rewrites"
+    return f"{rewrites} rewrites"
 
 
 def _expect_same(first: Sequence[_Step], second: Sequence[_Step], what: str) -> None:

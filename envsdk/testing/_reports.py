@@ -1,6 +1,9 @@
 """The results of conformance checks."""
 
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Generic, Literal, Self, TypeAlias, TypeVar
 
 from .._visible import visible
@@ -71,3 +74,30 @@ class CheckFailure(Exception):
 
 class NotPossible(Exception):
     """A check does not apply, or cannot run. The text says why."""
+
+
+def run_check(name: str, check: Callable[[], str | None], impossible: type[Exception] = NotPossible) -> Check:
+    """Run a check, and convert exceptions to a result.
+
+    Args:
+        name: The name of the check.
+        check: Returns what was checked, or raises a `CheckFailure`.
+        impossible: The exception of a check that is not possible.
+    """
+    try:
+        return Check(name, "PASS", check() or "")
+    except CheckFailure as failure:
+        return Check(name, "FAIL", str(failure))
+    except impossible as reason:
+        return Check(name, "NOT POSSIBLE", str(reason))
+    except Exception as error:  # what is checked may raise anything
+        return Check(name, "FAIL", f"it raises {described(error)}")
+
+
+def described(error: BaseException) -> str:
+    """Describe an exception on one line: its type, its text, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = [f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}"] if frames else []
+    notes = [str(note).removesuffix(".") for note in getattr(error, "__notes__", ())]
+    details = "; ".join([*where, *notes])
+    return f"{type(error).__name__}: {str(error) or 'without a message':.300}" + (f" ({details})" if details else "")

@@ -48,33 +48,33 @@ def check_samples(
         InvalidSample: If a sample is invalid (`Sample.validate`), lacks what the trainer needs, or has images that the
             trainer would not get. The error names the sample and the field.
     """
-
-    def check(sample: Sample) -> None:
+    valid = valid_samples(samples, first=first)
+    for index, sample in enumerate(valid, start=first):
+        problem = None
+        used = np.unique(sample.temperature[sample.part_ids[sample.mask]])
         if no_images is not None and sample.media:
-            first_image = sample.media[0]
-            raise InvalidSample(
-                f"it has images ({len(sample.media)}, the first at tokens {first_image.start} to {first_image.stop}), "
-                f"but {no_images}. docs/images.md#trainers lists the trainers that take images"
+            image = sample.media[0]
+            problem = (
+                f"it has images ({len(sample.media)}, the first at tokens {image.start} to {image.stop}), but "
+                f"{no_images}. docs/images.md#trainers lists the trainers that take images"
             )
-        if logprobs and sample.logprobs is None:
-            raise InvalidSample("it has no log-probabilities: the policy must return Action(..., logprobs=...)")
-        if advantage and sample.advantage is None:
-            raise InvalidSample("it has no advantage: compute one with envsdk.credit.group_advantages")
-        if scored and not sample.is_scored:
-            raise InvalidSample(
+        elif logprobs and sample.logprobs is None:
+            problem = "it has no log-probabilities: the policy must return Action(..., logprobs=...)"
+        elif advantage and sample.advantage is None:
+            problem = "it has no advantage: compute one with envsdk.credit.group_advantages"
+        elif scored and not sample.is_scored:
+            problem = (
                 "it was not scored, because no turn had a reward: leave it out, or return Turn(..., reward=0.0) where "
                 "a turn earns nothing"
             )
-        if temperature is not None:
-            used = np.unique(sample.temperature[sample.part_ids[sample.mask]])
-            if (used != np.float32(temperature)).any():
-                named = " and ".join(f"{value:g}" for value in used)
-                raise InvalidSample(
-                    f"it was sampled at temperature {named}, but the trainer's is {temperature:g}, so every importance "
-                    "ratio would be wrong: use the same temperature for both"
-                )
-
-    return valid_samples(samples, first=first, check=check)
+        elif temperature is not None and (used != np.float32(temperature)).any():
+            problem = (
+                f"it was sampled at temperature {' and '.join(f'{value:g}' for value in used)}, but the trainer's is "
+                f"{temperature:g}, so every importance ratio would be wrong: use the same temperature for both"
+            )
+        if problem is not None:
+            raise InvalidSample(f"sample {index}, of trajectory {sample.trajectory_id!r}: {problem}")
+    return valid
 
 
 def check_sampling(sampling: Mapping[str, Any], temperature: float | None) -> None:

@@ -38,7 +38,13 @@ def model_inputs(
         MissingPackage: If torch is not installed.
     """
     torch = load("torch", "the inputs of a model need", "pip install 'envsdk[torch]'")
-    lengths = _lengths(batch, samples)
+    lengths: list[int] = np.asarray(batch["lengths"]).tolist()
+    given = [len(sample) for sample in samples]
+    if len(given) != len(lengths) or any(own < length for own, length in zip(given, lengths, strict=True)):
+        raise InvalidSample(
+            f"the batch has samples of {lengths[:8]} tokens, and samples of {given[:8]} tokens were given; expected "
+            "those that were collated, in the same order"
+        )
     device = getattr(model, "device", "cpu")
     names = {"input_ids": "tokens", "attention_mask": "attention_mask", "position_ids": "position_ids"}
     inputs: dict[str, Any] = {
@@ -60,14 +66,3 @@ def model_inputs(
             start = 0 if is_padded else start + each.shape[1]
         inputs["position_ids"] = laid_out
     return {**inputs, **images.arrays([placed for own in media for placed in own]), "use_cache": False}
-
-
-def _lengths(batch: Mapping[str, Any], samples: Sequence[Sample]) -> list[int]:
-    lengths: list[int] = np.asarray(batch["lengths"]).tolist()
-    given = [len(sample) for sample in samples]
-    if len(given) != len(lengths) or any(own < length for own, length in zip(given, lengths, strict=True)):
-        raise InvalidSample(
-            f"the batch has samples of {lengths[:8]} tokens, and samples of {given[:8]} tokens were given; expected "
-            "those that were collated, in the same order"
-        )
-    return lengths

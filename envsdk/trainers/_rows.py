@@ -1,7 +1,7 @@
 """The parts that several adapters share: per-token values, the start of the response, the samples of a rollout."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from ..errors import ConfigError, InvalidSample
 from ..trajectories._samples import Sample
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
 
 IGNORED = -100
@@ -48,12 +48,37 @@ def labels(sample: Sample) -> "NDArray[np.int64]":
     return np.where(sample.mask, sample.tokens.astype(np.int64), IGNORED)
 
 
-def padded(rows: "Sequence[NDArray[Any]]", value: float, width: int) -> "NDArray[Any]":
-    """Return arrays of at most `width` rows as one array, each of them followed by padding."""
-    filled = np.full((len(rows), width, *rows[0].shape[1:]), value, dtype=rows[0].dtype)
-    for row, given in zip(filled, rows, strict=True):
-        row[: len(given)] = given
-    return filled
+class BatchLayout:
+    """The places of the tokens of B samples in the arrays of a batch.
+
+    Args:
+        lengths: The number of tokens of each sample.
+        width: The length of the row that each sample has; 0 puts all samples into one row, without padding.
+
+    Attributes:
+        lengths: As an array: int64, shape (B,).
+        shape: The shape of the arrays: (B, width), or (1, N) for one row with N tokens.
+    """
+
+    def __init__(self, lengths: Sequence[int], width: int) -> None:
+        self.lengths = np.array(lengths, dtype=np.int64)
+        self.shape = (len(lengths), width) if width else (1, sum(lengths))
+        self._starts = np.arange(len(lengths)) * width if width else np.cumsum(self.lengths) - self.lengths
+
+    def array(self, values: "Iterable[ArrayLike]", dtype: Any, padding: float = 0, row: Sequence[int] = ()) -> Any:
+        """Return an array with the values of the samples, each in its place.
+
+        Args:
+            values: For each sample an array with one value (or one row) for each token, of which those after the
+                sample's length are left out; or one value for all of its tokens.
+            dtype: The type of the array. Values are converted to it.
+            padding: The value where no sample is.
+            row: The shape of the row of one token.
+        """
+        filled = np.full((self.shape[0] * self.shape[1], *row), padding, dtype=dtype)
+        for start, length, value in zip(self._starts.tolist(), self.lengths.tolist(), values, strict=True):
+            filled[start : start + length] = value[:length] if isinstance(value, np.ndarray) and value.ndim else value
+        return filled.reshape(*self.shape, *row)
 
 
 def check_max_length(max_length: Any) -> None:
@@ -85,6 +110,28 @@ def check_lengths(samples: Iterable[Sample], max_length: int | None, first: int 
 def response_start(sample: Sample) -> int:
     """Return the index of the first trained token, at which trainers that separate prompt and response split."""
     return int(np.argmax(sample.mask))
+
+
+class Response(NamedTuple):
+    """A sample as a prompt and a response of m tokens, as lists."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    mask: list[int]
+    """1 for each trained token of the response, 0 for each other one."""
+    logprobs: list[float]
+    """The sampler's log-probabilities of the response, 0.0 where the mask is 0; empty if the sample has none."""
+
+
+def split_response(sample: Sample, longest_prompt: int | None = None) -> Response:
+    """Split a sample at its first trained token, or after `longest_prompt` tokens if the prompt is longer."""
+    start = response_start(sample) if longest_prompt is None else min(response_start(sample), longest_prompt)
+    return Response(
+        sample.tokens[:start].tolist(),
+        sample.tokens[start:].tolist(),
+        sample.mask[start:].astype(int).tolist(),
+        [] if sample.logprobs is None else sample.logprobs[start:].tolist(),
+    )
 
 
 def routed_experts(sample: Sample) -> "NDArray[np.int32]":
@@ -130,18 +177,14 @@ def observation_weights(sample: Sample, weights: Mapping[str, float]) -> "NDArra
     sampled = np.flatnonzero(sample.step_ids >= 0)
     following = sampled[np.searchsorted(sampled, np.arange(len(sample))).clip(max=len(sampled) - 1)]
     is_answered = np.isin(sample.step_ids[following], sample.step_ids[sample.mask])
-    is_observed = (sample.step_ids < 0) & is_answered & (np.arange(len(sample)) >= _kept(sample))
+    # What was kept from an earlier segment or another context has its weight there.
+    begins = [each.kept for each in sample.breaks if each.kind == "rewrite" or each.base != each.context]
+    is_new = np.arange(len(sample)) >= (begins[-1] if begins else 0)
+    is_observed = (sample.step_ids < 0) & is_answered & is_new
     found = np.zeros(len(sample), dtype=np.float32)
     for label in sorted(weights, key=len):  # a longer name is a more special one
         found[is_observed & sample.roles.are(label)] = weights[label]
     return found
-
-
-def _kept(sample: Sample) -> int:
-    """Return how many tokens at the start of a sample were kept from an earlier segment or another context."""
-    begins = (break_ for break_ in reversed(sample.breaks) if break_.kind == "rewrite" or break_.base != break_.context)
-    first = next(begins, None)
-    return 0 if first is None else first.kept
 
 
 def group_by_rollout(samples: Sequence[Sample]) -> list[list[Sample]]:
@@ -161,9 +204,25 @@ def group_by_rollout(samples: Sequence[Sample]) -> list[list[Sample]]:
                 "`episode_id`)"
             )
         rollout[segment] = sample
-    for name, rollout in rollouts.items():
-        _check_rollout(name, list(rollout.values()))
-    return [list(rollout.values()) for rollout in rollouts.values()]
+    found = [list(rollout.values()) for rollout in rollouts.values()]
+    for rollout in found:
+        check_one_reward(rollout)
+        where = f"trajectory {rollout[0].trajectory_id!r}"
+        groups = {sample.group_id for sample in rollout}
+        if len(groups) > 1:
+            raise InvalidSample(
+                f"the samples of {where} are in several groups: {', '.join(sorted(map(repr, groups)))}; expected one "
+                "group_id"
+            )
+        for context in dict.fromkeys(sample.context for sample in rollout):
+            own = [sample for sample in rollout if sample.context == context]
+            if any(sample.n_segments != len(own) or not 0 <= sample.segment_index < len(own) for sample in own):
+                raise InvalidSample(
+                    f"context {context!r} of {where} has {max(s.n_segments for s in own)} segments, but the samples "
+                    f"are the segments {sorted(s.segment_index for s in own)}: convert all samples of a rollout "
+                    "together"
+                )
+    return found
 
 
 def check_one_reward(rollout: Sequence[Sample]) -> None:
@@ -179,21 +238,3 @@ def check_one_reward(rollout: Sequence[Sample]) -> None:
             "trainer has one reward for a rollout: convert the samples of each context (each player) separately, with "
             "different trajectory ids"
         )
-
-
-def _check_rollout(name: str, rollout: Sequence[Sample]) -> None:
-    check_one_reward(rollout)
-    groups = {sample.group_id for sample in rollout}
-    if len(groups) > 1:
-        raise InvalidSample(
-            f"the samples of trajectory {name!r} are in several groups: {', '.join(sorted(map(repr, groups)))}; "
-            "expected one group_id"
-        )
-    for context in dict.fromkeys(sample.context for sample in rollout):
-        own = [sample for sample in rollout if sample.context == context]
-        if any(sample.n_segments != len(own) or not 0 <= sample.segment_index < len(own) for sample in own):
-            raise InvalidSample(
-                f"context {context!r} of trajectory {name!r} has {max(s.n_segments for s in own)} segments, but the "
-                f"samples are the segments {sorted(s.segment_index for s in own)}: convert all samples of a rollout "
-                "together"
-            )

@@ -5,7 +5,7 @@ own tools. What it trains with is a batch with the arrays of the image processor
 those of the samples to it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -83,7 +83,9 @@ def image_trainer(trainer: type[Any] | None = None) -> type[Any]:
             **options: Any,
         ) -> Any:
             if not self._is_scoring:
-                given = options if any(options.get("num_images") or ()) else _without_images(options)
+                given = options
+                if not any(options.get("num_images") or ()):
+                    given = {name: options[name] for name in options if name not in {*_KNOWN, *_TYPES, "num_images"}}
                 return logprobs(self, model, input_ids, attention_mask, logits_to_keep, batch_size, **given)
             # Of the weights before this step, or of the reference: the batch does not have its images yet. Models
             # refuse a call with images in no row, so that each call has its own.
@@ -122,10 +124,6 @@ def image_trainer(trainer: type[Any] | None = None) -> type[Any]:
             return self._own_vision
 
     return ImageGRPOTrainer
-
-
-def _without_images(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in {*_KNOWN, *_TYPES, "num_images"}}
 
 
 def _joined(values: Sequence[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,14 +36,7 @@ def scored(function: Callable[..., Any]) -> Callable[..., Any]:
     Args:
         function: A reward function of GRPOTrainer; it may be `async`.
     """
-
-    def before(columns: dict[str, Any]) -> dict[str, Any]:
-        return columns
-
-    def after(values: Any, columns: dict[str, Any]) -> list[Any]:
-        return [None if own is None else value for own, value in zip(columns["reward"], values, strict=True)]
-
-    wrapped = _wrapped(function, before, after)
+    wrapped = _wrapped(function, {}, is_scored=True)
     wrapped.is_scored = True
     return wrapped
 
@@ -51,34 +44,39 @@ def scored(function: Callable[..., Any]) -> Callable[..., Any]:
 def conversational(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a reward function so that `prompts` and `completions` are lists of messages, as in TRL's own tool calling.
 
-    By default, GRPOTrainer decodes a whole rollout as one text. The messages are those of the main context in the
+    By default, GRPOTrainer decodes a whole rollout as one string. The messages are those of the main context in the
     OpenAI format, with `reasoning_content` and `tool_calls`: a prompt has those before the first reply, a completion
     the first reply and all later messages. They include what the model no longer sees after a break.
 
     Args:
         function: A reward function of GRPOTrainer; it may be `async`, or wrapped in `scored`.
     """
-
-    def before(columns: dict[str, Any]) -> dict[str, Any]:
-        prompts, completions = columns["prompt_messages"], columns["completion_messages"]
-        return {**columns, "prompts": prompts, "completions": completions}
-
-    return _wrapped(function, before, lambda values, _: values)
+    return _wrapped(function, {"prompts": "prompt_messages", "completions": "completion_messages"}, is_scored=False)
 
 
-def _wrapped(
-    function: Callable[..., Any],
-    before: Callable[[dict[str, Any]], dict[str, Any]],
-    after: Callable[[Any, dict[str, Any]], Any],
-) -> Any:
-    """Wrap a reward function, which may be `async`, so that its columns and its values are converted."""
+def _wrapped(function: Callable[..., Any], sources: Mapping[str, str], *, is_scored: bool) -> Any:
+    """Wrap a reward function, which may be `async`.
+
+    Args:
+        function: The function.
+        sources: For each column that it gets from another one, the name of that one.
+        is_scored: Whether a row that does not count gets None instead of its value.
+    """
+
+    def given(columns: dict[str, Any]) -> dict[str, Any]:
+        return {**columns, **{name: columns[source] for name, source in sources.items()}}
+
+    def counted(values: Any, columns: dict[str, Any]) -> Any:
+        if not is_scored:
+            return values
+        return [None if own is None else value for own, value in zip(columns["reward"], values, strict=True)]
 
     @functools.wraps(function)
     def score(**columns: Any) -> Any:
-        return after(function(**before(columns)), columns)
+        return counted(function(**given(columns)), columns)
 
     @functools.wraps(function)
     async def ascore(**columns: Any) -> Any:
-        return after(await function(**before(columns)), columns)
+        return counted(await function(**given(columns)), columns)
 
     return ascore if inspect.iscoroutinefunction(function) else score

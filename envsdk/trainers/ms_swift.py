@@ -11,6 +11,7 @@ image for it. Then each reply is an assistant message of token ids, and the mess
 import copy
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
 import operator
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from ..authoring._env import Env
 from ..contexts._context import Context
 from ..contexts._protocol import Action, FinishReason
 from ..episodes._turn import Turn
-from ..errors import ConfigError, EpisodeError, PolicyError
+from ..errors import ConfigError, EpisodeError, PolicyError, around_difference
 from ..images import PlacedImage, rgb_image
 from ..limits import Limits
 from ..messages import Message, TextPart, ToolSchema
@@ -34,11 +35,11 @@ from ..rollouts._jobs import EpisodeJob
 from ..rollouts._player import Deadlines, PlaySettings, check_deadlines, play_one
 from ..trajectories._samples import Sample
 from ..trajectories._steps import Step
+from ..trajectories._tally import sum_by_name
 from ..trajectories._trajectory import Trajectory
 from ._capability import Capability
 from ._checks import check_sampling, refusal_of
 from ._conversations import to_conversations
-from ._ms_swift_checks import check_prompt, check_takes_several, check_tools, suffix_of
 from ._ms_swift_records import ResponseFields as ResponseFields
 from ._ms_swift_records import to_response as to_response
 from ._ms_swift_records import to_sft_records as to_sft_records
@@ -104,10 +105,14 @@ def make_scheduler(
             takes one record for each request.
         MissingPackage: If ms-swift is not installed.
     """
-    if on_break == "split":
-        check_takes_several()
-    else:
+    if on_break != "split":
         check_on_break(on_break, "split")
+    elif not hasattr(load("swift.rl_core.advantage", "ms_swift"), "compute_advantages_dynamic"):
+        version = importlib.metadata.version("ms-swift")
+        raise ConfigError(
+            f"on_break is 'split', but ms-swift {version} takes one record for each request: install ms-swift==4.6.0, "
+            "or choose 'last_segment' or 'drop'"
+        )
     settings = PlaySettings(make_env, {}, "random", **check_deadlines(deadlines))
     module: Any = load("swift.rollout.multi_turn", "ms_swift")
     base: Any = module.MultiTurnScheduler
@@ -229,7 +234,9 @@ class _Rollout:
         openings = self._openings.setdefault(context, [])
         opening = openings[-1] if openings else None
         if opening is None or not opening.begins(prompt, with_prefix=self._on_break in ("split", "last_segment")):
-            opening = self._open(shown, prompt)
+            prefix, _ = self._scheduler.get_response_token_data(self._request, SimpleNamespace(token_ids=[]))
+            messages, tools = [_tagged(message) for message in shown.view], list(shown.tools) or None
+            opening = _Opening(messages, tools, prompt[: len(prompt) - len(prefix)], prefix)
             openings.append(opening)
             call = _EngineRequest(opening, opening.messages, [])
         elif media:
@@ -243,7 +250,7 @@ class _Rollout:
         fields = copy.deepcopy(given)  # engines change them
         own = dataclasses.replace(self._request, **fields, uuid=uuid4().hex)  # vLLM runs each id once at a time
         response = await self._scheduler.infer_engine.infer_async(own, self._request_config(request), **self._kwargs)
-        check_prompt(prompt, response.prompt_token_ids)
+        _check_prompt(prompt, response.prompt_token_ids)
         self._responses[context] = response
         choice = response.choices[0]
         content: list[dict[str, Any]] = choice.logprobs["content"] if choice.logprobs else []
@@ -281,11 +288,6 @@ class _Rollout:
         info = turn.info
         self._media |= {kind: list(info[kind]) for kind in MEDIA if kind in info}
 
-    def _open(self, context: Context, prompt: "NDArray[np.int32]") -> _Opening:
-        prefix, _ = self._scheduler.get_response_token_data(self._request, SimpleNamespace(token_ids=[]))
-        messages, tools = [_tagged(message) for message in context.view], list(context.tools) or None
-        return _Opening(messages, tools, prompt[: len(prompt) - len(prefix)], prefix)
-
     def _request_config(self, request: dict[str, Any]) -> Any:
         """Return the configuration of the request with the options that the environment requests."""
         check_sampling(request["sampling"], self._temperature)
@@ -303,7 +305,17 @@ class _Rollout:
                 f"trajectory {trajectory.id!r} ended ({trajectory.stop_reason}) with {what}: ms-swift needs one"
             )
         self._take_media(self._episode.root.turn)  # of the last turn
-        infos = {**_infos(trajectory), "dropped_share": 0.0, **self._media}
+        infos = {
+            "num_turns": len(trajectory.steps),
+            "total_reward": trajectory.reward_of(main),
+            "step_rewards": [step.reward or 0.0 for step in trajectory.steps],
+            "rewards": sum_by_name(step.rewards for step in trajectory.steps),
+            "stop_reason": trajectory.stop_reason,
+            "trajectory_id": trajectory.id,
+            "trajectory": to_conversations(trajectory),
+            "dropped_share": 0.0,
+            **self._media,
+        }
         if self._on_break == "split":
             samples = trajectory.samples()
             check_one_reward(samples)
@@ -324,7 +336,10 @@ class _Rollout:
         else:
             numbers: list[int] = sample.metadata["steps"]
             last = trajectory.steps[numbers[-1]]
-            suffix = suffix_of(self._scheduler)
+            template = self._scheduler.infer_engine.template
+            suffix: list[int] = []  # what ends a reply in ms-swift's template
+            for part in template.template_meta.suffix:
+                suffix += template.tokenizer.encode(part, add_special_tokens=False) if isinstance(part, str) else part
             if images:
                 own = [number for number, step in enumerate(trajectory.steps) if step.context == last.context]
                 call = self._calls[last.context][own.index(numbers[-1])]
@@ -334,7 +349,7 @@ class _Rollout:
                 opening = self._opening_of(sample)
                 messages = opening.messages
                 response = to_response(sample, len(opening.tokens), temperature=self._temperature, suffix=suffix)
-            check_tools(opening.tools, self._request.tools)
+            _check_tools(opening.tools, self._request.tools)
         decode = self._env.renderer.tokenizer.decode
         texts = iter([decode(ids) for ids in response.response_token_ids])
         begun = len(opening.messages)
@@ -384,17 +399,41 @@ def _tagged(message: Message) -> dict[str, Any]:
     return fields
 
 
-def _infos(trajectory: Trajectory) -> dict[str, Any]:
-    named: dict[str, float] = {}
-    for step in trajectory.steps:
-        for name, reward in step.rewards.items():
-            named[name] = named.get(name, 0.0) + reward
-    return {
-        "num_turns": len(trajectory.steps),
-        "total_reward": trajectory.reward_of(next(iter(trajectory.contexts))),
-        "step_rewards": [step.reward or 0.0 for step in trajectory.steps],
-        "rewards": named,
-        "stop_reason": trajectory.stop_reason,
-        "trajectory_id": trajectory.id,
-        "trajectory": to_conversations(trajectory),
-    }
+def _check_prompt(prompt: "NDArray[np.int32]", rendered: list[int] | None) -> None:
+    """Check that ms-swift rendered the prompt of the environment.
+
+    Raises:
+        PolicyError: If not; the message has the first difference.
+    """
+    if rendered is None:
+        raise PolicyError(
+            "the engine returned no prompt_token_ids, so the prompt cannot be checked: use an engine that returns them "
+            "with return_details=True"
+        )
+    if prompt.tolist() == list(rendered):
+        return
+    pairs = zip(prompt.tolist(), rendered, strict=False)
+    at = next((i for i, (own, other) in enumerate(pairs) if own != other), min(len(prompt), len(rendered)))
+    raise PolicyError(
+        f"ms-swift rendered another prompt: {len(rendered)} tokens instead of {len(prompt)}, the first difference at "
+        f"position {at}: {rendered[at : at + 8]} instead of {prompt[at : at + 8].tolist()}. Its template and the "
+        "environment's renderer must be of the same model, with the same options, and a first reply cannot have a "
+        "prefill"
+    )
+
+
+def _check_tools(own: Sequence[ToolSchema] | None, given: Any) -> None:
+    """Check that the row has the tools of the environment: ms-swift renders those of the row for training.
+
+    Raises:
+        ConfigError: If it has others.
+    """
+    given = json.loads(given) if isinstance(given, str) else given
+    one, two = (json.dumps(list(tools or ()), default=dict) for tools in (own, given))
+    if one != two:
+        shown, other = around_difference(one, two, 200)
+        raise ConfigError(
+            f"the context has the tools {shown}, but the row of the dataset has {other}, which "
+            "ms-swift renders for training: add a column `tools` with the tools of the environment, "
+            "trajectory.contexts['main'].tools; a sub-agent whose tools differ from its parent's cannot be trained"
+        )

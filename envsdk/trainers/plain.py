@@ -15,9 +15,17 @@ from ..trajectories._samples import Sample
 from ._capability import Capability
 from ._checks import check_samples
 from ._image_inputs import whole_images
-from ._places import BatchLayout
 from ._plain_inputs import model_inputs as model_inputs
-from ._rows import IGNORED, check_lengths, check_max_length, observation_weights
+from ._rows import (
+    IGNORED,
+    BatchLayout,
+    advantages,
+    check_lengths,
+    check_max_length,
+    labels,
+    observation_weights,
+    temperatures,
+)
 
 __all__ = ["Batch", "collate", "model_inputs"]
 
@@ -113,13 +121,21 @@ def collate(
     places = BatchLayout(lengths, 0 if layout == "packed" else max(lengths) if pad_to == "longest" else max_length or 0)
     batch = _columns(valid, places, pad_token_id)
     if observation_weight is not None:
-        weights = _checked_weights(observation_weight)
-        own = [observation_weights(sample, weights) for sample in valid]
+        for label, weight in observation_weight.items():
+            if label.partition(":")[0] not in _OBSERVED or (":" in label and not label.startswith("tool:")):
+                raise ConfigError(
+                    f"observation_weight has the label {label!r:.80}; expected one of {_OBSERVED}, or tool:NAME"
+                )
+            if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= weight <= LARGEST:
+                raise ConfigError(
+                    f"observation_weight[{label!r}] is {weight!r:.80}; expected a finite number of at least 0"
+                )
+        own = [observation_weights(sample, observation_weight) for sample in valid]
         batch["observation_weight"] = places.array(own, np.float32)
     if importance is not None:
         batch["importance_weight"] = places.array(_importance(valid, importance), np.float32)
-    if places.width:
-        batch["attention_mask"] = places.attention_mask
+    if layout == "padded":
+        batch["attention_mask"] = places.array([True] * len(valid), np.bool_)
     if truncate:
         cut = [np.count_nonzero(sample.mask[length:]) for sample, length in zip(valid, lengths, strict=True)]
         batch["dropped_tokens"] = np.array(cut, dtype=np.int64)
@@ -150,19 +166,6 @@ def collate(
     return tensor(batch)
 
 
-def _checked_weights(weights: Mapping[str, float]) -> Mapping[str, float]:
-    for label, weight in weights.items():
-        if label.partition(":")[0] not in _OBSERVED or (":" in label and not label.startswith("tool:")):
-            raise ConfigError(
-                f"observation_weight has the label {label!r:.80}; expected one of {_OBSERVED}, or tool:NAME"
-            )
-        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= weight <= LARGEST:
-            raise ConfigError(
-                f"observation_weight[{label!r}] is {weight!r:.80}; expected a finite number of at least 0"
-            )
-    return weights
-
-
 def _check(samples: Iterable[Sample]) -> list[Sample]:
     valid = check_samples(samples, logprobs=False, no_images=None)
     if not valid:
@@ -186,37 +189,21 @@ def _check(samples: Iterable[Sample]) -> list[Sample]:
 
 def _columns(samples: Sequence[Sample], places: BatchLayout, pad_token_id: int) -> Batch:
     """Return the arrays that have one value for each token."""
-    tokens = places.array([sample.tokens for sample in samples], np.int64, pad_token_id)
-    mask = places.array([sample.mask for sample in samples], np.bool_)
     batch: Batch = {
-        "tokens": tokens,
-        "labels": np.where(mask, tokens, IGNORED),
-        "mask": mask,
+        "tokens": places.array([sample.tokens for sample in samples], np.int64, pad_token_id),
+        "labels": places.array([labels(sample) for sample in samples], np.int64, IGNORED),
+        "mask": places.array([sample.mask for sample in samples], np.bool_),
         "step_ids": places.array([sample.step_ids for sample in samples], np.int64, -1),
-        "position_ids": places.position_ids,
-        "sample_ids": places.sample_ids,
-        "temperature": _temperatures(samples, places, mask),
+        "position_ids": places.array([np.arange(len(sample)) for sample in samples], np.int64),
+        "sample_ids": places.array(range(len(samples)), np.int64, -1),
+        "temperature": places.array([temperatures(sample) for sample in samples], np.float32, 1),
     }
-    if samples[0].logprobs is not None:
-        batch["logprobs"] = places.array([cast("Any", sample.logprobs) for sample in samples], np.float32)
+    for name in ("logprobs", "reference_logprobs"):
+        if getattr(samples[0], name) is not None:
+            batch[name] = places.array([getattr(sample, name) for sample in samples], np.float32)
     if samples[0].advantage is not None:
-        own = places.array([cast("Any", sample.advantage) for sample in samples], np.float32)
-        batch["advantage"] = np.where(mask, own, np.float32(0))
-    if samples[0].reference_logprobs is not None:
-        own = [cast("Any", sample.reference_logprobs) for sample in samples]
-        batch["reference_logprobs"] = places.array(own, np.float32)
+        batch["advantage"] = places.array([advantages(sample) for sample in samples], np.float32)
     return batch
-
-
-def _temperatures(samples: Sequence[Sample], places: BatchLayout, mask: "NDArray[np.bool_]") -> "NDArray[np.float32]":
-    """Return the temperature of each token: 1.0 where mask is False."""
-    counts = [len(sample.temperature) for sample in samples]
-    known = np.concatenate([sample.temperature for sample in samples])
-    if (known == known[0]).all():
-        return np.where(mask, known[0], np.float32(1))
-    firsts = np.cumsum(counts) - counts
-    parts = places.array([sample.part_ids + first for sample, first in zip(samples, firsts, strict=True)], np.int64)
-    return np.where(mask, known[parts], np.float32(1))
 
 
 def _importance(samples: Sequence[Sample], importance: ImportanceWeights) -> "list[NDArray[np.float32]]":

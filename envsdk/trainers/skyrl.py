@@ -15,7 +15,7 @@ from ._capability import Capability
 from ._checks import check_samples
 from ._image_inputs import NEEDS_VISION, image_arrays
 from ._packages import load
-from ._rows import group_by_rollout, logprobs, response_start
+from ._rows import group_by_rollout, split_response
 from ._rows import routed_experts as experts_of
 
 __all__ = ["GeneratorOutput", "to_generator_output"]
@@ -119,13 +119,13 @@ def to_generator_output(
         name = TrajectoryID(instance, repetitions.get(instance, 0))
         repetitions[instance] = name.repetition_id + 1
         for sample in rollout:
-            start, is_last = response_start(sample), sample is rollout[-1]
-            output["prompt_token_ids"].append(sample.tokens[:start].tolist())
-            output["response_ids"].append(sample.tokens[start:].tolist())
+            response, is_last = split_response(sample), sample is rollout[-1]
+            output["prompt_token_ids"].append(response.prompt_ids)
+            output["response_ids"].append(response.response_ids)
             output["rewards"].append(float(sample.reward) if is_last else 0.0)
-            output["loss_masks"].append(sample.mask[start:].astype(int).tolist())
+            output["loss_masks"].append(response.mask)
             output["stop_reasons"].append("length" if sample.truncated else "stop")
-            output["rollout_logprobs"].append(logprobs(sample)[start:].tolist())
+            output["rollout_logprobs"].append(response.logprobs)
             output["trajectory_ids"].append(name)
             output["is_last_step"].append(is_last)
             if routed_experts:

@@ -17,7 +17,7 @@ from ._capability import Capability
 from ._checks import check_samples
 from ._image_inputs import NEEDS_VISION, image_arrays
 from ._packages import load
-from ._rows import group_by_rollout, logprobs, response_start
+from ._rows import group_by_rollout, split_response
 from ._rows import routed_experts as experts_of
 
 __all__ = ["SlimeSample", "post_process_rewards", "to_slime_samples"]
@@ -102,31 +102,32 @@ def to_slime_samples(
         group, trajectory_id = rollout[0].group_id, rollout[0].trajectory_id
         key = (False, trajectory_id) if group is None else (True, group)
         index = groups.setdefault(key, first_group_index + len(groups))
-        records += [_record(sample, number, index) for sample in rollout]
-        for record, sample in zip(records[-len(rollout) :], rollout, strict=True):
+        for sample in rollout:
+            response = split_response(sample)
+            record = SlimeSample(
+                group_index=index,
+                index=number,
+                rollout_id=number,
+                tokens=sample.tokens.tolist(),
+                response_length=len(response.response_ids),
+                loss_mask=response.mask,
+                rollout_log_probs=response.logprobs,
+                reward=float(sample.reward),
+                status="truncated" if sample.truncated else "completed",
+                weight_versions=[str(version) for version in np.unique(sample.policy_version) if version >= 0],
+                metadata={
+                    "trajectory_id": sample.trajectory_id,
+                    "context": sample.context,
+                    "segment": sample.segment_index,
+                },
+            )
             if routed_experts:
                 record["rollout_routed_experts"] = experts_of(sample)
             if sample.media and vision is not None:
                 torch, arrays = load("torch", "slime"), image_arrays(sample, vision)
                 record["multimodal_train_inputs"] = {name: torch.from_numpy(arrays[name]) for name in arrays}
+            records.append(record)
     return records
-
-
-def _record(sample: Sample, rollout_id: int, group_index: int) -> SlimeSample:
-    start = response_start(sample)
-    return SlimeSample(
-        group_index=group_index,
-        index=rollout_id,
-        rollout_id=rollout_id,
-        tokens=sample.tokens.tolist(),
-        response_length=len(sample) - start,
-        loss_mask=[int(trained) for trained in sample.mask[start:]],
-        rollout_log_probs=logprobs(sample)[start:].tolist(),
-        reward=float(sample.reward),
-        status="truncated" if sample.truncated else "completed",
-        weight_versions=[str(version) for version in np.unique(sample.policy_version) if version >= 0],
-        metadata={"trajectory_id": sample.trajectory_id, "context": sample.context, "segment": sample.segment_index},
-    )
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import orjson
@@ -18,12 +18,9 @@ from ..trajectories._stored import dump_media, pack
 from ..trajectories.records import SCHEMA_VERSION, check_version, storing, whole_file
 from ._capability import Capability
 from ._checks import check_samples
-from ._rows import IGNORED, check_lengths, check_max_length, labels, padded
+from ._rows import IGNORED, BatchLayout, check_lengths, check_max_length, labels
 
 __all__ = ["from_row", "read_parquet", "to_dataset", "write_parquet"]
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 CAPABILITY = Capability(
     "Parquet and Hugging Face datasets",
@@ -97,7 +94,8 @@ def write_parquet(
         StorageError: If the file cannot be written. An existing file stays unchanged.
         MissingPackage: If pyarrow is not installed.
     """
-    padding = _Padding.of(max_length, pad_token_id, truncate=truncate)
+    check_max_length(max_length)
+    padding = None if max_length is None else _Padding(max_length, pad_token_id, truncate)
     parquet, schema, count = _package("pyarrow.parquet"), _schema(padding), 0
     with whole_file(path) as unfinished:
         with storing(path):
@@ -162,7 +160,8 @@ def to_dataset(
         ConfigError: If `max_length` is invalid.
         MissingPackage: If datasets or pyarrow is not installed.
     """
-    padding = _Padding.of(max_length, pad_token_id, truncate=truncate)
+    check_max_length(max_length)
+    padding = None if max_length is None else _Padding(max_length, pad_token_id, truncate)
     datasets = _package("datasets")
     return datasets.Dataset(
         _package("pyarrow").Table.from_batches(
@@ -192,18 +191,14 @@ def from_row(row: Mapping[str, Any]) -> Sample:
     given = {name: _plain(row[name]) for name in _OPTIONAL_LISTS if row.get(name) is not None}
     texts = [*_JSON, *(name for name in _OPTIONAL if row.get(name) is not None)]
     sample = Sample.from_fields({**fields, **given, **{name: _parsed(name, row[name]) for name in texts}}).validate()
-    embedded = _images(row.get("images") if sample.media else None)
+    column: Any = row.get("images") if sample.media else None
+    files: list[Any] = [] if column is None else list(column)
+    if any(type(file) is not dict or not isinstance(file.get("bytes"), bytes) for file in files):
+        raise InvalidRecord("the column images has something other than files with bytes: do not decode it")
+    embedded: dict[str, bytes] = {hashlib.sha256(file["bytes"]).hexdigest(): file["bytes"] for file in files}
     for placed in sample.media:
         placed.image.find_in(None, embedded)
     return sample
-
-
-def _images(column: Any) -> dict[str, bytes]:
-    """Return the bytes of images by their hashes, which are computed here."""
-    files: list[Any] = list(column) if column is not None else []
-    if any(type(file) is not dict or not isinstance(file.get("bytes"), bytes) for file in files):
-        raise InvalidRecord("the column images has something else than files with bytes: do not decode it")
-    return {hashlib.sha256(file["bytes"]).hexdigest(): file["bytes"] for file in files}
 
 
 def _parsed(name: str, text: Any) -> Any:
@@ -224,23 +219,6 @@ class _Padding(NamedTuple):
     max_length: int
     pad_token_id: int
     truncate: bool
-
-    @classmethod
-    def of(cls, max_length: int | None, pad_token_id: int, *, truncate: bool) -> "_Padding | None":
-        check_max_length(max_length)
-        return None if max_length is None else cls(max_length, pad_token_id, truncate)
-
-    def columns(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-        """Return the padded columns of samples."""
-        values: dict[str, tuple[list[NDArray[Any]], int]] = {
-            "input_ids": ([sample.tokens for sample in samples], self.pad_token_id),
-            "labels": ([labels(sample).astype(np.int32) for sample in samples], IGNORED),
-            "attention_mask": ([np.ones(len(sample), dtype=np.int8) for sample in samples], 0),
-        }
-        return {
-            name: list(padded([row[: self.max_length] for row in rows], value, self.max_length))
-            for name, (rows, value) in values.items()
-        }
 
 
 def _tables(samples: Iterable[Sample], padding: _Padding | None) -> Iterator[Any]:
@@ -289,8 +267,12 @@ def _columns(samples: Sequence[Sample], padding: _Padding | None) -> dict[str, l
         [{"bytes": image.data, "path": image.file_name} for image in dict.fromkeys(p.image for p in s.media)]
         for s in samples
     ]
-    own = {} if padding is None else padding.columns(samples)
-    return {**columns, **own, "schema": [SCHEMA_VERSION] * len(samples)}
+    if padding is not None:
+        layout = BatchLayout([min(len(s), padding.max_length) for s in samples], padding.max_length)
+        columns["input_ids"] = list(layout.array([s.tokens for s in samples], np.int32, padding.pad_token_id))
+        columns["labels"] = list(layout.array([labels(s) for s in samples], np.int32, IGNORED))
+        columns["attention_mask"] = list(layout.array([1] * len(samples), np.int8))
+    return {**columns, "schema": [SCHEMA_VERSION] * len(samples)}
 
 
 def _schema(padding: _Padding | None) -> Any:

@@ -16,8 +16,7 @@ import TRL.
 import json
 import logging
 import operator
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -38,7 +37,7 @@ from ._capability import Capability
 from ._checks import check_samples, guard_policy
 from ._conversations import split_conversation, to_conversations
 from ._packages import load
-from ._rows import logprobs, response_start
+from ._rows import split_response
 from ._single import OnBreak, check_on_break, single_sample, trainable_tokens
 from ._trl_rewards import conversational as conversational
 from ._trl_rewards import reward_func as reward_func
@@ -142,13 +141,8 @@ def to_row(sample: Sample, *, temperature: float | None = None, images: bool = F
             images that the trainer does not get.
     """
     (sample,) = check_samples([sample], temperature=temperature, no_images=None if images else _NO_IMAGES)
-    first = response_start(sample)
-    return {
-        "prompt_ids": sample.tokens[:first].tolist(),
-        "completion_ids": sample.tokens[first:].tolist(),
-        "logprobs": logprobs(sample)[first:].tolist(),
-        "env_mask": sample.mask[first:].astype(int).tolist(),
-    }
+    prompt, completion, mask, logprobs = split_response(sample)
+    return {"prompt_ids": prompt, "completion_ids": completion, "logprobs": logprobs, "env_mask": mask}
 
 
 def to_batch(
@@ -346,8 +340,13 @@ class RolloutFunc:
             tokenizer = None if isinstance(self.policy, str) else self._tokenizer_of(trainer)
             self.trajectories = self._run(episodes, self.policy, trainer.temperature, tokenizer)
         else:
-            with _evaluation_mode(trainer) as model:
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            was_training = model.training
+            model.eval()
+            try:
                 self.trajectories = self._run(episodes, self._policy_of(trainer, model), trainer.temperature)
+            finally:
+                model.train(was_training)
         has_failed = bool(episodes) and all(trajectory.status == "error" for trajectory in self.trajectories)
         self._failed_batches = self._failed_batches + 1 if has_failed else 0
         if self._failed_batches >= self._max_failed_batches:
@@ -372,7 +371,13 @@ class RolloutFunc:
         batch = _columns(self.trajectories, rows, trainer.temperature, pad_token_id, images=images)
         if untrained := batch["reward"].count(None):
             _log.warning("%d of %d rollouts train nothing", untrained, len(prompts))
-            _check_reward_functions(getattr(trainer, "reward_funcs", ()))
+            for function in getattr(trainer, "reward_funcs", ()):
+                if function is not reward_func and not hasattr(function, "is_scored"):
+                    name = getattr(function, "__name__", type(function).__name__)
+                    raise ConfigError(
+                        f"a rollout trains nothing, but the reward function {name} would give it a reward, which "
+                        f"shifts the baseline of its group: pass scored({name}) from envsdk.trainers.trl instead"
+                    )
         return batch
 
     def _run(
@@ -422,25 +427,3 @@ class RolloutFunc:
 def _tokenizer_in(processing_class: Any) -> Any:
     """Return a tokenizer, or that of a multimodal processor."""
     return getattr(processing_class, "tokenizer", processing_class)
-
-
-def _check_reward_functions(functions: Iterable[Any]) -> None:
-    wrong = [function for function in functions if function is not reward_func and not hasattr(function, "is_scored")]
-    if wrong:
-        name = getattr(wrong[0], "__name__", type(wrong[0]).__name__)
-        raise ConfigError(
-            f"a rollout trains nothing, but the reward function {name} would give it a reward, which shifts the "
-            f"baseline of its group: pass scored({name}) from envsdk.trainers.trl instead"
-        )
-
-
-@contextmanager
-def _evaluation_mode(trainer: Any) -> Generator[Any]:
-    """Yield the trainer's model, which is in evaluation mode inside the `with` block."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    was_training = model.training
-    model.eval()
-    try:
-        yield model
-    finally:
-        model.train(was_training)

@@ -229,7 +229,7 @@ class RolloutWorker:
             _rollout_sample()
             self._alive_at, self._failed_groups = time.monotonic(), 0
             self._thread = LoopThread("envsdk-rollouts")
-            self._ended = self._thread.submit(self._run())
+            self._ended = self._thread.submit(run_all([self._run_groups() for _ in range(self._max_groups)]))
 
     def stop(self) -> None:
         """Stop the rollouts. Unfinished episodes are discarded."""
@@ -305,13 +305,14 @@ class RolloutWorker:
                 "`await`"
             )
 
-    async def _run(self) -> None:
-        await run_all(self._run_groups() for _ in range(self._max_groups))
-
     async def _run_groups(self) -> None:
         for group_id in self._group_ids:
             trajectories = await self._play(group_id)
-            comparable, incomparable = _comparable(trajectories, self._baseline)
+            samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
+            comparable = [sample for sample in samples if sample.is_scored]
+            if self._baseline == "leave_one_out":  # it needs another episode with a scored sample of the role
+                owners = Counter(role for role, _ in {(sample.role, sample.trajectory_id) for sample in comparable})
+                comparable = [sample for sample in comparable if owners[sample.role] > 1]
             rows = self._rows(trajectories, group_advantages(comparable, self._baseline), group_id)
             for row in rows:
                 while self.rollout_buffer.full():
@@ -319,8 +320,9 @@ class RolloutWorker:
                     await asyncio.sleep(_POLL_S)
                 row.enqueued_at = time.time()
                 self.rollout_buffer.put_nowait(row)
+            incomparable = float(len(samples) - len(comparable))
             self.metrics_queue.put(
-                {**group_metrics(trajectories, len(rows)), "rollout/incomparable_total": float(incomparable)}
+                {**group_metrics(trajectories, len(rows)), "rollout/incomparable_total": incomparable}
             )
             has_failed = all(trajectory.status == "error" for trajectory in trajectories)
             self._failed_groups = self._failed_groups + 1 if has_failed else 0
@@ -364,21 +366,6 @@ class RolloutWorker:
             prompt, completion = split_conversation(contexts[sample.trajectory_id][sample.context].messages)
             rows.append(rollout_sample(prompt=prompt, completion=completion, **fields))
         return rows
-
-
-def _comparable(trajectories: Iterable[Trajectory], baseline: Baseline) -> tuple[list[Sample], int]:
-    """Return the samples that have a baseline, and the number of samples that have none.
-
-    A sample has no baseline if it was not scored, or, with `leave_one_out`, if no other episode of the group has a
-    scored sample of its role.
-    """
-    samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
-    scored = [sample for sample in samples if sample.is_scored]
-    if baseline != "leave_one_out":
-        return scored, len(samples) - len(scored)
-    owners = Counter(role for role, _ in {(sample.role, sample.trajectory_id) for sample in scored})
-    comparable = [sample for sample in scored if owners[sample.role] > 1]
-    return comparable, len(samples) - len(comparable)
 
 
 class LocalWeights:

@@ -23,7 +23,7 @@ from ..trajectories._trajectory import Trajectory
 from ._capability import Capability
 from ._checks import check_samples, check_sampling, refusal_of
 from ._packages import load, load_if_installed
-from ._rows import check_one_reward, response_start
+from ._rows import check_one_reward, split_response
 from ._rows import routed_experts as experts_of
 from ._single import OnBreak, check_on_break, single_sample
 
@@ -89,20 +89,20 @@ def to_outputs(
     check_one_reward(valid)
     outputs: list[dict[str, Any]] = []
     for index, sample in enumerate(valid):
-        start = min(response_start(sample), prompt_length)
-        if len(sample) - start > response_length:
+        response = split_response(sample, prompt_length)
+        count = len(response.response_ids)
+        if count > response_length:
             raise InvalidSample(
-                f"sample {index}, of trajectory {sample.trajectory_id!r}, has a response of {len(sample) - start} "
+                f"sample {index}, of trajectory {sample.trajectory_id!r}, has a response of {count} "
                 f"tokens, but rollout.response_length is {response_length}: raise it, or limit the environment with "
                 f"Limits(max_context_tokens={response_length})"
             )
-        given = sample.logprobs if logprobs else None
         outputs.append(
             {
-                "prompt_ids": sample.tokens[:start].tolist(),
-                "response_ids": sample.tokens[start:].tolist(),
-                "response_mask": sample.mask[start:].astype(int).tolist(),
-                "response_logprobs": None if given is None else given[start:].tolist(),
+                "prompt_ids": response.prompt_ids,
+                "response_ids": response.response_ids,
+                "response_mask": response.mask,
+                "response_logprobs": response.logprobs if logprobs else None,
                 "reward_score": sample.reward if sample.is_scored else None,
                 "num_turns": 2 * len(sample.step_rewards),
                 "extra_fields": _extra_fields(sample, sample.trajectory_id, sample.stop_reason, dropped_share),
@@ -210,22 +210,28 @@ class EnvAgentLoop(_LoopBase):
         trajectory = await play_one(settings, job, server)
         # Only V1's worker passes a session_id. Other trainers may have the setting use_v1, too.
         is_v1 = "session_id" in row and bool(self.config.get("trainer", {}).get("use_v1", False))
-        outputs = self._outputs(trajectory, server.temperature, takes_several=is_v1)
-        made = [load(_AGENT_LOOP, "verl").AgentLoopOutput(**output, metrics=server.metrics) for output in outputs]
-        return made if is_v1 else made[0]
-
-    def _outputs(self, trajectory: Trajectory, temperature: float, *, takes_several: bool) -> list[dict[str, Any]]:
-        config = self.rollout_config
-        common = {"prompt_length": config.prompt_length, "logprobs": bool(config.calculate_log_probs)}
         if not trajectory.steps:
             raise _no_reply(trajectory)
-        options: dict[str, Any] = {"response_length": config.response_length, "temperature": temperature, **common}
-        if takes_several:
-            return to_outputs(trajectory.samples(), **options)
-        single = single_sample(trajectory, "verl without its V1 trainer", self._on_break)
-        if single.sample is None:
-            return [untrained_output(trajectory, **common)]
-        return to_outputs([single.sample], dropped_share=single.dropped_share, **options)
+        config = self.rollout_config
+        common: dict[str, Any] = {
+            "prompt_length": config.prompt_length,
+            "logprobs": bool(config.calculate_log_probs),
+        }
+        options: dict[str, Any] = {
+            "response_length": config.response_length,
+            "temperature": server.temperature,
+            **common,
+        }
+        if is_v1:
+            outputs = to_outputs(trajectory.samples(), **options)
+        else:
+            single = single_sample(trajectory, "verl without its V1 trainer", self._on_break)
+            if single.sample is None:
+                outputs = [untrained_output(trajectory, **common)]
+            else:
+                outputs = to_outputs([single.sample], dropped_share=single.dropped_share, **options)
+        made = [load(_AGENT_LOOP, "verl").AgentLoopOutput(**output, metrics=server.metrics) for output in outputs]
+        return made if is_v1 else made[0]
 
 
 class _ServerPolicy:

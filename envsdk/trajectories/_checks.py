@@ -1,7 +1,7 @@
 """Checks that the parts of a record fit together, after their types were checked."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -10,9 +10,6 @@ from ..contexts._side_data import Aligned, per_token
 from ..errors import InvalidRecord
 from ._context_log import ContextLog
 from ._steps import Step
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _REASONS: Mapping[str, frozenset[str]] = {
     "rewrite": frozenset((*get_args(RewriteReason), "undeclared")),
@@ -86,8 +83,13 @@ def check_log(name: str, log: ContextLog, end: int, vocab_size: int) -> None:
             f"context {name!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs, and steps up to {end}"
         )
     size = vocab_size or np.iinfo(np.int32).max
-    _refuse(f"contexts.{name}.tokens", log.tokens, (log.tokens < 0) | (log.tokens >= size), f"an id below {size}")
-    _refuse(f"contexts.{name}.logprobs", log.logprobs, log.logprobs > 0, "a log-probability, at most 0")
+    for field, array, wrong, expected in (
+        ("tokens", log.tokens, (log.tokens < 0) | (log.tokens >= size), f"an id below {size}"),
+        ("logprobs", log.logprobs, log.logprobs > 0, "a log-probability, at most 0"),
+    ):
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise InvalidRecord(f"contexts.{name}.{field}.{at} is {array[at]}; expected {expected}")
     if log.media and log.media[-1].stop > end:
         raise InvalidRecord(f"contexts.{name}.media has an image up to token {log.media[-1].stop} of {end}")
     if log.roles is not None:
@@ -95,9 +97,3 @@ def check_log(name: str, log: ContextLog, end: int, vocab_size: int) -> None:
             log.roles.check(len(log.tokens))
         except ValueError as error:
             raise InvalidRecord(f"contexts.{name}.roles is not valid: {error}") from error
-
-
-def _refuse(field: str, array: "NDArray[Any]", wrong: "NDArray[np.bool_]", expected: str) -> None:
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise InvalidRecord(f"{field}.{at} is {array[at]}; expected {expected}")

@@ -146,6 +146,8 @@ class Paths:
 def placed_images(path: Path, contexts: Mapping[str, ContextLog]) -> list[PlacedImage]:
     """Return the images in the tokens of a path, with their positions in it. A path has all tokens of one, or none."""
     found: list[PlacedImage] = []
+    if not any(log.media for log in contexts.values()):
+        return found
     for start, piece in zip(path.starts, path.pieces, strict=True):
         media = contexts[piece.context].media
         first = bisect_left(media, piece.start, key=attrgetter("start"))
@@ -162,25 +164,9 @@ def replay(steps: Sequence[Step], contexts: Mapping[str, ContextLog]) -> Iterato
         InvalidRecord: If a step is in no context, points outside its log, keeps tokens that do not exist, or has
             another `extends` than it must; or if a context's parent does not come before it.
     """
-    _check_lineage(contexts)
-    lengths: dict[str, int] = {}
-    ends = dict.fromkeys(contexts, 0)
-    for index, step in enumerate(steps):
-        try:
-            _check_range(index, step, ends, contexts)
-            is_new, length = step.context not in lengths, lengths.get(step.context, 0)
-            _check_step(index, step, is_new, length, lengths.get(step.base, 0))
-        except (TypeError, AttributeError) as error:
-            raise InvalidRecord(f"step {index + 1} is damaged: {type(error).__name__}: {error}") from error
-        lengths[step.context] = step.keep + step.stop - step.start
-        yield ReplayedStep(index, step, is_new, is_new or step.keep < length)
-
-
-def _check_lineage(contexts: Mapping[str, ContextLog]) -> None:
-    """Refuse a context whose parent does not come before it, so that none is its own ancestor."""
     known: set[str] = set()
     for name, log in contexts.items():
-        if log.parent is not None and log.parent not in known:
+        if log.parent is not None and log.parent not in known:  # so that no context is its own ancestor
             why = "is not in the record"
             if log.parent in contexts:
                 why = "is itself" if log.parent == name else "comes after it"
@@ -188,10 +174,22 @@ def _check_lineage(contexts: Mapping[str, ContextLog]) -> None:
                 f"context {name!r} has the parent {log.parent!r}, which {why}; expected one before it, or None"
             )
         known.add(name)
+    lengths: dict[str, int] = {}
+    ends = dict.fromkeys(contexts, 0)
+    for index, step in enumerate(steps):
+        is_new, length = step.context not in lengths, lengths.get(step.context, 0)
+        try:
+            _check_range(index, step, ends, contexts)
+            _check_delta(index, step, is_new, length, lengths.get(step.base, 0))
+        except (TypeError, AttributeError) as error:
+            raise InvalidRecord(f"step {index + 1} is damaged: {type(error).__name__}: {error}") from error
+        ends[step.context] = step.stop
+        lengths[step.context] = step.keep + step.stop - step.start
+        yield ReplayedStep(index, step, is_new, is_new or step.keep < length)
 
 
 def _check_range(index: int, step: Step, ends: dict[str, int], contexts: Mapping[str, ContextLog]) -> None:
-    """A step's range follows that of the step before it in its context, and lies in the log; `ends` goes on."""
+    """Check that the range of a step follows that of the step before it in its context, and is in the log."""
     if step.context not in ends or step.base not in ends:
         name = step.base if step.context in ends else step.context
         raise InvalidRecord(f"step {index + 1} is in the context {name!r}, which is not in the record")
@@ -208,10 +206,10 @@ def _check_range(index: int, step: Step, ends: dict[str, int], contexts: Mapping
         )
     if len(log.tokens) != len(log.logprobs):
         raise InvalidRecord(f"context {step.context!r} has {len(log.tokens)} tokens and {len(log.logprobs)} logprobs")
-    ends[step.context] = stops[-1]
 
 
-def _check_step(index: int, step: Step, is_new: bool, length: int, base_length: int) -> None:
+def _check_delta(index: int, step: Step, is_new: bool, length: int, base_length: int) -> None:
+    """Check that a step keeps tokens that exist, and has the break and `extends` that fit what it keeps."""
     drops = step.base == step.context and step.keep < length
     if drops and (step.break_ is None or step.break_.kind != "rewrite"):
         raise UndeclaredBreak(

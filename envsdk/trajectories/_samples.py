@@ -68,8 +68,8 @@ _SCALARS: Mapping[str, tuple[Any, str]] = {
     "truncated": (bool, "True or False"),
     "breaks": (list, "a list"),
     "stream_weights": (dict, "a dict"),
-    "extra": ((dict, Mapping), "a mapping"),  # the first is the faster one
-    "metadata": ((dict, Mapping), "a mapping"),
+    "extra": (Mapping, "a mapping"),
+    "metadata": (Mapping, "a mapping"),
 }
 
 
@@ -180,20 +180,26 @@ class Sample(StoredRecord):
         Raises:
             InvalidSample: If it is not; the message names the field and the position.
         """
-        self._check_scalars()
+        self._check_fields()
         self._check_arrays()
-        self._check_streams()
-        self._check_media()
-        vocab_size = self._vocab_size()
+        size = int(self.metadata.get("vocab_size") or 0) or _ANY_ID
         if not self.mask.any():
             raise InvalidSample("mask is False everywhere: no token is trained")
         if self.mask[0]:
             raise InvalidSample("mask[0] is True, but nothing comes before that token to predict it")
-        if self.tokens.min() < 0 or self.tokens.max() >= vocab_size:
-            self._refuse("tokens", (self.tokens < 0) | (self.tokens >= vocab_size), f"is outside 0 to {vocab_size - 1}")
-        self._check_ids()
-        self._check_logprobs("logprobs", self.logprobs)
-        self._check_logprobs("reference_logprobs", self.reference_logprobs)
+        self._refuse("tokens", (self.tokens < 0) | (self.tokens >= size), f"is outside 0 to {size - 1}")
+        for name, kind, entries in (("step_ids", "step", "step_rewards"), ("part_ids", "part", "temperature")):
+            ids: NDArray[np.int32] = getattr(self, name)
+            self._refuse(name, self.mask > (ids >= 0), f"is not a {kind}, but mask is True")
+            self._refuse(name, ids < -1, f"is below -1, which means no {kind}")
+            self._refuse(name, ids >= len(getattr(self, entries)), f"has no entry in {entries}")
+        self._refuse("part_ids", (self.part_ids < 0) != (self.step_ids < 0), "does not fit step_ids: one of them is -1")
+        for name in ("logprobs", "reference_logprobs"):
+            logprobs: NDArray[np.float32] | None = getattr(self, name)
+            if logprobs is not None:
+                self._refuse(name, self.mask & np.isnan(logprobs), "is missing (NaN), but mask is True")
+                self._refuse(name, ~(logprobs <= 0) | np.isinf(logprobs), "is not a log-probability")
+                self._refuse(name, (logprobs != 0) > self.mask, "is not 0.0, but mask is False")
         for name in ("step_rewards", "temperature"):
             self._refuse(name, ~np.isfinite(getattr(self, name)), "is not finite")
         self._refuse("temperature", self.temperature < 0, "is negative")
@@ -204,62 +210,19 @@ class Sample(StoredRecord):
             self._refuse("advantage", ~np.isfinite(self.advantage), "is not finite")
         return self
 
-    def _check_logprobs(self, name: str, logprobs: "NDArray[np.float32] | None") -> None:
-        if logprobs is None:
-            return
-        if not (logprobs.min() > -np.inf and logprobs.max() <= 0):  # also if one is NaN
-            self._refuse(name, self.mask & np.isnan(logprobs), "is missing (NaN), but mask is True")
-            self._refuse(name, ~(logprobs <= 0) | np.isinf(logprobs), "is not a log-probability")
-        self._refuse(name, (logprobs != 0) > self.mask, "is not 0.0, but mask is False")
-
-    def _check_streams(self) -> None:
-        for name, weights in self.stream_weights.items():
-            given: Any = weights
-            if not isinstance(name, str) or type(given) is not np.ndarray or given.dtype != np.float32:  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InvalidSample(f"stream_weights[{name!r:.80}] is {given!r:.80}; expected an array of float32")
-            if weights.shape != self.tokens.shape or not np.isfinite(weights).all() or weights[0] != 0:
-                raise InvalidSample(
-                    f"stream_weights[{name!r}] has shape {weights.shape}; expected {self.tokens.shape}, with finite "
-                    "numbers, and 0.0 at the first token, which nothing predicts"
-                )
-
-    def _check_media(self) -> None:
-        end = 0
-        for index, placed in enumerate(self.media):
-            if not isinstance(placed, PlacedImage) or not end <= placed.start < placed.stop <= len(self):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise InvalidSample(
-                    f"media[{index}] is {placed!r:.120}; expected a PlacedImage whose tokens are among the {len(self)} "
-                    "of the sample, after those of the image before it"
-                )
-            if self.mask[placed.start : placed.stop].any():
-                raise InvalidSample(f"media[{index}] has a placeholder that is trained, which no policy samples")
-            end = placed.stop
-
-    def _check_ids(self) -> None:
-        """Check which step and which part each token belongs to."""
-        for name, count, of in (
-            ("step_ids", len(self.step_rewards), "step_rewards"),
-            ("part_ids", len(self.temperature), "temperature"),
-        ):
-            ids: NDArray[np.int32] = getattr(self, name)
-            self._refuse(name, self.mask > (ids >= 0), f"is not a {name[:4]}, but mask is True")
-            if ids.min() < -1:
-                self._refuse(name, ids < -1, f"is below -1, which means no {name[:4]}")
-            if ids.max() >= count:
-                self._refuse(name, ids >= count, f"has no entry in {of}")
-        self._refuse("part_ids", (self.part_ids < 0) != (self.step_ids < 0), "does not fit step_ids: one of them is -1")
-
-    def _check_scalars(self) -> None:
+    def _check_fields(self) -> None:
+        """Check the fields that are not arrays, and the known entries of the metadata."""
         for name, (kind, expected) in _SCALARS.items():
             value: Any = getattr(self, name)
             if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
                 raise InvalidSample(f"{name} is {value!r:.80}; expected {expected}")
-        for name in ("reward", "loss_weight"):
-            if not _is_finite(getattr(self, name)):
-                raise InvalidSample(f"{name} is {getattr(self, name)!r:.80}; expected a finite number of float32")
         advantage: Any = self.advantage
-        if isinstance(advantage, (float, Real)) and not _is_finite(advantage):
-            raise InvalidSample(f"advantage is {advantage!r:.80}; expected a finite number of float32")
+        numbers: dict[str, Any] = {"reward": self.reward, "loss_weight": self.loss_weight}
+        if isinstance(advantage, (float, Real)):
+            numbers["advantage"] = advantage
+        for name, value in numbers.items():
+            if not _is_finite(value):
+                raise InvalidSample(f"{name} is {value!r:.80}; expected a finite number of float32")
         if not 0 <= self.segment_index < self.n_segments:
             raise InvalidSample(
                 f"segment_index is {self.segment_index} of n_segments {self.n_segments}; expected one of 0 to "
@@ -270,11 +233,8 @@ class Sample(StoredRecord):
                 check_break(break_)
             except InvalidRecord as error:
                 raise InvalidSample(f"breaks[{index}] {error}") from error
-
-    def _vocab_size(self) -> int:
-        """Return the size of the vocabulary from the metadata, whose known entries are checked."""
         for name, (kind, expected) in _METADATA.items():
-            value: Any = self.metadata.get(name)
+            value = self.metadata.get(name)
             if value is not None and (not isinstance(value, kind) or (kind is Integral and isinstance(value, bool))):
                 raise InvalidSample(f"metadata[{name!r}] is {value!r:.80}; expected {expected}")
         steps: Any = self.metadata.get("steps")
@@ -283,9 +243,9 @@ class Sample(StoredRecord):
         size = int(self.metadata.get("vocab_size") or 0)
         if not 0 <= size <= _ANY_ID:
             raise InvalidSample(f"metadata['vocab_size'] is {size!r:.80}; expected 0 to 2**31 - 1")
-        return size or _ANY_ID
 
     def _check_arrays(self) -> None:
+        """Check the types and shapes of arrays, and what has a value for each token: side data, streams and images."""
         arrays: dict[str, NDArray[Any]] = {}
         for name, dtype in _ARRAYS.items():
             array: Any = getattr(self, name)
@@ -310,6 +270,24 @@ class Sample(StoredRecord):
                 self.roles.check(len(self))
             except ValueError as error:
                 raise InvalidSample(f"roles is not valid: {error}") from error
+        for name, given in cast("dict[Any, Any]", self.stream_weights).items():
+            if not isinstance(name, str) or type(given) is not np.ndarray or given.dtype != np.float32:
+                raise InvalidSample(f"stream_weights[{name!r:.80}] is {given!r:.80}; expected an array of float32")
+            if given.shape != self.tokens.shape or not np.isfinite(given).all() or given[0] != 0:
+                raise InvalidSample(
+                    f"stream_weights[{name!r}] has shape {given.shape}; expected {self.tokens.shape}, with finite "
+                    "numbers, and 0.0 at the first token, which nothing predicts"
+                )
+        end = 0
+        for index, placed in enumerate(self.media):
+            if not isinstance(placed, PlacedImage) or not end <= placed.start < placed.stop <= len(self):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidSample(
+                    f"media[{index}] is {placed!r:.120}; expected a PlacedImage whose tokens are among the {len(self)} "
+                    "of the sample, after those of the image before it"
+                )
+            if self.mask[placed.start : placed.stop].any():
+                raise InvalidSample(f"media[{index}] has a placeholder that is trained, which no policy samples")
+            end = placed.stop
 
     def _check_extra(self, name: Any, value: Any) -> None:
         if not isinstance(name, str):

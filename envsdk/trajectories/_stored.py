@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_type_hints
 
 import numpy as np
-from pydantic import AfterValidator, GetCoreSchemaHandler, PlainValidator, ValidationError
+from pydantic import AfterValidator, GetCoreSchemaHandler, GetPydanticSchema, PlainValidator, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from ..contexts._protocol import Break
@@ -156,16 +156,8 @@ StoredMessage: TypeAlias = Annotated[Message, PlainValidator(_message)]
 """A chat message, stored with all its fields."""
 
 
-class _BreakType:
-    """A break, stored with all its fields."""
-
-    __slots__ = ()
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return _record_schema(Break, handler)
-
-
-StoredBreak: TypeAlias = Annotated[Break, _BreakType()]
+StoredBreak: TypeAlias = Annotated[Break, GetPydanticSchema(lambda source, handler: _record_schema(Break, handler))]
+"""A break, stored with all its fields."""
 
 
 def _media(values: Any) -> list[PlacedImage]:
@@ -247,22 +239,21 @@ def unpack(packed: Any) -> dict[str, Any]:
         for key, content in given.get(kind, {}).items():
             if key in read:
                 raise ValueError(f"{key!r:.80} occurs twice")
-            read[key] = _unpacked(key, content) if kind == "arrays" else _unpacked_rows(kind, key, content)
+            if kind == "arrays":
+                read[key] = _unpacked(key, content)
+                continue
+            if kind == "aligned":
+                _has_keys(content, ("over", "fill", "array"))
+                rows = Aligned(_unpacked(key, content["array"]), content["over"], content["fill"])
+            else:
+                _has_keys(content, ("lengths", "array"))
+                rows = Ragged(_unpacked(key, content["array"]), read_array(content["lengths"], np.int64))
+            try:
+                rows.check()
+            except ValueError as error:
+                raise ValueError(f"of {key!r:.80}, {error}") from error
+            read[key] = rows
     return read
-
-
-def _unpacked_rows(kind: str, key: str, packed: Any) -> Aligned | Ragged:
-    if kind == "aligned":
-        _has_keys(packed, ("over", "fill", "array"))
-        rows = Aligned(_unpacked(key, packed["array"]), packed["over"], packed["fill"])
-    else:
-        _has_keys(packed, ("lengths", "array"))
-        rows = Ragged(_unpacked(key, packed["array"]), read_array(packed["lengths"], np.int64))
-    try:
-        rows.check()
-    except ValueError as error:
-        raise ValueError(f"of {key!r:.80}, {error}") from error
-    return rows
 
 
 def _has_keys(value: Any, names: tuple[str, ...]) -> None:
@@ -287,25 +278,21 @@ def _unpacked(key: str, packed: Any) -> "NDArray[Any]":
             raise ValueError(f"its dtype is {name!r:.80}; expected one of {', '.join(sorted(_DTYPES))}")
         if type(values) is not list or type(shape) is not list:
             raise ValueError("its shape and its values are not lists")
-        if (
-            not all(type(size) is int and 0 <= size < 2**31 for size in cast("list[Any]", shape))
-            or not 1 <= len(cast("list[Any]", shape)) <= 32
-        ):
+        are_sizes = all(type(size) is int and 0 <= size < 2**31 for size in cast("list[Any]", shape))
+        if not are_sizes or not 1 <= len(cast("list[Any]", shape)) <= 32:
             raise ValueError(f"its shape is {shape!r:.80}; expected 1 to 32 sizes")
         if math.prod(cast("list[int]", shape)) != len(cast("list[Any]", values)):
             raise ValueError(f"its shape is {shape}, but it has {len(cast('list[Any]', values))} values")
-        return _values(cast("list[Any]", values), np.dtype(name)).reshape(cast("list[int]", shape))
+        numbers = cast("list[Any]", values)
+        named: dict[int, float] = {}  # JSON has neither NaN nor infinities
+        if np.dtype(name).kind == "f":
+            named = {at: _NOT_FINITE[one] for at, one in enumerate(numbers) if type(one) is str and one in _NOT_FINITE}
+            numbers = [0.0 if at in named else one for at, one in enumerate(numbers)]
+        array = _array(numbers, np.dtype(name))
+        array[list(named)] = list(named.values())
+        return array.reshape(cast("list[int]", shape))
     except ValueError as error:
         raise ValueError(f"of the array {key!r:.80}, {error}") from error
-
-
-def _values(values: list[Any], dtype: "np.dtype[Any]") -> "NDArray[Any]":
-    if dtype.kind != "f" or str not in set(map(type, values)):
-        return _array(values, dtype)
-    named = {at: _NOT_FINITE[value] for at, value in enumerate(values) if type(value) is str and value in _NOT_FINITE}
-    array = _array([0.0 if at in named else value for at, value in enumerate(values)], dtype)
-    array[list(named)] = list(named.values())
-    return array
 
 
 Packed = PlainValidator(unpack)

@@ -2,11 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -32,15 +32,6 @@ VIEWERS = "envsdk.viewers"
 Status: TypeAlias = Literal["terminated", "truncated", "error"]
 ErrorKind: TypeAlias = Literal["environment", "policy", "infrastructure"]
 """Whose error ended an episode: the environment's code, the policy's, or that of what they run on."""
-
-
-class SampleSize(NamedTuple):
-    """The size of a sample."""
-
-    tokens: int
-    """The number of its tokens."""
-    trained: int
-    """The number of its tokens that are trained."""
 
 
 @dataclass(slots=True, repr=False)
@@ -232,15 +223,16 @@ class Trajectory(StoredRecord):
             UndeclaredBreak: See `prompts`.
             InvalidRecord: See `prompts`.
         """
-        paths, has_images = Paths(self.contexts), any(log.media for log in self.contexts.values())
+        paths = Paths(self.contexts)
         for replayed in replay(self.steps, self.contexts):
             path = paths.observe(replayed)
-            yield tuple(placed_images(path, self.contexts)) if has_images else ()
+            yield tuple(placed_images(path, self.contexts))
             paths.act(replayed)
 
     def reward_of(self, context: str) -> float:
         """Return the reward of a context: its own, that of the nearest parent that has one, or the episode's."""
-        return self._scores([context])[context].reward
+        own = self._own_reward(context)
+        return self.reward if own is None else own
 
     def is_scored(self, context: str) -> bool:
         """Return whether a context was scored.
@@ -248,7 +240,8 @@ class Trajectory(StoredRecord):
         An episode that terminated without a reward in any turn was not scored: its reward of 0.0 means nothing. One
         that was truncated counts as scored, unless it was interrupted from outside (`aborted`, `idle`, `shutdown`).
         """
-        return self._scores([context])[context].is_scored
+        has_reward = any(step.reward is not None for step in self.steps) or self._own_reward(context) is not None
+        return is_judged(self.status, self.stop_reason, has_reward=has_reward)
 
     def _own_reward(self, context: str) -> float | None:
         name: str | None = context
@@ -270,16 +263,12 @@ class Trajectory(StoredRecord):
             include_failed: Whether the steps of a failed episode, or of a failed sub-agent, count.
         """
         is_needed = {name: np.zeros(len(log.tokens), np.bool_) for name, log in self.contexts.items()}
-        for segment in self._segments("all", include_failed=include_failed):
+        for segment in self.segments(include_failed=include_failed):
             rest = len(segment.tokens)
             for piece in segment.pieces:
                 is_needed[piece.context][piece.start : min(piece.stop, piece.start + max(0, rest))] = True
                 rest -= piece.stop - piece.start
         return sum(int(np.count_nonzero(needed)) for needed in is_needed.values())
-
-    def sample_sizes(self) -> list[SampleSize]:
-        """Return the number of tokens of each of `samples()`, and how many of them it trains."""
-        return [SampleSize(len(segment.tokens), segment.trained) for segment in self._segments("all")]
 
     def samples(self, loss: LossRule = "all", *, include_failed: bool = False) -> list[Sample]:
         """Return the training samples: one for each segment of each context in which a token is trained.
@@ -306,73 +295,61 @@ class Trajectory(StoredRecord):
                 "a rendering of its replies and not what it sampled. Sample with a policy that returns tokens, such "
                 "as VLLM"
             )
-        found = self._segments(loss, include_failed=include_failed)
-        weights = loss_weights([segment.trained for segment in found])
-        counts, seen = Counter(segment.context for segment in found), Counter[str]()
-        scores = self._scores(counts)
+        return self.samples_of(self.segments(loss, include_failed=include_failed))
+
+    def samples_of(self, segments: Sequence[TrainedSegment]) -> list[Sample]:
+        """Return the samples of segments, which are all that `segments` returned."""
+        weights = loss_weights([segment.trained for segment in segments])
+        counts, seen = Counter(segment.context for segment in segments), Counter[str]()
+        scores = {name: (self.reward_of(name), self.is_scored(name)) for name in counts}
         samples: list[Sample] = []
-        for segment, weight in zip(found, weights, strict=True):
-            name = segment.context
-            samples.append(self._sample(segment, seen[name], counts[name], weight, scores[name]))
+        for segment, weight in zip(segments, weights, strict=True):
+            name, log, parts = segment.context, self.contexts[segment.context], segment.parts
+            reward, is_scored = scores[name]
+            versions = [-1 if part.policy_version is None else part.policy_version for part in parts]
+            sample = Sample(
+                tokens=segment.tokens,
+                mask=segment.mask,
+                logprobs=segment.logprobs if segment.has_logprobs else None,
+                step_ids=segment.step_ids,
+                reward=reward,
+                step_rewards=np.array([replayed.step.reward or 0.0 for replayed in segment.steps], dtype=np.float32),
+                temperature=np.array([part.temperature for part in parts], dtype=np.float32),
+                policy_version=np.array(versions, dtype=np.int32),
+                part_ids=segment.part_ids,
+                context=name,
+                role=log.role,
+                parent=log.parent,
+                trajectory_id=self.id,
+                segment_index=seen[name],
+                n_segments=counts[name],
+                loss_weight=weight,
+                stop_reason=self.stop_reason,
+                truncated=self.status == "truncated",
+                breaks=segment.breaks,
+                group_id=self.group_id,
+                roles=segment.roles,
+                media=segment.media,
+                extra={key: segment.extra(key) for key in dict.fromkeys(k for part in parts for k in part.extra)},
+                metadata={
+                    "env": self.env,
+                    "seed": self.seed,
+                    "tokenizer": log.tokenizer or self.tokenizer,
+                    "vocab_size": log.vocab_size or self.vocab_size,
+                    "steps": [replayed.step_index for replayed in segment.steps],
+                    "is_scored": is_scored,
+                },
+            )
             seen[name] += 1
+            samples.append(sample)
         return samples
 
-    def _segments(self, loss: LossRule, *, include_failed: bool = False) -> list[TrainedSegment]:
-        """Return the segments in which a token is trained."""
+    def segments(self, loss: LossRule = "all", *, include_failed: bool = False) -> list[TrainedSegment]:
+        """Return the segments in which a token is trained; see `samples`."""
         if self.status == "error" and not include_failed:
             return []
         is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
         return segments(self.steps, self.contexts, is_trained)
-
-    def _scores(self, names: Iterable[str]) -> dict[str, "_ContextScore"]:
-        """Return `reward_of` and `is_scored` of contexts; the rewards of the steps are added up once."""
-        reward, has_reward = self.reward, any(step.reward is not None for step in self.steps)
-        own = {name: self._own_reward(name) for name in names}
-        is_scored = is_judged(self.status, self.stop_reason, has_reward=has_reward)
-        return {
-            name: _ContextScore(reward, is_scored) if its_own is None else _ContextScore(its_own, is_scored=True)
-            for name, its_own in own.items()
-        }
-
-    def _sample(
-        self, segment: TrainedSegment, index: int, count: int, loss_weight: float, score: "_ContextScore"
-    ) -> Sample:
-        """Make the sample of a segment, which is number `index` of `count` of its context."""
-        log = self.contexts[segment.context]
-        versions = [-1 if part.policy_version is None else part.policy_version for part in segment.parts]
-        return Sample(
-            tokens=segment.tokens,
-            mask=segment.mask,
-            logprobs=segment.logprobs if segment.has_logprobs else None,
-            step_ids=segment.step_ids,
-            reward=score.reward,
-            step_rewards=np.array([replayed.step.reward or 0.0 for replayed in segment.steps], dtype=np.float32),
-            temperature=np.array([part.temperature for part in segment.parts], dtype=np.float32),
-            policy_version=np.array(versions, dtype=np.int32),
-            part_ids=segment.part_ids,
-            context=segment.context,
-            role=log.role,
-            parent=log.parent,
-            trajectory_id=self.id,
-            segment_index=index,
-            n_segments=count,
-            loss_weight=loss_weight,
-            stop_reason=self.stop_reason,
-            truncated=self.status == "truncated",
-            breaks=segment.breaks,
-            group_id=self.group_id,
-            roles=segment.roles,
-            media=segment.media,
-            extra={key: segment.extra(key) for key in dict.fromkeys(k for part in segment.parts for k in part.extra)},
-            metadata={
-                "env": self.env,
-                "seed": self.seed,
-                "tokenizer": log.tokenizer or self.tokenizer,
-                "vocab_size": log.vocab_size or self.vocab_size,
-                "steps": [replayed.step_index for replayed in segment.steps],
-                "is_scored": score.is_scored,
-            },
-        )
 
     @property
     def images(self) -> list[Image]:
@@ -428,35 +405,23 @@ class Trajectory(StoredRecord):
                 ends[step.context] = step.stop
         except UndeclaredBreak as error:
             raise InvalidRecord(f"the trajectory is damaged: {error}") from error
-        _check_end(trajectory)
+        status, reason = trajectory.status, trajectory.stop_reason
+        fixed = (StopReason.TERMINATED, StopReason.ERROR)
+        if (reason in fixed) != (status != "truncated") or (reason in fixed and reason != status):
+            raise InvalidRecord(f"status is {status!r}, but stop_reason is {reason!r}")
+        problem = trajectory.error if trajectory.error_kind is None else trajectory.error_kind
+        if problem is not None and status != "error":
+            raise InvalidRecord(f"status is {status!r}, but there is an error: {problem!r:.80}")
+        for origin in trajectory.origins:
+            if unknown := origin.tokens.keys() - trajectory.contexts.keys():
+                raise InvalidRecord(f"origins have the context {min(unknown)!r}, which is not in the record")
+        break_ = trajectory.final_break
+        if break_ is not None:
+            if not {break_.context, break_.base} <= trajectory.contexts.keys():
+                raise InvalidRecord(f"final_break is in {break_.context!r}, from {break_.base!r}: not in the record")
+            check_break(break_)
         for name, log in trajectory.contexts.items():
             check_log(name, log, ends[name], log.vocab_size or trajectory.vocab_size)
             for image in (*(placed.image for placed in log.media), *(i for m in log.messages for i in m.images)):
                 image.find_in(media, images)
         return trajectory
-
-
-class _ContextScore(NamedTuple):
-    """The reward of a context, and whether it was scored."""
-
-    reward: float
-    is_scored: bool
-
-
-def _check_end(trajectory: Trajectory) -> None:
-    """Check that the status, the stop reason, the error, the last break and the origins fit each other."""
-    status, reason = trajectory.status, trajectory.stop_reason
-    ends = (StopReason.TERMINATED, StopReason.ERROR)
-    if (reason in ends) != (status != "truncated") or (reason in ends and reason != status):
-        raise InvalidRecord(f"status is {status!r}, but stop_reason is {reason!r}")
-    error = trajectory.error if trajectory.error_kind is None else trajectory.error_kind
-    if error is not None and status != "error":
-        raise InvalidRecord(f"status is {status!r}, but there is an error: {error!r:.80}")
-    for origin in trajectory.origins:
-        if unknown := origin.tokens.keys() - trajectory.contexts.keys():
-            raise InvalidRecord(f"origins have the context {min(unknown)!r}, which is not in the record")
-    break_ = trajectory.final_break
-    if break_ is not None:
-        if not {break_.context, break_.base} <= trajectory.contexts.keys():
-            raise InvalidRecord(f"final_break is in {break_.context!r}, from {break_.base!r}: not in the record")
-        check_break(break_)

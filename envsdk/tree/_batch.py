@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..trajectories._samples import Sample
 from ..trajectories._segments import LossRule
 from ..trajectories._trajectory import Trajectory
 from ._builder import TRAINED_COLUMNS, TreeBuilder, TreeSample
-from ._masks import MAX_DENSE_TOKENS, Attention, block_mask, dense_mask, model_inputs
+from ._masks import MAX_DENSE_TOKENS, Attention, block_mask, for_window, full_mask, model_inputs
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -213,11 +213,7 @@ class TreeBatch:
             )
         if len(self) <= max_tokens:
             return [self]
-        bounds = [*self._cuts(max_tokens), len(self)]
-        return [self._between(start, stop) for start, stop in pairwise(bounds)]
-
-    def _cuts(self, max_tokens: int) -> list[int]:
-        """Return the index at which each batch begins, always at the start of a branch, with minimal total cost."""
+        # Each batch begins at the start of a branch. The costs of all batches up to each start are minimal.
         begins = self.parent != np.arange(-1, len(self) - 1)
         begins[0] = True
         bounds = np.append(np.flatnonzero(begins), len(self))
@@ -231,10 +227,10 @@ class TreeBatch:
             cost = costs[index] + _BATCH_COST + depths[index]
             cheaper = np.flatnonzero(costs[index + 1 : stop] > cost) + index + 1
             costs[cheaper], came_from[cheaper] = cost, index
-        chosen = [int(came_from[-1])]
+        chosen = [len(bounds) - 1]
         while chosen[-1]:
             chosen.append(int(came_from[chosen[-1]]))
-        return bounds[chosen[::-1]].tolist()
+        return [self._between(start, stop) for start, stop in pairwise(bounds[chosen[::-1]].tolist())]
 
     def _between(self, start: int, stop: int) -> "TreeBatch":
         """Return the tokens from `start` to `stop`, after the untrained tokens of the branch that `start` is in."""
@@ -290,7 +286,7 @@ class TreeBatch:
             TreeTooLarge: If the tree has more than `max_tokens` tokens.
             ConfigError: If `sliding_window` is less than 1.
         """
-        return dense_mask(self, sliding_window, max_tokens=max_tokens)
+        return for_window(sliding_window, lambda window: full_mask(self, window, max_tokens))
 
     def block_mask(self, sliding_window: int | None = None, *, device: Any = "cpu") -> Any:
         """Return the attention mask for torch's FlexAttention: a `BlockMask`, or with a window a dict of two.
@@ -305,7 +301,7 @@ class TreeBatch:
             ConfigError: If `sliding_window` is less than 1.
             MissingPackage: If torch is not installed.
         """
-        return block_mask(self, sliding_window, device=device)
+        return for_window(sliding_window, lambda window: block_mask(self, window, device))
 
     def model_inputs(
         self,
@@ -378,8 +374,7 @@ def tree_batch(
             a sample lacks a key of `extra`, or has rows of another kind.
         UndeclaredBreak: If a step drops tokens without a declared break.
     """
-    sources = _as_list(source)
-    builder = TreeBuilder(merges=len(sources) > 1, extra=extra)
+    sources, builder = _as_list(source), TreeBuilder(extra)
     if isinstance(sources[0], Sample):
         if loss != "all":
             raise InvalidSample(
@@ -387,10 +382,17 @@ def tree_batch(
                 "masks already: leave it out, or pass trajectories"
             )
         for sample in cast("list[Sample]", sources):
-            builder.add_sample(sample)
+            builder.add(sample.validate())
     else:
         for trajectory in cast("list[Trajectory]", sources):
-            builder.add_trajectory(trajectory, loss, include_failed=include_failed)
+            segments = trajectory.segments(loss, include_failed=include_failed)
+            # The place of a token in the logs identifies it in one trajectory, which needs no comparison of tokens.
+            ends = accumulate((len(log.tokens) for log in trajectory.contexts.values()), initial=0)
+            starts = dict(zip(trajectory.contexts, ends, strict=False))
+            for segment, sample in zip(segments, trajectory.samples_of(segments), strict=True):
+                places = [np.arange(piece.start, piece.stop) + starts[piece.context] for piece in segment.pieces]
+                keys = np.concatenate(places)[: len(sample)].astype(np.int32)
+                builder.add(sample, keys if len(sources) == 1 else None)
     columns: dict[str, Any] = builder.columns()
     mask, exits = columns["mask"], columns["exit"]
     if np.isnan(columns["logprobs"][mask]).all():

@@ -1,33 +1,20 @@
 """The images of a tree as a vision model gets them: each once, with positions along the branches."""
 
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from .._packages import load
 from ..errors import TreeUnsupported
-from ..images import PlacedImage
-from ..rendering._model_images import ModelImages, within
+from ..images import within
+from ..rendering._model_images import ModelImages
 from ..rendering._vision import Vision
-from ._runs import Runs
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from ._runs import Runs, TreeArrays
 
 _EXACT = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """The models whose language model attends to an image causally, and where the tokens after an image begin at the
 largest of its positions, plus one."""
 
 
-class ImageTree(Protocol):
-    """The arrays that the inputs depend on; see `TreeBatch`."""
-
-    tokens: "NDArray[np.int32]"
-    parent: "NDArray[np.int32]"
-    media: list[PlacedImage]
-
-
-def image_inputs(tree: ImageTree, model: Any, vision: Vision | None) -> dict[str, Any]:
+def image_inputs(tree: TreeArrays, model: Any, vision: Vision | None) -> dict[str, Any]:
     """Return the arguments of a vision model besides the tokens: arrays and positions; {} for a tree without images.
 
     Raises:
@@ -45,18 +32,15 @@ def image_inputs(tree: ImageTree, model: Any, vision: Vision | None) -> dict[str
         )
     images = ModelImages(model, vision)
     images.check(tree.tokens, tree.media)
-    return {**images.arrays(tree.media), "position_ids": _positions(tree, images)[:, None].to(model.device)}
-
-
-def _positions(tree: ImageTree, images: ModelImages) -> Any:
-    """Return the positions of a tree: a run continues after the largest position of the run that it follows."""
     torch = load("torch", "the inputs of a model need", "pip install 'envsdk[torch]'")
     runs = Runs.of(tree)
     found, ends, start = list[Any](), list[int](), 0
+    # The positions of a run continue after the largest one of the run that it follows.
     for size, parent in zip(runs.sizes, runs.parents, strict=True):
         media = [placed.moved(-start) for placed in within(tree.media, start, start + size)]
         positions = images.positions(tree.tokens[start : start + size], media) + (ends[parent] if parent >= 0 else 0)
         found.append(positions)
         ends.append(int(positions.max()) + 1)
         start += size
-    return torch.cat(found, 1)
+    positions = torch.cat(found, 1)[:, None].to(model.device)
+    return {**images.arrays(tree.media), "position_ids": positions}

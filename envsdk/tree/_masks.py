@@ -6,26 +6,26 @@ This module knows nothing of samples. It imports torch only inside the functions
 import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
 from .._packages import load
 from ..errors import ConfigError, TreeTooLarge, TreeUnsupported, unknown_name
-from ..images import PlacedImage
 from ..rendering._vision import Vision
 from ._images import image_inputs
 from ._run_attention import PLACEHOLDER, RUNS, TreeRuns, install, own_attention, text_config
-from ._runs import Runs
+from ._runs import Runs, TreeArrays
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
 
 MAX_DENSE_TOKENS = 16_384
 """The largest tree, in tokens, for which a dense mask is made by default."""
 
 _BLOCK = 128  # FlexAttention's default block size
+_WHAT = "masks as torch tensors need"
 
 Attention: TypeAlias = Literal["runs", "flex", "dense"]
 
@@ -48,26 +48,22 @@ _DROPOUT = re.compile(r"dropout|pdrop$|drop_rate$|layerdrop$|jitter")
 _OTHER_DROPOUT = re.compile(r"classifier|summary|vision|encoder_|seq_classif")  # not of the language model itself
 
 
-class MaskedTree(Protocol):
-    """The arrays that a mask depends on; see `TreeBatch`."""
+def for_window(window: int | None, make: Callable[[int | None], Any]) -> Any:
+    """Return the mask without a window; or with a window, one mask for each kind of layer.
 
-    tokens: "NDArray[np.int32]"
-    parent: "NDArray[np.int32]"
-    position_ids: "NDArray[np.int32]"
-    exit: "NDArray[np.int32]"
-    media: list[PlacedImage]
-
-
-def dense_mask(
-    tree: MaskedTree, sliding_window: int | None, *, max_tokens: int
-) -> "NDArray[np.bool_] | dict[str, NDArray[np.bool_]]":
-    """See `TreeBatch.dense_mask`."""
-    _check_window(sliding_window)
-    full = _full_mask(tree, None, max_tokens)
-    return full if sliding_window is None else {FULL: full, SLIDING: _full_mask(tree, sliding_window, max_tokens)}
+    Raises:
+        ConfigError: If the window is less than 1.
+    """
+    if window is not None and window < 1:
+        raise ConfigError(
+            f"sliding_window is {window}; expected at least 1, because a query sees at least itself (or None: no "
+            "sliding window)"
+        )
+    return make(None) if window is None else {FULL: make(None), SLIDING: make(window)}
 
 
-def _full_mask(tree: MaskedTree, window: int | None, max_tokens: int) -> "NDArray[np.bool_]":
+def full_mask(tree: TreeArrays, window: int | None, max_tokens: int) -> "NDArray[np.bool_]":
+    """Return a dense mask; see `TreeBatch.dense_mask`."""
     count = len(tree.tokens)
     if count > max_tokens:
         raise TreeTooLarge(
@@ -80,23 +76,12 @@ def _full_mask(tree: MaskedTree, window: int | None, max_tokens: int) -> "NDArra
     return sees if window is None else sees & (tree.position_ids[:, None] - tree.position_ids < window)
 
 
-def _check_window(window: int | None) -> None:
-    if window is not None and window < 1:
-        raise ConfigError(
-            f"sliding_window is {window}; expected at least 1, because a query sees at least itself (or None: no "
-            "sliding window)"
-        )
-
-
-def block_mask(tree: MaskedTree, sliding_window: int | None, *, device: Any) -> Any:
-    """See `TreeBatch.block_mask`."""
-    _check_window(sliding_window)
-    full = _block_mask(tree, None, device)
-    return full if sliding_window is None else {FULL: full, SLIDING: _block_mask(tree, sliding_window, device)}
-
-
-def _block_mask(tree: MaskedTree, window: int | None, device: Any) -> Any:
-    torch, flex = _torch(), importlib.import_module("torch.nn.attention.flex_attention")
+def block_mask(tree: TreeArrays, window: int | None, device: Any) -> Any:
+    """Return a `BlockMask`; see `TreeBatch.block_mask`."""
+    torch, flex = (
+        load("torch", _WHAT, "pip install torch"),
+        importlib.import_module("torch.nn.attention.flex_attention"),
+    )
     exits = torch.as_tensor(tree.exit, device=device)
     positions = torch.as_tensor(tree.position_ids, device=device)
 
@@ -120,7 +105,7 @@ def _block_mask(tree: MaskedTree, window: int | None, device: Any) -> Any:
     )
 
 
-def _blocks(tree: MaskedTree, window: int | None) -> "tuple[NDArray[np.bool_], NDArray[np.bool_]]":
+def _blocks(tree: TreeArrays, window: int | None) -> "tuple[NDArray[np.bool_], NDArray[np.bool_]]":
     """Return the blocks of queries and keys in which some pairs may be visible, and those in which all pairs are.
 
     torch's `create_block_mask` evaluates every pair, which takes the memory of a dense mask.
@@ -140,12 +125,8 @@ def _blocks(tree: MaskedTree, window: int | None) -> "tuple[NDArray[np.bool_], N
     return some, full
 
 
-def _torch() -> Any:
-    return load("torch", "masks as torch tensors need", "pip install torch")
-
-
 def model_inputs(
-    tree: MaskedTree, model: Any, *, attention: Attention | None, max_dense_tokens: int, vision: Vision | None
+    tree: TreeArrays, model: Any, *, attention: Attention | None, max_dense_tokens: int, vision: Vision | None
 ) -> dict[str, Any]:
     """See `TreeBatch.model_inputs`."""
     if attention is not None and attention not in get_args(Attention):
@@ -165,7 +146,7 @@ def model_inputs(
             '"eager" or "flex_attention"'
         )
     check_model(model)
-    torch = _torch()
+    torch = load("torch", _WHAT, "pip install torch")
     device, dtype = getattr(model, "device", "cpu"), getattr(model, "dtype", None) or torch.float32
     inputs: dict[str, Any] = {
         "input_ids": torch.as_tensor(tree.tokens, device=device).long()[None],
@@ -178,10 +159,10 @@ def model_inputs(
         mask = torch.zeros(PLACEHOLDER, device=device)  # a model passes it on as it is: runs need no mask
         return {**inputs, "attention_mask": _by_layer(config, lambda window: mask), RUNS: TreeRuns(Runs.of(tree))}
     if chosen == "flex":
-        return {**inputs, "attention_mask": _by_layer(config, lambda window: _block_mask(tree, window, device))}
+        return {**inputs, "attention_mask": _by_layer(config, lambda window: block_mask(tree, window, device))}
 
     def additive(window: int | None) -> Any:
-        sees = torch.as_tensor(_full_mask(tree, window, max_dense_tokens), device=device)
+        sees = torch.as_tensor(full_mask(tree, window, max_dense_tokens), device=device)
         zero = torch.zeros((), dtype=dtype, device=device)
         return torch.where(sees, zero, torch.finfo(dtype).min)[None, None]
 
@@ -220,7 +201,7 @@ def check_model(model: Any) -> None:
             to do.
     """
     config = text_config(model)
-    reason = next(chain(_layer_problems(config), _attention_problems(config), _module_problems(model, config)), None)
+    reason = next(_problems(model, config), None)
     if reason is not None:
         name = getattr(config, "model_type", None) or type(model).__name__
         raise TreeUnsupported(f"a tree is not exact for {name}: {reason}")
@@ -229,7 +210,8 @@ def check_model(model: Any) -> None:
 _SEPARATE = "train the samples as separate sequences"
 
 
-def _layer_problems(config: Any) -> Iterator[str]:
+def _problems(model: Any, config: Any) -> Iterator[str]:
+    """Yield the reasons why a tree is not exact for a model."""
     for name in _LAYER_LISTS:
         layers: Sequence[str] = getattr(config, name, None) or ()
         for index, kind in enumerate(layers):
@@ -241,9 +223,6 @@ def _layer_problems(config: Any) -> Iterator[str]:
     for name, value in cast("dict[str, Any]", vars(config)).items():
         if value and _STATE.match(name):
             yield f"the field {name} indicates recurrent, convolution or state-space layers: {_SEPARATE}"
-
-
-def _attention_problems(config: Any) -> Iterator[str]:
     for name in ("rope_parameters", "rope_scaling"):
         parameters: dict[str, Any] = getattr(config, name, None) or {}
         sets: list[Any] = [parameters, *parameters.values()]  # of all layers, or one set for each kind of layer
@@ -266,9 +245,6 @@ def _attention_problems(config: Any) -> Iterator[str]:
     for name in ("expert_capacity", "capacity_factor", "moe_capacity_factor"):
         if getattr(config, name, None):
             yield f"{name} makes experts drop tokens depending on the number of tokens: {_SEPARATE}"
-
-
-def _module_problems(model: Any, config: Any) -> Iterator[str]:
     is_training = getattr(model, "training", True)
     for name, value in cast("dict[str, Any]", vars(config)).items() if is_training else ():
         if value and isinstance(value, float) and _DROPOUT.search(name) and not _OTHER_DROPOUT.search(name):

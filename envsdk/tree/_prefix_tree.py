@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 NO_TOKEN = -1
 """The "token" that the first token of a sequence follows."""
-_FIRST_CHUNK = 64  # tokens that are compared first, because most sequences that differ do so early
 
 
 @dataclass(slots=True, eq=False)
@@ -64,17 +63,12 @@ class _Match(NamedTuple):
 class PrefixTree:
     """Token sequences that are added piece by piece. A token is named by its number, which counts added tokens.
 
-    A trained token is never merged with another trained token. So each token is trained at most once, and any number of
-    sequences may have it in their past.
-
-    Args:
-        merges: Whether a new piece is compared with the tree and shares the tokens that are equal. Otherwise all its
-            tokens are new, and it shares only the tokens that it follows.
+    A new piece is compared with the tree, and shares the tokens that are equal. A trained token is never merged with
+    another trained token. So each token is trained at most once, and any number of sequences may have it in their past.
     """
 
-    def __init__(self, *, merges: bool) -> None:
+    def __init__(self) -> None:
         self.tokens = array("i")
-        self._merges = merges
         self._root = PrefixNode(0, 0, 0, False, None)
         # All nodes in the order of their token numbers, and the number at which each starts.
         self._nodes: list[PrefixNode] = []
@@ -82,32 +76,6 @@ class PrefixTree:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def length(self, last: int) -> int:
-        """Return the number of tokens of the branch that ends with the token `last`."""
-        node = self._node_of(last)
-        return node.depth + last + 1 - node.start
-
-    def ancestor(self, last: int, length: int) -> int:
-        """Return the last of the first `length` tokens of the branch that ends with the token `last`."""
-        node = self._node_of(last)
-        while node.depth >= length and node.parent is not None:
-            node = node.parent
-        return node.start + length - node.depth - 1
-
-    def branch(self, last: int, count: int) -> "NDArray[np.int64]":
-        """Return the numbers of the last `count` tokens of the branch that ends with the token `last`, in order."""
-        pieces: list[NDArray[np.int64]] = []
-        node, stop = self._node_of(last), last + 1
-        while count > 0:
-            start = max(node.start, stop - count)
-            pieces.append(np.arange(start, stop))
-            count -= stop - start
-            if node.parent is None:
-                break
-            node = node.parent
-            stop = node.stop
-        return np.concatenate(pieces[::-1]) if pieces else np.empty(0, dtype=np.int64)
 
     def add(self, tokens: "NDArray[np.int32]", last: int, *, is_trained: bool) -> "NDArray[np.int64]":
         """Add tokens after the token `last`. If they can be merged in several ways, merge as many as possible.
@@ -123,7 +91,7 @@ class PrefixTree:
         parent, matched = self._node_of(last), 0
         self._cut(parent, last + 1 - parent.start)
         pieces: list[NDArray[np.int64]] = []
-        for match in self._longest_match(parent, tokens, is_trained) if self._merges else ():
+        for match in self._longest_match(parent, tokens, is_trained):
             parent = match.node
             self._cut(parent, match.matched - matched)
             parent.is_trained |= is_trained
@@ -215,10 +183,5 @@ class PrefixTree:
 def _common(first: "NDArray[np.int32]", second: "NDArray[np.int32]") -> int:
     """Return the length of the common prefix of two token sequences."""
     length = min(len(first), len(second))
-    for start, stop in ((0, min(length, _FIRST_CHUNK)), (_FIRST_CHUNK, length)):
-        if start < stop:
-            differs = first[start:stop] != second[start:stop]
-            at = int(differs.argmax())  # the first difference, or 0 if there is none
-            if differs[at]:
-                return start + at
-    return length
+    differs = first[:length] != second[:length]
+    return int(differs.argmax()) if differs.any() else length

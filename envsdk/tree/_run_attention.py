@@ -205,7 +205,9 @@ def attend_by_runs(
     queries, keys, values = (tensor.split(tree.sizes, 2) for tensor in (query, key, value))
     outputs: list[Any] = []
     for own, view in zip(queries, tree.views(window, query), strict=True):
-        its_keys, its_values = (_joined(torch, each, view) for each in (keys, values))
+        its_keys, its_values = (
+            torch.cat([parts[run] for run in view.runs], 2)[:, :, -view.keys :] for parts in (keys, values)
+        )
         if softcap is None and sinks is None:
             is_grouped = own.shape[1] != its_keys.shape[1]
             fused = torch.nn.functional.scaled_dot_product_attention
@@ -249,12 +251,6 @@ def attend_in_one_call(
         enable_gqa=own.shape[1] != keys.shape[1],
     )
     return output.transpose(0, 1)[None]
-
-
-def _joined(torch: Any, parts: Any, view: _View) -> Any:
-    """Return the keys, or the values, that a run sees."""
-    joined = torch.cat([parts[run] for run in view.runs], 2)
-    return joined if joined.shape[2] == view.keys else joined[:, :, -view.keys :]
 
 
 def _bounded(

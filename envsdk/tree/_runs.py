@@ -15,11 +15,17 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ..images import PlacedImage
 
-class LinkedTree(Protocol):
-    """The array that runs depend on; see `TreeBatch`."""
 
+class TreeArrays(Protocol):
+    """The arrays of a tree that runs, masks and positions depend on; see `TreeBatch`."""
+
+    tokens: "NDArray[np.int32]"
     parent: "NDArray[np.int32]"
+    position_ids: "NDArray[np.int32]"
+    exit: "NDArray[np.int32]"
+    media: "list[PlacedImage]"
 
 
 class Sequences(NamedTuple):
@@ -53,7 +59,7 @@ class Runs:
     parents: list[int]
 
     @classmethod
-    def of(cls, tree: LinkedTree) -> "Runs":
+    def of(cls, tree: TreeArrays) -> "Runs":
         """Find the runs of a tree."""
         count = len(tree.parent)
         begins = tree.parent != np.arange(-1, count - 1)

@@ -120,34 +120,46 @@ class Contents:
             number: The number of the line.
             folded: The strings, as `str.casefold` returns them; if there are none, nothing is found.
         """
-        found = [*self._hits(folded)] if folded else []
-        return Match(number, len(found), tuple(found[:_MOST_HITS]), tuple(folded))
-
-    def _hits(self, folded: Collection[str]) -> Iterator[Hit]:
-        steps = [*map(_mapping, _list(self._fields.get("steps")))]
-        for name, messages in self._messages.items():
+        hits: list[Hit] = []
+        steps = [*map(_mapping, _list(self._fields.get("steps")))] if folded else []
+        for name, messages in self._messages.items() if folded else ():
             own = [(index, step) for index, step in enumerate(steps) if step.get("context") == name]
             base = own[0][1].get("base") if own else None
             given = self._messages.get(base, ()) if isinstance(base, str) and base != name else ()
             is_inherited = True  # messages that are in the context that this one began from are found there
             for index, message in enumerate(messages):
                 is_inherited = is_inherited and index < len(given) and message == given[index]
-                place = None if is_inherited else _first_place(message, folded)
-                if place is None:
-                    continue
-                part, text, start, stop = place
-                known = (at for at, step in own if step.get("reply") is None or step["reply"] >= index)
-                yield Hit(
-                    context=name,
-                    message=index,
-                    step=next(known, own[-1][0] if own else None),
-                    role=str(message.get("role", "")),
-                    part=part,
-                    before="…" * (start > _BEFORE) + _on_one_line(text[max(0, start - _BEFORE) : start]),
-                    found=_on_one_line(text[start : min(stop, start + _MOST_FOUND)])
-                    + "…" * (stop - start > _MOST_FOUND),
-                    after=_on_one_line(text[stop : stop + _AFTER]) + "…" * (len(text) - stop > _AFTER),
+                places = (
+                    (part, text, *place)
+                    for part, text in texts_of(message)
+                    for one in folded
+                    if (place := find(text, one)) is not None
                 )
+                if is_inherited or (first := next(places, None)) is None:
+                    continue
+                part, text, start, stop = first
+                known = (at for at, step in own if step.get("reply") is None or step["reply"] >= index)
+                before, found, after = (
+                    re.sub(r"\s+", " ", text[first:last])
+                    for first, last in (
+                        (max(0, start - _BEFORE), start),
+                        (start, min(stop, start + _MOST_FOUND)),
+                        (stop, stop + _AFTER),
+                    )
+                )
+                hits.append(
+                    Hit(
+                        context=name,
+                        message=index,
+                        step=next(known, own[-1][0] if own else None),
+                        role=str(message.get("role", "")),
+                        part=part,
+                        before="…" * (start > _BEFORE) + before,
+                        found=found + "…" * (stop - start > _MOST_FOUND),
+                        after=after + "…" * (len(text) - stop > _AFTER),
+                    )
+                )
+        return Match(number, len(hits), tuple(hits[:_MOST_HITS]), tuple(folded))
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -185,19 +197,6 @@ def find(text: str, folded: str) -> tuple[int, int] | None:
         return at, at + len(folded)
     ends = [*accumulate(len(character.casefold()) for character in text)]  # such as 2 for ß
     return bisect_right(ends, at), bisect_left(ends, at + len(folded)) + 1
-
-
-def _first_place(message: Mapping[str, Any], folded: Collection[str]) -> tuple[str, str, int, int] | None:
-    """Return the first match in a message: its part, the string of this part, and the match's start and stop in it."""
-    for part, text in texts_of(message):
-        for one in folded:
-            if (place := find(text, one)) is not None:
-                return part, text, *place
-    return None
-
-
-def _on_one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
 """One episode as JSON for any front end: contexts with their messages, steps, handoffs, samples, and the tree."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -10,17 +11,7 @@ from ..episodes._agent import SUMMARY
 from ..errors import ImageError, UnknownName
 from ..messages import ImagePart, Message
 from ..trajectories._trajectory import Trajectory
-from ._json import (
-    BreakJSON,
-    ContextJSON,
-    EpisodeJSON,
-    ImageFactsJSON,
-    ImagePartJSON,
-    LinkJSON,
-    MessageJSON,
-    StepJSON,
-    TextPartJSON,
-)
+from ._json import BreakJSON, ContextJSON, EpisodeJSON, ImageFactsJSON, LinkJSON, MessageJSON, StepJSON
 from ._ranges import StepRanges, sample_segments, step_ranges, tree_nodes
 
 _RUN_TOKENS = 8
@@ -103,7 +94,12 @@ def _context(trajectory: Trajectory, name: str) -> ContextJSON:
         {
             "role": message.role,
             "content": message.content,
-            "parts": parts_of(message),
+            "parts": [
+                {"image": part.data.sha256} if isinstance(part, ImagePart) else {"text": part.text}
+                for part in message.parts or ()
+            ]
+            if message.images
+            else None,
             "reasoning": message.reasoning,
             "name": message.name,
             "tool_call_id": message.tool_call_id,
@@ -211,16 +207,7 @@ def _steps(trajectory: Trajectory) -> list[StepJSON]:
 
 
 def _break(break_: Break, observed_again: int) -> BreakJSON:
-    return {
-        "kind": break_.kind,
-        "reason": break_.reason,
-        "context": break_.context,
-        "base": break_.base,
-        "kept": break_.kept,
-        "dropped": break_.dropped,
-        "detail": break_.detail,
-        "observed_again": observed_again,
-    }
+    return cast("BreakJSON", {**asdict(break_), "observed_again": observed_again})
 
 
 def _observed_again(trajectory: Trajectory, ranges: StepRanges) -> int:
@@ -290,16 +277,6 @@ def image_name(sha256: str, facts: Mapping[str, Any]) -> str:
     tokens = "" if facts["tokens"] is None else f", {facts['tokens']:,} tokens"
     kind = facts["media_type"].removeprefix("image/").upper()
     return f"image {facts['width']} x {facts['height']} {kind}{tokens}, {sha256[:_HASH_CHARS]}"
-
-
-def parts_of(message: Message) -> list[TextPartJSON | ImagePartJSON] | None:
-    """Return the parts of a message with images, each `{"text": ...}` or `{"image": HASH}`; None without images."""
-    if not message.images:
-        return None
-    return [
-        {"image": part.data.sha256} if isinstance(part, ImagePart) else {"text": part.text}
-        for part in message.parts or ()
-    ]
 
 
 def image_file(trajectory: Trajectory, sha256: str) -> ImageFile:

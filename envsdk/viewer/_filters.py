@@ -14,7 +14,7 @@ TypeScript; the cases of `tests/viewer/filter_cases.json` hold for both.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -87,10 +87,6 @@ class TextTerm(NamedTuple):
     is_negated: bool
     """Whether the term is negated: none of the strings may occur."""
 
-    def matches(self, contents: Contents) -> bool:
-        """Return whether the term holds."""
-        return any(map(contents.has, self.values)) != self.is_negated
-
 
 @dataclass(frozen=True, slots=True)
 class Filter:
@@ -127,7 +123,7 @@ class Filter:
             raise ConfigError(
                 f"the filter {self.text!r} has a term about contents, which a row does not have; use Source.search"
             )
-        return contents is None or all(term.matches(contents) for term in self.texts)
+        return contents is None or all(any(map(contents.has, term.values)) != term.is_negated for term in self.texts)
 
 
 def parse_filter(text: str) -> Filter:
@@ -157,18 +153,15 @@ def _term(text: str, position: int) -> Callable[[EpisodeRow], bool] | TextTerm:
                 return TextTerm(tuple(values), is_negated)
             holds = _match(field, values)
         else:
-            holds = _word(body.replace('"', "").casefold())
+            holds = _contains([*TEXTS.values()], [body.replace('"', "").casefold()])
     except ValueError as error:
         raise InvalidFilter(str(error), position, len(text)) from None
     return (lambda row: not holds(row)) if is_negated else holds
 
 
-def _word(word: str) -> Callable[[EpisodeRow], bool]:
-    def holds(row: EpisodeRow) -> bool:
-        texts = (row.id, row.task, row.group_id or "", row.env, row.error or "", row.damage)
-        return any(word in text.casefold() for text in texts)
-
-    return holds
+def _contains(fields: Iterable[_Texts], values: Sequence[str]) -> Callable[[EpisodeRow], bool]:
+    """Return a function that returns whether a row has one of the values in one of its fields."""
+    return lambda row: any(value in text.casefold() for texts in fields for text in texts(row) for value in values)
 
 
 def _comparison(field: str, operator: str, given: str) -> Callable[[EpisodeRow], bool]:
@@ -212,4 +205,4 @@ def _match(field: str, values: list[str]) -> Callable[[EpisodeRow], bool]:
         raise ValueError(f"{field}: needs a value, such as {field}:word")
     if field in NAMES:
         return lambda row: any(text.casefold() in values for text in texts(row))
-    return lambda row: any(value in text.casefold() for text in texts(row) for value in values)
+    return _contains([texts], values)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..errors import InvalidRecord
 from ..trajectories._replay import LogPiece, Paths, ReplayedStep, replay
-from ..trajectories._segments import TrainedSegment, segments, trained_steps
+from ..trajectories._segments import TrainedSegment
 from ..trajectories._trajectory import Trajectory
 from ._json import NodeJSON
 
@@ -95,10 +95,9 @@ def sample_segments(trajectory: Trajectory) -> list[tuple[int, TrainedSegment]]:
     """
     if not trajectory.is_trainable:
         return []
-    steps, contexts, origins = trajectory.steps, trajectory.contexts, trajectory.origins
     counts: dict[str, int] = defaultdict(int)
     numbered: list[tuple[int, TrainedSegment]] = []
-    for segment in segments(steps, contexts, trained_steps(steps, contexts, origins, "all", include_failed=True)):
+    for segment in trajectory.segments(include_failed=True):
         numbered.append((counts[segment.context], segment))
         counts[segment.context] += 1
     return numbered

@@ -78,12 +78,6 @@ class ViewerServer(ThreadingHTTPServer):
         """The address of the page."""
         return f"http://{_HOST}:{self.server_port}/"
 
-    @property
-    def hosts(self) -> frozenset[str]:
-        """The accepted values of the Host header, so that other sites cannot reach the data by DNS rebinding."""
-        names = (_HOST, "localhost", "[::1]")
-        return frozenset(f"{name}:{self.server_port}" for name in names)
-
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -98,10 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
         with server.lock:
             if self.connection in server.connections:
                 server.connections.move_to_end(self.connection)
-        if self.headers.get("Host", "") not in server.hosts:
-            self._refuse(
-                HTTPStatus.FORBIDDEN, "HostRefused", f"the Host is not one of {', '.join(sorted(server.hosts))}"
-            )
+        # Other sites cannot reach the data by DNS rebinding.
+        hosts = [f"{name}:{server.server_port}" for name in (_HOST, "[::1]", "localhost")]
+        if self.headers.get("Host", "") not in hosts:
+            self._refuse(HTTPStatus.FORBIDDEN, "HostRefused", f"the Host is not one of {', '.join(hosts)}")
             return
         url = urlsplit(self.path)
         if url.path == "/":

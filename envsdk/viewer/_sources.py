@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -95,7 +94,8 @@ class Source:
     """
 
     def __init__(self, path: Path | str, tokenizers: Mapping[str, Tokenizer] | None = None) -> None:
-        self.path, self._given_tokenizers = Path(path), tokenizers
+        self.path = Path(path)
+        self._tokenizers: Mapping[str, Tokenizer] | None = tokenizers
         self.file, self._stored = _found(self.path)
         self._folder = self.path if self.path.is_dir() else None
         self.rows: list[EpisodeRow] = []
@@ -277,16 +277,12 @@ class Source:
 
     def tokenizer_of(self, trajectory: Trajectory, context: str) -> Tokenizer | None:
         """Return the tokenizer of a context, by its fingerprint; None if the source has no intact one."""
+        if self._tokenizers is None:
+            self._tokenizers = dict[str, Tokenizer]()
+            with suppress(EnvsdkError, OSError):  # its files are damaged or gone: tokens are then shown by their ids
+                if self._stored is not None:
+                    self._tokenizers = self._stored.tokenizers
         return self._tokenizers.get(trajectory.contexts[context].tokenizer or trajectory.tokenizer)
-
-    @cached_property
-    def _tokenizers(self) -> Mapping[str, Tokenizer]:
-        if self._given_tokenizers is not None:
-            return self._given_tokenizers
-        try:
-            return {} if self._stored is None else self._stored.tokenizers
-        except (EnvsdkError, OSError):  # its files are damaged or gone: tokens are then shown by their ids
-            return {}
 
     @property
     def media(self) -> Path:

@@ -59,8 +59,10 @@ def context_tokens(
         for own in ranges.dropped:
             if own.context == context == ranges.step.step.context:
                 dropped_by[own.start : own.stop] = ranges.step.step_index
+    is_in = np.zeros((len(numbered), length), dtype=np.bool_)  # for each sample, whether it contains each token
     for index, (_, segment) in enumerate(numbered):
         for own, at in _placed(segment, context):
+            is_in[index, own.start : own.stop] = True
             trained_by[own.start : own.stop][segment.mask[at : at + own.length]] = index
     added = _added(trajectory, context, numbered, samples)
     texts, partial, controls = _pieces(log.tokens, tokenizer)
@@ -79,7 +81,7 @@ def context_tokens(
         "steps": [(step.start, index) for index, step in steps if step.start < step.stop],
         "sampled": _runs(is_sampled),
         "trained": _runs(trained_by),
-        "samples": _sample_runs(length, context, [segment for _, segment in numbered]),
+        "samples": [(int(at), np.flatnonzero(is_in[:, at]).tolist()) for at in _run_starts(is_in)],
         "nodes": [(node["start"], node["number"]) for node in tree_nodes(trajectory) if node["context"] == context],
         "dropped": _runs(dropped_by),
         "images": [(placed.start, placed.stop, placed.image.sha256) for placed in log.media],
@@ -102,24 +104,6 @@ def _pieces(
         except UnicodeDecodeError:
             partial[str(token)] = piece.hex()
     return texts, partial, sorted(set(tokenizer.control_tokens.values()).intersection(known.tolist()))
-
-
-def _sample_runs(length: int, context: str, segments: Sequence[TrainedSegment]) -> list[tuple[int, list[int]]]:
-    """Return the indices of the samples that contain each token, as runs."""
-    changes: dict[int, list[tuple[int, int]]] = {0: []} if length else {}
-    for index, segment in enumerate(segments):
-        for own, _ in _placed(segment, context):
-            changes.setdefault(own.start, []).append((index, 1))
-            changes.setdefault(own.stop, []).append((index, -1))
-    held: dict[int, int] = {}
-    runs: list[tuple[int, list[int]]] = []
-    for position in sorted(changes):
-        for index, change in changes[position]:
-            held[index] = held.get(index, 0) + change
-        now = sorted(index for index, count in held.items() if count)
-        if position < length and (not runs or runs[-1][1] != now):
-            runs.append((position, now))
-    return runs
 
 
 def _placed(segment: TrainedSegment, context: str) -> Iterable[tuple[Range, int]]:
@@ -170,5 +154,10 @@ def _numbers(values: "NDArray[np.floating[Any]]") -> list[float | None]:
 
 def _runs(values: "NDArray[Any]") -> list[tuple[int, Any]]:
     """Return the start and the value of each run of equal values; None in place of -1."""
-    starts = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
-    return [(int(start), None if values[start] == -1 else values[start].item()) for start in starts]
+    return [(int(at), None if values[at] == -1 else values[at].item()) for at in _run_starts(values[np.newaxis])]
+
+
+def _run_starts(rows: "NDArray[Any]") -> "NDArray[np.int64]":
+    """Return the first column of each run of equal columns."""
+    changes = (rows[:, 1:] != rows[:, :-1]).any(axis=0)
+    return np.flatnonzero(np.append(rows.shape[1] > 0, changes))

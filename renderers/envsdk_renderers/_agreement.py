@@ -5,7 +5,7 @@ family may differ from its template where it declares so (`known_differences`).
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -61,10 +61,38 @@ def compare(renderer: Renderer, text: str, special_tokens: Mapping[str, str]) ->
         ConfigError: If the text is not a Jinja template.
     """
     template = _compiled(text, getattr(renderer, "current_date", FIXED_DATE), tuple(special_tokens.items()))
-    same, different = _compare_prompts(renderer, template)
+    same, different = 0, ""
+    for name, (messages, tools, generation_prompt) in CONVERSATIONS.items():
+        try:
+            expected = _render(template, messages, tools, generation_prompt=generation_prompt)
+        except TemplateFailed:
+            continue  # the template cannot express it, so there is nothing to compare
+        is_known = _is_known(renderer, name)
+        try:
+            tokens = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
+        except RenderError:
+            is_needed = not tools or TOOL_NAME in expected
+            different = different or (name if is_needed and not is_known else "")
+            continue
+        found = renderer.tokenizer.decode(tokens)
+        thoughts = [message.reasoning for message in messages if message.reasoning]
+        shows_same = all(found.count(thought) == expected.count(thought) for thought in thoughts)
+        if found == expected:
+            same += 1
+        elif not (is_known and shows_same):  # what is known to differ has to show at least the same reasoning
+            different = different or name
     if different or not same:
         return Agreement(same, 0, different or "all conversations")
-    return Agreement(same, *_compare_replies(renderer, template))
+    replies, template_replies = 0, _TemplateReplies(renderer, template)
+    has_calls = "tool" in renderer.roles
+    for reply in (*usual_replies(has_calls=has_calls), *other_replies(has_calls=has_calls)):
+        (message,) = _DIALECT.addressed([reply])  # no call has the id of a call in another reply
+        written = template_replies.written(message)
+        difference = None if written is None else _difference(renderer, written, _shape(message))
+        if difference:
+            return Agreement(same, replies, f"{_shape(message)}, {difference}")
+        replies += difference == ""
+    return Agreement(same, replies)
 
 
 @lru_cache(maxsize=4)
@@ -81,40 +109,6 @@ def _render(
 ) -> str:
     shown = _DIALECT.messages(messages)
     return template.render(shown, tools=list(tools) or None, generation_prompt=generation_prompt)
-
-
-# Prompts.
-
-
-def _compare_prompts(renderer: Renderer, template: ChatTemplate) -> tuple[int, str]:
-    """Return on how many conversations a renderer and a template agree, and the name of the first one that differs.
-
-    Where a family's format is known to differ from its template's, they have to show at least the same reasoning.
-    """
-    same, different = 0, ""
-    for name, (messages, tools, generation_prompt) in CONVERSATIONS.items():
-        try:
-            expected = _render(template, messages, tools, generation_prompt=generation_prompt)
-        except TemplateFailed:
-            continue  # the template cannot express it, so there is nothing to compare
-        is_known = _is_known(renderer, name)
-        try:
-            tokens = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
-        except RenderError:
-            if not is_known and (not tools or TOOL_NAME in expected):
-                different = different or name
-            continue
-        found = renderer.tokenizer.decode(tokens)
-        if found == expected:
-            same += 1
-        elif not is_known or _reasoning_in(found, messages) != _reasoning_in(expected, messages):
-            different = different or name
-    return same, different
-
-
-def _reasoning_in(text: str, messages: Sequence[Message]) -> list[int]:
-    """Count how often the reasoning of each message occurs in a rendered text."""
-    return [text.count(message.reasoning) for message in messages if message.reasoning]
 
 
 # Replies.
@@ -134,37 +128,27 @@ class _TemplateReply(NamedTuple):
     """True if the reply follows the generation prompt; if not, the template opens it differently."""
 
 
-def _compare_replies(renderer: Renderer, template: ChatTemplate) -> tuple[int, str]:
-    """Return on how many replies a renderer and a template agree, and the first difference."""
-    same, template_replies = 0, _TemplateReplies(renderer, template)
-    for message in _battery(has_calls="tool" in renderer.roles):
-        written = template_replies.written(message)
-        difference = None if written is None else _difference(renderer, written, _shape(message))
-        if difference:
-            return same, f"{_shape(message)}, {difference}"
-        same += difference == ""
-    return same, ""
-
-
 def _difference(renderer: Renderer, written: _TemplateReply, shape: str) -> str:
     """Return how a reply is read as another message, or is written as another text; empty if it is not.
 
     Where a family's format is known to differ from its template's, it has to read at least the same calls.
     """
-    read, is_known = _read(renderer, written), _is_known(renderer, shape)
-    found, expected = _facts(read), _facts(written.message)
+    sampled, begun = _tokens(renderer, written.text + written.stop), _tokens(renderer, written.begun)
+    read = renderer.parse(sampled, prompt_tail=begun, tools=TOOLS)  # as if a model had sampled it
+    is_known, found, expected = _is_known(renderer, shape), _facts(read), _facts(written.message)
     if found[-1] != expected[-1] or ((found != expected or read.errors) and not is_known):
         errors = f" with the errors {read.errors}" * bool(read.errors)
         return f"{written.text!r}, is read as {found!r:.200}{errors}"
-    own = _own_text(renderer, written, read)
-    return "" if own in (None, written.text) or is_known else f"{written.text!r}, is written as {own!r}"
-
-
-def _battery(*, has_calls: bool) -> Iterator[Message]:
-    """Yield the replies, each with its own ids, so that no call has the id of a call in another reply."""
-    for replies in (usual_replies, other_replies):
-        for message in replies(has_calls=has_calls):
-            yield from _DIALECT.addressed([message])
+    if is_known or not written.follows_prompt:  # else the template opens it differently
+        return ""
+    # Where a message has no reasoning, the template may write an empty block, with which the reply was read.
+    message = written.message.with_reasoning(written.message.reasoning or read.reasoning)
+    try:
+        own = renderer.tokenizer.decode(renderer.reply(message))
+    except RenderError as error:
+        own = str(error)
+    own = next((own.removesuffix(stop) for stop in renderer.stop_tokens if own.endswith(stop)), own)
+    return "" if own == written.text else f"{written.text!r}, is written as {own!r}"
 
 
 def _shape(message: Message) -> str:
@@ -180,13 +164,14 @@ class _TemplateReplies:
     def __init__(self, renderer: Renderer, template: ChatTemplate) -> None:
         self._renderer = renderer
         self._template = template
-        self._prompts: dict[bool, tuple[str, str]] = {}
 
     def written(self, message: Message) -> _TemplateReply | None:
         """Return a reply as the template writes it; None if it does not write all of it, or opens it in its own way."""
         tools = TOOLS if message.tool_calls else ()
         try:
-            past, prompt = self._prompt(tools)
+            past, prompt = (
+                _render(self._template, [user()], tools, generation_prompt=is_prompt) for is_prompt in (False, True)
+            )
             text = _render(self._template, [user(), message], tools, generation_prompt=False)
         except TemplateFailed:
             return None
@@ -201,13 +186,6 @@ class _TemplateReplies:
         begun = prompt[len(past) :].removeprefix(self._renderer.opening) if follows_prompt else ""
         return _TemplateReply(shown, begun, *self._cut(body, shown), follows_prompt)
 
-    def _prompt(self, tools: Sequence[ToolSchema]) -> tuple[str, str]:
-        """Return the text before the generation prompt, and with it."""
-        if bool(tools) not in self._prompts:
-            past, prompt = (_render(self._template, [user()], tools, generation_prompt=is_) for is_ in (False, True))
-            self._prompts[bool(tools)] = past, prompt
-        return self._prompts[bool(tools)]
-
     def _cut(self, body: str, message: Message) -> tuple[str, str]:
         """Return the text up to the first stop token after all words of a message, and that token."""
         words = [*words_of(message), *(call.name for call in message.tool_calls)]
@@ -215,27 +193,6 @@ class _TemplateReplies:
         ends = [(at, stop) for stop in self._renderer.stop_tokens if (at := body.find(stop, max(last, 0))) >= 0]
         at, stop = min(ends, default=(len(body), self._renderer.stop_tokens[0]))
         return body[:at], stop
-
-
-def _read(renderer: Renderer, written: _TemplateReply) -> Message:
-    """Read a reply as if a model had sampled it after the generation prompt."""
-    sampled, begun = _tokens(renderer, written.text + written.stop), _tokens(renderer, written.begun)
-    return renderer.parse(sampled, prompt_tail=begun, tools=TOOLS)
-
-
-def _own_text(renderer: Renderer, written: _TemplateReply, read: Message) -> str | None:
-    """Return the text that the renderer writes for the same reply; None if the template opens it differently.
-
-    Where a message has no reasoning, the template may write an empty block, with which the reply was read.
-    """
-    if not written.follows_prompt:
-        return None
-    message = written.message.with_reasoning(written.message.reasoning or read.reasoning)
-    try:
-        text = renderer.tokenizer.decode(renderer.reply(message))
-    except RenderError as error:
-        return str(error)
-    return next((text.removesuffix(stop) for stop in renderer.stop_tokens if text.endswith(stop)), text)
 
 
 def _tokens(renderer: Renderer, text: str) -> TokenIds:

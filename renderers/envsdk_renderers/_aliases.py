@@ -9,7 +9,6 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from envsdk.errors import ConfigError, TokenizerError
@@ -17,7 +16,7 @@ from envsdk.rendering.renderer import Renderer
 from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
 
 from ._fixed_base import FixedBase
-from ._templates._chat_template import is_one_of, template_variables
+from ._templates._chat_template import ChatTemplate, is_one_of
 
 FLAG = (True, False)
 
@@ -67,25 +66,39 @@ class Alias:
                 f"the tokenizer {tokenizer.name!r} lacks {', '.join(map(repr, missing))}: it is not a tokenizer of "
                 f"{self.models}, which {self.name!r} is for"
             )
-        text = self._template(tokenizer, options)
-        if self.without_tools is not None and "tools" not in template_variables(text):
-            return _class_of(self.name, self.without_tools, tokenizer, options)
+        own = tokenizer.chat_template
+        text = options.get("template") or (own.text if own is not None else "")
+        if self.without_tools is not None and "tools" not in ChatTemplate(text).variables:
+            try:
+                inspect.signature(self.without_tools).bind(tokenizer, **options)
+            except TypeError as error:
+                raise ConfigError(
+                    f"the renderer {self.name!r} does not accept {options}: {error}. The tokenizer has no chat "
+                    f"template that takes tools, so its arguments are {inspect.signature(self.without_tools)}"
+                ) from error
+            return self.without_tools(tokenizer, **options)
         given = self._resolved(tokenizer, text, options)
         renderer = FixedBase(tokenizer, **given)
-        renderer.chosen_because = self._reason(text, given)
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if name != "template")
+        known = "one of the templates" if self.knows(text) else "not one of the templates"
+        renderer.chosen_because = (
+            f"{self.name!r} is 'fixed_base'{f' with {shown}' if shown else ''}; the chat template is {known} that "
+            f"{self.name!r} was checked on"
+        )
         return renderer
 
     def knows(self, template: str) -> bool:
         """Return whether the alias was checked on a template."""
         return is_one_of(template, self.templates)
 
-    def _template(self, tokenizer: Tokenizer, options: Mapping[str, Any]) -> str:
-        own = tokenizer.chat_template
-        return options.get("template") or (own.text if own is not None else "")
-
     def _resolved(self, tokenizer: Tokenizer, text: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of `FixedBase`, with the switches as arguments of the template."""
-        self._check_names(options)
+        known = [*self.switches, *[*inspect.signature(FixedBase).parameters][1:]]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                advice = f"did you mean {near[0]!r}?" if near else f"its options are {', '.join(known)}"
+                raise ConfigError(f"the renderer {self.name!r} has no option {name!r}; {advice}")
         switches = {name: value for name, value in options.items() if name in self.switches}
         for name, value in switches.items():
             self._check_switch(name, value, text)
@@ -101,14 +114,6 @@ class Alias:
         found = {"stop": self.stop, "template_arguments": arguments | switches, "special_tokens": names}
         return {**{name: value for name, value in found.items() if value}, **given}
 
-    def _check_names(self, options: Mapping[str, Any]) -> None:
-        known = [*self.switches, *_options_of_fixed_base()]
-        for name in options:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                advice = f"did you mean {near[0]!r}?" if near else f"its options are {', '.join(known)}"
-                raise ConfigError(f"the renderer {self.name!r} has no option {name!r}; {advice}")
-
     def _check_switch(self, name: str, value: object, text: str) -> None:
         accepted = self.switches[name]
         if isinstance(accepted, type):
@@ -118,31 +123,8 @@ class Alias:
             expected = " or ".join(map(repr, accepted))
         if not is_accepted:
             raise ConfigError(f"{name} is {value!r}; expected {expected}")
-        if name not in template_variables(text):
+        if name not in ChatTemplate(text).variables:
             raise ConfigError(
                 f"{name} is {value!r}, but this chat template of the family {self.name!r} has no such argument: leave "
                 "it out, or give the template of a model that has it as template="
             )
-
-    def _reason(self, text: str, given: Mapping[str, Any]) -> str:
-        options = {name: value for name, value in given.items() if name != "template"}
-        how = f" with {', '.join(f'{name}={value!r}' for name, value in options.items())}" if options else ""
-        known = "one of the templates" if self.knows(text) else "not one of the templates"
-        return f"{self.name!r} is 'fixed_base'{how}; the chat template is {known} that {self.name!r} was checked on"
-
-
-@cache
-def _options_of_fixed_base() -> tuple[str, ...]:
-    return tuple(inspect.signature(FixedBase).parameters)[1:]
-
-
-def _class_of(name: str, family: type[Renderer], tokenizer: Tokenizer, options: Mapping[str, Any]) -> Renderer:
-    """Return the renderer of a class without tools."""
-    try:
-        inspect.signature(family).bind(tokenizer, **options)
-    except TypeError as error:
-        raise ConfigError(
-            f"the renderer {name!r} does not accept {dict(options)}: {error}. The tokenizer has no chat template that "
-            f"takes tools, so its arguments are {inspect.signature(family)}"
-        ) from error
-    return family(tokenizer, **options)

@@ -13,15 +13,14 @@ from envsdk.errors import RenderError
 from envsdk.messages import ImagePart, Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.family import FamilyRenderer
-from envsdk.rendering.reading import Reading, ReplyReader, StreamedReader
+from envsdk.rendering.reading import ReplyReader, StreamedReader
 from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._grammars._grammar import CallFormat, Grammar, tagged
 from ._grammars._reading import GrammarReader
-from ._grammars._styles import TextPiece
+from ._grammars._styles import TextPiece, json_text
 from ._grammars._writing import write_after
-from ._replies._json_calls import json_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,10 +62,13 @@ class ChatML(FamilyRenderer):
     """The scaffold that begins a message of each role; the assistant's is `opening`."""
     trims: ClassVar[bool] = False
     """True if content is shown without the whitespace around it."""
+    strips_newlines: ClassVar[bool] = False
+    """True if newlines around reasoning belong to its block."""
 
     def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False, processor: Any = None) -> None:
         super().__init__(tokenizer, unsafe_content=unsafe_content, processor=processor)
-        self._reader = GrammarReader(replace(self.grammar, controls=(*self.blocks, *self.structure)))
+        grammar = replace(self.grammar, controls=(*self.blocks, *self.structure))
+        self._reader = GrammarReader(grammar, strips_newlines=self.strips_newlines)
         tags = self.grammar.call_tags
         self._call_opener = tags[0] if tags else ""
         self._call_tag = re.compile(f"({'|'.join(map(re.escape, tags)) if tags else '(?!)'})")
@@ -76,16 +78,12 @@ class ChatML(FamilyRenderer):
         if tools:
             raise RenderError(f"{self.name!r} has no place for tools: use another renderer, or no tools")
         if system is not None:
-            self.emit_block(out, system)
+            self.emit_message(out, system, None, None)
 
     def emit_message(
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
         """Write a message as a block."""
-        self.emit_block(out, message)
-
-    def emit_block(self, out: Emission, message: Message) -> None:
-        """Write a message as a separate block."""
         out.scaffold(self.header.format(role=message.role))
         self.emit_content(out, message)
         out.scaffold(self.message_end + self.after_turn)
@@ -112,18 +110,18 @@ class ChatML(FamilyRenderer):
         texts[-1] = self.trimmed(f"{_MARK}{texts[-1]}").removeprefix(_MARK)
         return texts
 
-    def emit_reply(self, out: Emission, message: Message) -> None:
-        """Write the reasoning, the text and the calls, as far as the family has them."""
-        self.emit_pieces(out, self.pieces(message))
+    def emit_reply(self, out: Emission, message: Message, prompted: str = "") -> None:
+        """Write the reasoning, the text and the calls, as far as the family has them, and the end of the message.
 
-    def pieces(self, message: Message, prompted: str = "") -> list[TextPiece]:
-        """Return what is written for a reply, without the part that the generation prompt contains."""
-        return write_after(self._reader.grammar, self.as_written(message), prompted)
+        What is between the tags around a call is content.
 
-    def emit_pieces(self, out: Emission, pieces: Sequence[TextPiece]) -> None:
-        """Write the pieces of a reply, and its end; what is between the tags around a call is content."""
+        Args:
+            out: Receives what is written.
+            message: The message.
+            prompted: The beginning of the reply that the generation prompt contains.
+        """
         is_inside = False
-        for piece in pieces:
+        for piece in self.pieces(message, prompted):
             if not piece.is_scaffold:
                 out.content(piece.text)
                 continue
@@ -132,6 +130,10 @@ class ChatML(FamilyRenderer):
                 out.content(part) if is_content else out.scaffold(part)
                 is_inside = part == self._call_opener if index % 2 else is_inside
         out.scaffold(self.message_end)
+
+    def pieces(self, message: Message, prompted: str = "") -> list[TextPiece]:
+        """Return what is written for a reply, without the part that the generation prompt contains."""
+        return write_after(self._reader.grammar, self.as_written(message), prompted)
 
     def as_written(self, message: Message) -> Message:
         """Return a reply as the family writes it.
@@ -171,11 +173,7 @@ class ChatML(FamilyRenderer):
 
     def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
         """See `Renderer.reader`; a reply is read as it arrives."""
-        return StreamedReader(self.reading(tools), self.marks, self.after_opening(prompt_tail))
-
-    def reading(self, tools: Sequence[ToolSchema]) -> Reading:
-        """Return what reads a reply as `parse` does; see `StreamedReader`."""
-        return self._reader.begin(tools)
+        return StreamedReader(self._reader.begin(tools), self.marks, self.after_opening(prompt_tail))
 
 
 class ToolChatML(ChatML):
@@ -232,7 +230,7 @@ class ToolChatML(ChatML):
     ) -> None:
         """Write a message as a block; consecutive tool messages share one block of the user."""
         if message.role != "tool":
-            self.emit_block(out, message)
+            super().emit_message(out, message, previous, following)
             return
         begins = previous is None or previous.role != "tool"
         ends = following is None or following.role != "tool"

@@ -6,7 +6,8 @@ that was checked on this very template, and else `fixed_base` itself.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -18,9 +19,8 @@ from envsdk.rendering.renderer import Renderer
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 
 from ._agreement import Agreement, compare
-from ._templates._base import remember
 from ._templates._chat_template import is_one_of, template_hash
-from ._templates._store import Store
+from ._templates._store import Store, remember
 
 _FALLBACK = "fixed_base"
 NO_FAMILIES = frozenset({"auto", _FALLBACK, "role_colon"})
@@ -77,7 +77,11 @@ def _choose(
         if name in classes - NO_FAMILIES and (not has_images or getattr(factory, "writes_images", False))
     }
     nearest, most = "none with its control tokens renders a single conversation as it does", (0, 0)
-    for name, options, found in _agreements(tokenizer, source, families):
+    for options, (name, factory) in product(_VARIANTS, families.items()):
+        renderer = made(name, tokenizer, options)
+        if renderer is None or renderer.name == _FALLBACK:  # which renders any template
+            continue
+        found = _agreement(renderer, source, factory, options)
         if found.is_complete:
             given = "".join(f" with {option}={value}" for option, value in options.items())
             return Choice(name, options, f"{name!r}{given} agrees with the chat template {digest} on {found}")
@@ -89,16 +93,6 @@ def _choose(
         if is_one_of(source.text, known) and made(name, tokenizer, {}) is not None:
             return Choice(name, {}, f"{name!r} was checked on this template; {reason}", True)
     return Choice(_FALLBACK, {}, reason, True)
-
-
-def _agreements(
-    tokenizer: Tokenizer, source: ChatTemplateSource, families: Mapping[str, Callable[..., Renderer]]
-) -> Iterator[tuple[str, Mapping[str, Any], Agreement]]:
-    """Compare each family with the template; yield its name, its options, and on what they agree."""
-    for options, (name, factory) in product(_VARIANTS, families.items()):
-        renderer = made(name, tokenizer, options)
-        if renderer is not None and renderer.name != _FALLBACK:  # which renders any template
-            yield name, options, _agreement(renderer, source, factory, options)
 
 
 def made(name: str, tokenizer: Tokenizer, options: Mapping[str, Any]) -> Renderer | None:
@@ -113,10 +107,7 @@ def _agreement(
     renderer: Renderer, source: ChatTemplateSource, factory: Callable[..., Renderer], options: Mapping[str, Any]
 ) -> Agreement:
     """Return on what a renderer and a template agree; for this package's own families, it is kept on disk."""
-
-    def measure() -> Agreement:
-        return compare(renderer, source.text, source.special_tokens)
-
+    measure = partial(compare, renderer, source.text, source.special_tokens)
     if not (isinstance(factory, type) and factory.__module__.startswith(f"{__package__}.")):
         return measure()  # the version of its code is not known, so what is on disk may be of another one
     key = json.dumps([source.text, source.special_tokens, renderer.tokenizer.fingerprint])

@@ -62,16 +62,12 @@ class DeepSeekR1(ThinkingChatML):
         out.scaffold("<｜User｜>")
         out.content(message.content)
 
-    def settles(self, message: Message) -> bool:
-        """Return True: what is shown of a message does not depend on its position."""
-        return True
+    settles = ChatML.settles
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """Return the messages without reasoning, the last one included."""
-        return ChatML.visible(self, [self.as_read(message) for message in messages], settled)
-
-    def as_read(self, message: Message) -> Message:
-        """Return the message as the template reads it: with `unsafe_content`, without a think block in the content."""
-        if message.role != "assistant" or not self.unsafe_content or "</think>" not in message.content:
-            return message
-        return message.model_copy(update={"content": message.content.split("</think>")[-1]})
+        """Return the messages without reasoning, the last one included; with `unsafe_content`, also in the content."""
+        shown = list(messages[settled:])
+        for index, message in enumerate(shown):
+            if message.role == "assistant" and self.unsafe_content and "</think>" in message.content:
+                shown[index] = message.model_copy(update={"content": message.content.split("</think>")[-1]})
+        return ChatML.visible(self, shown)

@@ -6,14 +6,13 @@ only on its own text. Before any token is emitted, the same is measured after ot
 turn is refused.
 """
 
-import copy
 import json
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, pairwise, product, takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,23 +23,23 @@ from envsdk.errors import ConfigError, RenderError, RewriteWarning, TemplateUnsu
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering._whole import WholeRenderer
 from envsdk.rendering.emission import Emission, Encoder
-from envsdk.rendering.reading import ReplyReader as Reader
-from envsdk.rendering.reading import StreamedReader
+from envsdk.rendering.reading import ReplyReader, StreamedReader
 from envsdk.rendering.renderer import EmittedDelta, Rendered, TokenIds, refuse_images, writable
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
-from ._grammars._proof import ReadingVerdict
-from ._replies._formats import PLAIN
+from ._grammars._proof import ReadingVerdict, prove
+from ._grammars._reading import GrammarReader
+from ._replies._formats import PLAIN, ReplyFormat
+from ._replies._response_template import ResponseTemplate
 from ._templates._base import Stop, Tail
 from ._templates._chat_template import FIXED_DATE, TemplateFailed
-from ._templates._conversation import ConversationWriter
 from ._templates._facts import TemplateFacts
-from ._templates._history import HistoryProbe, HistoryRule, refutation
+from ._templates._history import HistoryRule, candidate_rules, refutation
 from ._templates._sentinels import FOLLOWING, PREVIOUS, REASONING, Following, Previous, exchange
 from ._templates._turns import turns_of
 from ._templates._validation import DeltaText, Validation
-from ._templates._verdicts import TemplateReport, Verdict, sentinel_past
-from ._templates._writer import TemplateEmission, Writer, any_slot
+from ._templates._verdicts import TemplateReport, Verdict, judge, sentinel_past, verdict_of
+from ._templates._writer import TemplateEmission
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,6 +50,8 @@ _HISTORY = TypeAdapter(tuple[HistoryRule | None, str])
 _QUESTIONS = ("x", "x?", "x.", "x!", "x}", "x)", "x\n", "")
 """Questions after which replies are read. The end of each may share a token with a generation prompt."""
 _TEXT = TypeAdapter(str)
+_READING = TypeAdapter(ReadingVerdict)
+_TAGS = TypeAdapter(tuple[str, str] | None)
 
 
 class FixedBase(WholeRenderer):
@@ -82,6 +83,8 @@ class FixedBase(WholeRenderer):
     name: ClassVar[str] = "fixed_base"
     writes_images: ClassVar[bool] = True
     roles: ClassVar[frozenset[str]] = frozenset({"system", "developer", "user", "assistant", "tool"})
+    unconfirmed_stops: tuple[str, ...]
+    """The stop tokens that were only measured: no file of the tokenizer specifies them."""
 
     def __init__(
         self,
@@ -117,7 +120,10 @@ class FixedBase(WholeRenderer):
             "validate": validate,
             "on_rewrite": on_rewrite,
         }
+        self._made_of = partial(type(self), loaded, **self._options, processor=processor, unsafe_content=unsafe_content)
+        self._reads_by = json.dumps([reply_format, response_template, source.response_template], default=str)
         self._warned = False
+        self._misreads: dict[bool, TemplateUnsupported | None] = {}
         names = {**source.special_tokens, **self._options["special_tokens"]}
         ends = self._options["stop"] or [*source.end_tokens, *filter(None, [names.get("eos_token")])]
         self._source = replace(source, special_tokens=names)
@@ -139,24 +145,24 @@ class FixedBase(WholeRenderer):
             own_template=source.response_template,
         )
         self._writer, self._probe = self._facts.writer, self._facts.probe
-        self.stop_tokens, self.opening = self._facts.stop_tokens, self._facts.opening
-        self.blocks, self.structure = self._facts.blocks, self._facts.reader.structure
+        self.stop_tokens, self.unconfirmed_stops = self._facts.stop_tokens, self._facts.unconfirmed_stops
+        self.opening, self.blocks, self.structure = self._probe.opening, self._probe.blocks, self._facts.structure
         super().__init__(loaded, unsafe_content=unsafe_content, processor=processor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it was made of, since a compiled template cannot be. A subclass with other options has its own.
+        """Pickle what it was made of, since a compiled template cannot be.
+
+        What it measured is in the store of this machine, or is measured again.
 
         Raises:
             ConfigError: See `Renderer.__getstate__`.
         """
         self.__getstate__()  # refuses a processor that cannot be pickled
-        options = {**self._options, "processor": self._processor, "unsafe_content": self.unsafe_content}
-        return _made_again, (type(self), self.tokenizer, options, self.chosen_because)
+        return self._made_of, (), {"chosen_because": self.chosen_because}
 
     def __copy__(self) -> "FixedBase":
-        """Return a copy that shares what was measured."""
-        copied = object.__new__(type(self))
-        vars(copied).update(vars(self))
+        copied = self._made_of()
+        copied.chosen_because = self.chosen_because
         return copied
 
     def specification(self) -> dict[str, Any]:
@@ -173,7 +179,7 @@ class FixedBase(WholeRenderer):
     @property
     def reasoning_in_content(self) -> tuple[str, str] | None:
         """See `Renderer.reasoning_in_content`; measured when it is needed."""
-        return self._facts.reasoning_in_content
+        return self._turns.measured("reasoning in content", _TAGS, self._probe.tags_in_content)
 
     @property
     def chat_template(self) -> ChatTemplateSource:
@@ -187,11 +193,6 @@ class FixedBase(WholeRenderer):
 
     # What can be relied on.
 
-    @property
-    def unconfirmed_stops(self) -> tuple[str, ...]:
-        """The stop tokens that were only measured: no file of the tokenizer specifies them."""
-        return self._facts.unconfirmed_stops
-
     def verdicts(self, tools: Sequence[ToolSchema] = (), system: str | None = None) -> list[Verdict]:
         """Return what can be relied on, for each pair of a previous reply and a next message.
 
@@ -200,8 +201,8 @@ class FixedBase(WholeRenderer):
             system: The episode's system message.
         """
         start = () if system is None else (Message(role="system", content=system),)
-        judge = self._turns.judge(start, tools)
-        return [judge.verdict(previous, following) for previous in PREVIOUS for following in FOLLOWING]
+        base = self._turns.base(start, tools)
+        return [verdict_of(base, previous, following) for previous in PREVIOUS for following in FOLLOWING]
 
     def report(self, tools: Sequence[ToolSchema] = (), system: str | None = None) -> TemplateReport:
         """Return everything that was measured: turns, reading, past reasoning and stop tokens.
@@ -212,7 +213,7 @@ class FixedBase(WholeRenderer):
         """
         return TemplateReport(
             turns=tuple(self.verdicts(tools, system)),
-            reading=self.reading if self._facts.reader.is_measured else None,
+            reading=self.reading if self._facts.is_measured else None,
             history_rule=self.history_rule,
             history_problem=self.history_problem,
             unconfirmed_stops=self.unconfirmed_stops,
@@ -251,88 +252,102 @@ class FixedBase(WholeRenderer):
             TemplateUnsupported: For the pair of previous and next message that is refused or not possible; if no reply
                 format reads calls as the template writes them; or see `on_rewrite`.
         """
-        try:
-            self._check_usable(tools)
-        except TemplateUnsupported as error:
+        error = self._find_unusable(tools)
+        if error is not None:
             from ._choosing import choose_renderer  # which makes and compares all families
 
             raise error.advising(choose_renderer(self.tokenizer, self._source).reason) from None
         self._report_rewriting(self._turns.rewriting(has_system=False, has_tools=bool(tools)))
 
-    def _check_usable(self, tools: Sequence[ToolSchema]) -> None:
-        judge = self._turns.judge((), tools)
+    def _find_unusable(self, tools: Sequence[ToolSchema]) -> TemplateUnsupported | None:
+        """Return why environments with these tools cannot use the template; None if they can."""
+        base = self._turns.base((), tools)
         pairs: list[tuple[Previous, Following]] = [("text", "user"), *([("call", "tool")] if tools else [])]
         for previous, following in pairs:
             reply, answers = exchange(previous, following)
-            judgement = judge.judge(reply, answers, is_after_tool=False, pair=(previous, following))
+            judgement = judge(base, reply, answers, is_after_tool=False, pair=(previous, following))
             if judgement.error is not None:
-                raise judgement.error.with_traceback(None)
-        if self._options["reply_format"] == "auto" and self._unread is not None:
-            raise self._unread.with_traceback(None)
-        if tools and self._facts.reader.is_measured:
-            self._refuse_unread_calls()
+                return judgement.error
+        try:
+            error = self._find_misread(calls=False) if self._options["reply_format"] == "auto" else None
+            if error is None and tools and self._facts.is_measured:
+                error = self._find_misread(calls=True)
+        except TemplateUnsupported as refused:
+            return refused
+        return error
 
     @property
     def why_unusable(self) -> str:
         """The reason why environments cannot use the template (see `check_tools`); empty if they can."""
-
-        def measure() -> str:
-            try:
-                self._check_usable(())
-            except TemplateUnsupported as error:
-                return str(error)
-            return ""
-
-        options = {name: self._options[name] for name in ("reply_format", "response_template")}
-        name = f"usable {json.dumps([options, self._source.response_template], default=str)}"
-        return self._turns.measured(name, _TEXT, measure)
+        return self._turns.measured(f"usable {self._reads_by}", _TEXT, lambda: str(self._find_unusable(()) or ""))
 
     @property
     def reading(self) -> ReadingVerdict:
-        """What can be relied on when replies are read by the measured grammar."""
-        return self._facts.reading
+        """The verdict about replies that the measured grammar reads."""
+        facts = self._facts
+        name = f"reading {json.dumps(facts.stop_tokens)}"
+        return self._turns.measured(name, _READING, lambda: prove(facts.grammar, facts.renderings))
 
     @property
     def reading_note(self) -> str:
-        """What reads replies, and what can be relied on then, for reports."""
-        if self._facts.reader.is_measured:
-            verdict = self.reading
-            why = f" ({verdict.detail})" if verdict.detail else ""
-            return f"'fixed_base' measured how to read its replies: {verdict.status}{why}"
+        """A description of what reads replies and how far that can be relied on, for reports."""
+        if self._facts.is_measured:
+            why = f" ({self.reading.detail})" if self.reading.detail else ""
+            return f"'fixed_base' measured how to read its replies: {self.reading.status}{why}"
         return "'fixed_base' reads replies by a format that was not measured"
 
     @property
     def proved_reading(self) -> str | None:
         """See `Renderer.proved_reading`; a reply format that was given by its name is not measured."""
-        if not self._facts.reader.is_measured:
+        if not self._facts.is_measured:
             return None
-        if self._unread is not None:
-            raise self._unread.with_traceback(None)
-        self._refuse_unread_calls()
+        for calls in (False, True):
+            error = self._find_misread(calls=calls)
+            if error is not None:
+                raise error.with_traceback(None)
         return str(self.reading)
 
-    def _refuse_unread_calls(self) -> None:
-        """Refuse a template if calls that it writes are not read back.
+    def _find_misread(self, *, calls: bool) -> TemplateUnsupported | None:
+        """Return the error for the smallest reply that is not read back as it was written; None if there is none.
 
-        Raises:
-            TemplateUnsupported: With the smallest reply that shows this.
+        Args:
+            calls: Whether to try replies with calls; if not, replies with text.
         """
-        verdict = self.reading
-        if verdict.status in ("refused", "no calls"):
-            raise TemplateUnsupported(
+        if calls in self._misreads:
+            return self._misreads[calls]
+        verdict = self.reading if calls else None
+        if verdict is not None and verdict.status in ("refused", "no calls"):
+            return TemplateUnsupported(
                 "calls as this template writes them do not read back, so they would be text; choose reply_format="
                 f"{PLAIN!r} to read them as text, or register a format: {verdict.detail or 'its calls are not known'}",
                 pair=("call", "tool"),
                 expected=str(verdict.message.to_openai()) if verdict.message else "",
                 rendered=self._probe.rendered,
             )
+        error, plain = None, Message(role="assistant", content="x")
+        messages = [Message(role="assistant", tool_calls=(ToolCall(name="f", arguments={"x": "y"}),))]
+        if not calls:
+            thinks = self._probe.reasoned is not None or self._probe.thinking is not None
+            has_block = self._facts.reply_writer.prompt_closes_block
+            messages = [plain, plain.with_reasoning("y")] if thinks and not has_block else [plain]
+        for message, tail in product(messages, self._prompt_tails()):
+            tokens = self.reply(message)
+            read = self.parse(tokens, prompt_tail=tail)
+            why = f"a reply is not read back as it was written; choose reply_format={PLAIN!r} if its tags may be text"
+            if calls:
+                is_same = not read.errors and [call.name for call in read.tool_calls] == ["f"]
+                why = "a call is not read back after the generation prompt: " + "; ".join(read.errors)
+            else:
+                is_same = (read.content.strip(), (read.reasoning or "").strip()) == ("x", message.reasoning or "")
+            if not is_same:
+                rendered = self.tokenizer.decode(tail) + self.tokenizer.decode(tokens)
+                error = TemplateUnsupported(why, expected=str(message.to_openai()), rendered=rendered)
+                break
+        self._misreads[calls] = error
+        return error
 
-        if self._unread_call is not None:
-            raise self._unread_call.with_traceback(None)
-
-    @cached_property
     def _prompt_tails(self) -> "list[NDArray[np.int32]]":
-        """The generation prompts after questions that may share a token with it, each once."""
+        """Return the generation prompts after questions that may share a token with it, each once."""
         tails: dict[bytes, NDArray[np.int32]] = {}
         for question in _QUESTIONS:
             with suppress(RenderError):
@@ -340,42 +355,9 @@ class FixedBase(WholeRenderer):
                 start = prompt.starts[-1]
                 tail = prompt.tokens[start:]
                 tails[tail.tobytes()] = tail
-                if any(map(self.encoder.is_control, prompt.tokens[max(start - 1, 0) : start + 1].tolist())):
+                if any(token in self.encoder.control_names for token in prompt.tokens[max(start - 1, 0) : start + 1]):
                     break  # a control token shares nothing
         return [*tails.values()]
-
-    @cached_property
-    def _unread(self) -> TemplateUnsupported | None:
-        """The smallest reply that is not read back as it was written, as an error; None if there is none."""
-        thinks = self._probe.writes_reasoning and not self._facts.reply_writer.prompt_closes_block
-        plain = Message(role="assistant", content="x")
-        for message in (plain, plain.with_reasoning("y")) if thinks else (plain,):
-            tokens = self.reply(message)
-            for tail in self._prompt_tails:
-                read = self.parse(tokens, prompt_tail=tail)
-                if read.content.strip() != "x" or (read.reasoning or "").strip() != (message.reasoning or ""):
-                    return TemplateUnsupported(
-                        "a reply is not read back as it was written; choose reply_format="
-                        f"{PLAIN!r} if its tags may be text",
-                        expected=str(message.to_openai()),
-                        rendered=self.tokenizer.decode(tail) + self.tokenizer.decode(tokens),
-                    )
-        return None
-
-    @cached_property
-    def _unread_call(self) -> TemplateUnsupported | None:
-        """The error if a call is not read back after a generation prompt; None if it is."""
-        message = Message(role="assistant", tool_calls=(ToolCall(name="f", arguments={"x": "y"}),))
-        tokens = self.reply(message)
-        for tail in self._prompt_tails:
-            read = self.parse(tokens, prompt_tail=tail)
-            if read.errors or [call.name for call in read.tool_calls] != ["f"]:
-                return TemplateUnsupported(
-                    "a call is not read back after the generation prompt: " + "; ".join(read.errors),
-                    expected=str(message.to_openai()),
-                    rendered=self.tokenizer.decode(tail) + self.tokenizer.decode(tokens),
-                )
-        return None
 
     # The whole conversation.
 
@@ -390,81 +372,18 @@ class FixedBase(WholeRenderer):
     ) -> None:
         """Write a whole conversation, as the template does or by joining replies and deltas.
 
-        To find where each message starts, the template renders the conversation up to each of them.
-        """
-        if history == "keep":
-            self._emit_kept(out, messages, tools, generation_prompt)
-        else:
-            self._emit_template(out, messages, tools)
-
-    def _emission(self) -> TemplateEmission:
-        out = TemplateEmission(self.encoder)
-        out.generation_prompt = self.generation_prompt
-        return out
-
-    def _emit_template(self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> None:
-        """Write a whole conversation, as the template does.
-
         Raises:
-            TemplateUnsupported: If a message contains a text that changes how the template renders later turns.
+            TemplateUnsupported: If a message contains a string that changes how the template renders later turns.
             TemplateFailed: If the template refuses the conversation.
         """
-        refuse_images(self, messages)
-        shown, schemas = self._shown(messages), self._turns.hide_tools(tools)
-        self._turns.refuse_triggers(shown[1:] if messages[0].role == "system" else shown)
-        _set_generation_prompt(out, self._conversation_writer.write(out, shown, schemas) or "")
-
-    def _render_end(
-        self,
-        history: Sequence[Message],
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[ToolSchema],
-        prefill: str | Message | None,
-    ) -> Rendered | None:
-        """See `WholeRenderer`; the first and the last message of the history are read.
-
-        Raises:
-            TemplateUnsupported: If a message contains a text that changes how the template renders later turns.
-            TemplateFailed: If the template refuses the conversation.
-        """
-        if self.history_rule is None or messages[0].role != "assistant":
-            return None
-        out, shown = self._emission(), self._shown(messages)
-        self._turns.refuse_triggers(shown)
-        system = [self._turns.hide(history[0])] if history[0].role == "system" else []
-        past = [*system, *sentinel_past(history[-1])]
-        prompt = self._conversation_writer.write(out, shown, self._turns.hide_tools(tools), past)
-        if prompt is None:
-            return None
-        out.generation_prompt = prompt
-        return self._prompted(out, len(messages), prefill)
-
-    @cached_property
-    def _conversation_writer(self) -> ConversationWriter:
-        stops = [stop for stop in (self._facts.text_stop, self._facts.call_stop) if stop and stop.written]
-        ends = {name for stop in stops for name in (stop.written, *stop.sampled)}
-        placeholder = None if self.vision is None else self.vision.placeholder
-        openings = (self.generation_prompt, self.opening)
-        return ConversationWriter(self._template, self._writer, openings, ends, placeholder)
-
-    def _shown(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages as the template may see them, with ids."""
-        return self._template.dialect.addressed([self._turns.hide(message) for message in messages])
-
-    def _emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
-        out.begin(index, "assistant")
-        prompt = out.generation_prompt if isinstance(out, TemplateEmission) else self.generation_prompt
-        has_block = isinstance(prefill, Message) and prefill.reasoning is not None
-        writer = self._facts.reply_writer
-        self._writer.write(out, prompt.split(writer.tag)[0] if has_block and writer.prompt_closes_block else prompt)
-
-    def _emit_kept(
-        self, out: Emission, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool
-    ) -> None:
+        assert isinstance(out, TemplateEmission)
         replies = [index for index, message in enumerate(messages) if index and message.role == "assistant"]
-        bounds = [*replies, len(messages)]
-        self._emit_template(out, messages[: bounds[0]], tools)
+        bounds = [*(replies if history == "keep" else []), len(messages)]
+        first = messages[: bounds[0]]
+        refuse_images(self, first)
+        shown = self._shown(first)
+        self._turns.refuse_triggers(shown[1:] if first[0].role == "system" else shown)
+        self._facts.conversation_writer.write(out, shown, self._turns.hide_tools(tools))
         for reply, following in pairwise(bounds):
             written = messages[reply]
             if written.reasoning == "" and self._facts.reply_writer.prompt_closes_block:
@@ -479,6 +398,43 @@ class FixedBase(WholeRenderer):
                 self._emit_tail(out, tail, contents, answers, reply + 1)
             elif stop.written or stop.is_unwritten:
                 self._writer.write(out, stop.sampled[0])
+
+    def _emission(self) -> TemplateEmission:
+        return TemplateEmission(self.encoder, self.generation_prompt)
+
+    def _render_end(
+        self,
+        history: Sequence[Message],
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema],
+        prefill: str | Message | None,
+    ) -> Rendered | None:
+        """See `WholeRenderer`; the first and the last message of the history are read.
+
+        Raises:
+            TemplateUnsupported: If a message contains a string that changes how the template renders later turns.
+            TemplateFailed: If the template refuses the conversation.
+        """
+        if self.history_rule is None or messages[0].role != "assistant":
+            return None
+        out, shown = self._emission(), self._shown(messages)
+        self._turns.refuse_triggers(shown)
+        system = [self._turns.hide(history[0])] if history[0].role == "system" else []
+        past = [*system, *sentinel_past(history[-1])]
+        is_written = self._facts.conversation_writer.write(out, shown, self._turns.hide_tools(tools), past)
+        return self._prompted(out, len(messages), prefill) if is_written else None
+
+    def _shown(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages as the template may see them, with ids."""
+        return self._template.dialect.addressed([self._turns.hide(message) for message in messages])
+
+    def _emit_generation_prompt(self, out: Emission, index: int, prefill: str | Message | None = None) -> None:
+        out.begin(index, "assistant")
+        prompt = out.generation_prompt if isinstance(out, TemplateEmission) else self.generation_prompt
+        has_block = isinstance(prefill, Message) and prefill.reasoning is not None
+        writer = self._facts.reply_writer
+        self._writer.write(out, prompt.split(writer.tag)[0] if has_block and writer.prompt_closes_block else prompt)
 
     # What follows a reply.
 
@@ -502,11 +458,11 @@ class FixedBase(WholeRenderer):
         """
         refuse_images(self, messages, first=len(history) or 1)
         message = history[-1] if history else self.parse(reply)
-        out, closed_reply = self._emission(), not self.is_closed(reply)
+        out, closed_reply = self._emission(), self._stop_in(reply) is None
         dropped = self.rewritten_end(reply, messages) if drops_end else 0
         reply = reply[: len(reply) - dropped]
         if not messages and not generation_prompt:
-            self._writer.write(out, self._end(reply, self._facts.stop_of(message)))
+            self._writer.write(out, self._end(reply, self._probe.stop_of(message).written))
             rendered = Rendered(out)
             rendered.closed_reply = closed_reply
             return rendered
@@ -524,54 +480,50 @@ class FixedBase(WholeRenderer):
             self.check_episode([*history, *messages], [delta], tools)
         return rendered
 
-    def closing(self, reply: TokenIds, following: Message | None = None) -> str:
-        """Return the scaffold that closes a reply: an open block and the turn itself, as far as they are open."""
-        message = self.parse(reply)
-        opener = self._turns.opener(message, following) if following is not None else None
-        return self._end(reply, opener or self._facts.stop_of(message))
-
-    def is_closed(self, reply: TokenIds) -> bool:
-        """Return whether the reply ended its turn itself."""
-        return len(reply) > 0 and int(reply[-1]) in self.stop_token_ids
-
     def rewritten_end(self, reply: TokenIds, messages: Sequence[Message]) -> int:
         """Return 1 if the model sampled the opener of another message than the next one (GLM), else 0."""
-        if not self._facts.openers or not messages or not self.is_closed(reply):
+        sampled = self._stop_in(reply)
+        if not messages or sampled not in self._facts.openers:
             return 0
-        sampled = self.tokenizer.decode(reply[-1:])
-        opener = self._turns.opener(self.parse(reply), messages[0]) if sampled in self._facts.openers else None
+        opener = self._turns.opener(self.parse(reply), messages[0])
         return int(opener is not None and opener != sampled)
+
+    def _stop_in(self, reply: TokenIds) -> str | None:
+        """Return the stop token that ended a reply; None if it did not end its turn itself."""
+        return dict(zip(self.stop_token_ids, self.stop_tokens, strict=True)).get(int(reply[-1])) if len(reply) else None
 
     def _end(self, reply: TokenIds, stop: str) -> str:
         """Return what a reply lacks of its end, which the template writes as `stop`."""
-        names = dict(zip(self.stop_token_ids, self.stop_tokens, strict=True))
-        name = names.get(int(reply[-1])) if len(reply) else None
-        if name is not None and (name == stop or name in self._facts.written_ends):
+        sampled = self._stop_in(reply)
+        if sampled is not None and (sampled == stop or sampled in self._facts.written_ends):
             return ""
         return self._close_open_block(reply) + stop
 
     def _close_open_block(self, reply: TokenIds) -> str:
         """See `Renderer`; a block that control tokens do not show is found by reading the reply."""
         known = super()._close_open_block(reply)
-        closers = {"reasoning": self._facts.reasoning_closer, "tool_call": self._probe.call_closing}
-        if known or not any(closers.values()):
+        thinks = self._facts.is_measured and self._probe.thinking is not None
+        if known or not (thinks or self._probe.call_closing):
             return known
-        return closers.get(self.parse(reply, prompt_tail=self._prompt_tail).open_block or "", "")
+        block = self.parse(reply, prompt_tail=self._prompt_tail).open_block
+        if block != "reasoning" or not thinks:
+            return self._probe.call_closing if block == "tool_call" else ""
+        closer, stop = self._facts.grammar.written.get(("reasoning", "text"), ""), self._facts.text_stop.written
+        return "" if stop and closer.lstrip().startswith(stop) else closer  # the end of a turn closes it (Harmony)
 
     def _emit_tail(
-        self, out: Emission, tail: Tail, contents: Mapping[str, str], messages: Sequence[Message], first: int
+        self, out: TemplateEmission, tail: Tail, contents: Mapping[str, str], messages: Sequence[Message], first: int
     ) -> None:
-        """Write the text after a turn; `emit_generation_prompt` writes its generation prompt."""
-        bounds, slots = [*tail.starts, len(tail.text)], any_slot(contents)
+        """Write the text after a turn; `_emit_generation_prompt` writes its generation prompt."""
+        bounds = [*tail.starts, len(tail.text)]
         for index, message in enumerate(messages):
             out.begin(first + index, message.role, message.images)
-            self._writer.fill(out, tail.text[bounds[index] : bounds[index + 1]], contents, slots)
-        prompt = tail.text[bounds[len(messages)] :]
-        if not messages and prompt.endswith(self.generation_prompt):
+            self._writer.fill(out, tail.text[bounds[index] : bounds[index + 1]], contents)
+        out.generation_prompt = tail.text[bounds[len(messages)] :]
+        if not messages and out.generation_prompt.endswith(self.generation_prompt):
             # What else follows the reply ends it: an edit may write other messages before the generation prompt.
-            self._writer.write(out, prompt.removesuffix(self.generation_prompt))
-            prompt = self.generation_prompt
-        _set_generation_prompt(out, prompt)
+            self._writer.write(out, out.generation_prompt.removesuffix(self.generation_prompt))
+            out.generation_prompt = self.generation_prompt
 
     # Validating.
 
@@ -585,38 +537,22 @@ class FixedBase(WholeRenderer):
         """
         if not deltas or self.validate == "off":
             return
-        shown = self._turns.without_moved_texts(self._shown(messages), messages[:1], tools)
-        texts = [DeltaText(d.reply, self._text_of(d, messages), d.generation_prompt) for d in deltas]
-        self._report_rewriting(self._validation.episode(shown, texts, self._turns.hide_tools(tools)))
-
-    def _text_of(self, delta: EmittedDelta, messages: Sequence[Message]) -> str:
-        """Return the text of a delta, with one token for each image, as the template writes it."""
-        text, vision = self.tokenizer.decode(delta.tokens), self.vision
-        answers = takewhile(lambda message: message.role != "assistant", messages[delta.reply + 1 :])
-        images = [image for message in answers for image in message.images] if vision is not None else []
-        if vision is None or not images:
-            return text
-        shown: list[str] = []
-        for image in images:
-            before, _, text = text.partition(vision.process(image).text)
-            shown += [before, vision.placeholder]
-        return "".join([*shown, text])
-
-    @cached_property
-    def _validation(self) -> Validation:
-        writer = Writer(self._template.mask, is_emitted=False)
-        encoder = Encoder(self.tokenizer, unsafe_content=self.unsafe_content)  # an image is the template's one token
-        is_plain = self.tokenizer.normalize("a b") == "a b"  # SentencePiece's vocabularies encode another text (Gemma)
-
-        def reencode(text: str) -> str:
-            out = Emission(encoder)
-            writer.write(out, text, is_scaffold=False)
-            return out.text() if is_plain else self.tokenizer.decode(out.tokens()[0])
-
-        stops = (self._facts.text_stop, self._facts.call_stop or self._facts.text_stop)
-        return Validation(
-            self._template, reencode, stops, (self.generation_prompt, self.opening), self._facts.reply_writer.tag
-        )
+        base = self._turns.base(messages[:1], tools)
+        shown = [base.without_moved_text(message) for message in self._shown(messages)]
+        texts: list[DeltaText] = []
+        for delta in deltas:
+            text, vision, before = self.tokenizer.decode(delta.tokens), self.vision, ""
+            answers = takewhile(lambda message: message.role != "assistant", messages[delta.reply + 1 :])
+            images = [image for answer in answers for image in answer.images]
+            if vision is not None:
+                for image in images:
+                    start, _, text = text.partition(vision.process(image).text)  # the template writes one token for it
+                    before += start + vision.placeholder
+            texts.append(DeltaText(delta.reply, before + text, delta.generation_prompt))
+        encoder = Encoder(self.tokenizer, unsafe_content=self.unsafe_content)
+        prompts, tag = (self.generation_prompt, self.opening), self._facts.reply_writer.tag
+        validation = Validation(self._template, encoder, self._probe.stop_of, *prompts, tag)
+        self._report_rewriting(validation.episode(shown, texts, self._turns.hide_tools(tools)))
 
     # One reply.
 
@@ -635,11 +571,11 @@ class FixedBase(WholeRenderer):
         return self._facts.reply_writer.write(out, given, hidden)
 
     def _written_reply(self, message: Message) -> "NDArray[np.int32]":
-        # Without control tokens for the tags of calls, a text may spell a call. A format that was given may read calls
+        # Without control tokens for the tags of calls, content may spell a call. A format that was given may read calls
         # as text.
         has_block = self._facts.reply_writer.prompt_closes_block  # the prompt contains an empty one
         tokens = super()._written_reply(message.with_reasoning(None) if has_block else message)
-        if not self._facts.reader.is_measured:
+        if not self._facts.is_measured:
             return tokens
         read = self.parse(tokens)
         names, found = ([call.name for call in one.tool_calls] for one in (message, read))
@@ -661,21 +597,20 @@ class FixedBase(WholeRenderer):
     def parse(self, tokens: TokenIds, *, prompt_tail: TokenIds = (), tools: Sequence[ToolSchema] = ()) -> Message:
         """Parse a reply by its format, or with the tokenizer's own response template; see `Renderer.parse`."""
         begun, sampled = self._split_reply(tokens, prompt_tail)
-        return self._facts.reader.read(
-            [*begun, *sampled.segments],
-            sampled,
-            opening=self.opening,
-            stop_tokens=self.stop_tokens,
-            tools=tools,
-            controls=self.tokenizer.control_tokens,
-        )
+        segments = [*begun, *sampled.segments]
+        match self._facts.reader:
+            case ResponseTemplate() as reader:
+                return reader.read(self.opening, segments, sampled, self.stop_tokens)
+            case ReplyFormat() as reader:
+                return reader.read(segments, sampled, tools, self.tokenizer.control_tokens)
+            case GrammarReader() as reader:
+                return reader.read(segments, sampled, tools)
 
-    def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> Reader:
+    def reader(self, *, tools: Sequence[ToolSchema] = (), prompt_tail: TokenIds = ()) -> ReplyReader:
         """See `Renderer.reader`; a measured grammar reads a reply as it comes, other formats read it at its end."""
-        reading = self._facts.reader.begin(tools)
-        if reading is None:
+        if not isinstance(self._facts.reader, GrammarReader):
             return super().reader(tools=tools, prompt_tail=prompt_tail)
-        return StreamedReader(reading, self.marks, self.after_opening(prompt_tail))
+        return StreamedReader(self._facts.reader.begin(tools), self.marks, self.after_opening(prompt_tail))
 
     def after_opening(self, prompt_tail: TokenIds) -> TokenIds:
         """See `Renderer.after_opening`; the opening may begin and end inside a token.
@@ -693,17 +628,14 @@ class FixedBase(WholeRenderer):
                 count = bisect_right(ends, end)  # of the tokens that end in the opening
                 if end in (0, *ends):
                     return tail[count:]
-                controls = (index for index in range(count, len(tail)) if self.encoder.is_control(int(tail[index])))
+                controls = (
+                    index for index in range(count, len(tail)) if int(tail[index]) in self.encoder.control_names
+                )
                 stop = next(controls, len(tail))
                 return np.concatenate([self.tokenizer.encode(text[end : ends[stop - 1]].decode()), tail[stop:]])
         return super().after_opening(prompt_tail)
 
     # What a template shows of the past.
-
-    @property
-    def knows_history(self) -> bool:
-        """True if the template's rule for past reasoning was measured and proved."""
-        return self.history_rule is not None
 
     @cached_property
     def history_rule(self) -> HistoryRule | None:
@@ -725,26 +657,19 @@ class FixedBase(WholeRenderer):
 
     @cached_property
     def _judged_history(self) -> tuple[HistoryRule | None, str]:
-        replies = {name: self._options[name] for name in ("reply_format", "response_template")}
-        own = self._source.response_template if self._options["reply_format"] == "auto" else None
-        name = f"history {json.dumps([replies, own], default=str)}"
+        return self._turns.measured(f"history {self._reads_by}", _HISTORY, self._judge_history)
 
-        def judge() -> tuple[HistoryRule | None, str]:
-            problem = "the template shows past reasoning by a rule that is not known"
-            for rule in HistoryProbe(self._template).rules():
-                candidate = copy.copy(self)
-                candidate.history_rule, candidate._warned = rule, True  # a proof is not an episode
-                refuted = refutation(candidate, has_calls=rule.has_calls)
-                if refuted is None:
-                    return rule, ""
-                problem = f"{rule}, but {refuted}"
-            return None, problem
-
-        return self._turns.measured(name, _HISTORY, judge)
-
-    def _is_covered(self, message: Message) -> bool:
-        """Return whether the rule holds with this message, whose text may change it."""
-        return self.history_rule is not None and self.history_rule.covers(self._turns.hide(message))
+    def _judge_history(self) -> tuple[HistoryRule | None, str]:
+        """Return the first rule for past reasoning that is proved, or why there is none."""
+        problem = "the template shows past reasoning by a rule that is not known"
+        for rule in candidate_rules(self._template):
+            candidate = self._made_of()
+            candidate.history_rule, candidate._warned = rule, True  # a proof is not an episode
+            refuted = refutation(candidate, has_calls=rule.has_calls)
+            if refuted is None:
+                return rule, ""
+            problem = f"{rule}, but {refuted}"
+        return None, problem
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
         """See `Renderer.visible`.
@@ -756,8 +681,9 @@ class FixedBase(WholeRenderer):
             TemplateFailed: If the template refuses the conversation.
         """
         tail, rule = messages[settled:], self.history_rule
-        is_prompt = bool(tail) and tail[-1].role != "assistant" and (settled > 0 or any(map(self.settles, tail)))
-        if rule is not None and is_prompt and all(map(self._is_covered, tail)):
+        settling = [self.settles(message) for message in tail]
+        is_prompt = bool(tail) and tail[-1].role != "assistant" and (settled > 0 or any(settling))
+        if rule is not None and is_prompt and None not in settling:
             return rule.visible(tail)
         marks = {
             index: f"{REASONING}{index}e"
@@ -779,26 +705,12 @@ class FixedBase(WholeRenderer):
     def settles(self, message: Message) -> bool | None:
         """See `Renderer.settles`; None if the template's rule is not known, or not with this message."""
         rule = self.history_rule
-        return rule.settles(message) if rule is not None and self._is_covered(message) else None
+        return rule.settles(message) if rule is not None and rule.covers(self._turns.hide(message)) else None
 
     @property
     def settling_messages(self) -> int:
         """See `Renderer.settling_messages`."""
         return self.history_rule.users if self.history_rule is not None else 1
-
-
-def _set_generation_prompt(out: Emission, prompt: str) -> None:
-    if isinstance(out, TemplateEmission):
-        out.generation_prompt = prompt
-
-
-def _made_again(
-    kind: type[FixedBase], tokenizer: Tokenizer, options: Mapping[str, Any], chosen_because: str
-) -> FixedBase:
-    """Return a renderer that was pickled. What it measured is in the store of this machine, or is measured again."""
-    made = kind(tokenizer, **options)
-    made.chosen_because = chosen_because
-    return made
 
 
 def _source(tokenizer: Tokenizer, template: str | None) -> ChatTemplateSource:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
+from envsdk.rendering.family import FamilyRenderer
 from envsdk.rendering.renderer import TokenIds
 
 from ._grammars._grammar import CallFormat, Edge, Grammar, tagged, values_of
@@ -116,9 +117,7 @@ class GLM45(ThinkingChatML):
         is_ended = self.is_closed(reply)
         return int(is_ended and bool(self.closing(reply, messages[0] if messages else Message(role="assistant"))))
 
-    def seam(self, message: Message, neighbor: Message | None) -> object:
-        """Return the neighbor's role."""
-        return None if neighbor is None else neighbor.role
+    seam = FamilyRenderer.seam
 
     def settles(self, message: Message) -> bool:
         """Return whether the message is the user's."""

@@ -100,9 +100,6 @@ class Harmony(FamilyRenderer):
         self._return, _ = self.stop_token_ids
         controls = [*self.stop_tokens, *self.structure]
         self._reader = HarmonyReader(tokenizer, self.encoding, self.stop_tokens, controls)
-        self._check_vocabulary()
-
-    def _check_vocabulary(self) -> None:
         text = "Héllo <|end|> wörld 12345\n"
         ours = [*self.opening_tokens.tolist(), *self.tokenizer.encode(text).tolist()]
         theirs = self._render_one(HarmonyMessage.from_role_and_content(Role.ASSISTANT, text)).tolist()
@@ -110,18 +107,6 @@ class Harmony(FamilyRenderer):
             raise ConfigError(
                 f"the ids of the tokenizer {self.tokenizer.name!r} differ from openai-harmony's vocabulary"
             )
-
-    def specification(self) -> dict[str, Any]:
-        """See `Renderer.specification`."""
-        given = {
-            "reasoning_effort": (self.reasoning_effort, "medium"),
-            "current_date": (self.current_date, "2025-08-05"),
-            "official_history": (self.official_history, False),
-        }
-        return {
-            **super().specification(),
-            **{name: value for name, (value, default) in given.items() if value != default},
-        }
 
     # Writing.
 
@@ -144,7 +129,19 @@ class Harmony(FamilyRenderer):
         if instructions:
             content = content.with_instructions(instructions)
         if tools:
-            content = content.with_function_tools([_description(tool) for tool in tools])
+            try:
+                schemas: list[dict[str, Any]] = [json.loads(json.dumps(tool.get("function", tool))) for tool in tools]
+                described = [
+                    ToolDescription(
+                        name=schema["name"],
+                        description=schema.get("description") or "",
+                        parameters=schema.get("parameters"),
+                    )
+                    for schema in schemas
+                ]
+            except (TypeError, ValueError) as error:
+                raise RenderError(f"openai-harmony does not accept the tools {tools!r:.80}: {error}") from error
+            content = content.with_function_tools(described)
         return HarmonyMessage.from_role_and_content(Role.DEVELOPER, content)
 
     def emit_message(
@@ -171,9 +168,28 @@ class Harmony(FamilyRenderer):
         first: int = 0,
         stop: int | None = None,
     ) -> None:
-        """See `Renderer.emit_conversation`; a tool's result begins with the name of the tool whose call it answers."""
-        named = list(messages)
-        named[first:stop] = with_tool_names(messages, first, stop)
+        """See `Renderer.emit_conversation`; a tool's result begins with the name of the tool whose call it answers.
+
+        Raises:
+            RenderError: If no call is left that a result answers, or the result has the name of another tool.
+        """
+        named, start = list(messages), first
+        while start > 0 and messages[start - 1].role != "assistant":
+            start -= 1
+        calls: tuple[ToolCall, ...] = messages[start - 1].tool_calls if start else ()
+        open_calls = OpenCalls(calls)
+        for index, message in enumerate(messages[start:stop], start=start):
+            if message.role == "assistant":
+                calls, open_calls = message.tool_calls, OpenCalls(message.tool_calls)
+            elif message.role == "tool":
+                answered = open_calls.answered_by(message)
+                name = message.name or (None if answered is None else calls[answered].name)
+                if not name:
+                    raise RenderError(
+                        "harmony writes the tool's name before its result, and no call is left that this result "
+                        "answers: give the tool message a `name`, or the `tool_call_id` of its call"
+                    )
+                named[index] = message if message.name == name else message.model_copy(update={"name": name})
         super().emit_conversation(out, named, tools=tools, first=first, stop=stop)
 
     def seam(self, message: Message, neighbor: Message | None) -> object:
@@ -193,7 +209,18 @@ class Harmony(FamilyRenderer):
         self._emit_assistant(out, message, self._end)
 
     def _emit_assistant(self, out: Emission, message: Message, end: int) -> None:
-        written = [self._render_one(part) for part in _parts(message)]
+        parts: list[HarmonyMessage] = []
+        texts = [(message.reasoning, "analysis"), (message.content if message.tool_calls else None, "commentary")]
+        if not message.tool_calls:
+            texts.append((message.content, "final"))
+        for text, channel in texts:
+            if text or (text is not None and channel != "commentary"):
+                parts.append(HarmonyMessage.from_role_and_content(Role.ASSISTANT, text).with_channel(channel))
+        for call in message.tool_calls:
+            part = HarmonyMessage.from_role_and_content(Role.ASSISTANT, write_arguments(call))
+            part = part.with_channel("commentary").with_recipient(FUNCTIONS + call.name)
+            parts.append(part.with_content_type("<|constrain|>json"))
+        written = [self._render_one(part) for part in parts]
         if not message.tool_calls:
             written[-1][-1] = end
         written[0] = written[0][len(self.opening_tokens) :]
@@ -289,62 +316,3 @@ class Harmony(FamilyRenderer):
         """See `Renderer.parse`; the messages of a reply become one message."""
         begun = np.asarray(self.after_opening(prompt_tail), dtype=np.int32)
         return self._reader.read(np.concatenate([begun, np.asarray(tokens, dtype=np.int32)]))
-
-
-def _parts(message: Message) -> list[HarmonyMessage]:
-    """Return the messages of the format for an assistant's message: reasoning, a preamble and calls, or the answer."""
-    written: list[HarmonyMessage] = []
-
-    def add(text: str, channel: str) -> HarmonyMessage:
-        written.append(HarmonyMessage.from_role_and_content(Role.ASSISTANT, text).with_channel(channel))
-        return written[-1]
-
-    if message.reasoning is not None:
-        add(message.reasoning, "analysis")
-    if message.tool_calls and message.content:
-        add(message.content, "commentary")
-    for call in message.tool_calls:
-        written_call = add(write_arguments(call), "commentary").with_recipient(FUNCTIONS + call.name)
-        written_call.with_content_type("<|constrain|>json")
-    if not message.tool_calls:
-        add(message.content, "final")
-    return written
-
-
-def _description(tool: ToolSchema) -> ToolDescription:
-    try:
-        given: dict[str, Any] = json.loads(json.dumps(tool.get("function", tool)))
-        return ToolDescription(
-            name=given["name"], description=given.get("description") or "", parameters=given.get("parameters")
-        )
-    except (TypeError, ValueError) as error:
-        raise RenderError(f"openai-harmony does not accept the tool {tool!r:.80}: {error}") from error
-
-
-def with_tool_names(messages: Sequence[Message], first: int = 0, stop: int | None = None) -> list[Message]:
-    """Return `messages[first:stop]`, where each tool's result has the name of its tool; see `OpenCalls`.
-
-    Raises:
-        RenderError: If no call is left that a result answers, or the result has the name of another tool.
-    """
-    named: list[Message] = []
-    start = first
-    while start > 0 and messages[start - 1].role != "assistant":
-        start -= 1
-    calls: tuple[ToolCall, ...] = messages[start - 1].tool_calls if start else ()
-    open_calls = OpenCalls(calls)
-    for index, message in enumerate(messages[start:stop], start=start):
-        if message.role == "assistant":
-            calls, open_calls = message.tool_calls, OpenCalls(message.tool_calls)
-        elif message.role == "tool":
-            answered = open_calls.answered_by(message)
-            name = message.name or (None if answered is None else calls[answered].name)
-            if not name:
-                raise RenderError(
-                    "harmony writes the tool's name before its result, and no call is left that this result answers: "
-                    "give the tool message a `name`, or the `tool_call_id` of its call"
-                )
-            message = message if message.name == name else message.model_copy(update={"name": name})
-        if index >= first:
-            named.append(message)
-    return named

@@ -7,8 +7,7 @@ The library reads one file, `o200k_base.tiktoken`, from the folder in `TIKTOKEN_
 import base64
 import hashlib
 import os
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +32,7 @@ def load_encoding(tokenizer: Tokenizer) -> "HarmonyEncoding":
     Raises:
         TokenizerError: If none of the three ways works; the error lists them.
     """
-    ranks: Mapping[bytes, int] = getattr(tokenizer, "ranks", {})
+    ranks: Mapping[bytes, int] = getattr(tokenizer, "ranks", {})  # tiktoken's tokenizers have them
     folder = os.environ.get(BASE) or _folder_of(ranks)
     try:
         return _load(folder)
@@ -49,33 +48,26 @@ def load_encoding(tokenizer: Tokenizer) -> "HarmonyEncoding":
 def _load(folder: str | None) -> "HarmonyEncoding":
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
-    with _environment(BASE, folder):
-        return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-
-
-@contextmanager
-def _environment(name: str, value: str | None) -> Generator[None, None, None]:
-    """Set an environment variable within a `with` block."""
-    before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
+    before = os.environ.get(BASE)
+    if folder is not None:
+        os.environ[BASE] = folder
     try:
-        yield
+        return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     finally:
-        if value is not None and before is None:
-            del os.environ[name]
-        elif before is not None:
-            os.environ[name] = before
+        if before is not None:
+            os.environ[BASE] = before
+        elif folder is not None:
+            del os.environ[BASE]
 
 
 def _folder_of(ranks: Mapping[bytes, int]) -> str | None:
     """Return the cache folder with the file, which is written from the ranks if needed; None if the ranks differ."""
     file = cache_folder() / FILE
-    if file.is_file() and _sha256(file.read_bytes()) == SHA256:
+    if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == SHA256:
         return str(file.parent)
     lines = [b"%b %d\n" % (base64.b64encode(token), rank) for token, rank in sorted(ranks.items(), key=lambda r: r[1])]
     content = b"".join(lines)
-    if _sha256(content) != SHA256:
+    if hashlib.sha256(content).hexdigest() != SHA256:
         return None
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")
@@ -87,7 +79,3 @@ def _folder_of(ranks: Mapping[bytes, int]) -> str | None:
 def cache_folder() -> Path:
     """Return the folder for files that can be created again: `$XDG_CACHE_HOME/envsdk`, or `~/.cache/envsdk`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "envsdk"
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

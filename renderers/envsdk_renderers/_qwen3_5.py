@@ -68,13 +68,12 @@ class Qwen35(ThinkingChatML):
     )
 
     trims: ClassVar[bool] = True
+    writes_empty_blocks: ClassVar[bool] = True
+    needs_query: ClassVar[bool] = True
+    instructions: str = ""
+    """The beginning of the system block."""
     shows_empty_system: ClassVar[bool] = True
     """True if a system message without text is written as a system block without text."""
-
-    @property
-    def instructions(self) -> str:
-        """The beginning of the system block."""
-        return ""
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
         """Write one system block with the instructions, the tools and the system message, in this order."""
@@ -101,14 +100,6 @@ class Qwen35(ThinkingChatML):
             raise RenderError(f"{self.name!r} does not allow a tool message at the beginning")
         super().emit_message(out, message, previous, following)
 
-    def has_block(self, message: Message, *, is_after_query: bool, is_last: bool) -> bool:
-        """Return whether the reply comes after the last query."""
-        return is_after_query
-
-    def missing_query(self, length: int) -> int:
-        """Refuse a conversation without a query."""
-        raise RenderError(f"{self.name!r} cannot express a conversation without a user's query")
-
 
 class Qwen36(Qwen35):
     """Qwen3.6's chat format: Qwen3.5's with numbers, booleans and null as JSON.
@@ -122,7 +113,6 @@ class Qwen36(Qwen35):
     """
 
     name: ClassVar[str] = "qwen3.6"
-    preserves_thinking_by_default: ClassVar[bool] = False
     grammar: ClassVar[Grammar] = tagged(replace(_CALLS, values=values_of(">\n")), THINK)
 
     def __init__(
@@ -130,23 +120,13 @@ class Qwen36(Qwen35):
         tokenizer: Tokenizer,
         *,
         enable_thinking: bool = True,
-        preserve_thinking: bool | None = None,
+        preserve_thinking: bool = False,
         unsafe_content: bool = False,
         processor: Any = None,
     ) -> None:
         super().__init__(tokenizer, enable_thinking=enable_thinking, unsafe_content=unsafe_content, processor=processor)
-        preserve_thinking = self.preserves_thinking_by_default if preserve_thinking is None else preserve_thinking
         check_flag("preserve_thinking", preserve_thinking)
         self.preserve_thinking = preserve_thinking
-
-    def specification(self) -> dict[str, Any]:
-        """See `Renderer.specification`."""
-        is_default = self.preserve_thinking == self.preserves_thinking_by_default
-        return {**super().specification(), **({} if is_default else {"preserve_thinking": self.preserve_thinking})}
-
-    def has_block(self, message: Message, *, is_after_query: bool, is_last: bool) -> bool:
-        """Return whether the reply comes after the last query, or `preserve_thinking` is set."""
-        return is_after_query or self.preserve_thinking
 
 
 class Qwen38(Qwen36):
@@ -162,7 +142,7 @@ class Qwen38(Qwen36):
     """
 
     name: ClassVar[str] = "qwen3.8"
-    preserves_thinking_by_default: ClassVar[bool] = True
+    reads_tags_in_content: ClassVar[bool] = False
     shows_empty_system: ClassVar[bool] = False
 
     def __init__(
@@ -170,7 +150,7 @@ class Qwen38(Qwen36):
         tokenizer: Tokenizer,
         *,
         enable_thinking: bool = True,
-        preserve_thinking: bool | None = None,
+        preserve_thinking: bool = True,
         reasoning_effort: Literal["xhigh", "medium", "low"] = "xhigh",
         unsafe_content: bool = False,
         processor: Any = None,
@@ -185,25 +165,7 @@ class Qwen38(Qwen36):
         if reasoning_effort not in _INSTRUCTIONS:
             raise ConfigError(f"reasoning_effort is {reasoning_effort!r}; expected one of {', '.join(_INSTRUCTIONS)}")
         self.reasoning_effort = reasoning_effort
-
-    def specification(self) -> dict[str, Any]:
-        """See `Renderer.specification`."""
-        is_default = self.reasoning_effort == "xhigh"
-        return {**super().specification(), **({} if is_default else {"reasoning_effort": self.reasoning_effort})}
-
-    @property
-    def instructions(self) -> str:
-        """The instructions for the reasoning effort."""
-        return _INSTRUCTIONS[self.reasoning_effort] if self.enable_thinking else ""
-
-    @property
-    def reasoning_in_content(self) -> tuple[str, str] | None:
-        """Return None: a think block in the content is text."""
-        return None
-
-    def as_read(self, message: Message) -> Message:
-        """Return the message unchanged: a think block in the content is text."""
-        return message
+        self.instructions = _INSTRUCTIONS[reasoning_effort] if enable_thinking else ""
 
     def as_written(self, message: Message) -> Message:
         """See `Qwen36`; an empty text as arguments means no arguments."""

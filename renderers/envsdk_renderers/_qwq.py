@@ -47,19 +47,18 @@ class QwQ(ThinkingChatML):
 
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
         """Show a reply that is not the last message without reasoning, and without newlines at its start."""
-        tail = messages[settled:]
-        return [*map(self._as_past, tail[:-1]), *tail[-1:]]
-
-    def _as_past(self, message: Message) -> Message:
-        if message.role != "assistant":
-            return message
-        content = message.content
-        if self.unsafe_content:
-            content = content.split("</think>")[-1]
-        content = content.lstrip("\n")
-        if message.tool_calls and message.content and not content:
-            raise RenderError(
-                f"{self.name!r} cannot express a call after a text of only newlines: its template writes one too many"
-            )
-        shown = message.with_reasoning(None)
-        return shown if content == shown.content else shown.model_copy(update={"content": content})
+        tail = list(messages[settled:])
+        for index, message in enumerate(tail[:-1]):
+            if message.role == "assistant":
+                content = (message.content.split("</think>")[-1] if self.unsafe_content else message.content).lstrip(
+                    "\n"
+                )
+                if message.tool_calls and message.content and not content:
+                    raise RenderError(
+                        f"{self.name!r} cannot express a call after a text of only newlines: its template writes one "
+                        "too many"
+                    )
+                shown = message.with_reasoning(None)
+                is_same = content == shown.content
+                tail[index] = shown if is_same else shown.model_copy(update={"content": content})
+        return tail

@@ -5,7 +5,7 @@ token, but it can contain `User:`, and so forge a turn.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -63,12 +63,8 @@ class RoleColon(WholeRenderer, FamilyRenderer):  # how a message begins depends 
                 f"the tokenizer {tokenizer.name!r} has no known token that ends a text: give its name as stop="
             )
         self.stop_tokens = (names[0],)
-        self._is_stop_given = stop is not None
+        self.stop = stop
         super().__init__(tokenizer, unsafe_content=unsafe_content)
-
-    def specification(self) -> dict[str, Any]:
-        """See `Renderer.specification`."""
-        return {**super().specification(), **({"stop": self.stop_tokens[0]} if self._is_stop_given else {})}
 
     def check_tools(self, tools: Sequence[ToolSchema]) -> None:
         """Refuse tools: a base model knows no format of calls."""
@@ -87,21 +83,19 @@ class RoleColon(WholeRenderer, FamilyRenderer):  # how a message begins depends 
         """Write the role, a colon and the content."""
         out.scaffold("" if previous is None else "\n\n")
         out.scaffold(f"{message.role.capitalize()}:")
-        self._emit_text(out, message)
+        out.scaffold(" ")
+        out.content(message.content)
 
     def emit_reply(self, out: Emission, message: Message) -> None:
         """Write the content; reasoning is not shown."""
         if message.tool_calls:
             raise RenderError(f"{self.name!r} cannot express a tool call")
-        self._emit_text(out, message)
+        out.scaffold(" ")
+        out.content(message.content)
         out.scaffold(self.stop_tokens[0])
 
     def _emission(self) -> Emission:
         return CutEmission(self.encoder)  # no template joins the messages, and apart they stay what was sampled
-
-    def _emit_text(self, out: Emission, message: Message) -> None:
-        out.scaffold(" ")
-        out.content(message.content)
 
     def extension(
         self,
@@ -121,7 +115,8 @@ class RoleColon(WholeRenderer, FamilyRenderer):  # how a message begins depends 
             )
         out = self._emission()
         out.begin(1, "user")
-        self._emit_text(out, messages[0])
+        out.scaffold(" ")
+        out.content(messages[0].content)
         self.emit_conversation(out, [Message(role="assistant"), *messages], first=2)
         return self._prompted(out, len(messages) + 1, prefill) if generation_prompt else Rendered(out)
 

@@ -25,8 +25,8 @@ The conversation of the program itself has an empty text.
 
 
 def own(context: str) -> tuple[str, str, str]:
-    """The break at which another agent begins a conversation of its own."""
-    return context, "switch handoff", "agent: a conversation of its own"
+    """The break at which another agent begins a separate conversation."""
+    return context, "switch handoff", "agent: a separate conversation"
 
 
 def edited(detail: str) -> tuple[str, str, str]:
@@ -146,7 +146,7 @@ def played(case: Case) -> Run:
         env = case.env(**options) if case.env else ProgramOfCase(case.program, **options)
         # The ids that the gateway issues follow from the seed: runs that are put together later need different ones.
         trajectory = envsdk.rollout(env, ReplyPolicy(env, reply), seed=zlib.crc32(case.name.encode()))
-        asked = driver_of(env)._conversations.asked
+        asked = driver_of(env).program._conversations.asked
         env.close()
     assert not any(list(replies) for replies in left.values()), "the program asked for fewer replies"
     return Run(case, trajectory, asked)

@@ -29,7 +29,7 @@ from envsdk.testing import Check, EnvReport, check_env
 from envsdk.testing import _env_attacks as env_replies
 from envsdk.testing import _env_episodes as env_episodes
 from envsdk.testing import _environments as environments
-from envsdk.testing._env_attacks import right_arguments, texts_in
+from envsdk.testing._env_attacks import right_arguments
 from envsdk.testing._env_episodes import TimeLimitExceeded, time_limit
 
 ATTACKS = {"garbage replies", "injected text", "enormous replies", "cut replies"}
@@ -66,17 +66,12 @@ def register() -> Iterator[Callable[..., str]]:
 BROKEN: list[tuple[type[Env], dict[str, str]]] = [
     (broken.GlobalRandom, {"no global random state": "the global state of `random`"}),
     (broken.GlobalSeed, {"no global random state": "the global state of `numpy.random`"}),
-    (broken.Clock, {"same bytes": "It is 1"}),
     (broken.Unseeded, {"same bytes": "Thank you, 0."}),
     (broken.MutableDefault, {"same bytes": "That was episode "}),
     (broken.HashOrder, {ELSEWHERE: "sort what comes out of a set"}),
     (broken.Today, {ELSEWHERE: "it is another day"}),
     (broken.Leftover, {"reset clears state": "'main, user: \"You said 5 words.\"'"}),
-    (
-        broken.SharedByCopies,
-        {"copies": "the original gives another", "forks": "the original does not continue"},
-    ),
-    (broken.ClassAttribute, {"copies": "in the object (self)", "forks": "in the object (self)"}),
+    (broken.SharedByCopies, {"copies": "the original gives another", "forks": "the original does not continue"}),
     (broken.SharedByForks, {"forks": "the original does not continue as it does without forks"}),
     (broken.NotCopyable, {"forks": "cannot pickle 'generator' object. Let __getstate__ leave out"}),
     (broken.SharedBySubagents, {"step and rollout": "They heard"}),
@@ -92,16 +87,12 @@ BROKEN: list[tuple[type[Env], dict[str, str]]] = [
     (broken.NeverEnds, {"episodes end": "set default_limits"}),
     (broken.RaisesWhatNobodyCatches, {"tool errors": "stop with other types as number: it raises _Stop: enough"}),
     (broken.CrashesOnWhatIsNotThere, {"tool errors": "open with other types as name: it crashes"}),
-    (broken.RaisesTheSdksError, {"tool errors": "TaskError: there is no such task"}),
     (broken.AnswersAsUser, {"tool errors": "12 calls are followed by ['user: What?'"}),
     (broken.ClosesOnce, {"calls out of order": "RuntimeError: it is closed"}),
     (broken.StepsBehindTheEnd, {"calls out of order": "step() after the end does not raise"}),
     (broken.OldReset, {"gymnasium checker": "does not provide an `options`"}),
     (broken.DropsTokens, {"declared observations": "but drops tokens", "history policies": "but drops tokens"}),
-    (
-        broken.LivesOnThinking,
-        {"history policies": "with history='strip' the reference policy gets 0; without"},
-    ),
+    (broken.LivesOnThinking, {"history policies": "with history='strip' the reference policy gets 0; without"}),
     (broken.TakesDigitsForNumbers, {"garbage replies": "the text '\\xb2'", "enormous replies": "Exceeds the limit"}),
     (broken.PaysWhatItIsTold, {"injected text": "a result, as text: the reward is 5."}),
     (broken.NeedsWholeWords, {"cut replies": "it raises ValueError: this is half a word"}),
@@ -194,7 +185,7 @@ def test_of_an_object_with_options_the_command_has_them() -> None:
 
 
 def test_a_sound_environment_passes_every_check(register: Callable[..., str]) -> None:
-    report = check_env(register(broken.Sound), seeds=4).raise_if_failed()
+    report = check_env(register(broken.Sound), seeds=2).raise_if_failed()
     assert [check.name for check in report.checks] == list(environments.CHECKS)
     assert [check.name for check in report.checks if check.verdict != "PASS"] == ["images", "tool errors"]
     assert all(check.seconds >= 0 and not check.command for check in report.checks)
@@ -203,7 +194,7 @@ def test_a_sound_environment_passes_every_check(register: Callable[..., str]) ->
 
 @pytest.mark.parametrize("env", [broken.SoundTools, broken.ConcurrentTools, broken.FewTasksDeclared])
 def test_other_sound_environments_pass(env: type[Env]) -> None:
-    report_of(env).raise_if_failed()
+    report_of(env, seeds=2).raise_if_failed()
 
 
 def test_without_a_reference_policy_the_checks_do_what_they_can() -> None:
@@ -241,7 +232,8 @@ def test_a_class_that_is_registered_is_stored_by_its_name() -> None:
 
 
 def test_a_specification_that_holds_a_function_is_refused(register: Callable[..., str]) -> None:
-    report = report_of(register(broken.WithFunction, kwargs={"finish": lambda: None}), also={ELSEWHERE})
+    env = register(broken.WithFunction, kwargs={"finish": lambda: None})
+    report = report_of(env, checks={"specification"}, also={ELSEWHERE})
     (check,) = report.failed
     assert check.name == "specification" and "cannot be written as JSON" in check.detail
     (elsewhere,) = [check for check in report.checks if check.name == ELSEWHERE]
@@ -346,8 +338,7 @@ def test_of_functions_and_objects_all_is_checked_that_can_be() -> None:
         return broken.Sound(split=split)
 
     for given, can_be_set in ((make, True), (lambda: broken.Sound(), False), (broken.Sound(), False)):
-        report = report_of(given, seeds=2).raise_if_failed()
-        (splits,) = [check for check in report.checks if check.name == "splits"]
+        (splits,) = check_env(given, seeds=2, only="splits").raise_if_failed().checks
         assert (splits.verdict == "PASS") == can_be_set
         assert can_be_set or "pass" in splits.detail
 
@@ -443,7 +434,7 @@ def test_right_arguments_are_what_the_schema_allows(hint: Any) -> None:
 
     made = tool(look_up)
     assert made.read(right_arguments(made.schema)).keys() == {"what"}
-    assert texts_in(made.schema, "7").keys() == {"what", "times"}
+    assert right_arguments(made.schema, "7", with_optional=True).keys() == {"what", "times"}
 
 
 def test_a_time_limit_interrupts_whatever_runs() -> None:

@@ -93,7 +93,7 @@ class CountsRounds(HistoryPolicy):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, HistoryPolicy) else "",
 )
-def test_a_policy_with_a_bug_fails_and_is_told_where(policy: HistoryPolicy, check: str, detail: str):
+def test_a_policy_with_a_bug_fails_and_the_report_names_where(policy: HistoryPolicy, check: str, detail: str):
     failed = {failed.name: failed.detail for failed in check_history(policy).failed}
     assert detail in failed[check]
 

@@ -23,6 +23,7 @@ import envsdk
 from envsdk import Env, Message, Trajectory, Turn, errors
 from envsdk import _registry as registry
 from envsdk.cli import _check as checks
+from envsdk.cli import _rollout as rollout
 from envsdk.cli import app
 from envsdk.cli._check import printed_checks
 from envsdk.cli._options import options_of
@@ -342,10 +343,9 @@ def test_check_prints_each_check_as_it_ends() -> None:
             assert len(printed) == number + 1
 
 
-@pytest.mark.parametrize("env", ["envsdk_environments._math_chat:MathChat", "broken_environments:Sound"])
-def test_rollout_takes_a_class_as_check_and_play_do(env: str, tmp_path: Path) -> None:
-    printed = run("rollout", env, "--episodes", 2, "--history", "strip", "--out", tmp_path)
-    assert env.rpartition(":")[2] in printed
+def test_rollout_takes_a_class_as_check_and_play_do(tmp_path: Path) -> None:
+    printed = run("rollout", "broken_environments:Sound", "--episodes", 2, "--history", "strip", "--out", tmp_path)
+    assert "Sound" in printed
     assert len(list(read_jsonl(tmp_path / "trajectories.jsonl", Trajectory))) == 2
 
 
@@ -365,22 +365,14 @@ def test_check_takes_options_and_prints_for_machines() -> None:
 
 
 def test_check_prints_a_command_that_repeats_it_with_the_same_name_and_options() -> None:
-    given = [
-        "check",
-        "broken_environments:GlobalRandom",
-        "--option",
-        "history=strip",
-        "--only",
-        "no global random state",
-    ]
+    options = ["--option", "history=strip", "--only", "no global random state"]
+    given = ["check", "broken_environments:GlobalRandom", *options]
     result = CliRunner().invoke(app, [*given, "--seeds", "1"])
     (line,) = [line.strip() for line in result.output.splitlines() if line.strip().startswith("envsdk check")]
     assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == result.exit_code == 1
 
 
 def test_check_of_a_class_that_fails_ends_with_status_1() -> None:
-    name = "envsdk_environments._guess_number:GuessNumber"
-    assert "0 of 1" in run("check", name, "--only", "same bytes", "--seeds", 2)
     printed = run("check", "envsdk.authoring._env:Env", "--only", "reward range", "--seeds", 1, status=1)
     assert "FAIL" in printed
 
@@ -404,7 +396,11 @@ def test_check_of_what_is_not_an_environment_is_refused(name: str, message: str)
 # The demo.
 
 
-def test_the_demo_names_and_leaves_out_what_this_machine_cannot_run(registered: None, tmp_path: Path) -> None:
+def test_the_demo_names_and_leaves_out_what_this_machine_cannot_run(
+    registered: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["envsdk/Broken-v0", "envsdk/GuessNumber-v1", "envsdk/Random-v0"]
+    monkeypatch.setattr(rollout, "list_envs", lambda: names)
     printed = run("demo", "--episodes", 1, "--out", tmp_path)
     assert "skipped: envsdk/Broken-v0: this machine has no such thing\n" in printed
     assert "skipped: envsdk/Random-v0: it is nondeterministic\n" in printed
@@ -495,4 +491,4 @@ def test_a_new_environment_is_short_and_works_with_every_renderer(
     for renderer, tokenizer in [*tokenizers, ("harmony", real_models.gpt_oss_tokenizer())]:
         for policy, reward in (("reference", 1.0), ("null", 0.0)):
             env = kind(renderer=renderer, tokenizer=tokenizer, split="test")
-            assert {envsdk.rollout(env, policy, seed=seed).reward for seed in range(3)} == {reward}
+            assert envsdk.rollout(env, policy, seed=0).reward == reward

@@ -106,13 +106,6 @@ def values(sample: Sample) -> list[float]:
 # Returns.
 
 
-def test_a_return_is_the_discounted_sum_of_the_rewards_from_its_step_on():
-    assert discounted([1.0, 0.0, 2.0], 0.5).tolist() == [1.5, 1.0, 2.0]
-    assert discounted([1.0, 0.0, 2.0]).tolist() == [3.0, 2.0, 2.0]
-    assert discounted([1.0, 0.0, 2.0], 0.0).tolist() == [1.0, 0.0, 2.0]
-    assert discounted([]).tolist() == []
-
-
 @given(REWARDS, st.floats(0, 1))
 def test_a_return_is_what_its_formula_says(rewards: list[float], gamma: float):
     n = len(rewards)
@@ -216,12 +209,6 @@ def test_baselines_give_what_their_formulas_say():
 def test_leave_one_out_leaves_out_all_that_an_owner_has():
     advantages = leave_one_out([1.0, 3.0, 5.0, 7.0], ["a", "a", "b", "c"])
     assert advantages.tolist() == [1 - 6, 3 - 6, 5 - 11 / 3, 7 - 3]
-
-
-@given(REWARDS)
-def test_mean_and_normalized_advantages_add_up_to_nothing(rewards: list[float]):
-    assert abs(mean(rewards).sum()) < 1e-6
-    assert abs(normalized(rewards).sum()) < 1e-6
 
 
 @given(st.floats(-1e6, 1e6), st.integers(2, 9))
@@ -524,29 +511,6 @@ def test_sub_agents_of_real_episodes_are_compared_with_sub_agents():
     assert alone["e0", "main/worker-1"] == alone["e0", "main"] == 7.25 - 0.625
 
 
-def test_sub_agents_may_be_credited_for_what_they_earned_alone():
-    episodes = played([Boss([[0.0, 1.0], [0.0, 2.0]], 4.0), Boss([[0.5, 0.0]], 0.0)])
-    samples = [one for episode in episodes for one in episode.samples()]
-    returns = {episode.id: step_returns(episode, scope="context") for episode in episodes}
-    assert returns["e0"].tolist() == [4.25, 1.0, 1.0, 4.25 - 0.125, 2.0, 2.0, 4.0]
-    assert returns["e1"].tolist() == [0.125, 0.5, 0.0, 0.0]
-    credited = {(one.trajectory_id, one.context): one for one in step_advantages(samples, returns)}
-    worker = credited["e1", "main/worker-1"]
-    first, last = (np.asarray(worker.advantage)[worker.step_ids == step] for step in (0, 1))
-    assert first.tolist() == pytest.approx([0.5 - 6.5 / 6] * len(first))
-    assert last.tolist() == pytest.approx([0.0 - 6.5 / 6] * len(last))
-
-
-def test_a_real_sub_agent_shares_what_comes_after_it():
-    (episode,) = played([Boss([[0.0, 1.0], [0.0, 2.0]], 4.0)])
-    contexts = [step.context for step in episode.steps]
-    assert contexts == ["main", *["main/worker-1"] * 2, "main", *["main/worker-2"] * 2, "main"]
-    # What a step earned: the turn that answers it, and that which answers the handoff.
-    assert [step.reward for step in episode.steps] == [0.125, 0.0, 1.0, 0.125, 0.0, 2.0, 4.0]
-    assert step_returns(episode).tolist() == [7.25, 5.125, 5.125, 6.125, 6.0, 6.0, 4.0]
-    assert step_returns(episode, 0.5)[2] == 1.0 + 0.5 * 0.125 + 0.25 * 4.0
-
-
 def test_players_have_rewards_and_baselines_of_their_own():
     episodes = played([Duel(0), Duel(1), Duel(0), Duel(0)])
     samples = [one for episode in episodes for one in episode.samples()]
@@ -558,18 +522,6 @@ def test_players_have_rewards_and_baselines_of_their_own():
     assert step_returns(episodes[0]).tolist() == [1.0, -1.0, 1.0, -1.0]
     assert step_returns(episodes[0], 0.5).tolist() == [0.5, -0.5, 1.0, -1.0]
     assert step_returns(episodes[0], scope="trajectory").tolist() == [0.75, 0.5, 0.25, 0.0]
-
-
-def test_the_penalty_reaches_all_contexts_of_an_episode():
-    (episode,) = played([Boss([[0.0, 1.0]], 4.0)])
-    samples = [replace(one, advantage=1.0) for one in episode.samples()]
-    trainer = [np.full(len(one), -0.5 * index) for index, one in enumerate(samples)]
-    first, second = add_kl_penalty(samples, trainer, 1.0)
-    # The sampler was sure: d is 0 in the first context, 0.5 in the second.
-    share = int(second.mask.sum()) / int(first.mask.sum() + second.mask.sum())
-    np.testing.assert_allclose(np.asarray(first.advantage)[first.mask], 1.0 + 0.5 * share, rtol=1e-6)
-    np.testing.assert_allclose(np.asarray(second.advantage)[second.mask], 0.5 + 0.5 * share, rtol=1e-6)
-    assert not np.any(np.asarray(second.advantage)[~second.mask])
 
 
 # The penalty.

@@ -83,13 +83,6 @@ def test_forced_tokens_do_not_hide_a_difference():
     assert "not forced: critical" in str(found)
 
 
-def test_forced_tokens_do_not_hide_a_warning_either():
-    forced, sampled = [-1e-6] * 60, [-1.0] * 40
-    one = one_step([*forced, *sampled])
-    found = kl([one], [[NAN, *forced, *(value - 0.014 for value in sampled)]])  # the masked k1 of a published report
-    assert (found.all.verdict, found.free.verdict, found.verdict) == ("healthy", "warning", "warning")
-
-
 def test_a_difference_counts_up_to_the_clip_and_the_share_of_clipped_tokens_is_reported():
     one = one_step([-1.0, -1.0, -1.0, -1.0])
     found, unclipped = (kl([one], [[NAN, -1.5, -1.0, -51.0, -1.0]], clip=clip) for clip in (2.0, None))
@@ -104,14 +97,6 @@ def test_a_difference_counts_up_to_the_clip_and_the_share_of_clipped_tokens_is_r
 def test_a_clip_that_would_hide_outliers_is_refused(clip: Any):
     with pytest.raises(ConfigError, match=r"clip is .*; expected a finite number of nats above 0\.69"):
         kl([two_steps()], [np.zeros(6)], clip=clip)
-
-
-def test_the_published_case_is_critical():
-    rng = np.random.default_rng(0)
-    one = one_step(-rng.exponential(0.3, size=200))
-    found = kl([one], [one.logprobs - rng.exponential(5.0, size=201)])
-    assert 4 < found.all.k1 < 7
-    assert found.verdict == "critical"
 
 
 def test_equal_log_probabilities_are_healthy_and_log_probabilities_one_place_off_are_not():
@@ -192,10 +177,6 @@ def test_sampled_tokens_are_compared_at_their_positions():
     assert token_match([], []).share == token_match([[]], [[]]).share == 1.0
     assert str(found).startswith("75.0% of the sampled tokens are the same at the same position (6 of 8)")
     assert json.loads(json.dumps(found.to_dict()))["share"] == 0.75
-
-
-def test_a_token_that_is_left_out_shifts_all_behind_it():
-    assert token_match([list(range(100))], [list(range(5)) + list(range(6, 100))]).same == 5
 
 
 @pytest.mark.parametrize(
@@ -462,7 +443,7 @@ def test_numbers_in_json_may_be_written_in_another_way_and_true_is_no_number():
     ],
 )
 def test_huge_and_hostile_texts_are_explained(piece: str):
-    text = piece * (100_000 // len(piece))  # who takes the square of its length does not come to an end
+    text = piece * (20_000 // len(piece))  # who takes the square of its length does not come to an end
     for first, second in ((text + "a", text + "b"), ("a" + text, "b" + text), (text + "a" + text, text + "b" + text)):
         found = explain_break(first, second)
         assert found.cause == "unknown"
@@ -563,26 +544,6 @@ def test_costs_of_an_episode_with_sub_agents():
     assert found.breaks["handoff"].dropped == found.breaks["return"].dropped == 0
     assert found.as_samples == found.as_tree == found.sampled + found.observed
     assert "3 return: 0 tokens dropped," in str(found)
-
-
-def test_a_sub_agent_with_full_history_costs_its_parents_prompt_once_as_a_tree():
-    trajectory = delegated([2, 1], full=True)
-    found = cost(trajectory)
-    prompts = [prompt.prompt for prompt in trajectory.prompts()]
-    assert found.prompts == sum(map(len, prompts))
-    assert found.breaks["handoff"].kept == sum(s.keep for s in trajectory.steps if s.base != s.context)
-    assert found.as_tree == found.sampled + found.observed < found.as_samples
-
-
-def test_of_a_failed_sub_agent_nothing_is_trained():
-    failing, without = delegated([-2], full=False), delegated([], full=False)
-    found = cost(failing)
-    assert failing.contexts["main/worker-1"].error is not None
-    assert (found.failed, found.samples, found.contexts, found.steps) == (0, 1, 2, 4)
-    (sample,) = failing.samples()
-    assert found.as_samples == found.as_tree == len(sample)
-    assert found.trained == int(sample.mask.sum()) < found.sampled
-    assert cost([failing, without]).as_tree == found.as_tree + cost(without).as_tree
 
 
 PLANS = st.recursive(st.integers(-3, 3).filter(bool), lambda inner: st.lists(inner, max_size=3), max_leaves=6)

@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 import envsdk
 from envsdk import Action, Env, HistoryPolicy, Message, Trajectory, Turn, UndeclaredBreak, errors
-from envsdk.contexts._protocol import Break
 from envsdk.history import History, Rewrite
 from envsdk.rollouts import arollout_many, rollout_many
 from envsdk.trajectories._context_log import ContextLog
@@ -144,7 +143,7 @@ def test_an_array_that_is_not_aligned_with_the_tokens_is_refused(extra: dict[str
 
 
 @pytest.mark.parametrize("other", [{}, {"x": np.ones((1, 2))}, {"x": np.ones(1, dtype=np.int64)}, {"x": [1.0]}])
-def test_arrays_beside_some_actions_and_not_beside_others_are_refused(other: dict[str, Any]) -> None:
+def test_arrays_with_some_actions_and_not_with_others_are_refused(other: dict[str, Any]) -> None:
     env = Talks(limits={"max_steps": 3})
     env.reset(seed=0)
     stop = env.renderer.stop_token_ids[0]
@@ -205,7 +204,7 @@ def test_a_reply_is_never_cut_inside_a_token() -> None:
 
 
 class Returns(HistoryPolicy):
-    """Returns what it is told to, once there is a reply."""
+    """Returns the given object once there is a reply."""
 
     what: Any = None
 
@@ -330,11 +329,6 @@ def test_a_shared_environment_is_refused_by_rollout_many() -> None:
         rollout_many(lambda: env, "null", seeds=range(2))
 
 
-def test_a_wrong_policy_name_is_said_at_once() -> None:
-    with pytest.raises(errors.UnknownName, match="reference"):
-        rollout_many(Talks, "refrence", seeds=range(2))
-
-
 def test_inside_an_event_loop_the_plain_functions_do_what_the_others_do() -> None:
     async def inside() -> list[Trajectory]:
         one = envsdk.rollout(Talks(limits={"max_steps": 1}), "null", seed=0)
@@ -408,27 +402,6 @@ def test_a_step_that_keeps_more_than_there_is_is_refused() -> None:
     for read in (Trajectory.samples, Trajectory.tree_size, lambda t: list(t.prompts())):
         with pytest.raises(errors.InvalidRecord, match=r"keeps 9 tokens of 'main'"):
             read(with_base(9))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (b'"base":"main","keep":0', b'"base":"other","keep":0'),
-        (b'"keep":0', b'"keep":"0"'),
-        (b'"tokens":[', b'"tokens":[-5,'),
-        (b'"tokens":[', b'"tokens":[1.7,'),
-        (b'"tokens":[', b'"tokens":[1099511627776,'),
-        (b'"extends":false', b'"extends":true'),
-        (b'"kind":"trajectory"', b'"kind":"sample"'),
-        (b'"start":0', b'"start":1'),
-    ],
-    ids=str,
-)
-def test_a_record_that_was_tampered_with_is_refused(old: bytes, new: bytes) -> None:
-    line = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0).to_json()
-    assert old in line
-    with pytest.raises((errors.InvalidRecord, UndeclaredBreak)):
-        Trajectory.from_json(line.replace(old, new, 1))
 
 
 def test_long_integers_in_tasks_stay_exact(tmp_path: Path) -> None:
@@ -514,9 +487,3 @@ def test_tools_without_parameters_can_be_called(parameters: object) -> None:
 def test_options_of_a_wrong_type_are_named(options: dict) -> None:
     with pytest.raises(errors.ConfigError, match=next(iter(options))):
         Talks(**options)
-
-
-def test_a_break_can_be_found_by_its_reason() -> None:
-    trajectory = envsdk.rollout(envsdk.make("envsdk/MathChat-v0", history="strip"), "reference", seed=0)
-    assert {broken.reason for broken in trajectory.breaks} == {"thinking_stripped"}
-    assert all(isinstance(broken, Break) and broken.dropped > 0 for broken in trajectory.breaks)

@@ -49,7 +49,7 @@ def test_the_counts_are_those_of_a_count_by_hand():
 
 
 def test_costs_grow_with_the_steps_or_with_their_square():
-    found = rows(estimate(SIZES, steps=200, history=["keep", "strip"]))
+    found = rows(estimate(SIZES, steps=120, history=["keep", "strip"]))
     assert [found[name].growth("prompts") for name in found] == pytest.approx([2, 2], abs=0.1)
     assert [found[name].growth("as_tree") for name in found] == pytest.approx([1, 1], abs=0.05)
     assert [found[name].growth("as_samples") for name in found] == pytest.approx([1, 2], abs=0.1)

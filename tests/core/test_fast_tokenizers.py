@@ -17,8 +17,6 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-import envsdk
-from envsdk import Message
 from envsdk.errors import MissingPackage, TokenizerError
 from envsdk.rendering.tokenizers import (
     DATA,
@@ -57,7 +55,7 @@ def both(name: str) -> tuple[Tokenizer, FastokensTokenizer]:
     return plain, fast
 
 
-FULL = {"gpt-oss", "deepseek-v4"}
+FULL = {"qwen3", "gpt-oss", "deepseek-v4"}
 ROWS = [pytest.param(name, marks=pytest.mark.full) if name in FULL else name for name in PLAIN]
 
 
@@ -96,7 +94,7 @@ def test_every_text_gives_the_same_ids_and_ends(name: str, data: st.DataObject) 
 
 
 def test_both_kinds_of_tokenizers_are_replaced() -> None:
-    assert isinstance(both("qwen3")[0], TiktokenTokenizer)
+    assert isinstance(both("embedded")[0], TiktokenTokenizer)
     plain = load_tokenizer(as_object(written()))
     assert isinstance(plain, HuggingFaceTokenizer)
     fast = load_tokenizer(plain, backend="fastokens")
@@ -104,6 +102,7 @@ def test_both_kinds_of_tokenizers_are_replaced() -> None:
         assert fast.encode(text).tolist() == plain.encode(text).tolist()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("run", RUNS)
 def test_a_long_run_of_one_text_gives_the_same_ids(name: str, run: str) -> None:
     plain, fast = both(name)
@@ -112,11 +111,12 @@ def test_a_long_run_of_one_text_gives_the_same_ids(name: str, run: str) -> None:
 
 
 def test_a_run_of_spaces_that_is_too_long_for_tiktoken_gives_the_ids_of_the_tokenizers_library() -> None:
-    text = " " * 1_000_000
+    text = " " * 140_000
     slow = HuggingFaceTokenizer("embedded", json.loads((DATA / "embedded.json").read_bytes())).encode(text).tolist()
     assert [tokenizer.encode(text).tolist() for tokenizer in both("embedded")] == [slow, slow]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("text", ["\ud800", "a\udc80b", "\ud83d\ude00", "中\udfff" * 100])
 def test_a_lone_surrogate_gives_what_it_gives_without_fastokens(name: str, text: str) -> None:
     plain, fast = both(name)
@@ -189,12 +189,11 @@ def test_a_pickled_tokenizer_gives_the_same_ids() -> None:
 
 
 def test_several_threads_get_the_same_ids() -> None:
-    plain, fast = both("qwen3")
+    plain, fast = both("embedded")
     given = [CORPUS[start : start + size] for start in range(0, 200_000, 9_000) for size in (50, 2_000, 90_000)]
     expected = [plain.encode(text).tolist() for text in given]
     with ThreadPoolExecutor(8) as threads:
-        for _ in range(3):
-            assert [ids.tolist() for ids in threads.map(fast.encode, given)] == expected
+        assert [ids.tolist() for ids in threads.map(fast.encode, given)] == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -211,19 +210,6 @@ def test_a_forked_process_gets_the_same_ids() -> None:
         "assert os.waitpid(pid, 0)[1] == 0\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=600)
-
-
-def test_an_episode_has_the_same_tokens_with_it() -> None:
-    def prompts(tokenizer: Tokenizer) -> list[int]:
-        env = envsdk.make("envsdk/GuessNumber-v1", renderer="qwen3", tokenizer=tokenizer)
-        trajectory = envsdk.rollout(env, "reference", seed=0)
-        return [token for sample in trajectory.samples() for token in sample.tokens.tolist()]
-
-    plain, fast = both("qwen3")
-    assert prompts(fast) == prompts(plain)
-    messages = [Message(role="user", content="<|im_end|> é e\u0301 12345")]
-    rendered = [envsdk.get_renderer("qwen3", each).render(messages) for each in (plain, fast)]
-    assert rendered[0].tokens.tolist() == rendered[1].tokens.tolist()
 
 
 def test_a_vocabulary_for_which_the_ids_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from soundness import check
 from toy_policies import in_any_vocabulary
@@ -362,6 +362,7 @@ def test_damaged_origins_are_refused() -> None:
         Trajectory.from_json(line.replace(b'"tokens":{"main":', b'"tokens":{"main":-'))
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(seed=st.integers(0, 999), history=st.sampled_from(["keep", "strip", "summarize"]))
 def test_any_tree_of_forks_trains_each_token_once(seed: int, history: str) -> None:
     rng = Random(seed)

@@ -127,15 +127,6 @@ def test_a_parent_that_delegates_is_one_sample_and_each_child_is_one() -> None:
     assert "Work on bees." in TOKENIZER.decode(trajectory.contexts["main/researcher-1"].tokens)
 
 
-def test_handoffs_nest() -> None:
-    inner = Boss([Handoff(Worker(), "x")])
-    trajectory = rollout(Boss([Handoff(inner, role="boss")]), says("I"), seed=1)
-    check(trajectory)
-    assert list(trajectory.contexts) == ["main", "main/boss-1", "main/boss-1/worker-1"]
-    assert len(trajectory.samples()) == 3
-    assert trajectory.contexts["main/boss-1/worker-1"].parent == "main/boss-1"
-
-
 def test_a_list_is_children_side_by_side_and_the_record_is_the_same_as_one_after_the_other() -> None:
     def boss() -> Boss:
         return Boss([[Handoff(Worker(n), n, role="w") for n in (3, 1, 2)]])
@@ -523,14 +514,6 @@ def grow(seed: int, strips: bool) -> Tree:
     return Tree(seed, history="strip" if strips else "keep", limits=Limits(max_steps=40, end_on_cut=False))
 
 
-@given(seed=st.integers(0, 1 << 30), policy_seed=st.integers(0, 99), strips=st.booleans())
-def test_every_tree_of_handoffs_and_players_is_sound(seed: int, policy_seed: int, strips: bool) -> None:
-    policy = RandomPolicy(TOKENIZER.vocab_size, seed=policy_seed, stop_probability=0.3)
-    trajectory = rollout(grow(seed, strips), policy, seed=seed)
-    check(trajectory)
-    assert rollout(grow(seed, strips), policy, seed=seed).to_json() == trajectory.to_json()
-
-
 @given(seed=st.integers(0, 1 << 30), strips=st.booleans())
 def test_every_tree_of_handoffs_players_and_forks_is_sound(seed: int, strips: bool) -> None:
     rng = Random(seed)
@@ -562,8 +545,10 @@ def test_every_tree_is_the_same_whether_it_is_stepped_or_rolled_out(seed: int, s
         env.step(policy(env.prompt(), episode_id=env.episode_id, **asked))
     assert env.trajectory.reward == pytest.approx(sum(step.reward or 0.0 for step in env.trajectory.steps))
     ends = {env.trajectory.stop_reason, *(log.stop_reason for log in env.trajectory.contexts.values())}
+    rolled_out = rollout(grow(seed, strips), policy, seed=seed)
+    check(rolled_out)
     if "max_steps" not in ends:  # side by side, who comes first takes most of a shared limit
-        assert rollout(grow(seed, strips), policy, seed=seed).to_json() == env.trajectory.to_json()
+        assert rolled_out.to_json() == env.trajectory.to_json()
 
 
 # Handing over before the first turn.
@@ -661,14 +646,6 @@ def test_a_sub_agent_may_begin_with_a_handoff_and_take_over_its_renderer() -> No
     assert trajectory.contexts["main/orders-1/worker-1"].parent == "main/orders-1"
 
 
-@pytest.mark.parametrize("broken", [Fails, FailsAtOnce])
-def test_a_sub_agent_that_fails_before_the_first_turn_is_a_result(broken: Any) -> None:
-    env = Orders(Handoff(broken()), Turn("What now?"), GOOD)
-    trajectory = rollout(env, says("I"), seed=1)
-    check(trajectory)
-    assert "disk" in env.results[0].error and trajectory.stop_reason == "terminated"
-
-
 @pytest.mark.parametrize(
     ("said", "error", "message"),
     [
@@ -731,13 +708,6 @@ def test_what_does_not_count_for_a_sub_agent_does_not_count_in_its_result() -> N
     check(trajectory)
     assert inner.results[0].reward == 5.0
     assert env.results[0].reward == trajectory.reward == 1.0
-
-
-def test_a_step_after_the_end_is_refused() -> None:
-    env = Boss([Handoff(Worker())])
-    rollout(env, says("I"), seed=1)
-    with pytest.raises(EpisodeError, match="after the end"):
-        env.step([1])
 
 
 # What may go wrong, and is not silent.
@@ -955,14 +925,6 @@ def test_a_sub_agent_that_cannot_be_closed_stops_no_other() -> None:
         env.close()
     env.close()
     assert closed == ["stuck", "fine"] * 2
-
-
-def test_what_a_sub_agent_was_told_last_is_in_the_messages_of_its_result() -> None:
-    env = Boss([Handoff(Worker(), "sums")])
-    rollout(env, says("I"), seed=1)
-    (result,) = env.results
-    said = ["You work.", "Work on sums.", result.content, "Done."]
-    assert [message.content for message in result.messages] == said
 
 
 def refuses_the_end(monkeypatch: pytest.MonkeyPatch) -> Any:

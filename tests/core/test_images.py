@@ -194,6 +194,7 @@ def test_a_damaged_reference_is_an_error(change):
         Image.from_reference({**Image.read(NOISE).reference(), **change})
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("shape", [(1, 1), (1, 300), (300, 1), (37, 53), (200, 100)])
 @pytest.mark.parametrize("kind", ["noise", "flat", "gradient"])
 def test_pixels_are_stored_without_loss_however_well_they_compress(shape, kind):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from vision_families import renderer_of
 from vision_models import picture
@@ -228,7 +228,6 @@ def check_places(tokens: Any, media: Any, renderer: Renderer, *, exactly: bool) 
     assert not exactly or np.array_equal(found, inside)
 
 
-@settings(max_examples=40, deadline=None)
 @given(PLANS)
 def test_the_invariants_hold_with_images(plan: Plan) -> None:
     try:
@@ -249,4 +248,3 @@ def test_the_invariants_hold_with_images(plan: Plan) -> None:
             assert len(inside) == renderer.vision.count(placed.image)
     again = Trajectory.from_json(trajectory.to_json())
     assert again.to_json() == trajectory.to_json()
-    assert play(plan).trajectory.to_json() == trajectory.to_json()

@@ -1,4 +1,4 @@
-"""Numbers that follow from the design: how many samples, which breaks, how many tokens, which end."""
+"""Numbers that follow from the design: how many samples, which breaks, how many tokens."""
 
 import math
 import re
@@ -10,7 +10,6 @@ import pytest
 from pydantic import Field
 
 from envsdk import Action, Break, Env, Handoff, HistoryPolicy, Message, StopReason, Trajectory, Turn, get_renderer
-from envsdk.errors import EpisodeError
 from envsdk.history import DROPPED_RESULT, History, Rewrite
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look something up."}}
@@ -58,10 +57,6 @@ class Seen:
     def breaks(self) -> list[Break | None]:
         return [info.get("break") for info in self.infos]
 
-    @property
-    def max_tokens(self) -> list[int]:
-        return [info["max_tokens"] for info in self.infos]
-
     def text(self, index: int = -1) -> str:
         return self.env.renderer.tokenizer.decode(self.prompts[index])
 
@@ -104,17 +99,18 @@ def tool_loop(steps: int, history: Any, **options: Any) -> Seen:
 
 # How many samples.
 
-STEPS = range(1, 13)
+STEPS = (1, 2, 5, 12)
 
 
 def test_keep_gives_one_sample_however_many_steps_think():
-    assert [len(talk(steps, "keep").trajectory.samples()) for steps in STEPS] == [1] * 12
+    assert [len(talk(steps, "keep").trajectory.samples()) for steps in STEPS] == [1] * 4
 
 
 def test_strip_gives_a_sample_for_each_thinking_step_that_answers_a_user():
     assert [len(talk(steps, "strip").trajectory.samples()) for steps in STEPS] == list(STEPS)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", [1, 2, 5])
 @pytest.mark.parametrize("episode", [talk, tool_loop])
 def test_compact_gives_a_sample_for_every_n_steps(episode: Any, every: int):
@@ -129,6 +125,7 @@ def test_compact_trains_n_steps_in_each_sample_and_what_is_left_in_the_last():
     assert [sample.n_segments for sample in samples] == [3, 3, 3]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("keep_last", [1, 5, 9])
 @pytest.mark.parametrize("episode", [talk, tool_loop])
 def test_compact_can_keep_the_thinking_of_the_last_replies(episode: Any, keep_last: int):
@@ -137,7 +134,7 @@ def test_compact_can_keep_the_thinking_of_the_last_replies(episode: Any, keep_la
         settled = step // 4 * 4  # how many replies there were at the last compaction
         shown = [number for number in range(step) if f"thought {number:03}" in seen.text(step)]
         assert shown == list(range(max(0, settled - keep_last), step))
-    breaks = [number for number, broken in enumerate(seen.breaks) if broken is not None]
+    breaks = [number for number, break_ in enumerate(seen.breaks) if break_ is not None]
     assert breaks == [step for step in (4, 8, 12) if step > keep_last]
     trajectory = seen.trajectory
     assert sum(int(sample.mask.sum()) for sample in trajectory.samples()) == trajectory.sampled_tokens
@@ -159,7 +156,7 @@ def test_separate_samples_train_each_sampled_token_once_and_the_tree_counts_each
 
 
 @pytest.mark.parametrize("loss", ["all", lambda step: step.start == 0], ids=["an empty action", "a rule"])
-def test_no_sample_holds_tokens_behind_its_last_trained_one(loss: Any):
+def test_no_sample_holds_tokens_after_its_last_trained_one(loss: Any):
     seen = Seen([query(), query(1), END], [says("7"), Action([]) if loss == "all" else says("8")])
     (sample,) = seen.trajectory.samples(loss)
     assert len(sample) == np.flatnonzero(sample.mask)[-1] + 1
@@ -172,7 +169,7 @@ def test_a_tool_round_with_reasoning_breaks_nothing_under_strip_and_the_next_que
     turns = [query(), result(1), result(2), query(3), END]
     replies = [thinks(1, calls=True), thinks(2, calls=True), thinks(3), thinks(4)]
     seen = Seen(turns, replies, history="strip")
-    assert [broken is not None for broken in seen.breaks] == [False, False, False, True, False]
+    assert [break_ is not None for break_ in seen.breaks] == [False, False, False, True, False]
     first = seen.env.renderer.render(seen.env.messages()[:1], tools=[TOOL], history="keep").tokens
     length = len(seen.prompts[2]) + len(seen.env.renderer.reply(thinks(3)))
     kept = len(first)
@@ -180,18 +177,10 @@ def test_a_tool_round_with_reasoning_breaks_nothing_under_strip_and_the_next_que
     assert [sample.metadata["steps"] for sample in seen.trajectory.samples()] == [[0, 1, 2], [3]]
 
 
-def test_a_stripped_prompt_has_the_calls_and_results_and_no_thinking():
-    turns = [query(), result(1), query(2), END]
-    seen = Seen(turns, [thinks(1, calls=True), thinks(2), says("Yes.")], history="strip")
-    assert "thought" not in seen.text(2)
-    assert seen.text(2).count("<tool_response>") == 1
-    assert '{"name": "look", "arguments": {"id": 1}}' in seen.text(2)
-
-
 def test_an_empty_think_block_in_a_tool_round_is_a_template_break_under_strip():
     empty = Message(role="assistant", reasoning="", tool_calls=({"name": "look", "arguments": {"id": 1}},))
     seen = Seen([query(), result(1), result(2), END], [empty, thinks(2, calls=True), says("Yes.")], history="strip")
-    assert [broken and (broken.kind, broken.reason) for broken in seen.breaks] == [
+    assert [break_ and (break_.kind, break_.reason) for break_ in seen.breaks] == [
         *(None, ("rewrite", "template"), None, None)
     ]
     kept = len(seen.prompts[0]) - len(seen.env.renderer.tokenizer.encode("assistant\n")) - 1
@@ -206,16 +195,16 @@ def test_the_empty_think_block_of_a_model_that_does_not_think_is_a_template_brea
     direct = {"name": "qwen3", "enable_thinking": False}
     turns = [query(number) for number in range(5)]
     seen = Seen([*turns, END], [says("Yes.")] * 5, history="strip", renderer=direct)
-    assert [broken.reason for broken in seen.trajectory.breaks] == ["template"] * 4
+    assert [break_.reason for break_ in seen.trajectory.breaks] == ["template"] * 4
 
 
 def test_compact_says_after_how_many_steps_it_compacts():
     seen = talk(7, {"name": "compact", "every": 3})
-    assert [(broken.reason, broken.detail) for broken in seen.trajectory.breaks] == [
+    assert [(break_.reason, break_.detail) for break_ in seen.trajectory.breaks] == [
         ("compaction", "after 3 steps"),
         ("compaction", "after 6 steps"),
     ]
-    assert [index for index, broken in enumerate(seen.breaks) if broken] == [3, 6]
+    assert [index for index, break_ in enumerate(seen.breaks) if break_] == [3, 6]
 
 
 def test_a_policy_that_rewrites_only_what_is_new_breaks_nothing():
@@ -237,13 +226,13 @@ def test_a_policy_that_rewrites_only_what_is_new_breaks_nothing():
 @pytest.mark.parametrize(
     "turn", [Turn([]), Turn([Message(role="assistant", content="an example")])], ids=["none", "shot"]
 )
-def test_strip_follows_the_template_behind_a_turn_that_ends_with_the_assistant(turn: Turn):
+def test_strip_follows_the_template_after_a_turn_that_ends_with_the_assistant(turn: Turn):
     seen = Seen([query(), turn, result(1), END], [says("a"), says("b")], history="strip")
     shown = seen.env.renderer.render(seen.env.messages(), tools=[TOOL], generation_prompt=True)
     assert seen.text() == seen.env.renderer.tokenizer.decode(shown.tokens)
 
 
-def test_a_message_is_measured_as_it_stands_between_its_neighbors():
+def test_a_message_is_measured_between_its_neighbors():
     measured: list[tuple[int, int]] = []
 
     class Measures(HistoryPolicy):
@@ -289,38 +278,29 @@ def test_all_of_the_context_that_a_sub_agent_begins_with_came_first():
     assert looks.noted == [(0, 3, 3)]
 
 
-def test_the_tools_are_shown_once_when_a_policy_puts_a_message_before_the_first():
-    class Note(HistoryPolicy):
-        def view(self, history: History) -> Rewrite | None:
-            return Rewrite(0, [Message(role="user", content="a note"), *history.messages], "edit")
-
-    assert Seen([query()], [], history=Note()).text().count("# Tools") == 1
-
-
 # The budget.
 
 
 def test_a_budget_rewrites_rarely_because_it_rewrites_down_to_its_target():
     for episode in (talk, tool_loop):
-        seen = episode(60, {"name": "budget", "max_tokens": 1000, "target": 0.5})
+        seen = episode(40, {"name": "budget", "max_tokens": 1000, "target": 0.5})
         lengths = list(map(len, seen.prompts[:-1]))
-        rewritten = [length for length, broken in zip(lengths, seen.breaks, strict=False) if broken]
+        rewritten = [length for length, break_ in zip(lengths, seen.breaks, strict=False) if break_]
         new = seen.trajectory.sampled_tokens + sum(
             len(seen.env.renderer.tokenizer.encode(m.content)) for m in seen.env.messages()
         )
         assert max(lengths) <= 1000
         assert 1 < len(rewritten) <= 2 * new / (0.5 * 1000)
         assert all(0.3 * 1000 < length <= 0.5 * 1000 for length in rewritten)
-        assert [broken.reason for broken in seen.trajectory.breaks] == ["budget"] * len(rewritten)
+        assert [break_.reason for break_ in seen.trajectory.breaks] == ["budget"] * len(rewritten)
 
 
 def test_a_budget_with_a_higher_target_keeps_more_and_rewrites_more_often():
     counts = [
-        len(tool_loop(60, {"name": "budget", "max_tokens": 1000, "target": target}).trajectory.breaks)
-        for target in (0.3, 0.6, 0.9)
+        len(tool_loop(30, {"name": "budget", "max_tokens": 1000, "target": target}).trajectory.breaks)
+        for target in (0.3, 0.9)
     ]
-    assert counts == sorted(counts)
-    assert counts[0] < counts[2]
+    assert counts[0] < counts[1]
 
 
 @pytest.mark.parametrize("order", [("oldest",), ("tool_results", "oldest"), ("thinking", "oldest")], ids=str)
@@ -328,7 +308,7 @@ def test_a_budget_leaves_no_tool_result_without_its_call_and_no_call_without_its
     seen = tool_loop(40, {"name": "budget", "max_tokens": 700, "order": order})
     assert seen.trajectory.breaks
     for index in range(len(seen.prompts) - 1):
-        said = seen.text(index).split("<|im_end|>", 1)[1]  # behind the system block, which shows how to call
+        said = seen.text(index).split("<|im_end|>", 1)[1]  # after the system block, which shows how to call
         parts = re.findall(r'"id": (\d+)|<tool_response>\n(?:result 0*(\d+)|\[)', said)
         calls = [int(call) for call, _ in parts if call]
         assert calls == list(range(index - len(calls), index))
@@ -338,7 +318,7 @@ def test_a_budget_leaves_no_tool_result_without_its_call_and_no_call_without_its
 
 def test_a_budget_drops_the_oldest_thinking_first_and_no_more_than_it_must():
     seen = tool_loop(12, {"name": "budget", "max_tokens": 700, "target": 0.9, "order": ["thinking"]})
-    index = next(index for index, broken in enumerate(seen.breaks) if broken)
+    index = next(index for index, break_ in enumerate(seen.breaks) if break_)
     thoughts = [int(number) for number in dict.fromkeys(re.findall(r"thought (\d+)", seen.text(index)))]
     assert thoughts == list(range(index - len(thoughts), index))
     assert 0 < len(thoughts) < index
@@ -347,7 +327,7 @@ def test_a_budget_drops_the_oldest_thinking_first_and_no_more_than_it_must():
 
 def test_a_budget_puts_a_notice_in_the_place_of_a_dropped_tool_result():
     seen = tool_loop(12, {"name": "budget", "max_tokens": 700, "target": 0.8, "order": ["tool_results"]})
-    index = next(index for index, broken in enumerate(seen.breaks) if broken)
+    index = next(index for index, break_ in enumerate(seen.breaks) if break_)
     results = re.findall(r"<tool_response>\n(.*?)\n</tool_response>", seen.text(index))
     dropped = results.count(DROPPED_RESULT)
     assert 0 < dropped < len(results)
@@ -375,11 +355,6 @@ def test_an_episode_is_truncated_when_the_budget_finds_nothing_to_drop():
     assert [len(sample.metadata["steps"]) for sample in seen.trajectory.samples()] == [1]
 
 
-def test_an_episode_whose_first_prompt_passes_the_budget_is_truncated_at_once():
-    seen = Seen([query()], [], history={"name": "budget", "max_tokens": 10})
-    assert seen.trajectory.stop_reason == StopReason.CONTEXT_FULL
-
-
 def test_a_budget_knows_how_long_the_first_message_is():
     first = Turn(Message(role="tool", content="result " * 60), tools=[TOOL])
     turns = [first, Turn("more " * 60), Turn("more " * 10), END]
@@ -387,95 +362,7 @@ def test_a_budget_knows_how_long_the_first_message_is():
     assert max(map(len, seen.prompts[:-1])) <= 230
 
 
-# Limits: each way to end, and how many tokens a reply may have on the way there.
-
-
-def length_of(turn: Turn, **options: Any) -> int:
-    return len(Seen([turn], [], **options).prompts[0])
-
-
-def test_the_environment_terminates():
-    seen = Seen([query(), Turn("Yes.", reward=1.0, terminated=True)], [says("7")])
-    assert (seen.terminated, seen.truncated, seen.reward) == (True, False, 1.0)
-    assert (seen.trajectory.status, seen.trajectory.stop_reason) == ("terminated", StopReason.TERMINATED)
-    assert seen.max_tokens[0] is None
-
-
-def test_the_environment_truncates():
-    seen = Seen([query(), Turn("Time is up.", truncated=True)], [says("7")])
-    assert (seen.terminated, seen.truncated) == (False, True)
-    assert (seen.trajectory.status, seen.trajectory.stop_reason) == ("truncated", StopReason.TRUNCATED)
-
-
-def test_what_the_environment_says_comes_before_every_limit():
-    cut = Action([5], finish_reason="length")
-    limits = {"max_steps": 1, "max_sampled_tokens": 1, "max_context_tokens": 30}
-    seen = Seen([Turn("Well?"), END], [cut], limits=limits)
-    assert seen.trajectory.stop_reason == StopReason.TERMINATED
-
-
-def test_max_steps_ends_after_so_many_replies_and_the_last_one_is_scored():
-    turns = [query(), query(1), Turn("Question?", reward=0.5)]
-    seen = Seen(turns, [says("7"), says("8")], limits={"max_steps": 2})
-    assert (seen.trajectory.stop_reason, seen.reward) == (StopReason.MAX_STEPS, 0.5)
-    assert [step.reward for step in seen.trajectory.steps] == [0.0, 0.5]
-    assert seen.max_tokens[:2] == [None] * 2
-
-
-def test_max_context_tokens_leaves_a_reply_what_the_prompt_does_not_take():
-    first = length_of(Turn("Question?"))
-    limits = {"max_context_tokens": first + 40}
-    seen = Seen([Turn("Question?"), Turn("And?"), Turn("And?" * 40)], [Action([5] * 10), Action([5])], limits=limits)
-    assert seen.max_tokens[0] == 40
-    assert seen.max_tokens[1] == first + 40 - len(seen.prompts[1])
-    assert (seen.truncated, seen.trajectory.stop_reason) == (True, StopReason.MAX_CONTEXT_TOKENS)
-    assert not seen.text().endswith("<|im_start|>assistant\n")
-
-
-def test_a_context_has_room_for_one_token_or_it_is_full():
-    first = length_of(Turn("Question?"))
-    for room, is_over in ((1, False), (0, True)):
-        seen = Seen([Turn("Question?")], [], limits={"max_context_tokens": first + room})
-        assert (seen.env.trajectory is not None) == is_over
-    assert seen.infos[0]["stop_reason"] == StopReason.MAX_CONTEXT_TOKENS
-
-
-def test_an_episode_that_is_over_at_its_reset_says_so_at_the_first_step():
-    seen = Seen([Turn("Question?")], [], limits={"max_context_tokens": 5})
-    observation, reward, terminated, truncated, info = seen.env.step([5])
-    assert (len(observation.tokens), reward, terminated, truncated) == (0, 0.0, False, True)
-    assert info["stop_reason"] == StopReason.MAX_CONTEXT_TOKENS
-    with pytest.raises(EpisodeError, match="after the end"):
-        seen.env.step([5])
-
-
-def test_max_sampled_tokens_counts_all_replies_of_the_episode():
-    turns = [query(), query(1), query(2), query(3)]
-    seen = Seen(turns, [Action([5] * 4), Action([5] * 5), Action([5])], limits={"max_sampled_tokens": 10})
-    assert seen.max_tokens[:3] == [10, 6, 1]
-    assert seen.trajectory.stop_reason == StopReason.MAX_SAMPLED_TOKENS
-
-
-def test_max_tool_calls_counts_every_call_broken_ones_too():
-    call = {"name": "look", "arguments": {}}
-    two = Message(role="assistant", tool_calls=(call, {"name": "no such tool", "arguments": "text"}))
-    turns = [query(), result(1), result(2), result(3)]
-    seen = Seen(
-        turns,
-        [two, says("Wait."), two.model_copy(update={"tool_calls": two.tool_calls[:1]})],
-        limits={"max_tool_calls": 3},
-    )
-    assert [len(step.parts) for step in seen.trajectory.steps] == [1, 1, 1]
-    assert seen.trajectory.stop_reason == StopReason.MAX_TOOL_CALLS
-
-
-def test_a_cut_reply_ends_the_episode_unless_it_may_go_on():
-    cut = Action([5, 6], finish_reason="length")
-    seen = Seen([query(), Turn("Go on.", reward=-1.0)], [cut])
-    assert (seen.trajectory.stop_reason, seen.reward) == (StopReason.CUT, -1.0)
-    assert seen.infos[1]["truncated_reply"]
-    seen = Seen([query(), Turn("Go on."), END], [cut, says("7")], limits={"end_on_cut": False})
-    assert seen.trajectory.stop_reason == StopReason.TERMINATED
+# Records.
 
 
 def test_a_failure_ends_the_episode_with_what_there_is_of_it():
@@ -484,32 +371,6 @@ def test_a_failure_ends_the_episode_with_what_there_is_of_it():
     assert (trajectory.status, trajectory.stop_reason) == ("error", StopReason.ERROR)
     assert trajectory.error == "RuntimeError: the disk is full"
     assert (len(trajectory.steps), trajectory.samples()) == (1, [])
-
-
-def test_a_reply_may_have_as_many_tokens_as_the_tightest_limit_leaves():
-    limits = {"max_sampled_tokens": 30, "max_context_tokens": 1000}
-    turns = [Turn("Question?", max_tokens=50), Turn("And?", max_tokens=8), END]
-    assert Seen(turns, [Action([5])], limits=limits).max_tokens == [30, 8]
-
-
-def test_a_reply_that_was_interrupted_has_what_is_left_of_the_limits():
-    first = length_of(Turn("Question?"))
-    part = Action([5] * 4, finish_reason="abort")
-    for limits in ({"max_sampled_tokens": 10}, {"max_context_tokens": first + 10}):
-        assert Seen([Turn("Question?"), END], [part, part], limits=limits).max_tokens == [10, 6, 2]
-
-
-def test_a_reply_that_was_interrupted_has_what_is_left_of_its_turn():
-    part = Action([5] * 4, finish_reason="abort")
-    assert Seen([Turn("Question?", max_tokens=10), END], [part, part]).max_tokens == [10, 6, 2]
-
-
-def test_an_interrupted_reply_reports_no_reward_twice():
-    seen = Seen([query(), Turn("And?", reward={"a": 1.0}), END], [says("7"), Action([5], finish_reason="abort")])
-    assert [info["rewards"] for info in seen.infos[1:]] == [{"a": 1.0}, {}]
-
-
-# Records.
 
 
 @pytest.mark.parametrize("value", ["1" + 20 * "0", "[" * 300 + "]" * 300], ids=["large", "deep"])
@@ -526,4 +387,4 @@ def test_the_breaks_of_a_trajectory_are_those_that_were_declared():
     seen = Seen([query(), Turn("more " * 60)], [thinks(1)], history="strip", limits={"max_context_tokens": 220})
     assert seen.trajectory.stop_reason == StopReason.MAX_CONTEXT_TOKENS
     assert seen.breaks[1] is not None
-    assert seen.trajectory.breaks == [broken for broken in seen.breaks if broken]
+    assert seen.trajectory.breaks == [break_ for break_ in seen.breaks if break_]

@@ -76,6 +76,7 @@ def imports_of(name: str, file: Path, known: dict[str, Path]) -> Iterator[str]:
             yield from (full if (full := f"{module}.{alias.name}") in known else module for alias in node.names)
 
 
+@functools.cache
 def imports_within(package: str, root: Path = ROOT) -> dict[str, set[str]]:
     """Each module of a package with the modules of it that it imports."""
     known = modules_of(package, root)

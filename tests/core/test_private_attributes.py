@@ -101,7 +101,8 @@ def names(source: str) -> tuple[set[str], set[str]]:
     """Return the private attributes that a module reads of other objects, and the private names that it defines."""
     read: set[str] = set()
     defined: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    kinds = (ast.Attribute, ast.Call, ast.FunctionDef, ast.AsyncFunctionDef, ast.Name, ast.keyword)
+    for node in (node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)):
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name) if not isinstance(node.ctx, ast.Load):
                 defined.add(name)

@@ -83,10 +83,10 @@ def test_the_episodes_of_every_environment_are_repeated_without_a_difference(nam
     problem = describe(name).problem
     if problem is not None:
         pytest.skip(problem)
-    trajectories = [*rollout_many(name, "reference", seeds=range(2)), *rollout_many(name, "random", seeds=range(2, 4))]
+    trajectories = [*rollout_many(name, "reference", seeds=[0]), *rollout_many(name, "random", seeds=[1])]
     with contextlib.closing(envsdk.make(name)) as env:
         results = list(replay_run(stored(tmp_path, trajectories, env)))
-    assert [result.differences for result in results] == [[]] * 4
+    assert [result.differences for result in results] == [[]] * 2
     is_refused = gymnasium.spec(name).nondeterministic
     assert all(("nondeterministic" in (result.refused or "")) == is_refused for result in results)
 
@@ -437,7 +437,9 @@ def test_a_processor_that_a_record_names_is_not_loaded(tmp_path: Path) -> None:
     assert "the processor 'owner/model' of the renderer" in (result.refused or "")
 
 
-@pytest.mark.parametrize("command", ["replay", "show", "report", "view"])
+@pytest.mark.parametrize(
+    "command", ["replay", "view", *(pytest.param(name, marks=pytest.mark.full) for name in ("show", "report"))]
+)
 def test_no_command_imports_a_module_that_lies_in_the_run_folder(command: str, tmp_path: Path) -> None:
     run = forged(tmp_path, made_by="evilmod:X")
     for module in ("evilmod", "tiktoken_ext", "zstandard"):

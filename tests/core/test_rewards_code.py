@@ -130,10 +130,7 @@ def test_a_text_of_tests_that_is_no_python_is_refused() -> None:
     [
         ("async def test_two():\n    assert f(2) == 4", "test_two is async"),
         ("def test_two():\n    yield f(2) == 4", "test_two is async or a generator"),
-        (
-            "class TestSquare:\n    def test_two(self):\n        assert f(2) == 4",
-            "TestSquare is not a unittest",
-        ),
+        ("class TestSquare:\n    def test_two(self):\n        assert f(2) == 4", "TestSquare is not a unittest"),
         ("import unittest\nclass TestSquare:\n    def test_two(self): pass", "TestSquare is not a unittest"),
         (case_of("async def test_two(self):\n        self.fail()"), "T.test_two is async"),
     ],

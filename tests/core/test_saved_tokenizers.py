@@ -34,12 +34,12 @@ def trained(model: Any, trainer: Any, **parts: Any) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(model)
     for name, part in parts.items():
         setattr(tokenizer, name, part)
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.train_from_iterator(TEXTS[:300], trainer)
     return tokenizer
 
 
 def unigram() -> tokenizers.Tokenizer:
-    trainer = trainers.UnigramTrainer(vocab_size=2000, special_tokens=["<unk>", "</s>"], unk_token="<unk>")
+    trainer = trainers.UnigramTrainer(vocab_size=400, special_tokens=["<unk>", "</s>"], unk_token="<unk>")
     meta = {"normalizer": normalizers.NFKC(), "pre_tokenizer": pre_tokenizers.Metaspace()}
     return trained(models.Unigram(), trainer, **meta, decoder=decoders.Metaspace())
 
@@ -95,7 +95,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
 }
 
 
-FULL = {"qwen2.5", "deepseek-v4", "transformers qwen3"}
+FULL = {"qwen2.5", "deepseek-v4", "gpt-oss", "transformers qwen3"}
 """Large vocabularies of kinds that others show: only a full run takes them."""
 
 

@@ -22,7 +22,6 @@ from envsdk.errors import ConfigError, PlainTagsWarning, RenderError, UnknownNam
 from envsdk.history import Budget, History, HistoryPolicy, Rewrite
 from envsdk.rendering.tokenizers import DATA
 from envsdk.trainers.sft import sft_samples
-from envsdk.tree import tree_batch
 
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Look.", "parameters": {"type": "object"}}}
 SYSTEM = {"role": "system", "content": "You answer in one sentence."}
@@ -147,17 +146,6 @@ def test_prompts_are_those_of_an_episode(renderer: Renderer, history: str, polic
         assert (one.loss_weight, one.n_segments) == (other.loss_weight, other.n_segments)
 
 
-def test_prompts_are_those_of_the_official_template(renderer: Renderer):
-    messages = [Message.from_openai(message) for message in TALK]
-    at = iter([2, 4, 6])
-    for sample in samples_of(renderer):
-        begins = [int(np.argmax(sample.step_ids == step)) for step in range(len(sample.step_rewards))]
-        for begin in begins:
-            wanted = renderer.render(messages[: next(at)], tools=[TOOL], generation_prompt=True)
-            tokenizer = renderer.tokenizer
-            assert tokenizer.decode(sample.tokens[:begin]) == tokenizer.decode(wanted.tokens)
-
-
 def test_a_template_that_drops_reasoning_gives_a_sample_for_each_prompt_that_does(qwen3: Renderer):
     samples = samples_of(qwen3)
     assert [sample.metadata["messages"] for sample in samples] == [[2, 4], [6]]
@@ -190,19 +178,6 @@ def test_calls_in_the_content_are_text_with_a_warning(qwen3: Renderer):
     with pytest.warns(PlainTagsWarning, match="'<tool_call>'.*tool_calls="):
         (sample,) = sft_samples(qwen3, [ASKED, {"role": "assistant", "content": call}], tools=[TOOL])
     assert qwen3.tokenizer.control_tokens["<tool_call>"] not in sample.tokens[sample.mask]
-
-
-def test_keep_gives_the_rendered_conversation(qwen3: Renderer):
-    (whole,) = samples_of(qwen3, history="keep")
-    rendered = qwen3.render(TALK_MESSAGES, tools=[TOOL], history="keep")
-    assert np.array_equal(whole.tokens, rendered.tokens[: len(whole)])
-    sampled = np.zeros(len(whole), dtype=np.bool_)
-    for span in rendered.spans:
-        sampled[span.start : span.stop] = span.is_sampled
-    assert np.array_equal(whole.mask, sampled)
-
-
-TALK_MESSAGES = [Message.from_openai(message) for message in TALK]
 
 
 def test_supervised_samples_say_what_they_are(qwen3: Renderer):
@@ -512,22 +487,12 @@ def test_no_text_forges_what_is_trained(renderer: Renderer, content_only: bool):
 
 def test_a_long_conversation_and_a_huge_message_are_trained_whole():
     renderer = renderer_of("qwen3 embedded")
-    talk = [ASKED, ANSWERED] * 1000
+    talk = [ASKED, ANSWERED] * 300
     (whole,) = samples_of(renderer, talk, tools=(), history="keep", train_on={"user", "assistant"})
-    assert len(whole.metadata["messages"]) == 2000
-    huge = {**ANSWERED, "content": "word " * 100_000}
+    assert len(whole.metadata["messages"]) == 600
+    huge = {**ANSWERED, "content": "word " * 20_000}
     (sample,) = samples_of(renderer, [ASKED, huge], tools=(), content_only=True)
-    assert sample.mask.sum() >= 100_000
-
-
-def test_samples_of_a_conversation_are_one_tree(qwen3: Renderer):
-    samples = samples_of(qwen3)
-    tree = tree_batch(samples)
-    assert tree.trained.size == sum(int(sample.mask.sum()) for sample in samples)
-    assert len(tree) < sum(map(len, samples))
-    for number, sample in enumerate(samples):
-        last = int(np.flatnonzero(tree.sample_ids == number)[-1])
-        assert np.array_equal(tree.tokens[tree.path(last)], sample.tokens)
+    assert sample.mask.sum() >= 20_000
 
 
 def test_samples_can_be_made_inside_an_event_loop(qwen3: Renderer):

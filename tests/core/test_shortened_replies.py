@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import real_models
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envsdk import Action, Env, Mask, Message, Trajectory, Turn, get_renderer, load_tokenizer, tree_batch
@@ -66,6 +66,7 @@ class Shortens(Env):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "harmony", "fixed_base"])
+@settings(max_examples=settings.default.max_examples // 2)
 @given(plan=PLAN, history=HISTORIES)
 def test_each_prompt_is_replayed_and_each_token_is_trained_once_unless_it_is_masked(
     name: str, plan: list[dict[str, Any]], history: str
@@ -109,7 +110,6 @@ def check(trajectory: Trajectory | None, prompts: list[list[int]], sampled: list
         masked = {at for start, stop in step.masked for at in range(start, stop)}
         expected += [(index, token) for at, token in enumerate(tokens, step.action_start) if at not in masked]
     assert sorted(trained) == sorted(expected)
-    assert trajectory.sample_sizes() == [(len(one), int(one.mask.sum())) for one in trajectory.samples()]
     if trained:
         batch = tree_batch(trajectory)
         assert len(batch.tokens) == trajectory.tree_size()

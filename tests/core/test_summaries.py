@@ -72,8 +72,8 @@ def test_the_model_writes_a_summary_in_a_context_that_starts_with_this_one(rende
         assert (first.base, first.break_.reason) == ("main", "handoff") and first.keep > 300  # type: ignore[union-attr]
         assert trajectory.contexts[name].role == "main" and trajectory.contexts[name].parent == "main"
         assert trajectory.contexts[name].error is None
-    rewrites = [broken for broken in trajectory.breaks if broken.kind == "rewrite"]
-    assert {broken.reason for broken in rewrites} == {"summary"} and len(rewrites) == len(summaries)
+    rewrites = [break_ for break_ in trajectory.breaks if break_.kind == "rewrite"]
+    assert {break_.reason for break_ in rewrites} == {"summary"} and len(rewrites) == len(summaries)
     samples = trajectory.samples()
     assert len(samples) == 1 + 2 * len(summaries)  # the main context is cut at each summary
     assert sum(int(sample.mask.sum()) for sample in samples) == trajectory.sampled_tokens
@@ -99,7 +99,7 @@ def test_a_function_writes_it() -> None:
         len(seen[0]) // 2
     )
     assert all(message.content.startswith("Summary") for messages in seen[1:] for message in messages[:1])
-    assert {broken.reason for broken in trajectory.breaks} == {"summary"}
+    assert {break_.reason for break_ in trajectory.breaks} == {"summary"}
     assert f"{len(seen[-1])} messages" in view_of(trajectory)
     assert sum(step.metrics.get("summaries", 0) for step in trajectory.steps) == len(seen)
     assert trajectory.history["summarizer"].endswith("summarizer")
@@ -161,7 +161,7 @@ def test_a_summary_that_is_rejected_is_recorded_and_not_trained(summary: str, op
         error = trajectory.contexts[name].error
         assert error is not None and error.startswith("the summary was rejected: ") and reason in error
         assert len(trajectory.contexts[name].tokens)
-    assert {broken.reason for broken in trajectory.breaks} == {"handoff", "return"}
+    assert {break_.reason for break_ in trajectory.breaks} == {"handoff", "return"}
     assert [sample.context for sample in trajectory.samples()] == ["main"]
     assert len(trajectory.samples(include_failed=True)) == 1 + len(rejected)
 
@@ -205,11 +205,11 @@ def test_a_call_is_answered_before_a_summary_is_asked_for() -> None:
     trajectory = rollout(env, "reference", seed=1)
     check(trajectory)
     assert trajectory.reward == 1.0
-    assert any(broken.reason == "summary" for broken in trajectory.breaks)
+    assert any(break_.reason == "summary" for break_ in trajectory.breaks)
     summary = trajectory.contexts["main/summary-1"].messages
     assert [message.role for message in summary[-3:]] == ["tool", "user", "assistant"]
     prompts = [prompt for step, prompt, _ in trajectory.prompts() if step.context == "main"]
-    for prompt in prompts:  # no result stands without its call
+    for prompt in prompts:  # no result is without its call
         text = TOKENIZER.decode(prompt)
         assert text.count("<tool_response>\n") == text.count('<tool_call>\n{"name": "look"')
 
@@ -229,7 +229,7 @@ def test_players_have_summaries_of_their_own() -> None:
     check(trajectory)
     assert {"player0/summary-1", "player1/summary-1"} <= trajectory.contexts.keys()
     assert trajectory.contexts["player1/summary-1"].role == "player1"
-    rewrites = {broken.context for broken in trajectory.breaks if broken.kind == "rewrite"}
+    rewrites = {break_.context for break_ in trajectory.breaks if break_.kind == "rewrite"}
     assert rewrites == {"player0", "player1"}
 
 
@@ -306,4 +306,4 @@ def test_a_return_is_declared_though_a_summary_was_asked_for_in_between() -> Non
     env = Asks(history=Summarize(threshold=1, summarizer=lambda messages: None))
     trajectory = rollout(env, speaks(env), seed=1)
     check(trajectory)
-    assert [broken.reason for broken in trajectory.breaks] == ["handoff", "return"] * 3
+    assert [break_.reason for break_ in trajectory.breaks] == ["handoff", "return"] * 3

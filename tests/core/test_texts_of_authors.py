@@ -201,7 +201,7 @@ def test_a_text_in_the_extra_of_an_action_is_refused_at_once_or_recorded(extra: 
 
 
 @pytest.mark.parametrize("error", [ValueError("bad \ud800"), Mute(""), Noted("\udfff")], ids=repr)
-def test_a_failed_episode_of_a_gather_is_recorded_whatever_its_error_says(error: Exception) -> None:
+def test_a_failed_episode_of_rollout_many_is_recorded_whatever_its_error_contains(error: Exception) -> None:
     class Raises(Env):
         def start(self) -> Turn:
             return Turn("Go.")

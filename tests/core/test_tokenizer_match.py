@@ -70,6 +70,7 @@ def test_the_default_tokenizer_is_for_policies_that_answer_in_any(policy: Any) -
     assert envsdk.rollout(Once(), policy, seed=0).status == "terminated"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("policy", [plain_function, async_function, Plain(), functools.partial(plain_function)])
 @pytest.mark.parametrize("make_env", [Once, lambda: Once(renderer="chatml"), lambda: Once(renderer=default_renderer())])
 def test_the_default_tokenizer_is_refused_for_any_other_policy(policy: Any, make_env: Any) -> None:
@@ -94,12 +95,13 @@ def test_a_function_that_declares_no_tokenizer_plays_with_any_that_was_chosen(ma
     assert envsdk.rollout(make_env(), plain_function, seed=0).status == "terminated"
 
 
-def test_a_tokenizer_that_nobody_chose_is_told_from_the_same_one_that_was_chosen() -> None:
+def test_the_default_tokenizer_is_distinguished_from_the_same_one_that_was_chosen() -> None:
     chosen, default = load_tokenizer("embedded"), load_tokenizer()
     assert default.fingerprint == chosen.fingerprint
     assert load_tokenizer() is default is not chosen
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("make_env", [Once, lambda: Once(tokenizer="embedded")])
 @pytest.mark.parametrize("declared", ["embedded", load_tokenizer("embedded"), DATA / "embedded.json"])
 def test_a_policy_that_was_made_for_the_embedded_vocabulary_may_play(make_env: Any, declared: object) -> None:

@@ -47,21 +47,37 @@ def slow(name: str) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(name, specification(name))
 
 
-def test_a_byte_level_bpe_becomes_a_tiktoken_encoding(fast: Tokenizer) -> None:
-    assert isinstance(fast, TiktokenTokenizer)
-    assert isinstance(fast, Tokenizer)
-
-
 @given(text=st.text())
-def test_both_kinds_of_tokenizer_give_the_same_ids(fast: Tokenizer, slow: Tokenizer, text: str) -> None:
+def test_both_kinds_of_tokenizer_give_the_same_ids_and_ends(fast: Tokenizer, slow: Tokenizer, text: str) -> None:
+    assert isinstance(fast, TiktokenTokenizer) and isinstance(fast, Tokenizer)
     assert fast.encode(text).tolist() == slow.encode(text).tolist()
     assert fast.encode(text).dtype == np.int32
+    for tokenizer in (fast, slow):
+        tokens, ends = tokenizer.encode_with_ends(text)
+        assert tokens.tolist() == tokenizer.encode(text).tolist()
+        pieces = tokenizer.token_bytes(tokens)
+        assert (
+            b"".join(pieces).decode() == tokenizer.decode(tokens) == tokenizer.normalize(text) == fast.normalize(text)
+        )
+        assert np.cumsum([len(piece) for piece in pieces]).tolist() == ends.tolist()
+
+
+def test_control_tokens_have_names_and_no_text_gives_one(fast: Tokenizer, slow: Tokenizer) -> None:
+    names, ids = fast.control_tokens, set(fast.control_tokens.values())
+    for tokenizer in (fast, slow):
+        assert [tokenizer.token_id(name) for name in names] == [*names.values()]
+        assert [tokenizer.decode([token]) for token in names.values()] == [*names]
+        for text in [*names, "".join(names), " ".join(names)]:
+            assert not ids & set(tokenizer.encode(text).tolist())
+            assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 BLANKS = st.text(st.sampled_from(" \n\t\r\x1c\xa0\u2003"), max_size=4)
 
 
-@pytest.mark.parametrize("blank", [" ", "\n", " \n", "\t "])
+@pytest.mark.parametrize(
+    "blank", [" \n", *(pytest.param(blank, marks=pytest.mark.full) for blank in (" ", "\n", "\t "))]
+)
 def test_long_runs_of_white_space_have_the_same_ids(fast: Tokenizer, slow: Tokenizer, blank: str) -> None:
     text = f"It's 12 (é).{blank * 140_000}\nx\x1c{' ' * 9} y.{blank * 140_000}"
     assert fast.encode(text).tolist() == slow.encode(text).tolist()
@@ -71,24 +87,7 @@ def test_long_runs_of_white_space_have_the_same_ids(fast: Tokenizer, slow: Token
 def test_a_text_that_is_cut_into_words_without_tiktoken_has_the_same_ids(fast: Tokenizer, texts: list[str]) -> None:
     assert isinstance(fast, TiktokenTokenizer)
     normal = fast.normalize("".join(texts))
-    assert fast._encode_by_words(normal).tolist() == fast._encode(normal).tolist()
-
-
-@given(text=st.text())
-def test_decoding_gives_the_normalised_text_back(fast: Tokenizer, slow: Tokenizer, text: str) -> None:
-    assert fast.decode(fast.encode(text)) == slow.decode(slow.encode(text)) == fast.normalize(text)
-
-
-@given(text=st.text())
-def test_ends_cut_the_normalised_text_at_the_tokens(fast: Tokenizer, slow: Tokenizer, text: str) -> None:
-    for tokenizer in (fast, slow):
-        tokens, ends = tokenizer.encode_with_ends(text)
-        assert tokens.tolist() == tokenizer.encode(text).tolist()
-        assert len(ends) == len(tokens)
-        assert not len(ends) or ends[-1] == len(tokenizer.normalize(text).encode())
-        pieces = tokenizer.token_bytes(tokens)
-        assert b"".join(pieces).decode() == tokenizer.normalize(text)
-        assert np.cumsum([len(piece) for piece in pieces]).tolist() == ends.tolist()
+    assert fast._encode_blanks(normal).tolist() == fast.encode(normal).tolist()
 
 
 def code_points() -> Iterator[str]:
@@ -133,7 +132,14 @@ def without_bytes(missing: Iterable[int], **model: object) -> dict:
 SMOLLM2_MISSING = [0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)]
 
 
-@pytest.mark.parametrize("missing", [SMOLLM2_MISSING, [0x00], [0x80], [0xE2], [0x61, 0x9F], range(0x80, 0x100)])
+@pytest.mark.parametrize(
+    "missing",
+    [
+        SMOLLM2_MISSING,
+        [0x61, 0x9F],
+        *(pytest.param(each, marks=pytest.mark.full) for each in ([0x00], [0x80], [0xE2], range(0x80, 0x100))),
+    ],
+)
 def test_a_vocabulary_without_a_token_for_some_bytes_loads_and_leaves_those_characters_out(
     missing: Sequence[int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,7 +154,7 @@ def test_a_vocabulary_without_a_token_for_some_bytes_loads_and_leaves_those_char
     assert [record.message for record in caplog.records if "left out" in record.message], "it is said"
 
 
-@settings(max_examples=settings.default.max_examples // 3)
+@settings(max_examples=settings.default.max_examples // 6)
 @given(text=st.text(), missing=st.sets(st.integers(0, 255), min_size=1, max_size=8))
 def test_where_a_text_has_no_missing_byte_the_ids_are_those_of_the_library(text: str, missing: set[int]) -> None:
     library = tokenizers.Tokenizer.from_str(json.dumps({**without_bytes(missing), "added_tokens": []}))
@@ -206,20 +212,6 @@ def test_a_control_token_decodes_to_its_name_though_a_piece_of_text_would_have_s
     )
 
 
-def test_no_text_gives_a_control_token(fast: Tokenizer, slow: Tokenizer) -> None:
-    ids = set(fast.control_tokens.values())
-    for text in [*fast.control_tokens, "".join(fast.control_tokens), " ".join(fast.control_tokens)]:
-        for tokenizer in (fast, slow):
-            assert not ids & set(tokenizer.encode(text).tolist())
-            assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_control_tokens_decode_to_their_names(fast: Tokenizer, slow: Tokenizer) -> None:
-    for text, token in fast.control_tokens.items():
-        assert fast.token_id(text) == slow.token_id(text) == token
-        assert fast.decode([token]) == slow.decode([token]) == text
-
-
 def test_ids_without_a_name_decode_to_a_replacement(fast: Tokenizer, slow: Tokenizer) -> None:
     for tokenizer in (fast, slow):
         assert tokenizer.decode([10**6]) == envsdk.rendering.tokenizers.UNNAMED
@@ -251,10 +243,6 @@ def test_an_object_without_a_name_takes_nothing_from_the_working_directory(
     (tmp_path / "config.json").write_text('{"vocab_size": 4608}')
     monkeypatch.chdir(tmp_path)
     assert load_tokenizer(tokenizers.Tokenizer.from_file(str(DATA / "embedded.json"))).vocab_size == 4096
-
-
-def test_the_same_file_is_loaded_once() -> None:
-    assert load_tokenizer("embedded") is load_tokenizer("embedded")
 
 
 def test_the_fingerprint_tells_tokenizers_apart(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError
 
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Tool, ToolEnv, Turn, errors, tool
-from envsdk.authoring import _tool_runner as tool_runner
+from envsdk.authoring import _tool_env
 from envsdk.rollouts import rollout_many
 
 
@@ -315,12 +315,6 @@ def test_a_reply_without_a_call_that_cannot_be_read_is_corrected_by_the_user():
     )
 
 
-def test_a_reply_that_cannot_be_read_may_end_the_episode_at_once():
-    env = begun(max_bad_replies=0)
-    _, reward, terminated, _, _ = env.step(bad(env))
-    assert (reward, terminated) == (0.0, True)
-
-
 def test_a_reply_with_one_good_call_is_no_bad_reply():
     env = begun(max_bad_replies=0)
     made = env.renderer.reply(Message(role="assistant", tool_calls=[{"name": "add", "arguments": {"a": 1}}]))
@@ -350,16 +344,6 @@ def test_the_author_may_end_after_a_tool():
     _, reward, terminated, _, info = env.step(calls(env, ("add", {"a": 5})))
     assert (reward, terminated, info["rewards"]) == (6.0, True, {"sum": 6.0})
     assert info["metrics"] == {"tool_calls": 1, "tool_errors": 9, "tool_crashes": 0, "bad_replies": 0}
-
-
-def test_the_author_may_go_on_after_an_answer():
-    class Asks(Desk):
-        def finish(self, reply: Message) -> Turn:
-            return Turn("And then?")
-
-    env = begun(Asks())
-    env.step(env.renderer.reply(Message(role="assistant", content="Done.")))
-    assert env.trajectory is None
 
 
 # Waiting.
@@ -544,21 +528,6 @@ def test_a_tool_that_hides_a_method_of_every_environment_is_refused():
         begun(Hides())
 
 
-def test_what_is_no_tool_is_refused():
-    class Wrong(Desk):
-        tools: ClassVar[Any] = ("add",)
-
-    with pytest.raises(errors.ConfigError, match="got 'add'"):
-        begun(Wrong())
-
-
-def test_a_config_that_is_none_of_a_tool_env_is_refused():
-    with pytest.raises(errors.ConfigError, match="ToolEnvConfig"):
-
-        class Wrong(Desk):
-            Config: ClassVar[Any] = envsdk.EnvConfig
-
-
 def test_a_subclass_may_replace_and_drop_tools():
     class Other(Desk):
         look: Any = None
@@ -626,12 +595,6 @@ def test_static_methods_and_tools_of_elsewhere_are_tools_of_a_class():
         "Rome, France: sun for 1 days, C, None",
         '{"y":1}',
     ]
-
-
-@tool
-def plain() -> str:
-    """Say something."""
-    return "plain"
 
 
 class Override(Desk):
@@ -720,16 +683,6 @@ def test_tools_may_depend_on_the_task():
         assert answer.startswith("Rome")
 
 
-def test_a_tool_that_a_turn_hands_over_is_run():
-    class Adds(Desk):
-        def after_tools(self, reply: Message, results: list[Message]) -> Turn:
-            return Turn(results, tools=[plain, self.add])
-
-    env = begun(Adds())
-    answers(env, ("add", {"a": 1}))
-    assert answers(env, ("plain", {}), ("add", {"a": 1})) == ["plain", "2"]
-
-
 def test_changing_a_schema_in_place_changes_nothing_that_was_said():
     schema: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
@@ -771,8 +724,7 @@ def test_a_tool_of_a_module_can_be_pickled():
     assert pickle.loads(pickle.dumps(env.calculate))("1+2*3") == "7"
 
 
-@pytest.mark.parametrize("name", ["add", "look"])
-def test_concurrent_plain_tools_run_in_threads(name: str):
+def test_concurrent_plain_tools_run_in_threads():
     class Meets(Desk):
         @tool
         def meet(self) -> str:
@@ -915,12 +867,6 @@ def test_an_answer_with_a_note_is_still_an_answer():
     assert (reward, terminated, info["metrics"]["bad_replies"]) == (1.0, True, 0)
 
 
-def test_calls_with_wrong_arguments_alone_are_bad_replies_too():
-    env = begun(max_bad_replies=1)
-    ends = [env.step(calls(env, ("add", {"a": "x"})))[2] for _ in range(2)]
-    assert ends == [False, True]
-
-
 def test_numpy_results_are_plain_json():
     @tool
     def counts() -> Any:
@@ -932,11 +878,14 @@ def test_numpy_results_are_plain_json():
     assert answers(begun(env), ("counts", {})) == ['{"a":0.5,"b":[0,1,2]}']
 
 
-@pytest.mark.parametrize("tools", [5, None, weather])
+@pytest.mark.parametrize("tools", [5, None, weather, ("add",)])
 def test_tools_are_a_list(tools: Any):
     env = Desk()
     env.tools = tools
-    with pytest.raises(errors.ConfigError, match=r"`tools` of Desk is .*; expected a list of tools"):
+    with pytest.raises(
+        errors.ConfigError,
+        match=r"`tools` of Desk is .*; expected a list of tools|made from a function or a method, got 'add'",
+    ):
         begun(env)
 
 
@@ -1149,7 +1098,7 @@ def crashing(env: ToolEnv) -> ToolEnv:
 
 @pytest.fixture
 def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool_runner, "_logged", set())
+    monkeypatch.setattr(_tool_env, "_logged", set())
 
 
 @pytest.mark.parametrize("name", CRASHES)

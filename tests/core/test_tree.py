@@ -328,14 +328,12 @@ def test_prompts_are_merged_as_far_as_they_are_equal():
 
 def test_what_is_trained_is_merged_with_whatever_has_it_as_its_past_and_never_with_another_one_that_is_trained():
     group = [record((0, [1, 2], [7, 8, 9]), (3, [4], [5]), id=name) for name in "ab"]
-    apart = tree_batch(group)
-    check(apart, samples_of(group))
-    assert len(apart) == 2 + 2 * (3 + 2)
-    tree = tree_batch(samples_of(group))
-    check(tree, samples_of(group))
-    assert len(tree) == 2 + 2 * 3 + 1 + 2  # the second of b goes on behind what a kept, which is the same
-    (kept,) = {tuple(tree.path(int(i)).tolist()[:-1]) for i in tree.trained[tree.tokens[tree.trained] == 5]}
-    assert tree.tokens[list(kept)].tolist() == [1, 2, 7, 4]
+    for source in (group, samples_of(group)):
+        tree = tree_batch(source)
+        check(tree, samples_of(group))
+        assert len(tree) == 2 + 2 * 3 + 1 + 2  # the second of b follows what a kept, which is the same
+        (kept,) = {tuple(tree.path(int(i)).tolist()[:-1]) for i in tree.trained[tree.tokens[tree.trained] == 5]}
+        assert tree.tokens[list(kept)].tolist() == [1, 2, 7, 4]
 
 
 def test_a_fork_costs_what_is_new_in_it():
@@ -349,28 +347,6 @@ def test_a_fork_costs_what_is_new_in_it():
         samples = samples_of(group)
         check(tree_batch(samples), samples)
         assert len(tree_batch(samples)) == 9 + 3 + 1
-
-
-def test_a_fork_goes_on_behind_the_reply_that_is_its_own_though_others_be_equal():
-    group = [record((0, [1], [7]), (2, [observed], [8]), id=str(observed)) for observed in (3, 4, 5)]
-    fork = record((0, [1, 7, 5, 8, 6], [9]), id="fork")
-    tree = tree_batch([*group, fork])
-    check(tree, samples_of([*group, fork]))
-    assert len(tree) == 1 + 3 * 3 + 2
-
-
-@given(rng=st.randoms(use_true_random=False))
-def test_a_fork_behind_its_original_adds_no_more_than_it_was_told_anew(rng: Random):
-    original = random_trajectory(rng)
-    pasts = random_pasts(rng, original)
-    fork = random_trajectory(rng, 1, pasts)
-    samples = samples_of([original, fork])
-    assume(samples)
-    tree = tree_batch([original, fork])
-    check(tree, samples)
-    retold = sum(len(past) for name, past in pasts.items() if name in fork.contexts)
-    told = [trajectory.observed_tokens + trajectory.sampled_tokens for trajectory in (original, fork)]
-    assert len(tree) <= sum(told) - retold
 
 
 def test_equal_replies_of_many_are_told_apart_in_little_time():
@@ -434,27 +410,6 @@ PLANS = {
     "parallel": lambda: [[Handoff(Worker(n), history="full") for n in (2, 1, 3)]],
     "failed": lambda: [[Handoff(Fails(), history="full"), Handoff(Worker())], Handoff(Fails())],
 }
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("plan", PLANS)
-def test_with_sub_agents_a_tree_says_what_the_samples_say(plan: str):
-    trajectory = rollout(Boss(PLANS[plan]()), says("I"), seed=1)
-    agrees_with_the_samples(trajectory)
-    group = [trajectory, replace(rollout(Boss(PLANS[plan]()), says("He"), seed=1), id="other")]
-    check(tree_batch(group), samples_of(group))
-    failed = sum(log.error is not None for log in trajectory.contexts.values())
-    assert failed == (2 if plan == "failed" else 0)
-    assert len(tree_batch(trajectory).samples) == len(trajectory.contexts) - failed
-
-
-def test_a_sub_agent_that_sees_everything_stands_behind_what_it_sees():
-    trajectory = rollout(Boss(PLANS["full"]()), says("I"), seed=1)
-    tree = tree_batch(trajectory)
-    assert (tree.parent < 0).sum() == 1
-    assert tree.tokens_separate - len(tree) == sum(
-        step.keep for step in trajectory.steps if step.base != step.context
-    )  # fmt: skip
 
 
 def test_what_a_failed_sub_agent_sampled_is_left_out_unless_asked_for():
@@ -550,23 +505,6 @@ def test_of_forks_a_tree_says_what_the_samples_say(rng: Random, history: Any, in
     says_what_the_samples_say(tree.split(int(tree.position_ids.max()) + 9), samples)
 
 
-def test_best_of_n_from_a_state_costs_what_came_before_it_once():
-    env = test_forks.Draws()
-    env.reset(seed=1)
-    test_forks.play(env, 5)
-    forks = [env.fork() for _ in range(4)]
-    for number, one in enumerate([env, *forks]):
-        test_forks.play(one, 9, RandomPolicy(TOKENIZER.vocab_size, seed=number, stop_probability=0.2))
-    original, *others = (one.trajectory for one in [env, *forks])
-    assert original is not None
-    start = next(step.action_start for step in others[0].steps if not others[0].is_copied(step))
-    for group in ([original, *others], [*others, original]):
-        tree = tree_batch(group)
-        check(tree, samples_of(group))
-        assert len(tree) == sum(trajectory.tree_size() - start for trajectory in group) + start
-    assert len(tree_batch(others)) == sum(trajectory.tree_size() - start for trajectory in others) + start
-
-
 # Losses.
 
 
@@ -637,14 +575,6 @@ def test_a_tree_without_any_logprobs_has_none():
 def test_what_is_no_source_of_a_tree_is_refused(source: Any, says: str):
     with pytest.raises(InvalidSample, match=says):
         tree_batch(source)
-
-
-def test_samples_of_several_tokenizers_are_refused():
-    samples = [s for name in "tu" for s in record((0, [1], [2]), tokenizer=name).samples()]
-    with pytest.raises(InvalidSample, match="two tokenizers"):
-        tree_batch(samples)
-    for sample in samples:
-        assert len(tree_batch(sample)) == 2
 
 
 def test_an_unsound_sample_is_refused():

@@ -238,37 +238,14 @@ each_prefill = pytest.mark.parametrize("case", PREFILLS.values(), ids=PREFILLS)
 
 @pytest.mark.matrix
 @each_prefill
-def test_a_prefill_stands_behind_the_opening_of_the_reply_and_is_not_trained(case: Prefill, thinking: bool):
+def test_a_prefill_follows_the_opening_of_the_reply_is_not_trained_and_is_in_the_reply(case: Prefill, thinking: bool):
     play = Play([Turn("Q?", prefill=case.prefill)], [" yes<|im_end|>"], thinking=thinking)
     assert play.seen[0].text == case.opening(thinking=thinking)
     assert play.samples() == [case.opening(thinking=thinking) + "« yes<|im_end|>»"]
-
-
-@pytest.mark.matrix
-@each_prefill
-def test_respond_gets_a_reply_with_its_prefill_and_its_new_text_without(case: Prefill, thinking: bool):
-    play = Play([Turn("Q?", prefill=case.prefill)], [" yes<|im_end|>"], thinking=thinking)
     (reply,) = play.heard
     assert (reply.reasoning, reply.content) == (case.reasoning if thinking else case.reasoning_if_direct, case.content)
     assert reply.new_text == " yes"
     assert play.env.messages()[1] == reply
-
-
-@pytest.mark.matrix
-@each_prefill
-def test_a_prefill_in_a_later_turn_extends_the_context(case: Prefill, thinking: bool):
-    turns = [Turn("Q?"), Turn("Q?", prefill=case.prefill)]
-    play = Play(turns, ["A<|im_end|>", " yes<|im_end|>"], thinking=thinking)
-    assert play.seen[1].added == "\n" + case.opening(thinking=thinking)
-    assert play.seen[1].observation.extends
-    assert play.samples() == [
-        f"{opening(thinking=thinking)}«A<|im_end|>»\n{case.opening(thinking=thinking)}« yes<|im_end|>»"
-    ]
-
-
-def test_a_message_whose_content_is_null_has_none_and_its_reasoning_goes_on():
-    prefill = {"role": "assistant", "content": None, "reasoning_content": "Hm,"}
-    assert Play([Turn("Q?", prefill=prefill)], []).seen[0].text == ASKED + OPEN
 
 
 @pytest.mark.parametrize("text", ["Hm,</think>Sure:", "Sure: <think>", "<think>a</think>b</think>"])
@@ -392,13 +369,6 @@ def test_a_reply_goes_on_behind_its_stop_string_and_nothing_is_broken(thinking: 
     assert play.samples() == [f"{opening(thinking=thinking)}«<search>x</search>»[found]« So 4.<|im_end|>»"]
 
 
-def test_respond_gets_a_reply_that_went_on_whole_and_its_last_part_as_new_text(thinking: bool):
-    turns = [Turn("Q?", stop=["</search>"], prefill="I "), goes_on("[found]")]
-    play = Play(turns, ["ask.</search>", " So 4.<|im_end|>"], thinking=thinking)
-    assert [reply.content for reply in play.heard] == ["I ask.</search>", "I ask.</search>[found] So 4."]
-    assert [reply.new_text for reply in play.heard] == ["ask.</search>", " So 4."]
-
-
 def test_a_part_of_a_reply_ends_no_episode():
     env = Says([Turn("Q?"), END], renderer=qwen3(thinking=False))
     env.reset(seed=0)
@@ -459,22 +429,6 @@ def test_a_reply_goes_on_several_times():
     assert [reply.new_text for reply in play.heard] == ["a.", "b.", "c.", "d"]
 
 
-def test_a_reply_that_goes_on_behind_several_stop_tokens_gives_a_sample_for_each():
-    play = Play([Turn("Q?"), goes_on(" Wait,"), goes_on(" Wait,")], ["4<|im_end|>", " 5<|im_end|>", " 6<|im_end|>"])
-    assert play.samples() == [
-        f"{ASKED}«4<|im_end|>»",
-        f"{ASKED}4 Wait,« 5<|im_end|>»",
-        f"{ASKED}4 Wait, 5 Wait,« 6<|im_end|>»",
-    ]
-
-
-def test_a_reply_goes_on_with_nothing_inside():
-    play = Play([Turn("Q?"), goes_on("")], ["4", "2<|im_end|>"])
-    assert (len(play.seen[1].observation.tokens), play.seen[1].observation.extends) == (0, True)
-    assert play.seen[1].observation.keep == len(ids(f"{ASKED}4"))
-    assert play.samples() == [f"{ASKED}«42<|im_end|>»"]
-
-
 def test_a_reply_that_goes_on_with_nothing_inside_loses_its_stop_token():
     play = Play([Turn("Q?"), goes_on("")], ["4<|im_end|>", "2<|im_end|>"])
     assert (len(play.seen[1].observation.tokens), play.breaks[1]) == (0, ("edit", len(ids(f"{ASKED}4")), 1))
@@ -499,11 +453,6 @@ def test_thinking_is_brought_to_an_end_by_a_message_with_content(thinking: bool)
     assert play.heard[0].errors[0] == "the think block was not closed"
     assert (play.heard[1].content, play.heard[1].errors) == ("So 4", ())
     assert play.heard[1].reasoning == ("Hm Enough." if thinking else "Hm x Enough.")
-
-
-def test_thinking_is_closed_by_empty_content():
-    play = Play([Turn("Q?"), goes_on(assistant(content=""))], [cut("<think>\nHm"), "4<|im_end|>"], limits=MAY_BE_CUT)
-    assert play.samples() == [f"{ASKED}«<think>\nHm»\n</think>\n\n«4<|im_end|>»"]
 
 
 def test_thinking_goes_on_behind_a_stop_token_inside_it():
@@ -672,11 +621,6 @@ def test_tokens_behind_a_stop_string_stay_as_they_were_sampled_and_are_trained()
     assert play.heard[0].errors == ()
 
 
-def test_a_reply_that_ended_at_a_stop_string_is_answered_behind_its_closing():
-    play = Play([Turn("Q?", stop=["."]), Turn("Q?")], ["So.", "4<|im_end|>"])
-    assert play.samples() == [f"{ASKED}«So.»<|im_end|>\n{ASKED}«4<|im_end|>»"]
-
-
 @pytest.mark.parametrize(
     ("turn", "actions", "is_ended"),
     [
@@ -694,11 +638,6 @@ def test_a_reply_that_ended_at_a_stop_string_is_answered_behind_its_closing():
 def test_a_turn_is_ended_by_a_stop_string_in_what_was_sampled(turn: Turn, actions: list[Any], is_ended: bool):
     play = Play([turn], actions)
     assert play.heard[0].errors == (() if is_ended else (NOT_ENDED,))
-
-
-def test_a_stop_string_is_for_one_part_of_a_reply():
-    play = Play([Turn("Q?", stop=["."]), goes_on("[1]")], ["a.", "b."])
-    assert [reply.errors for reply in play.heard] == [(), (NOT_ENDED,)]
 
 
 @pytest.mark.parametrize(
@@ -737,12 +676,6 @@ def test_the_parts_of_a_reply_that_goes_on_can_be_interrupted():
     assert [reply.new_text for reply in play.heard] == ["45", " 6."]
     assert play.samples() == [f"{ASKED}(«45<|im_end|>»", f"{ASKED}(45 Wait,« 6.<|im_end|>»"]
     assert [len(step.parts) for step in play.trajectory.steps] == [2, 3]
-
-
-def test_an_interrupted_reply_goes_on_behind_its_stop_string():
-    play = Play([Turn("Q?", stop=["."]), goes_on("[1]")], [part("a"), "b.", part("c"), "d<|im_end|>"])
-    assert play.samples() == [f"{ASKED}«ab.»[1]«cd<|im_end|>»"]
-    assert play.breaks == [None] * 5
 
 
 # Another system message, other tools.
@@ -830,18 +763,6 @@ def test_replies_keep_their_own_tokens_under_a_new_system_message():
     assert play.seen[1].prompt[start : start + len(letters)] == letters
 
 
-def test_a_prefill_stands_behind_a_new_system_message():
-    play = Play([Turn("Q?"), Turn("Q?", system="Be kind.", prefill="Sure:")], ["4<|im_end|>", " yes<|im_end|>"])
-    assert play.seen[1].text == rendered([BE_KIND, Q, A, Q]) + "Sure:"
-    assert play.heard[1].content == "Sure: yes"
-
-
-def test_a_reply_goes_on_under_a_new_system_message():
-    turns = [Turn("Q?"), Turn("Q?", system="Be kind.", stop=["."]), goes_on("[1]")]
-    play = Play(turns, ["4<|im_end|>", "a.", "b<|im_end|>"])
-    assert play.samples() == [f"{ASKED}«4<|im_end|>»", rendered([BE_KIND, Q, A, Q]) + "«a.»[1]«b<|im_end|>»"]
-
-
 def test_nothing_is_rewritten_for_a_new_system_message_where_a_limit_ends_the_episode():
     play = Play([Turn("Q?"), Turn("And?", system="Be kind.", tools=[LOOK])], ["4<|im_end|>"], limits={"max_steps": 1})
     assert play.breaks == [None, None]
@@ -861,14 +782,6 @@ def test_under_strip_every_prompt_is_the_templates_after_a_new_system_message(la
     assert [break_ and break_[0] for break_ in play.breaks] == [
         *(None, "edit", "thinking_stripped", None, "thinking_stripped", None)
     ]
-    assert len(play.samples()) == 4
-
-
-def test_compact_goes_on_counting_after_a_new_system_message():
-    turns = [Turn("Q?"), Turn("Q?", system="Be kind."), Turn("Q?"), Turn("Q?"), Turn("Q?")]
-    play = Play(turns, [f"{THOUGHT}4<|im_end|>"] * 5, history={"name": "compact", "every": 2})
-    assert [break_ and break_[0] for break_ in play.breaks] == [None, "edit", "compaction", None, "compaction", None]
-    assert play.seen[4].text == rendered([BE_KIND, Q, A, Q, A, Q, A, Q, A, Q])
     assert len(play.samples()) == 4
 
 
@@ -1138,13 +1051,6 @@ def test_bytes_that_are_no_text_are_masked_by_the_characters_that_stand_for_them
     assert play.trajectory.steps[0].masked == ((start + 1, start + 1 + len(cut_off)),)
 
 
-def test_loss_weights_count_what_is_trained():
-    turns = [Turn("Q?"), Turn("Q?", mask=Mask(tokens=[(0, 2)]), system="New."), Turn("Q?")]
-    first, second = Play(turns, ["one two three<|im_end|>", "b<|im_end|>", ""]).trajectory.samples()
-    assert (first.loss_weight, second.loss_weight) == (0.5, 0.5)
-    assert first.logprobs is not None and first.logprobs[~first.mask].tolist() == [0.0] * int((~first.mask).sum())
-
-
 def test_the_parts_of_an_interrupted_reply_are_masked_together():
     play = Play([Turn("Q?"), Turn("Q?", mask=Mask(tokens=[(1, 3)]))], [part("one two"), " three four<|im_end|>", "b"])
     assert play.samples() == [f"{ASKED}«one» two three« four<|im_end|>»\n{ASKED}«b»"]
@@ -1188,6 +1094,7 @@ def test_a_mask_that_is_not_one_is_refused(mask: Any):
 # The end of a reply is dropped.
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
@@ -1252,13 +1159,6 @@ def test_a_shortened_reply_is_rewritten_by_the_history_policy_like_any_other():
     play = Play(turns, [f"{THOUGHT}ab, c<|im_end|>", f"{THOUGHT}d<|im_end|>", "e"], history="strip")
     assert [broken and broken[0] for broken in play.breaks] == [None, "thinking_stripped", "thinking_stripped", None]
     assert play.seen[2].text == f"{ASKED}ab<|im_end|>\n{ASKED}d<|im_end|>\n{ASKED}"
-    play.samples()
-
-
-def test_a_reply_is_closed_that_lost_the_end_of_its_reasoning():
-    play = Play([Turn("Q?"), Turn("Q?", up_to="so")], [f"{THOUGHT}a<|im_end|>", "b<|im_end|>"])
-    assert play.seen[1].info["truncated_reply"]
-    assert play.seen[1].text == f"{ASKED}<think>\nso\n</think>\n\n<|im_end|>\n{ASKED}"
     play.samples()
 
 

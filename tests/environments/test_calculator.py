@@ -3,7 +3,7 @@ from fractions import Fraction
 
 import pytest
 from envsdk_environments._calculator import MAX_NUMBERS, Calculator, evaluate
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envsdk
@@ -69,6 +69,7 @@ def test_signs_bind_as_usual(expression: str, value: Fraction):
     assert evaluate(expression)[0] == value
 
 
+@settings(max_examples=40)
 @given(
     expression=st.text(alphabet=st.sampled_from("0123456789+-*/(). \n_e,j**[]x'\"\x00é²٣"), max_size=250) | st.text()
 )
@@ -99,14 +100,9 @@ def test_nesting_as_deep_as_the_length_allows_is_no_problem():
 @pytest.mark.parametrize("options", [{}, {"operands": 2}, {"operands": 12, "max_number": 10**6}])
 def test_the_reference_policy_solves_it_and_the_null_policy_does_not(options: dict):
     for policy, reward in (("reference", 1.0), ("null", 0.0)):
-        trajectories = rollout_many(lambda: Calculator(**options), policy, seeds=range(30))
+        trajectories = rollout_many(lambda: Calculator(**options), policy, seeds=range(5))
         assert {t.reward for t in trajectories} == {reward}
         assert not any(step.metrics["tool_errors"] for t in trajectories for step in t.steps)
-
-
-def test_seeds_give_different_expressions():
-    env = Calculator()
-    assert len({env.reset(seed=seed) and env.expression for seed in range(200)}) == 200
 
 
 def test_a_task_with_fractions_is_solved_and_answered_as_a_fraction():

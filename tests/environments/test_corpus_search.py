@@ -16,7 +16,6 @@ from envsdk_environments._corpus_search._index import Index, check_full_text_sea
 from envsdk_environments._corpus_search._world import HOPS, World, get_questions, get_world
 from hypothesis import example, given
 from hypothesis import strategies as st
-from real_models import FAMILIES
 
 import envsdk
 from envsdk import Message, ToolCall, errors
@@ -24,7 +23,6 @@ from envsdk.authoring.tasks import pick_task
 
 DIFFICULTIES = ["easy", "medium", "hard"]
 SPLITS = ["train", "test"]
-HISTORIES = ["keep", "strip", {"name": "compact", "every": 2}]
 DIGEST = "388ccbb54886ec235160e5d528ea0699a86c97905e0622be4db73f37dd84628e"
 TASK = {"question": "Who wrote the poem Quiet Library?", "answer": "Kliru Kifas", "path": ["Quiet Library"]}
 
@@ -52,7 +50,7 @@ def said(env: CorpusSearch) -> str:
 @pytest.mark.parametrize("split", SPLITS)
 def test_each_seed_asks_a_question_of_its_own(difficulty: Any, split: Any, is_full: bool):
     questions = get_questions(difficulty, split)
-    rng, count = np.random.default_rng(0), 10_000 if is_full else 1000
+    rng, count = np.random.default_rng(0), 10_000 if is_full else 300
     chosen = [questions[pick_task(questions, seed, rng)] for seed in range(count)]
     assert len({task.question for task in chosen}) == count
     assert {len(task.path) for task in chosen} == {HOPS[difficulty]}
@@ -79,16 +77,6 @@ def test_there_is_no_question_after_the_last():
         questions[len(questions)]
     with pytest.raises(errors.TaskError, match="does not exist"):
         CorpusSearch().reset(options={"task": 10**9})
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("history", HISTORIES, ids=str)
-def test_it_is_solved_with_every_family_and_history_policy(family: str, history: Any):
-    trajectory = envsdk.rollout(CorpusSearch(history=history, **FAMILIES[family]()), "reference", seed=5)
-    assert (trajectory.status, trajectory.reward) == ("terminated", 1.0)
-    for sample in trajectory.samples():
-        sample.validate()
 
 
 # The world.
@@ -125,7 +113,7 @@ def test_every_step_of_a_path_is_named_in_the_article_before(world: World, engin
     rng = random.Random(1)
     for difficulty in DIFFICULTIES:
         questions = get_questions(difficulty, "test")
-        for task in (questions[rng.randrange(len(questions))] for _ in range(200)):
+        for task in (questions[rng.randrange(len(questions))] for _ in range(60)):
             assert task.path[0] in task.question
             for title, following in zip(task.path, [*task.path[1:], task.answer], strict=True):
                 assert following in engine.text(title)
@@ -135,7 +123,7 @@ def test_every_step_of_a_path_is_named_in_the_article_before(world: World, engin
 
 
 def test_a_search_for_a_title_finds_the_article_on_the_first_page(world: World, engine: Index):
-    for name in random.Random(2).sample(world.names, 400):
+    for name in random.Random(2).sample(world.names, 150):
         hits = engine.search(name).hits
         assert name in [hit.title for hit in hits]
         assert all(hit.snippet in engine.text(hit.title) for hit in hits)
@@ -307,23 +295,14 @@ def test_a_wrong_call_is_answered_with_an_error_and_the_episode_continues(name: 
     assert step(env, "Kliru Kifas")[1] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("answer", "reward"),
-    [
-        *(
-            ("Kliru Kifas", 1.0),
-            ("It is kliru kifas.", 1.0),
-            ("**Kliru Kifas**", 1.0),
-            ("Not Guke Dripem, but\nKliru Kifas!", 1.0),
-        ),
-        *(("Kifas", 0.0), ("Kliru Kifas or Guke Dripem", 0.0), ("", 0.0), ("KliruKifas", 0.0), ("Quiet Library", 0.0)),
-    ],
-)
-def test_the_answer_ends_with_the_name(answer: str, reward: float):
+def test_the_answer_ends_with_the_name():
+    right = ["Kliru Kifas", "It is kliru kifas.", "**Kliru Kifas**", "Not Guke Dripem, but\nKliru Kifas!"]
+    wrong = ["Kifas", "Kliru Kifas or Guke Dripem", "", "KliruKifas", "Quiet Library"]
     env = CorpusSearch(tasks=[TASK])
-    env.reset(seed=0)
-    _, earned, terminated, *_ = step(env, answer)
-    assert (earned, terminated) == (reward, True)
+    for answer in (*right, *wrong):
+        env.reset(seed=0)
+        _, earned, terminated, *_ = step(env, answer)
+        assert (earned, terminated) == (float(answer in right), True)
 
 
 def test_a_task_may_be_given():
@@ -341,11 +320,3 @@ def test_a_task_may_be_given():
 def test_who_follows_a_wrong_path_does_not_know():
     env = CorpusSearch(tasks=[{**TASK, "path": ["Quiet Library", "Silent River"]}])
     assert envsdk.rollout(env, "reference", seed=0).reward == 0.0
-
-
-def test_garbage_is_a_legal_reply():
-    env = CorpusSearch()
-    for seed in range(3):
-        assert envsdk.rollout(env, "random", seed=seed).reward == 0.0
-    env.reset(seed=0)
-    assert step(env, "x" * 100_000 + "<|im_end|>")[1] == 0.0

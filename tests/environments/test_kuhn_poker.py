@@ -5,7 +5,6 @@ import pytest
 from envsdk_environments._kuhn_poker import LEGAL, OPTIMAL, PLAYERS, KuhnPoker, first_players_gain
 from hypothesis import given
 from hypothesis import strategies as st
-from real_models import FAMILIES
 
 import envsdk
 from envsdk import Limits, Message, Trajectory, errors
@@ -84,15 +83,15 @@ def test_what_the_first_player_gains(moves: tuple, with_the_higher_card: int, wi
 
 @pytest.mark.parametrize("options", [{}, {"hands": 1}, {"hands": 20}, {"split": "test"}])
 def test_the_reference_policy_plays_to_the_end_and_the_null_policy_loses(options: dict):
-    for trajectory in rollout_many(lambda: KuhnPoker(**options), "reference", seeds=range(30)):
+    for trajectory in rollout_many(lambda: KuhnPoker(**options), "reference", seeds=range(6)):
         assert (trajectory.reward, sum(won(trajectory))) == (1.0, pytest.approx(0.0))
-    for trajectory in rollout_many(lambda: KuhnPoker(**options), "null", seeds=range(30)):
+    for trajectory in rollout_many(lambda: KuhnPoker(**options), "null", seeds=range(6)):
         assert (trajectory.reward, won(trajectory)) == (0.0, [-1.0, None])
 
 
 @pytest.mark.parametrize(("null", "other"), [PLAYERS, PLAYERS[::-1]])
 def test_each_role_may_have_a_policy_of_its_own(null: str, other: str):
-    for seed in range(10):
+    for seed in range(3):
         trajectory = envsdk.rollout(KuhnPoker(), {null: "null", other: "reference"}, seed=seed)
         rewards = {sample.role: sample.reward for sample in trajectory.samples()}
         assert rewards[null] == -1.0
@@ -101,7 +100,7 @@ def test_each_role_may_have_a_policy_of_its_own(null: str, other: str):
 
 
 def test_in_the_long_run_the_first_player_loses_what_it_must(is_full: bool):
-    count = 1500 if is_full else 400
+    count = 1500 if is_full else 200
     trajectories = rollout_many(lambda: KuhnPoker(hands=1), "reference", seeds=range(count))
     first = [2 * won(trajectory)[0] for trajectory in trajectories]  # in chips
     assert sum(first) / len(first) == pytest.approx(-1 / 18, abs=3.9 / count**0.5)  # 3 standard errors
@@ -148,18 +147,6 @@ def test_the_first_player_alternates_and_both_players_read_how_a_hand_ended():
         "They folded. You win 1 chip. Hand 3 of 3. Your card is 3. They checked. Check or bet?",
     ]
     assert env.won == [-3 / 6, 3 / 6]
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("history", ["keep", "strip", {"name": "compact", "every": 2}], ids=str)
-def test_it_is_played_with_every_family_and_history_policy(family: str, history: Any):
-    trajectory = envsdk.rollout(KuhnPoker(history=history, **FAMILIES[family]()), "reference", seed=5)
-    assert (trajectory.status, trajectory.reward, sum(won(trajectory))) == ("terminated", 1.0, 0.0)
-    check(trajectory)
-    assert len(trajectory.samples()) == 2 + len(trajectory.breaks)
-    assert {sample.reward for sample in trajectory.samples() if sample.role == "player0"} == {won(trajectory)[0]}
-    assert bool(trajectory.breaks) == (history != "keep")
 
 
 # Replies.
@@ -231,11 +218,10 @@ def test_whatever_is_said_the_rewards_sum_to_zero(seed: int, words: list[str]):
         assert None in rewards or sum(rewards) == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_random_tokens_lose(seed: int):
+def test_random_tokens_lose():
     env = KuhnPoker()
-    noise = RandomPolicy(env.renderer.tokenizer.vocab_size, seed=seed)
-    trajectory = envsdk.rollout(env, {"player0": "reference", "player1": noise}, seed=seed)
+    noise = RandomPolicy(env.renderer.tokenizer.vocab_size, seed=0)
+    trajectory = envsdk.rollout(env, {"player0": "reference", "player1": noise}, seed=0)
     check(trajectory)
     assert won(trajectory) == [1.0, -1.0]
 
@@ -243,15 +229,8 @@ def test_random_tokens_lose(seed: int):
 # Tasks.
 
 
-def test_seeds_give_different_matches_and_the_same_seed_the_same_bytes(is_full: bool):
-    env, count = KuhnPoker(), 2000 if is_full else 300
-    assert len({env.reset(seed=seed) and repr(env.match) for seed in range(count)}) == count
-    once, again = (envsdk.rollout(KuhnPoker(), "reference", seed=7).to_json() for _ in range(2))
-    assert once == again
-
-
 def test_no_deck_of_a_test_match_is_in_a_train_match(is_full: bool):
-    count = 500 if is_full else 100
+    count = 500 if is_full else 60
 
     def decks(split: str) -> set[tuple[int, int, int]]:
         env = KuhnPoker(split=split)

@@ -80,7 +80,7 @@ def _matches(forms: tuple[str, ...], text: str) -> list[re.Match[str]]:
 @pytest.mark.parametrize(("difficulty", "split"), ALL)
 def test_a_careful_reader_finds_the_facts_in_the_messages(difficulty: str, split: str):
     config = LongNotes(difficulty=difficulty, split=split).config
-    for seed in range(10):
+    for seed in range(4):
         for document in random_task(np.random.default_rng(seed), config).documents:
             assert sorted(facts_in(document.text), key=str) == sorted(document.facts, key=str)
 
@@ -127,7 +127,7 @@ def breaks(trajectory: Trajectory) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids=str)
-@pytest.mark.parametrize("difficulty", ["easy", "hard"])
+@pytest.mark.parametrize("difficulty", ["easy", pytest.param("hard", marks=pytest.mark.full)])
 def test_whoever_takes_notes_succeeds_under_every_policy(history: Any, difficulty: str):
     if history == BUDGET and difficulty == "hard":
         history = {**BUDGET, "max_tokens": 2500}  # there is more in the notes
@@ -135,7 +135,7 @@ def test_whoever_takes_notes_succeeds_under_every_policy(history: Any, difficult
     assert {(t.reward, t.status) for t in played} == {(1.0, "terminated")}
 
 
-@pytest.mark.parametrize("difficulty", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("difficulty", ["easy", pytest.param("hard", marks=pytest.mark.full)])
 @pytest.mark.parametrize("history", HISTORIES, ids=str)
 def test_without_notes_a_policy_succeeds_only_while_the_context_shows_all_messages(history: Any, difficulty: str):
     rewards = [play(LongNotes(history=history, difficulty=difficulty), writes_nothing, seed).reward for seed in (0, 1)]
@@ -194,8 +194,7 @@ def test_a_conversation_goes_from_message_to_message_and_then_to_the_questions()
 
 
 @pytest.mark.parametrize(
-    ("text", "error"),
-    [(" \n", "is empty"), ("x" * 401, "the limit is 400"), ("x" * 60, "only 50 characters are left")],
+    ("text", "error"), [(" \n", "is empty"), ("x" * 401, "the limit is 400"), ("x" * 60, "only 50 characters are left")]
 )
 def test_a_note_that_cannot_be_written_is_answered_with_an_error(text: str, error: str):
     env = started(max_notes_chars=100)
@@ -205,17 +204,12 @@ def test_a_note_that_cannot_be_written_is_answered_with_an_error(text: str, erro
     assert env.notes == ["y" * 50]
 
 
-@pytest.mark.parametrize("reply", ["", "next", "\x00\ud7ff<|im_end|>", "Note 1: the age of Ada = 37", "9" * 100_000])
+@pytest.mark.parametrize("reply", ["", "Note 1: the age of Ada = 37"])
 def test_any_reply_leads_to_the_end(reply: str):
     env = started()
     results = [step(env, reply) for _ in range(5)]
     assert [result.terminated for result in results] == [False] * 4 + [True]
     assert results[-1].reward == 0.0
-
-
-def test_reading_notes_for_ever_comes_to_an_end():
-    trajectory = play(LongNotes(), lambda env: Message(role="assistant", tool_calls=(ToolCall(name="read_notes"),)))
-    assert (trajectory.stop_reason, trajectory.reward) == ("max_steps", 0.0)
 
 
 # Answers and tasks.
@@ -279,7 +273,7 @@ def test_a_task_of_ones_own_is_solved():
     assert play(LongNotes(tasks=[TASK], history=BUDGET)).reward == 1.0
 
 
-@pytest.mark.parametrize(("difficulty", "count"), [("easy", 500), ("medium", 50), ("hard", 50)])
+@pytest.mark.parametrize(("difficulty", "count"), [("easy", 150), ("medium", 20), ("hard", 20)])
 def test_seeds_give_different_tasks_and_no_depot_is_in_both_splits(difficulty: str, count: int):
     config = {split: LongNotes(difficulty=difficulty, split=split).config for split in ("train", "test")}
     tasks = {name: [random_task(np.random.default_rng(seed), config[name]) for seed in range(count)] for name in config}

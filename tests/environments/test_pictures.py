@@ -56,12 +56,11 @@ def seen(env: Any) -> list[Image]:
 @pytest.mark.parametrize("history", HISTORIES, ids=str)
 @pytest.mark.parametrize("env", ENVS)
 def test_the_reference_earns_the_most_under_every_history_and_the_null_policy_the_least(env: Any, history: Any):
-    for seed in range(2):
-        assert envsdk.rollout(made(env, history=history), "reference", seed=seed).reward == pytest.approx(1.0)
-        assert envsdk.rollout(made(env, history=history), "null", seed=seed).reward == 0.0
+    assert envsdk.rollout(made(env, history=history), "reference", seed=0).reward == pytest.approx(1.0)
+    assert envsdk.rollout(made(env, history=history), "null", seed=0).reward == 0.0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32), data=st.data())
 def test_any_seed_is_solved_with_any_number_of_items(seed: int, data: st.DataObject):
     items = data.draw(st.integers(1, len(NAMES)))
@@ -166,7 +165,7 @@ def test_a_crop_shows_what_the_small_picture_does_not():
     assert pictures[0].shape == (SHOWN, SHOWN, 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(edges=st.lists(st.integers(-5, SHOWN + 5), min_size=4, max_size=4))
 def test_any_crop_is_shown_at_most_as_large_as_the_picture_or_refused(edges: list[int]):
     env = CropZoom()

@@ -20,16 +20,9 @@ def tokenizer() -> envsdk.rendering.tokenizers.Tokenizer:
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_the_reference_policy_solves_it_and_the_null_policy_does_not(hops: int):
     for policy, reward in (("reference", 1.0), ("null", 0.0)):
-        trajectories = rollout_many(lambda: SearchInline(hops=hops), policy, seeds=range(30))
+        trajectories = rollout_many(lambda: SearchInline(hops=hops), policy, seeds=range(5))
         assert {t.reward for t in trajectories} == {reward}
-    assert {len(t.steps) for t in rollout_many(lambda: SearchInline(hops=hops), "reference", seeds=range(30))} == {
-        hops + 1
-    }
-
-
-def test_seeds_give_different_questions():
-    env = SearchInline()
-    assert len({env.reset(seed=seed) and env.quest.question for seed in range(200)}) == 200
+        assert policy == "null" or {len(t.steps) for t in trajectories} == {hops + 1}
 
 
 @pytest.mark.parametrize("enable_thinking", [True, False])

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from envsdk_environments._sql_analyst import SqlAnalyst
 from envsdk_environments._sql_analyst import _worker as worker
-from envsdk_environments._sql_analyst._databases import make_image
+from envsdk_environments._sql_analyst._databases import run_script
 from envsdk_environments._sql_analyst._worker import QueryWorker, TooManySteps
 from envsdk_environments._sql_analyst.guarded._query import QueryLimits
 
 import envsdk
 from envsdk.errors import SandboxError, ToolError
 
-IMAGE = make_image(lambda connection: connection.execute("CREATE TABLE pets (name TEXT)"))
+IMAGE = run_script("CREATE TABLE pets (name TEXT)")
 LIMITS = QueryLimits(500_000, 1_000)
 UNLIMITED = QueryLimits(10**15, 1_000)
 ENDLESS = "WITH RECURSIVE k(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM k) SELECT count(*) FROM k"
@@ -94,7 +94,7 @@ def test_a_query_that_takes_too_much_time_is_killed_and_the_next_one_is_answered
 
 def test_time_is_counted_for_each_query_alone(queries: QueryWorker):
     limits = QueryLimits(10_000_000, 1_000, max_cpu_s=1)
-    for _ in range(8):
+    for _ in range(4):
         with pytest.raises(TooManySteps, match="the query takes more than 10,000,000 steps"):
             queries.run(IMAGE, ENDLESS, limits, 1)
 

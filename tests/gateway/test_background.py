@@ -12,14 +12,14 @@ import httpx
 import pytest
 from scripted_sessions import ScriptedSession
 
-from envsdk.gateway._background import BackgroundServer, background_server
+from envsdk.gateway._serving import BackgroundServer, background_server
 
 BODY: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def asked(server: BackgroundServer, session: ScriptedSession, text: str = "hi") -> httpx.Response:
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    return httpx.post(f"{server.openai_base_url(session)}/chat/completions", json=body, timeout=600)
+    return httpx.post(f"{server.base_url(session)}/v1/chat/completions", json=body, timeout=600)
 
 
 def test_a_process_has_one_server_whichever_thread_asks_first() -> None:
@@ -34,8 +34,8 @@ def test_a_process_has_one_server_whichever_thread_asks_first() -> None:
 
 def test_the_server_is_on_loopback() -> None:
     session = ScriptedSession()
-    assert background_server().anthropic_base_url(session).startswith("http://127.0.0.1:")
-    assert background_server().openai_base_url(session).endswith(f"/s/{session.id}/v1")
+    assert background_server().base_url(session).startswith("http://127.0.0.1:")
+    assert f"{background_server().base_url(session)}/v1".endswith(f"/s/{session.id}/v1")
 
 
 def test_a_stopped_server_answers_those_who_wait_and_is_replaced() -> None:
@@ -60,7 +60,7 @@ def _child(parent_url: str, results: Any) -> None:
     server, session = background_server(), ScriptedSession("child")
     server.sessions.add(session)
     reply = asked(server, session).json()["choices"][0]["message"]["content"]
-    results.put((reply, server.anthropic_base_url(session).startswith(parent_url)))
+    results.put((reply, server.base_url(session).startswith(parent_url)))
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
@@ -70,7 +70,7 @@ def test_a_forked_child_starts_a_server_of_its_own() -> None:
     assert asked(server, session).status_code == 200
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    children = [context.Process(target=_child, args=(server.anthropic_base_url(session)[:22], results)) for _ in "ab"]
+    children = [context.Process(target=_child, args=(server.base_url(session)[:22], results)) for _ in "ab"]
     for child in children:
         child.start()
     assert [results.get(timeout=600) for _ in children] == [("child: hi", False)] * 2
@@ -86,11 +86,11 @@ PROGRAM = """
 import asyncio, os, sys, threading, time
 import httpx
 from scripted_sessions import ScriptedSession
-from envsdk.gateway._background import background_server
+from envsdk.gateway._serving import background_server
 
 server, session = background_server(), ScriptedSession()
 server.sessions.add(session)
-url = server.openai_base_url(session) + "/chat/completions"
+url = f"{server.base_url(session)}/v1" + "/chat/completions"
 
 def ask(text):
     return httpx.post(url, json={"model": "m", "messages": [{"role": "user", "content": text}]}, timeout=600)
@@ -110,7 +110,9 @@ if "error" in sys.argv:
 """
 
 
-@pytest.mark.parametrize("how", [pytest.param("", marks=pytest.mark.full), "waiting", "fork", "error"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(how, marks=pytest.mark.full) for how in ("", "fork", "error")), "waiting"]
+)
 def test_a_program_ends_quietly(how: str) -> None:
     program = subprocess.run(
         [sys.executable, "-W", "error", "-c", PROGRAM, how],

@@ -24,8 +24,8 @@ from envsdk.errors import InvalidRecord, RequestError
 from envsdk.gateway import ProgramEnv, from_requests
 from envsdk.gateway._conversations import Continues
 from envsdk.gateway._outside import PlayedSessions
-from envsdk.gateway._protocols import load_protocol
-from envsdk.gateway._protocols._fields import RequestImages
+from envsdk.gateway._protocols import WIRE_FORMATS
+from envsdk.gateway._protocols._fields import RequestImages, request_images
 from envsdk.images import PixelBudget
 from envsdk.messages import ImagePart, TextPart
 from envsdk.rollouts import StoredRun
@@ -136,7 +136,7 @@ def test_an_image_that_cannot_be_read_is_refused_and_named(
     protocol: str, body: dict[str, Any], field: str, reason: str
 ) -> None:
     with pytest.raises(RequestError, match=reason) as found:
-        load_protocol(protocol).read({"model": "m", **body}, {})
+        WIRE_FORMATS[protocol].read({"model": "m", **body}, {})
     assert (found.value.status, found.value.field) == (400, field)
 
 
@@ -150,8 +150,11 @@ def encoded(data: bytes) -> str:
 
 
 def read_with(content: list[Any], **limits: int) -> None:
-    with RequestImages(budget=PixelBudget(**limits)).reading():
-        load_protocol("chat").read({"model": "m", "messages": [user(content)]}, {})
+    token = request_images.set(RequestImages(budget=PixelBudget(**limits)))
+    try:
+        WIRE_FORMATS["chat"].read({"model": "m", "messages": [user(content)]}, {})
+    finally:
+        request_images.reset(token)
 
 
 def test_the_pixels_of_all_images_of_a_body_are_counted_before_one_too_many_is_decoded():
@@ -288,31 +291,17 @@ def test_an_image_counts_with_its_placeholders_where_a_context_is_full():
 
 
 @pytest.mark.parametrize("renderer", ["qwen3", "fixed_base"])
-def test_a_renderer_of_texts_refuses_the_request_and_the_program_goes_on(renderer):
+def test_a_renderer_of_texts_refuses_the_request_before_it_decodes_the_image_and_the_program_goes_on(renderer):
     class Tries(ProgramEnv):
         def run(self, model: Any) -> float:
             with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
                 with pytest.raises(openai.BadRequestError, match=r"content\[0\].*cannot write images"):
-                    client.chat.completions.create(model="m", messages=[user([shown()])])
+                    client.chat.completions.create(model="m", messages=[user([huge(8000, 8000)])])  # type: ignore
                 client.chat.completions.create(model="m", messages=[user("Then in words.")])
             return 1.0
 
     with_folder = {"renderer": renderer, "tokenizer": real_models.qwen3_folder()}
     env = Tries(**with_folder)
-    trajectory = envsdk.rollout(env, saying(env.renderer), seed=0)
-    assert (trajectory.status, trajectory.reward) == ("terminated", 1.0), trajectory.error
-
-
-def test_an_image_is_refused_before_it_is_decoded_where_the_model_takes_none():
-    class Tries(ProgramEnv):
-        def run(self, model: Any) -> float:
-            with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
-                with pytest.raises(openai.BadRequestError, match="cannot write images: use the renderer of a vision"):
-                    client.chat.completions.create(model="m", messages=[user([huge(8000, 8000)])])  # type: ignore
-                client.chat.completions.create(model="m", messages=[user("Then in words.")])
-            return 1.0
-
-    env = Tries(renderer="qwen3")
     trajectory = envsdk.rollout(env, saying(env.renderer), seed=0)
     assert (trajectory.status, trajectory.reward) == ("terminated", 1.0), trajectory.error
 
@@ -339,7 +328,7 @@ def test_the_gateway_stores_an_image_that_is_sent_with_each_request_once(tmp_pat
 RENDERER = vision_renderer()
 
 
-def logged(*images: list[ImagePart], has_ids: bool = True, form: str = "chat") -> list[dict[str, Any]]:
+def logged(*images: list[ImagePart], has_ids: bool = True) -> list[dict[str, Any]]:
     """The records of a conversation whose messages of the user have images: for each request, those of all messages."""
     records = []
     for given in images:
@@ -348,39 +337,20 @@ def logged(*images: list[ImagePart], has_ids: bool = True, form: str = "chat") -
             messages += [Message(role="assistant", content=f"Noise {number}.")] if number else []
             messages.append(Message(role="user", content=[TextPart(text=f"What is {number}?"), part]))
         reply = Message(role="assistant", content=f"Noise {len(given)}.")
-        ids = {
+        ids: dict[str, Any] = {
             "prompt_token_ids": RENDERER.render(messages, generation_prompt=True).tokens.tolist(),
             "token_ids": RENDERER.reply(reply).tolist(),
         }
-        records.append(record(form, messages, reply, ids if has_ids else {}))
+        choice = {"message": {"role": "assistant", "content": reply.content}, "finish_reason": "stop"}
+        ids = ids if has_ids else {}
+        sent = [message.to_openai() for message in messages]
+        records.append({"request": {"messages": sent}, "response": {"choices": [choice | ids]} | ids})
     return records
 
 
-def record(form: str, messages: list[Message], reply: Message, ids: dict[str, Any]) -> dict[str, Any]:
-    if form == "chat":
-        choice = {"message": {"role": "assistant", "content": reply.content}, "finish_reason": "stop"}
-        sent = [message.to_openai() for message in messages]
-        return {"request": {"messages": sent}, "response": {"choices": [choice | ids]} | ids}
-    sent = [{"role": one.role, "content": [in_anthropic_form(part) for part in parts_of(one)]} for one in messages]
-    content = [{"type": "text", "text": reply.content}]
-    return {"request": {"messages": sent}, "response": {"content": content, "stop_reason": "end_turn"} | ids}
-
-
-def parts_of(message: Message) -> Any:
-    return message.parts or [TextPart(text=message.content)]
-
-
-def in_anthropic_form(part: TextPart | ImagePart) -> dict[str, Any]:
-    if isinstance(part, TextPart):
-        return text(part.text)
-    data = base64.b64encode(part.data.data).decode()
-    return {"type": "image", "source": {"type": "base64", "media_type": part.data.media_type, "data": data}}
-
-
-@pytest.mark.parametrize("form", ["chat", "anthropic"])
-def test_a_logged_session_has_its_images_at_their_tokens(form):
+def test_a_logged_session_has_its_images_at_their_tokens():
     parts = [SMALL, picture(3, 200, 90)]
-    imported = from_requests(logged([SMALL], parts, form=form), renderer=RENDERER)
+    imported = from_requests(logged([SMALL], parts), renderer=RENDERER)
     trajectory, log = imported.trajectory, imported.trajectory.contexts["main"]
     assert [step.extends for step in trajectory.steps] == [False, True]
     assert [placed.image for placed in log.media] == [part.data for part in parts]

@@ -15,8 +15,8 @@ from malformed_requests import Malformed, Mutations
 from scripted_sessions import RunningGateway, ScriptedSession
 
 from envsdk import Trajectory
-from envsdk.gateway._background import BackgroundServer
 from envsdk.gateway._outside import PlayedSessions
+from envsdk.gateway._serving import BackgroundServer
 from envsdk.gateway._standalone import SessionLimits
 
 INSIDE = ("Traceback", 'File "', ".py", "object at 0x", "site-packages", "swordfish", "pydantic.dev")
@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded", "limits
 
 @pytest.fixture
 def many(is_full: bool) -> int:
-    return 20_000 if is_full else 300
+    return 20_000 if is_full else 150
 
 
 def send(client: httpx.Client, request: Malformed) -> httpx.Response | None:
@@ -121,7 +121,7 @@ def test_a_standalone_gateway_refuses_malformed_requests_and_other_sessions_go_o
         attacked.attack(Mutations(Random(0), client.get("/openapi.json").json()["paths"]), many)
         print(f"{many} malformed requests, by status: {dict(sorted(attacked.statuses.items()))}")
         opened = client.get("/health").json()["open_sessions"] - 2  # requests opened them, too
-        # Each has three: its session, its attempt at an episode, and the call of a method.
+        # Each has three: the playing of its episode, the attempt at it, and the call of a method. They end with it.
         assert _tasks(client, open_session()[0]) <= tasks + 3 * opened
         client.post(f"/sessions/{witness['id']}/close")
     ended = trajectories["witness"]
@@ -142,7 +142,7 @@ def test_the_server_in_the_background_refuses_malformed_requests_and_other_sessi
     server = BackgroundServer()
     witness = ScriptedSession("witness")
     server.sessions.add(witness)
-    with httpx.Client(base_url=server.anthropic_base_url(witness).partition("/s/")[0], timeout=600) as client:
+    with httpx.Client(base_url=server.base_url(witness).partition("/s/")[0], timeout=600) as client:
 
         def open_session() -> tuple[str, str]:
             session = ScriptedSession("attacked")
@@ -180,9 +180,7 @@ def test_a_body_that_costs_too_much_is_refused_with_its_limit(attack: str) -> No
     server, session = BackgroundServer(), ScriptedSession()
     server.sessions.add(session)
     headers = {"content-type": "application/json", **headers}
-    answer = httpx.post(
-        f"{server.openai_base_url(session)}/chat/completions", content=content, headers=headers, timeout=60
-    )
+    answer = httpx.post(f"{server.base_url(session)}/v1/chat/completions", content=content, headers=headers, timeout=60)
     server.stop()
     assert (answer.status_code, session.asked) == (status, [])
     assert why in answer.json()["error"]["message"]
@@ -192,5 +190,5 @@ def test_text_with_many_commas_and_braces_counts_as_one_value() -> None:
     server, session = BackgroundServer(), ScriptedSession()
     server.sessions.add(session)
     body = {"model": "m", "messages": [{"role": "user", "content": '{"a": [1, 2]}, \\' * 100_000}]}
-    assert httpx.post(f"{server.openai_base_url(session)}/chat/completions", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{server.base_url(session)}/v1/chat/completions", json=body, timeout=60).status_code == 200
     server.stop()

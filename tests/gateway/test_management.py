@@ -14,15 +14,13 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_sessions import SECRET, RunningGateway, ScriptedFactory
 
 from envsdk.errors import ConfigError
 from envsdk.gateway._app import ServerLimits
-from envsdk.gateway._management import Gateway
-from envsdk.gateway._serving import listen, serve
+from envsdk.gateway._management import Gateway, serve
+from envsdk.gateway._serving import listen
 from envsdk.gateway._standalone import SessionLimits
 
 TOKEN = "a-token-of-the-gateway"
@@ -282,42 +280,10 @@ def test_the_description_has_the_routes_and_valid_schemas(gateway: httpx.Client)
     assert set(opening["properties"]) == {"task", "seed", "limits", "episode_id", "group_id", "role"}
 
 
-any_json = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@pytest.fixture(scope="module")
-def lasting() -> Iterator[httpx.Client]:
-    with (
-        RunningGateway(ScriptedFactory(), session_limits=SessionLimits(max_sessions=5)) as url,
-        httpx.Client(base_url=url, timeout=600) as client,
-    ):
-        yield client
-
-
-@given(
-    path=st.sampled_from(
-        ["/sessions", "/sessions/x", "/sessions/x/reward", "/sessions/x/close", "/metrics", "/health"]
-    ),
-    method=st.sampled_from(["POST", "POST", "GET", "PUT", "DELETE"]),
-    content=st.binary(max_size=100) | any_json.map(lambda value: httpx.Request("POST", "/", json=value).content),
-)
-def test_whatever_comes_to_the_management_is_answered_or_refused(
-    lasting: httpx.Client, path: str, method: str, content: bytes
-) -> None:
-    response = lasting.request(method, path, content=content, headers={"content-type": "application/json"})
-    assert response.status_code < 500, response.text
-    assert response.status_code in (200, 201) or error_of(response, response.status_code)
-
-
 PROGRAM = """
 import sys
 from scripted_sessions import ScriptedFactory
-from envsdk.gateway._management import Gateway
-from envsdk.gateway._serving import serve
+from envsdk.gateway._management import Gateway, serve
 
 factory = ScriptedFactory()
 serve(Gateway(factory), grace_s=0.3, on_start=lambda url: print(url, flush=True))

@@ -1,6 +1,5 @@
 """A standalone gateway in front of a policy: its sessions are episodes, and what fails is answered and recorded."""
 
-import asyncio
 import contextlib
 import gc
 import json
@@ -23,7 +22,6 @@ from scripted_sessions import RunningGateway
 
 from envsdk import Message, Trajectory
 from envsdk.errors import RunFolderError
-from envsdk.gateway._app import ServerLimits
 from envsdk.gateway._outside import PlayedSessions
 from envsdk.gateway._standalone import SessionLimits
 from envsdk.rollouts import StoredRun
@@ -258,13 +256,12 @@ def test_a_limit_is_answered_in_the_form_of_the_protocol_and_rewards_still_count
     soundness.check(gateway.trajectories["e"])
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_session_goes_on_with_a_shorter_request_when_its_context_is_full(gateway: Standalone, protocol: str) -> None:
+def test_a_session_goes_on_with_a_shorter_request_when_its_context_is_full(gateway: Standalone) -> None:
     program, other = (gateway.open(episode_id=name, limits={"max_context_tokens": 200}) for name in ("e", "other"))
     for one in (program, other):
-        one.ask("a", protocol)
-        assert "maximum context length is 200 tokens" in one.ask("b " * 300, protocol, 400)
-    program.ask("c", protocol)
+        one.ask("a")
+        assert "maximum context length is 200 tokens" in one.ask("b " * 300, status=400)
+    program.ask("c")
     for one in (program, other):
         one.reward(0.5)
     ended, full = program.close(), other.close()
@@ -350,35 +347,25 @@ def test_closing_a_session_or_the_gateway_does_not_wait_for_a_policy_that_hangs(
     soundness.check(*gateway.trajectories.values())
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_message_that_the_model_family_cannot_express_is_refused(protocol: str) -> None:
+def test_a_message_that_the_model_family_cannot_express_is_refused() -> None:
     with Standalone(renderer="chatml") as gateway:
         program, other = gateway.open(episode_id="e"), gateway.open()
-        if protocol == "chat":
-            tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-        elif protocol == "responses":
-            tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
-        else:
-            tools = [{"name": "f", "input_schema": {"type": "object"}}]
-        body = body_of(protocol, [{"role": "user", "content": "a"}], tools=tools)
-        program.ask("a", protocol)
-        refused = gateway.post(program.base + ROUTES[protocol], body, 400)
-        check_error(protocol, refused)
+        tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        body = body_of("chat", [{"role": "user", "content": "a"}], tools=tools)
+        program.ask("a")
+        refused = gateway.post(program.base + ROUTES["chat"], body, 400)
         assert "tools" in refused["error"]["message"]
-        assert program.ask("b", protocol) == "answer to b"
-        assert other.ask("still here", protocol) == "answer to still here"
+        assert program.ask("b") == "answer to b"
+        assert other.ask("still here") == "answer to still here"
         summary = program.close()
     assert (summary["status"], summary["steps"]) == ("terminated", 2)
     soundness.check(gateway.trajectories["e"])
 
 
-@pytest.mark.parametrize(
-    "protocol", ["chat", *(pytest.param(p, marks=pytest.mark.full) for p in PROTOCOLS if p != "chat")]
-)
-def test_a_message_with_a_million_spaces_is_a_message(gateway: Standalone, protocol: str) -> None:
+def test_a_message_with_many_spaces_is_a_message(gateway: Standalone) -> None:
     program = gateway.open()
-    assert program.ask(f"a{' ' * 1_000_000}b", protocol).endswith("b")
-    assert program.ask("c", protocol) == "answer to c"
+    assert program.ask(f"a{' ' * 200_000}b").endswith("b")
+    assert program.ask("c") == "answer to c"
     assert program.close()["status"] == "terminated"
 
 
@@ -415,7 +402,7 @@ def test_nothing_of_a_closed_session_waits_for_the_cyclic_collector(gateway: Sta
 # Clients that are slow, or go away.
 
 
-@pytest.mark.parametrize(("command", "stream", "read"), [("sleep", False, 0), ("sleep", True, 0), ("long", True, 100)])
+@pytest.mark.parametrize(("command", "stream", "read"), [("sleep", False, 0), ("long", True, 100)])
 def test_a_client_that_goes_away_and_asks_again_gets_the_reply_that_was_sampled(
     gateway: Standalone, command: str, stream: bool, read: int
 ) -> None:
@@ -469,23 +456,6 @@ def test_replies_that_are_sampled_side_by_side_are_canceled_each_for_its_own_cli
     soundness.check(gateway.trajectories["e"])
 
 
-def test_a_client_that_does_not_send_its_body_is_refused_and_others_are_answered() -> None:
-    with Standalone(limits=ServerLimits(body_timeout_s=0.3)) as gateway:
-        program, other = gateway.open(episode_id="e"), gateway.open()
-        program.ask("a")
-
-        def slow() -> Iterator[bytes]:
-            yield b"{"
-            assert other.ask("still here") == "answer to still here"
-            time.sleep(0.6)
-            yield b"}"
-
-        url = program.base + ROUTES["chat"]
-        assert httpx.post(url, content=slow(), headers={"content-type": "application/json"}).status_code == 408
-        assert program.ask("b") == "answer to b"
-        assert program.close()["steps"] == 2
-
-
 # The command.
 
 
@@ -513,45 +483,24 @@ def test_the_roles_of_conversations_are_those_of_a_function() -> None:
         assert program.close()["contexts"] == {"main": "main", "main/judge-1": "judge"}
 
 
-def test_the_command_takes_the_function_of_roles_from_a_module(tmp_path: Path) -> None:
-    (tmp_path / "my_agents.py").write_text("def role_of(messages):\n    return 'judge'\n")
-    with run_command("--record", "off", "--role-of", "my_agents:role_of", cwd=tmp_path) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().split()[2]
-        session = httpx.post(url, json={}, timeout=60).json()
-        body = body_of("chat", [{"role": "user", "content": "a"}])
-        httpx.post(session["anthropic_base_url"] + ROUTES["chat"], json=body, timeout=60).raise_for_status()
-        closed = httpx.post(f"{url}/{session['id']}/close", timeout=60).json()
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-    assert closed["summary"]["contexts"] == {"main": "judge"}
-
-
-@pytest.mark.parametrize("is_recorded", [True, False])
-def test_the_command_serves_until_sigterm_and_leaves_a_whole_run_folder(tmp_path: Path, is_recorded: bool) -> None:
+def test_the_command_serves_until_sigterm_and_leaves_a_whole_run_folder(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with run_command(*(["--out", str(out)] if is_recorded else ["--record", "off"])) as process:
+    (tmp_path / "my_agents.py").write_text("def role_of(messages):\n    return 'judge'\n")
+    with run_command("--out", str(out), "--role-of", "my_agents:role_of", cwd=tmp_path) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[2].removesuffix("/sessions")
-
-        async def ask(client: httpx.AsyncClient, name: str) -> None:
-            session = (await client.post("/sessions", json={"episode_id": name})).json()
-            body = body_of("chat", [{"role": "user", "content": name}])
-            assert (await client.post(session["anthropic_base_url"] + ROUTES["chat"], json=body)).status_code == 200
-            if name == "closed":
-                await client.post(f"/sessions/{session['id']}/close")
-
-        async def ask_all() -> None:
-            async with httpx.AsyncClient(base_url=url, timeout=600) as client:
-                await asyncio.gather(*(ask(client, name) for name in ("closed", "open", "other")))
-
-        asyncio.run(ask_all())
+        with httpx.Client(base_url=url, timeout=600) as client:
+            for name in ("closed", "open", "other"):
+                session = client.post("/sessions", json={"episode_id": name}).json()
+                body = body_of("chat", [{"role": "user", "content": name}])
+                assert client.post(session["anthropic_base_url"] + ROUTES["chat"], json=body).status_code == 200
+                if name == "closed":
+                    client.post(f"/sessions/{session['id']}/close")
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=600)
     assert (process.returncode, errors) == (0, "")
-    assert out.exists() == is_recorded
-    if is_recorded:
-        run = StoredRun(out)
-        reasons = {trajectory.id: trajectory.stop_reason for trajectory in run.trajectories()}
-        assert reasons == {"closed": "terminated", "open": "shutdown", "other": "shutdown"}
-        soundness.check(*run.trajectories())
+    trajectories = list(StoredRun(out).trajectories())
+    reasons = {trajectory.id: trajectory.stop_reason for trajectory in trajectories}
+    assert reasons == {"closed": "terminated", "open": "shutdown", "other": "shutdown"}
+    assert {trajectory.contexts["main"].role for trajectory in trajectories} == {"judge"}
+    soundness.check(*trajectories)

@@ -21,6 +21,7 @@ GATEWAY = (CHECKOUT / "docs" / "how-to" / "gateway.md").read_text(encoding="utf-
 OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded"}
 
 
+@pytest.mark.full
 def test_the_table_of_what_dropped_messages_cost_is_that_of_the_example():
     run = subprocess.run([sys.executable, EXAMPLES / "trimming.py"], capture_output=True, text=True, check=True)
     table, _, first_break = run.stdout.partition("the first break: ")

@@ -19,7 +19,7 @@ from envsdk.policies import VLLM, OpenAIChat, SGLang, StopAfterCall
 
 OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded"}
 POLICIES = pytest.mark.parametrize("kind", ["vllm", "vllm, stopped", "sglang", "openai", "function"])
-WIDTHS = pytest.mark.parametrize("width", [3, 50])
+WIDTHS = pytest.mark.parametrize("width", [3, pytest.param(50, marks=pytest.mark.full)])
 
 
 class Together:

@@ -12,9 +12,11 @@ from envsdk.gateway import ProgramEnv
 from envsdk.gateway._programs import ProgramResult
 
 ASK = """
-import openai
-client = openai.OpenAI()
-print(client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi"}]).choices[0].finish_reason)
+import json, os, urllib.request
+body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+headers = {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["finish_reason"])
 """
 
 

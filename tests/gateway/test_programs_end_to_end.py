@@ -29,7 +29,7 @@ from envsdk.gateway._programs import Endpoint, ThreadProgram
 from envsdk.gateway._requests import ModelReply, ModelRequest
 from envsdk.gateway._session import ProgramSession
 
-FACTOR = 20  # with the profile's examples: 24 programs, and 2,000 in a full run
+FACTOR = 20  # with the profile's examples: 12 programs, and 2,000 in a full run
 SAME = "same"
 """The base of a further reply to the same request."""
 MANY = settings().max_examples >= 100
@@ -167,7 +167,7 @@ class DirectDriver(ProgramDriver):
         pass
 
 
-Direct._envsdk_driver = DirectDriver
+Direct._envsdk_program = DirectDriver
 
 
 def played(program: Played, steps: int, **options: Any) -> Trajectory:
@@ -226,7 +226,7 @@ def check_prompts(trajectory: Trajectory, program: Played, *, without_system: bo
         assert not program.is_canonical or list(prompt) == list(meant)
 
 
-@settings(max_examples=FACTOR * settings().max_examples if MANY else 24)
+@settings(max_examples=FACTOR * settings().max_examples if MANY else 12)
 @given(st.integers(0, 2**32), st.integers(1, 25), st.booleans())
 def test_contexts_breaks_prompts_and_samples_are_those_that_the_program_meant(seed, steps, is_canonical):
     program = Played(Random(seed), is_canonical=is_canonical)
@@ -239,7 +239,7 @@ def test_contexts_breaks_prompts_and_samples_are_those_that_the_program_meant(se
 
 
 @pytest.mark.parametrize("history", ["strip", "compact:every=3", "budget:max_tokens=1200"])
-@settings(max_examples=5 * settings().max_examples if MANY else 6)
+@settings(max_examples=5 * settings().max_examples if MANY else 3)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 25))
 def test_under_any_history_policy_contexts_are_the_same_and_the_episode_is_sound(history, seed, steps):
     program = Played(Random(seed), is_canonical=False)
@@ -268,7 +268,7 @@ class Limited(Played):
 
 
 @pytest.mark.parametrize("history", ["keep", "compact:every=3"])
-@settings(max_examples=5 * settings().max_examples if MANY else 5)
+@settings(max_examples=5 * settings().max_examples if MANY else 3)
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 25), is_over=st.booleans(), data=st.data())
 def test_exactly_the_requests_without_room_are_refused_and_leave_no_trace(history, seed, steps, is_over, data):
     free, limited = Played(Random(seed)), Limited(Random(seed))
@@ -327,7 +327,7 @@ class Asking(ProgramEnv):
         return self.program.play(model, self.steps)
 
 
-@settings(max_examples=settings().max_examples if MANY else 5)
+@settings(max_examples=settings().max_examples if MANY else 3)
 @pytest.mark.parametrize("protocol", ["chat", "responses", "anthropic"])
 @given(seed=st.integers(0, 2**32), steps=st.integers(1, 25))
 def test_over_http_contexts_breaks_and_samples_are_those_that_the_program_meant(protocol, seed, steps):

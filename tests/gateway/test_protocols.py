@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from wire_clients import CREATED, a_reply
 
 from envsdk import Message
-from envsdk.errors import MissingPackage, RequestError, UnknownName
-from envsdk.gateway._protocols import SessionMemory, WireFormat, load_protocol
+from envsdk.errors import RequestError
+from envsdk.gateway._protocols import WIRE_FORMATS, SessionMemory, WireFormat
 from envsdk.gateway._requests import ModelReply, ModelRequest
 from envsdk.messages import ToolCall
 
@@ -171,14 +171,14 @@ def check_read_or_refused(read: Callable[[], ModelRequest], wire: WireFormat) ->
 @each_protocol
 @given(body=values)
 def test_any_json_value_is_read_or_refused(name: str, body: Any) -> None:
-    wire = load_protocol(name)
+    wire = WIRE_FORMATS[name]
     check_read_or_refused(lambda: wire.read(body, {}), wire)
 
 
 @each_protocol
 @given(data=st.data())
 def test_a_changed_request_is_read_or_refused_also_after_others(name: str, data: st.DataObject) -> None:
-    wire, memory = load_protocol(name), SessionMemory()
+    wire, memory = WIRE_FORMATS[name], SessionMemory()
     body = copy.deepcopy(BODIES[name])
     for _ in range(data.draw(st.integers(1, 4))):
         if not (places := places_of(body)):
@@ -203,7 +203,7 @@ def read_or_error(wire: WireFormat, body: Any, memory: SessionMemory | None) -> 
 @each_protocol
 @pytest.mark.parametrize("where", [(), ("unknown",), ("tools", 0), ("messages", 0, "x"), ("input", 0, "x")], ids=str)
 def test_deep_nesting_is_refused(name: str, where: tuple[Any, ...]) -> None:
-    wire, body = load_protocol(name), copy.deepcopy(BODIES[name])
+    wire, body = WIRE_FORMATS[name], copy.deepcopy(BODIES[name])
     if not where:
         body = NESTED
     elif where[0] in (*body, "unknown"):
@@ -218,7 +218,7 @@ def test_deep_nesting_is_refused(name: str, where: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("headers", [{"x-envsdk-role": "a" * 1000}, {"x-envsdk-context": "a\x00b"}])
 def test_odd_headers_are_refused(name: str, headers: dict[str, str]) -> None:
     with pytest.raises(RequestError) as found:
-        load_protocol(name).read(BODIES[name], headers)
+        WIRE_FORMATS[name].read(BODIES[name], headers)
     assert found.value.field in headers
 
 
@@ -275,7 +275,7 @@ def sent_back(name: str, written: dict[str, Any]) -> list[Any]:
 @each_protocol
 @given(replies=replies_of_a_model(), text=safe)
 def test_a_conversation_reads_as_it_was_written(name: str, replies: list[ModelReply], text: str) -> None:
-    wire, memory = load_protocol(name), SessionMemory()
+    wire, memory = WIRE_FORMATS[name], SessionMemory()
     body: dict[str, Any] = {"model": "m", "max_tokens": 5, "thinking": {"type": "adaptive"}}
     history: list[Any] = [user("Hi")]
     expected = [Message(role="user", content="Hi")]
@@ -305,7 +305,7 @@ def user_message(text: str) -> Message:
 @each_protocol
 @given(replies=replies_of_a_model())
 def test_the_deltas_of_a_stream_add_up_to_the_response(name: str, replies: list[ModelReply]) -> None:
-    wire, body = load_protocol(name), BODIES[name]
+    wire, body = WIRE_FORMATS[name], BODIES[name]
     request, reply = wire.read(body, {}), replies[-1]
     events = b"".join(wire.events(request, body, [reply], CREATED)).decode().split("\n\n")
     data = [json.loads(event.partition("data: ")[2]) for event in events if "{" in event]
@@ -389,21 +389,10 @@ def test_only_values_that_no_recent_request_had_at_their_place_are_read() -> Non
 
 @each_protocol
 def test_a_session_keeps_a_message_only_once(name: str) -> None:
-    wire, memory = load_protocol(name), SessionMemory()
+    wire, memory = WIRE_FORMATS[name], SessionMemory()
     first = wire.read(copy.deepcopy(BODIES[name]), {}, memory)
     second = wire.read(copy.deepcopy(BODIES[name]), {}, memory)
     assert all(one is other for one, other in zip(first.messages, second.messages, strict=True))
     key = "input" if name == "responses" else "messages"
     assert all(one is other for one, other in zip(first.body[key], second.body[key], strict=True))
     assert first.body == second.body == {k: v for k, v in BODIES[name].items() if k not in ("stream", "stream_options")}
-
-
-def test_an_unknown_protocol_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match="chat"):
-        load_protocol("char")
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "envsdk.gateway._protocols._anthropic", None)
-    with pytest.raises(MissingPackage, match=r"envsdk\[gateway\]"):
-        load_protocol("anthropic")

@@ -1,16 +1,15 @@
 """Chat Completions, read and written for the real `openai` package."""
 
-import asyncio
 from typing import Any
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
-from wire_clients import Wire, a_call, a_reply, as_sent_back, async_openai_client, openai_client
+from wire_clients import REPLIES, Wire, a_reply, as_sent_back, each_reply, openai_client
 
 from envsdk import Message
 from envsdk.errors import RequestError
-from envsdk.gateway._protocols import load_protocol
+from envsdk.gateway._protocols import WIRE_FORMATS
 from envsdk.gateway._requests import ModelReply
 
 TOOLS: list[Any] = [
@@ -19,19 +18,6 @@ TOOLS: list[Any] = [
         "function": {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}},
     }
 ]
-BROKEN = '{"a": 1, "b":'
-REPLIES = {
-    "text": a_reply("  Hello,\n wörld \u2028 \U0001f600 and more than one piece of text.\n"),
-    "empty": a_reply(""),
-    "reasoning": a_reply("Answer.", reasoning=" Thinking about it,\n for a while. "),
-    "one call": a_reply(calls=[a_call("call_1")]),
-    "text and two calls": a_reply("Let me.", reasoning="r", calls=[a_call("call_1"), a_call("call_2", "sub", {})]),
-    "broken arguments": a_reply(calls=[a_call("call_1", arguments=BROKEN)]),
-    "no arguments": a_reply(calls=[a_call("call_1", arguments="")]),
-    "long integer": a_reply(calls=[a_call("call_1", arguments={"n": 10**40, "x": 2.5, "é": None})]),
-    "cut": a_reply("Hello, wor", finish="length"),
-}
-each_reply = pytest.mark.parametrize("reply", REPLIES.values(), ids=list(REPLIES))
 HI: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 
 
@@ -66,6 +52,7 @@ def test_the_openai_client_receives_a_reply_and_sends_it_back(reply: ModelReply)
     check_sent_back(wire, completion.choices[0].message, reply, client)
 
 
+@pytest.mark.matrix
 @each_reply
 def test_the_openai_client_puts_a_streamed_reply_together(reply: ModelReply) -> None:
     wire = Wire("chat")
@@ -89,29 +76,6 @@ def test_the_openai_client_puts_a_streamed_reply_together(reply: ModelReply) -> 
     assert completion.usage is not None and completion.usage.total_tokens == 11
 
 
-@each_reply
-def test_deltas_add_up_to_the_reply_in_the_async_client_too(reply: ModelReply) -> None:
-    wire = Wire("chat")
-    wire.answers(reply)
-
-    async def chunks() -> list[Any]:
-        client = async_openai_client(wire)
-        return [chunk async for chunk in await client.chat.completions.create(model="policy", messages=HI, stream=True)]
-
-    found = asyncio.run(chunks())
-    deltas = [chunk.choices[0].delta for chunk in found]
-    assert deltas[0].role == "assistant"
-    assert "".join(delta.content or "" for delta in deltas) == reply.message.content
-    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == (reply.message.reasoning or "")
-    arguments: dict[int, str] = {}
-    for call in (call for delta in deltas for call in delta.tool_calls or []):
-        arguments[call.index] = arguments.get(call.index, "") + call.function.arguments
-    whole = load_protocol("chat").write(wire.last, {"model": "m"}, [reply], 0)["choices"][0]["message"]
-    assert [*arguments.values()] == [call["function"]["arguments"] for call in whole.get("tool_calls", [])]
-    assert wire.events[-1] == b"data: [DONE]\n\n"
-    assert all(b"usage" not in event for event in wire.events)
-
-
 def test_several_replies_are_choices() -> None:
     wire = Wire("chat")
     client = openai_client(wire)
@@ -127,6 +91,8 @@ def test_several_replies_are_choices() -> None:
             texts = [choice.message.content for choice in received.choices]
             assert received.usage.completion_tokens == 8
         assert texts == ["one", "two"]
+    assert wire.events[-1] == b"data: [DONE]\n\n"
+    assert all(b"usage" not in event for event in wire.events)
 
 
 def test_log_probabilities_are_those_of_the_sampled_tokens() -> None:
@@ -186,7 +152,7 @@ def test_parameters_are_read() -> None:
 
 
 def test_requests_that_differ_in_streaming_only_have_equal_bodies() -> None:
-    chat = load_protocol("chat")
+    chat = WIRE_FORMATS["chat"]
     body = {"model": "m", "messages": HI}
     streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
     assert chat.read(body, {}).body == chat.read(streamed, {}).body == body
@@ -208,7 +174,7 @@ def test_messages_are_read_in_each_form() -> None:
             {"role": "tool", "tool_call_id": "y", "content": None},
         ],
     }
-    request = load_protocol("chat").read(body, {})
+    request = WIRE_FORMATS["chat"].read(body, {})
     assert request.system == "ab\n\nd"
     assert [received.message for received in request.messages] == [
         Message(role="user", content=parts, name="ann"),
@@ -238,13 +204,10 @@ def assistant(**fields: object) -> dict[str, Any]:
     [
         ({"model": None}, "model"),
         ({"messages": []}, "messages"),
-        ({"messages": "hi"}, "messages"),
-        ({"messages": [None]}, "messages[0]"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (user(None), "messages[0].content"),
-        (user(5), "messages[0].content"),
         (
             user([{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]),
             "messages[0].content[1].image_url.url",
@@ -253,36 +216,25 @@ def assistant(**fields: object) -> dict[str, Any]:
         (user([{"type": "text"}]), "messages[0].content[0].text"),
         (user("half \ud800"), "messages[0]"),
         (assistant(function_call={"name": "f"}), "messages[0].function_call"),
-        (assistant(reasoning_content=1), "messages[0].reasoning_content"),
         (assistant(tool_calls=[CALL, CALL]), "messages[0].tool_calls"),
-        (assistant(tool_calls=[{**CALL, "id": None}]), "messages[0].tool_calls[0].id"),
         (assistant(tool_calls=[{**CALL, "type": "custom"}]), "messages[0].tool_calls[0].type"),
         (assistant(tool_calls=[{**CALL, "function": {"name": "f"}}]), "messages[0].tool_calls[0].function.arguments"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
-        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
         ({"tools": TOOLS + TOOLS}, "tools[1]"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 10**30}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
-        ({"n": 0}, "n"),
         ({"temperature": "hot"}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["a"] * 100}, "stop"),
-        ({"stop": 3}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": []}, "stream_options"),
         ({"unknown": 10**5000}, "unknown"),
@@ -291,7 +243,7 @@ def assistant(**fields: object) -> dict[str, Any]:
 def test_what_is_wrong_or_unsupported_is_refused_and_named(change: dict[str, Any], field: str) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], **change}
     with pytest.raises(RequestError) as found:
-        load_protocol("chat").read(body, {})
+        WIRE_FORMATS["chat"].read(body, {})
     assert (found.value.status, found.value.field) == (400, field)
     assert str(found.value).startswith(f"{field}: ")
 
@@ -325,4 +277,4 @@ def test_an_error_within_a_stream_ends_it_with_an_exception() -> None:
 
 
 def test_the_client_lists_models() -> None:
-    assert [model.id for model in openai_client(Wire("chat")).models.list()] == ["policy", "other"]
+    assert [model.id for model in openai_client(Wire("chat")).models.list()] == ["policy"]

@@ -1,36 +1,29 @@
 """OpenAI Responses, read and written for the real `openai` package."""
 
 import asyncio
-import json
 from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
-from wire_clients import CREATED, Wire, a_call, a_reply, as_sent_back, async_openai_client, openai_client
+from wire_clients import (
+    CREATED,
+    REPLIES,
+    Wire,
+    a_reply,
+    as_sent_back,
+    async_openai_client,
+    each_reply,
+    openai_client,
+)
 
 from envsdk import Message
 from envsdk.errors import RequestError
-from envsdk.gateway._protocols import SessionMemory, load_protocol
-from envsdk.gateway._protocols._memory import StoredResponses
+from envsdk.gateway._protocols import WIRE_FORMATS, SessionMemory
 from envsdk.gateway._requests import ModelReply
 
 TOOLS: list[Any] = [
     {"type": "function", "name": "add", "description": "Add.", "parameters": {"type": "object"}, "strict": False}
 ]
-REPLIES = {
-    "text": a_reply("  Hello,\n wörld \u2028 \U0001f600 and more than one piece of text.\n"),
-    "empty": a_reply(""),
-    "reasoning": a_reply("Answer.", reasoning=" Thinking about it,\n for a while. "),
-    "one call": a_reply(calls=[a_call("call_1")]),
-    "text and two calls": a_reply("Let me.", reasoning="r", calls=[a_call("call_1"), a_call("call_2", "sub", {})]),
-    "broken arguments": a_reply(calls=[a_call("call_1", arguments='{"a": 1, "b":')]),
-    "no arguments": a_reply(calls=[a_call("call_1", arguments="")]),
-    "long integer": a_reply(calls=[a_call("call_1", arguments={"n": 10**40, "x": 2.5, "é": None})]),
-    "cut": a_reply("Hello, wor", reasoning="r", finish="length"),
-}
-each_reply = pytest.mark.parametrize("reply", REPLIES.values(), ids=list(REPLIES))
 GO_ON: list[Any] = [{"role": "user", "content": "Go on"}]
 
 
@@ -170,7 +163,7 @@ def test_items_are_one_message_as_long_as_they_can_be_of_one_reply() -> None:
         {"role": "developer", "content": "later"},
         {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "z"}]},
     ]
-    request = load_protocol("responses").read({"model": "m", "input": items}, {})
+    request = WIRE_FORMATS["responses"].read({"model": "m", "input": items}, {})
     found = [
         (m.message.content, m.message.reasoning, "".join(call.name for call in m.message.tool_calls), m.link)
         for m in request.messages
@@ -213,18 +206,6 @@ def test_events_are_those_of_the_package_in_the_order_that_clients_expect() -> N
         *("function_call_arguments.delta", "function_call_arguments.done", "completed"),
     ]
     assert kinds.count("output_item.added") == kinds.count("output_item.done") == 4
-    adapter: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-    for event in wire.events:
-        data = json.loads(event.partition(b"data: ")[2])
-        assert adapter.validate_python(data).type == data["type"]
-
-
-@each_reply
-def test_a_response_is_valid_for_the_package(reply: ModelReply) -> None:
-    wire = load_protocol("responses")
-    body = {"model": "m", "input": "Hi", "tools": TOOLS, "tool_choice": {"type": "function", "name": "add"}}
-    written = wire.write(wire.read(body, {}), body, [reply], CREATED)
-    assert Response.model_validate(written).model_dump(mode="json", exclude_unset=True) == written
 
 
 def test_log_probabilities_are_those_of_the_sampled_tokens() -> None:
@@ -273,19 +254,14 @@ CALL = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"model": ""}, "model"),
-        ({"input": None}, "input"),
         ({"input": []}, "input"),
-        ({"input": 5}, "input"),
         ({"input": [[]]}, "input[0]"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
-        ({"input": [{"type": ["message"]}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": [*GO_ON, CALL, {**CALL, "arguments": {}}]}, "input[2].arguments"),
         ({"input": [*GO_ON, CALL, CALL]}, "input[1]"),
-        ({"input": [{**CALL, "call_id": None}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"input": [{"type": "reasoning", "summary": [{"type": "image"}]}]}, "input[0].summary[0].type"),
         ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input[0].id"),
@@ -293,23 +269,19 @@ CALL = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}
         ({"instructions": [{"role": "system"}]}, "instructions"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
-        ({"tool_choice": {"type": "function", "name": "add"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"truncation": "some"}, "truncation"),
         ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
-        ({"reasoning": "high"}, "reasoning"),
         ({"store": "yes"}, "store"),
-        ({"include": "all"}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"max_output_tokens": -1}, "max_output_tokens"),
     ],
 )
 def test_what_is_wrong_or_unsupported_is_refused_and_named(change: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as found:
-        load_protocol("responses").read({"model": "m", "input": "Hi", **change}, {})
+        WIRE_FORMATS["responses"].read({"model": "m", "input": "Hi", **change}, {})
     assert (found.value.status, found.value.field) == (400, field)
 
 
@@ -323,8 +295,7 @@ def test_an_error_within_a_stream_ends_it_with_an_exception() -> None:
 
 
 def test_the_response_that_was_not_used_for_the_longest_time_is_forgotten_with_its_items() -> None:
-    wire, memory = load_protocol("responses"), SessionMemory()
-    memory.responses = StoredResponses(limit=2)
+    wire, memory = WIRE_FORMATS["responses"], SessionMemory(max_responses=2)
 
     def respond(id: str) -> None:
         body = {"model": "m", "input": id}
@@ -332,7 +303,7 @@ def test_the_response_that_was_not_used_for_the_longest_time_is_forgotten_with_i
 
     respond("r1")
     respond("r2")
-    assert memory.responses.item("msg_r1") is not None
+    assert memory.item("msg_r1") is not None
     respond("r3")
-    assert memory.responses.conversation("resp_r2") is None and memory.responses.item("msg_r2") is None
-    assert memory.responses.conversation("resp_r1") is not None and memory.responses.item("msg_r3") is not None
+    assert memory.response("resp_r2") is None and memory.item("msg_r2") is None
+    assert memory.response("resp_r1") is not None and memory.item("msg_r3") is not None

@@ -14,13 +14,10 @@ from vision_models import picture, qwen_processor, vision_renderer
 import envsdk
 from envsdk import Action, Env, Turn
 from envsdk.errors import ConfigError, PolicyError, ServerMismatch, ServerReplyError
-from envsdk.images import Image, PlacedImage
+from envsdk.images import Image, rgb_image
 from envsdk.messages import Message, TextPart
 from envsdk.policies import VLLM, OpenAIChat, SGLang
 from envsdk.policies._openai_chat import chat_messages
-from envsdk.policies._sampling import Sampling
-from envsdk.policies._server_replies import ServerRequest
-from envsdk.policies._vllm import image_fields
 from envsdk.rendering._vision import Vision
 
 GENERATE = "/inference/v1/generate"
@@ -65,9 +62,7 @@ def test_a_transparent_image_is_sent_with_the_pixels_that_a_processor_sees(mode)
     file = io.BytesIO()
     pixels.convert(mode).save(file, "PNG", **({"transparency": 2} if mode == "P" else {}))
     image = Image.read(file.getvalue())
-    media = (PlacedImage(image, 0, 1),)
-    fields = image_fields(ServerRequest("r", np.array([PAD], np.int32), Sampling(), media=media))
-    sent = PIL.Image.open(io.BytesIO(base64.b64decode(fields["content_parts"][0]["url"].split(",")[1])))
+    sent = PIL.Image.open(io.BytesIO(base64.b64decode(rgb_image(image).url.split(",")[1])))
     assert image.media_type == "image/png"
     assert sent.mode == "RGB"
     assert np.array_equal(np.asarray(sent), np.asarray(image.pixels))

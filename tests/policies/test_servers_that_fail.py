@@ -15,7 +15,7 @@ import envsdk
 from envsdk.errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerUnreachable
 from envsdk.policies import VLLM, SGLang
 from envsdk.policies import _client as client
-from envsdk.policies._client import Servers, base_urls
+from envsdk.policies._client import base_urls
 from envsdk.rollouts import Rollouts
 
 GENERATE = "/inference/v1/generate"
@@ -317,17 +317,15 @@ def test_a_server_that_is_restarted_is_checked_again_and_used():
     assert "/v1/models" in paths and paths[-1] == GENERATE
 
 
-def test_a_server_that_failed_comes_back_into_use():
-    now = [0.0]
-    servers = Servers(["http://a", "http://b"], rest_s=30.0, clock=lambda: now[0])
-    first = servers.of("e")
-    assert servers.of("e") is first
-    assert servers.failed(first, is_unreachable=False)
-    other = servers.of("e")
-    assert other is not first and servers.of("new") is other
-    now[0] = 31.0
-    assert servers.of("e") is other  # its prefixes are there now
-    assert servers.of("newest") is first
+def test_a_server_that_failed_comes_back_into_use(monkeypatch):
+    monkeypatch.setattr(client, "_REST_S", 0.0)
+    with ModelServer() as one, ModelServer() as two:
+        policy = VLLM([one.url, two.url], check=False, max_retries=1)
+        one.faults += [Fault(503)] * 2
+        with pytest.raises(PolicyUnavailable):
+            ask(policy, episode_id="e")
+        ask(policy, episode_id="e")
+        assert len(one.bodies(GENERATE)) == 3 and not two.bodies(GENERATE)
 
 
 @pytest.mark.parametrize(("status", "moves"), [(429, False), (503, True)])
@@ -347,11 +345,11 @@ def test_a_server_that_was_overloaded_is_not_checked_again():
 
 
 def test_if_all_servers_failed_an_episode_stays():
-    servers = Servers(["http://a", "http://b"], clock=lambda: 0.0)
-    first = servers.of("e")
-    assert servers.failed(servers.all[0], is_unreachable=True)
-    assert not servers.failed(servers.all[1], is_unreachable=True)
-    assert servers.of("e") is first
+    with ModelServer() as one, ModelServer() as two:
+        one.faults += [Fault(503)] * 2
+        two.faults += [Fault(503)] * 3
+        ask(VLLM([one.url, two.url], check=False, max_retries=9))
+        assert len(one.bodies(GENERATE)) == 2 and len(two.bodies(GENERATE)) == 4
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://a", [], ["http://a", "http://a/v1/"], None])

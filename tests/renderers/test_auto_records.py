@@ -36,28 +36,23 @@ def env(request: pytest.FixtureRequest) -> Env:
     return env_with(request.param)
 
 
-def test_a_trajectory_records_the_renderer_and_why_it_was_chosen(env: Env) -> None:
+def test_a_trajectory_and_show_have_the_renderer_and_why_it_was_chosen(env: Env, tmp_path: Path) -> None:
     trajectory = envsdk.rollout(env, "reference", seed=0)
     stored = Trajectory.from_json(trajectory.to_json())
     assert stored.renderer == env.renderer.specification()
     assert stored.renderer_chosen_because == env.renderer.chosen_because != ""
     assert stored.to_json() == trajectory.to_json()
+    text = next(transcript(trajectory)).parts[0].text
+    assert text.startswith(f"renderer {env.renderer.name}; chosen because {env.renderer.chosen_because}")
+    (tmp_path / "trajectories.jsonl").write_bytes(trajectory.to_json() + b"\n")
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "trajectories.jsonl")]).output
+    assert "chosen because" in shown and "chat template" in shown
 
 
 def test_a_record_of_a_renderer_that_was_named_has_no_reason() -> None:
     trajectory = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0)
     assert trajectory.renderer_chosen_because == ""
     assert "renderer_chosen_because" not in json.loads(trajectory.to_json())
-
-
-def test_show_prints_the_renderer_and_the_reason(env: Env, tmp_path: Path) -> None:
-    trajectory = envsdk.rollout(env, "reference", seed=0)
-    text = next(transcript(trajectory)).parts[0].text
-    assert text.startswith(f"renderer {env.renderer.name}; chosen because ")
-    assert env.renderer.chosen_because in text
-    (tmp_path / "trajectories.jsonl").write_bytes(trajectory.to_json() + b"\n")
-    shown = CliRunner().invoke(app, ["show", str(tmp_path / "trajectories.jsonl")]).output
-    assert "chosen because" in shown and "chat template" in shown
 
 
 def test_show_prints_the_options_of_a_renderer() -> None:
@@ -98,13 +93,6 @@ def without_template(path: Path) -> None:
     assert removed
 
 
-def test_a_run_folder_has_the_reason(env: Env, tmp_path: Path) -> None:
-    stored_run(tmp_path / "run", env)
-    (renderer,) = StoredRun(tmp_path / "run").description.renderers.values()
-    assert renderer.specification == env.renderer.specification()
-    assert renderer.chosen_because == env.renderer.chosen_because
-
-
 def test_a_run_goes_on_if_only_the_reason_is_worded_differently(tmp_path: Path) -> None:
     env = env_with("qwen2_5")
     stored_run(tmp_path / "run", env)
@@ -116,10 +104,13 @@ def test_a_run_goes_on_if_only_the_reason_is_worded_differently(tmp_path: Path) 
         RunFolder.create(tmp_path / "run", {}, {"main": other}, resume=True)
 
 
-def test_a_stored_run_decodes_without_the_chat_template(env: Env, tmp_path: Path) -> None:
+def test_a_stored_run_has_the_reason_and_decodes_without_the_chat_template(env: Env, tmp_path: Path) -> None:
     trajectory = stored_run(tmp_path / "run", env)
     without_template(tmp_path / "run")
     run = StoredRun(tmp_path / "run")
+    (renderer,) = run.description.renderers.values()
+    assert renderer.specification == env.renderer.specification()
+    assert renderer.chosen_because == env.renderer.chosen_because
     assert run.tokenizer.chat_template is None
     (stored,) = run.trajectories()
     texts = [run.tokenizer_of(stored).decode(prompt.prompt) for prompt in stored.prompts()]

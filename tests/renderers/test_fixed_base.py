@@ -12,7 +12,6 @@ import real_models
 from conversations import random_conversation as random_qwen3_conversation
 from envsdk_renderers._fixed_base import FixedBase, TemplateUnsupported, Verdict
 from envsdk_renderers._templates._chat_template import ChatTemplate, TemplateFailed
-from envsdk_renderers._templates._mask import TextMask
 from template_conversations import (
     TOOLS,
     emitted,
@@ -66,19 +65,6 @@ def test_a_template_that_asks_for_the_date_gets_the_one_it_was_given() -> None:
         ChatTemplate("", date="today")
 
 
-def test_a_text_that_is_not_a_template_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not a Jinja template"):
-        ChatTemplate("{% if %}")
-
-
-def test_hidden_control_tokens_come_back() -> None:
-    mask = TextMask(["<|im_end|>", "<|im_start|>", "</s>", "[INST]"])
-    for text in ("a<|im_end|>", "<<|im_end|>>", "</s>[INST]", "\U000f0000<|im_end|>\U000f0001", "<|im_<|im_end|>end|>"):
-        hidden = mask.hide(text)
-        assert not mask.controls(hidden)
-        assert mask.restore(hidden) == text
-
-
 # Qwen3's own renderer as the oracle.
 
 
@@ -100,7 +86,7 @@ def qwen3_episodes(seed: int, count: int) -> Iterator[tuple[list[Message], list[
 def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer(is_full: bool) -> None:
     measured, family = qwen3(), get_renderer("qwen3", real_models.qwen3_folder())
     rng, compared = Random(5), Counter[str]()
-    count = 500 if is_full else 100
+    count = 500 if is_full else 50
     for messages, tools in qwen3_episodes(5, count):
         for at, end in turns_of(messages):
             reply = family.reply(messages[at])
@@ -111,13 +97,13 @@ def test_on_qwen3_the_deltas_are_those_of_qwen3s_own_renderer(is_full: bool) -> 
                 delta = measured.extension(tokens, messages[at + 1 : end], tools=tools, **given)
                 assert delta.tokens.tolist() == expected.tokens.tolist()
             compared[messages[at + 1].role] += 1
-    assert compared["user"] > count / 10 < compared["tool"]
+    assert compared["user"] >= count / 10 <= compared["tool"]
 
 
 def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer(is_full: bool) -> None:
     family = get_renderer("qwen3", real_models.qwen3_folder())
     rng = Random(6)
-    for _ in range(150 if is_full else 50):
+    for _ in range(150 if is_full else 25):
         conversation, tools = random_qwen3_conversation(rng)
         messages = [Message.from_openai(message) for message in conversation]
         options: Any = {"tools": tools or (), "generation_prompt": rng.random() < 0.5}
@@ -130,21 +116,11 @@ def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer(is_
         ]
 
 
-def test_on_qwen3_prompt_reply_and_delta_are_the_next_prompt() -> None:
-    for messages, tools in qwen3_episodes(7, 40):
-        at, end = turns_of(messages)[0]
-        if not at or any(message.role == "assistant" for message in messages[:at]):
-            continue
-        prompt = qwen3().render(messages[:at], tools=tools, generation_prompt=True).tokens
-        reply = qwen3().reply(messages[at])
-        delta = qwen3().extension(reply, messages[at + 1 : end], history=messages[: at + 1], tools=tools)
-        kept = qwen3().render(messages[:end], tools=tools, generation_prompt=True, history="keep")
-        decode = qwen3().tokenizer.decode  # text next to text may be one token in what is rendered as a whole
-        assert decode(np.concatenate([prompt, reply, delta.tokens])) == decode(kept.tokens)
-        assert len(kept.starts) == end + 1
-
-
-@pytest.mark.parametrize("name", ["qwen3", "qwen2_5", "qwen3_thinking_2507", "glm4moe", "llama3_1", "qwen3_8", "phi3"])
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3", "glm4moe", "llama3_1"]
+    + [pytest.param(name, marks=pytest.mark.full) for name in ("qwen2_5", "qwen3_thinking_2507", "qwen3_8", "phi3")],
+)
 def test_it_conforms(name: str) -> None:
     if name not in templates():
         pytest.skip("the template is in shared/ only")
@@ -168,11 +144,7 @@ def kinds(messages: list[Message], at: int, answers: list[Message]) -> tuple[set
 
 
 def delta_text(renderer: FixedBase, messages: list[Message], at: int, answers: list[Message], tools: Any) -> str:
-    stop = (
-        renderer._facts.call_stop
-        if messages[at].tool_calls and renderer._facts.call_stop
-        else renderer._facts.text_stop
-    )
+    stop = renderer._probe.stop_of(messages[at])
     ended = [renderer.tokenizer.token_id(stop.sampled[0])]
     context: Any = {"history": messages[: at + 1], "tools": tools}
     return renderer.tokenizer.decode(renderer.extension(ended, answers, **context).tokens)
@@ -192,7 +164,7 @@ def marked(message: Message) -> Message:
 def test_no_delta_differs_from_what_its_verdict_promises(name: str, is_full: bool) -> None:
     renderer, checked = fixed_base(name), Counter[str]()
     rng = Random(name)
-    count = 48 if is_full else 12
+    count = 48 if is_full else 8
     for index in range(count):
         tools = TOOLS if index % 2 else ()
         status = {(v.previous, v.following): v.status for v in verdicts_of(name, bool(tools))}
@@ -233,34 +205,6 @@ def verdicts_of(name: str, has_tools: bool) -> list[Verdict]:
 
 
 # The end of an episode.
-
-
-@pytest.mark.parametrize("name", every_template())
-def test_a_whole_conversation_is_what_the_template_writes(name: str, is_full: bool) -> None:
-    renderer, rng, checked = fixed_base(name), Random(name), 0
-    for index in range(12 if is_full else 6):
-        tools = TOOLS if index % 2 else ()
-        messages = random_conversation(rng, calls=bool(tools), reasoning=index % 3 == 0, system=index % 4 < 2)
-        with_prompt = index % 3 == 1
-        try:
-            expected = renderer._template.text(messages, tools, generation_prompt=with_prompt)
-            if messages[-1].role != "assistant" and not with_prompt:  # some write the next role, whoever it is
-                expected = renderer._template.text(messages, tools, generation_prompt=True)
-            rendered = renderer.render(messages, tools=tools, generation_prompt=with_prompt)
-        except RenderError:
-            continue
-        text = renderer.tokenizer.decode(rendered.tokens)
-        assert text == renderer.tokenizer.normalize(expected) if with_prompt else expected.startswith(text)
-        assert controls_of(renderer, rendered.tokens) == [name for name, _ in renderer._template.mask.controls(text)]
-        assert len(rendered.starts) == len(messages) + with_prompt
-        assert rendered.starts == sorted(rendered.starts)
-        checked += 1
-    assert checked >= (3 if is_full else 2)
-
-
-def controls_of(renderer: FixedBase, tokens: Any) -> list[str]:
-    names = {token: name for name, token in renderer.tokenizer.control_tokens.items()}
-    return [names[token] for token in tokens.tolist() if token in names]
 
 
 @pytest.mark.parametrize("name", every_template())

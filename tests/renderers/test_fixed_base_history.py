@@ -161,10 +161,13 @@ def test_a_text_that_changes_the_rule_is_rendered_with_the_whole_conversation() 
         assert ("I think." in renderer.tokenizer.decode(last)) == ("/keep" in first)
 
 
-def test_the_doctor_reports_what_strip_costs() -> None:
+def test_the_doctor_and_the_report_have_what_strip_costs_and_why() -> None:
     for shown, expected in (("true", "O(new)"), ("ns.users % 2 == 1", "O(context)")):
-        checks = {check.name: check.detail for check in check_renderer(renderer_of(shown), random_replies=1).checks}
+        renderer = renderer_of(shown)
+        checks = {check.name: check.detail for check in check_renderer(renderer, random_replies=1).checks}
         assert expected in checks["cost of a step under `strip`"]
+    report = renderer.report()
+    assert f"past reasoning: not known: {report.history_problem}" in str(report)
 
 
 # Reports.
@@ -180,11 +183,6 @@ def test_a_report_has_the_turns_the_reading_and_the_rule_for_past_reasoning() ->
     assert any(line.startswith("reading: reads") for line in lines)
     assert "past reasoning: the template hides reasoning before the last 1 user messages" in str(report)
     assert (report.history_problem, report.unconfirmed_stops) == ("", ())
-
-
-def test_a_report_has_the_reason_why_no_rule_for_past_reasoning_is_known() -> None:
-    report = renderer_of("ns.users % 2 == 1").report()
-    assert f"past reasoning: not known: {report.history_problem}" in str(report)
 
 
 # Whatever was sampled, the next prompt exists: a template may refuse to write a call that could not be read.
@@ -212,22 +210,22 @@ class Market(Env):
         return Turn(answers or "Go on.", terminated=self.replies == 4)
 
 
-def spoiled(renderer: FixedBase) -> Iterator[NDArray[np.int32]]:
+def spoiled(renderer: FixedBase, positions: int) -> Iterator[NDArray[np.int32]]:
     """Yield replies with a call, each with one token left out, sampled twice, or with the end after it."""
     call = ToolCall(name="price", arguments={"item": "pear", "count": 2})
     whole = renderer.reply(Message(role="assistant", tool_calls=(call,)))
-    for at in Random(0).sample(range(len(whole) - 1), 3):
+    for at in Random(0).sample(range(len(whole) - 1), positions):
         yield np.delete(whole, at)
         yield np.insert(whole, at, whole[at])
         yield np.concatenate([whole[: at + 1], whole[-1:]])
 
 
 @pytest.mark.parametrize("name", every_template())
-def test_a_spoiled_call_ends_no_episode(name: str) -> None:
+def test_a_spoiled_call_ends_no_episode(name: str, is_full: bool) -> None:
     renderer = fixed_base(name)
     try:
         renderer.check_tools([PRICE])
-        replies = list(spoiled(renderer))
+        replies = list(spoiled(renderer, 3 if is_full else 1))
     except TemplateUnsupported as refused:
         pytest.skip(f"no tools: {refused}")
     text = renderer.reply(Message(role="assistant", content="x"))
@@ -240,10 +238,12 @@ def test_a_spoiled_call_ends_no_episode(name: str) -> None:
         assert env.trajectory is not None and env.trajectory.status != "error"
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_think", "qwen3_6", "nemotron_3_nano", "diffusion_gemma"])
+@pytest.mark.parametrize(
+    "name", ["diffusion_gemma", *(pytest.param(n, marks=pytest.mark.full) for n in ("qwen3_5_think", "qwen3_6"))]
+)
 def test_a_reply_that_the_template_refuses_to_write_keeps_its_own_tokens(name: str) -> None:
     renderer = fixed_base(name)
-    for reply in spoiled(renderer):
+    for reply in spoiled(renderer, 3):
         env = Market(renderer=renderer, history="strip")
         env.reset(seed=0)
         env.step(reply)

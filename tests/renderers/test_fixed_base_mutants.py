@@ -7,7 +7,6 @@ from envsdk_renderers._fixed_base import FixedBase, TemplateUnsupported
 from template_conversations import (
     TOOLS,
     emitted,
-    fixed_base,
     said,
     user,
 )
@@ -31,101 +30,72 @@ USERS, TOOLS_TURN = ("text", "user"), ("call", "tool")
 
 
 class Mutant(NamedTuple):
-    """A template, the pair that is judged, and what the judgement must be."""
+    """What is replaced in a template and by what, the pair that is judged, and what the judgement must be."""
 
-    template: str
+    old: str
+    new: str
     pair: tuple[str, str]
     status: str
     is_seen: bool = True
     """Whether probes can see it; else an episode's end must."""
 
 
-def mutate(old: str, new: str) -> str:
-    assert old in CHATML, old
-    return CHATML.replace(old, new)
-
-
 AT_END = "{%- if add_generation_prompt %}"
 HEADER = "{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') }}"
+FEW_RESULTS = "messages | selectattr('role', 'eq', 'tool') | list | length < 2"
+SESAME = "{%- for m in messages %}{%- if 'o' ~ 'pen sesame' in m.content %}{{ '!' }}{%- endif %}{%- endfor %}"
+HEADERLESS = "{%- if loop.index0 > 2 and m.role == 'user' %}{{ m.content }}{%- else %}" + HEADER + "{%- endif %}"
+SHORTENED = "('' if m.role == 'assistant' and loop.index0 < messages | length - 3 else m.content or '')"
+
+
+def if_(condition: str, text: str) -> str:
+    """A part of a template that writes a text before the generation prompt."""
+    return f"{{%- if {condition} %}}{text}{{%- endif %}}" + AT_END
+
+
 MUTANTS = {
-    "nothing": Mutant(CHATML, USERS, "exact"),
+    "nothing": Mutant("", "", USERS, "exact"),
     "another newline after the fourth message": Mutant(
-        mutate(AT_END, "{%- if messages | length > 3 %}{{ '\\n' }}{%- endif %}" + AT_END), USERS, "refused"
+        AT_END, if_("messages | length > 3", "{{ '\\n' }}"), USERS, "refused"
     ),
-    "the user's header is dropped after a reply": Mutant(
-        mutate(
-            HEADER,
-            "{%- if loop.index0 > 2 and m.role == 'user' %}{{ m.content }}{%- else %}" + HEADER + "{%- endif %}",
-        ),
-        USERS,
-        "refused",
-    ),
-    "turns are counted": Mutant(mutate("m.role + '\\n'", "m.role ~ loop.index ~ '\\n'"), USERS, "refused"),
+    "the user's header is dropped after a reply": Mutant(HEADER, HEADERLESS, USERS, "refused"),
+    "turns are counted": Mutant("m.role + '\\n'", "m.role ~ loop.index ~ '\\n'", USERS, "refused"),
     "turns are counted, but for users": Mutant(
-        mutate("m.role + '\\n'", "m.role ~ (loop.index if m.role == 'assistant' else '') ~ '\\n'"), USERS, "keeps"
+        "m.role + '\\n'", "m.role ~ (loop.index if m.role == 'assistant' else '') ~ '\\n'", USERS, "keeps"
     ),
     "the length is written at the end": Mutant(
-        mutate(AT_END, AT_END + "{{ '[' ~ (messages | length) ~ ']' }}"), USERS, "refused"
+        AT_END, AT_END + "{{ '[' ~ (messages | length) ~ ']' }}", USERS, "refused"
     ),
-    "replies are shortened in the past": Mutant(
-        mutate(
-            "(m.content or '')",
-            "('' if m.role == 'assistant' and loop.index0 < messages | length - 3 else m.content or '')",
-        ),
-        USERS,
-        "keeps",
-    ),
+    "replies are shortened in the past": Mutant("(m.content or '')", SHORTENED, USERS, "keeps"),
     "the first user's text is repeated at the end": Mutant(
-        mutate(AT_END, AT_END + "{{ messages[0].content }}"), USERS, "refused"
+        AT_END, AT_END + "{{ messages[0].content }}", USERS, "refused"
     ),
     "results are counted": Mutant(
-        mutate("<tool_response>\\n'", "<tool_response>' ~ loop.index ~ '\\n'"), TOOLS_TURN, "refused"
+        "<tool_response>\\n'", "<tool_response>' ~ loop.index ~ '\\n'", TOOLS_TURN, "refused"
     ),
     "a result after a second call has another tag": Mutant(
-        mutate(
-            "'\\n<tool_response>\\n'",
-            "('\\n<tool_response>\\n' if messages | selectattr('role', 'eq', 'tool') | list | length < 2 else '\\n')",
-        ),
-        TOOLS_TURN,
-        "refused",
+        "'\\n<tool_response>\\n'", f"('\\n<tool_response>\\n' if {FEW_RESULTS} else '\\n')", TOOLS_TURN, "refused"
     ),
-    "results are not rendered": Mutant(
-        mutate("' + m.content + '\\n</tool", "' + '\\n</tool"), TOOLS_TURN, "not possible"
-    ),
-    "calls are not rendered": Mutant(mutate("c.function.arguments | tojson", "'{}'"), TOOLS_TURN, "not possible"),
+    "results are not rendered": Mutant("' + m.content + '\\n</tool", "' + '\\n</tool", TOOLS_TURN, "not possible"),
+    "calls are not rendered": Mutant("c.function.arguments | tojson", "'{}'", TOOLS_TURN, "not possible"),
     "two replies in a row are refused": Mutant(
-        mutate(AT_END, "{%- if messages | length > 9 %}{{ raise_exception('too long') }}{%- endif %}" + AT_END),
-        USERS,
-        "exact",
-        is_seen=False,
+        AT_END, if_("messages | length > 9", "{{ raise_exception('too long') }}"), USERS, "exact", is_seen=False
     ),
-    "a trigger word that is put together": Mutant(
-        mutate(
-            AT_END,
-            "{%- for m in messages %}{%- if 'o' ~ 'pen sesame' in m.content %}{{ '!' }}{%- endif %}{%- endfor %}"
-            + AT_END,
-        ),
-        USERS,
-        "exact",
-        is_seen=False,
-    ),
+    "a trigger word that is put together": Mutant(AT_END, SESAME + AT_END, USERS, "exact", is_seen=False),
     "a long text changes the next header": Mutant(
-        mutate(AT_END, "{%- if messages[-1].content | length > 300 %}{{ '\\n' }}{%- endif %}" + AT_END),
-        USERS,
-        "keeps",
-        is_seen=False,
+        AT_END, if_("messages[-1].content | length > 300", "{{ '\\n' }}"), USERS, "keeps", is_seen=False
     ),
     "a counter that begins late": Mutant(
-        mutate(AT_END, "{%- if messages | length > 14 %}{{ messages | length }}{%- endif %}" + AT_END),
-        USERS,
-        "keeps",
-        is_seen=False,
+        AT_END, if_("messages | length > 14", "{{ messages | length }}"), USERS, "keeps", is_seen=False
     ),
 }
 
 
-def mutant(name: str) -> FixedBase:
-    return FixedBase(load_tokenizer("embedded"), template=MUTANTS[name].template, stop="<|im_end|>")
+def mutant(name: str, **options: Any) -> FixedBase:
+    old, new, *_ = MUTANTS[name]
+    assert old in CHATML
+    template = CHATML.replace(old, new) if old else CHATML
+    return FixedBase(load_tokenizer("embedded"), template=template, stop="<|im_end|>", **options)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -144,16 +114,12 @@ def test_the_end_of_an_episode_shows_what_probes_cannot(name: str) -> None:
     turns = emitted(renderer, texts)
     with pytest.raises(TemplateUnsupported, match=r"the template writes something other|too long"):
         renderer.check_episode(texts, turns, ())
-    unchecked = FixedBase(
-        load_tokenizer("embedded"), template=MUTANTS[name].template, stop="<|im_end|>", validate="off"
-    )
-    unchecked.check_episode(texts, turns, ())
+    mutant(name, validate="off").check_episode(texts, turns, ())
 
 
 @pytest.mark.filterwarnings("ignore::envsdk.errors.RewriteWarning")
 def test_validated_always_a_wrong_delta_is_refused_at_its_turn() -> None:
-    template = MUTANTS["a long text changes the next header"].template
-    renderer = FixedBase(load_tokenizer("embedded"), template=template, stop="<|im_end|>", validate="always")
+    renderer = mutant("a long text changes the next header", validate="always")
     renderer.extension(renderer.reply(said()), [user()], history=[user(), said()])
     with pytest.raises(TemplateUnsupported, match="the template writes something other"):
         renderer.extension(renderer.reply(said()), [user("x " * 200)], history=[user(), said()])
@@ -173,7 +139,6 @@ def test_what_an_environment_needs_is_refused_before_it_begins() -> None:
     assert caught.value.expected
     assert caught.value.rendered
     assert caught.value.advice in str(caught.value)
-    fixed_base("gemma4_v5").check_tools(TOOLS)
     template = CHATML.replace(
         "c.function.arguments | tojson", "c.function.arguments | items | map('join', '=') | join(' ')"
     )
@@ -206,6 +171,8 @@ def test_a_word_that_changes_all_later_turns_is_refused() -> None:
         ({"template": None}, TokenizerError, "no chat template"),
         ({"template": "{% if %}"}, ConfigError, "not a Jinja template"),
         ({"template": "{{ 1 }}"}, TemplateUnsupported, "renders no user message"),
+        ({"template": "{{ raise_exception('two messages') }}"}, TemplateUnsupported, "renders no user.*two messages"),
+        ({"on_rewrite": "never"}, ConfigError, "on_rewrite is 'never'"),
         (
             {"template": "{% for m in messages %}{{ m.content }}{% endfor %}", "stop": ()},
             TemplateUnsupported,

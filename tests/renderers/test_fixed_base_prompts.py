@@ -219,7 +219,7 @@ def test_each_prompt_is_what_the_verdict_declares_and_each_reply_is_read(
     name: str, is_full: bool, record_property: Callable[[str, object], None]
 ) -> None:
     renderer = fixed_base(name) if name in templates() else own(name)
-    at_least = PROMPTS // len(rows()) + 1 if is_full else 25
+    at_least = PROMPTS // len(rows()) + 1 if is_full else 15
     found = prompts_of(renderer, name, at_least)
     record_property("prompts", found)
     assert found >= at_least

@@ -21,7 +21,7 @@ from template_conversations import TOOLS, emitted, result, said, turns_of, user
 import envsdk
 from envsdk import Message, Renderer, ToolCall, load_tokenizer
 from envsdk.contexts._context import Context
-from envsdk.errors import ConfigError, RenderError, RewriteWarning, TemplateUnsupported
+from envsdk.errors import RenderError, RewriteWarning, TemplateUnsupported
 from envsdk.history import History, HistoryPolicy, Keep, Rewrite, Strip
 from envsdk.rendering.renderer import EmittedDelta
 from envsdk.testing import check_renderer
@@ -159,11 +159,6 @@ def test_a_template_that_changes_what_was_hidden_is_refused() -> None:
         renderer.render([user("<|im_end|>")])
 
 
-def test_the_templates_own_error_is_told() -> None:
-    with pytest.raises(TemplateUnsupported, match=r"renders no user message.*we want two messages"):
-        renderer_of("{{ raise_exception('we want two messages') }}")
-
-
 JOINED = START + (
     "{%- if m.role != 'system' %}{{- '<|im_start|>' + m.role + '\n' }}"
     "{{- messages[0].content + '\n\n' if loop.index == 2 and messages[0].role == 'system' }}"
@@ -267,6 +262,7 @@ CUTS = {  # what a template does to content, and the letters that come and go
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("role", ["system", "user", "tool"])
 def test_no_content_becomes_a_control_token_by_what_the_template_changes_in_it(cut: str, role: Any) -> None:
@@ -299,9 +295,9 @@ FIELDS = {
     "key": lambda text: calling({text: "x"}),
     "value": lambda text: calling({"city": text}),
 }
-BRACKETS = CHATML.replace(CALLS, CALLS.replace("c.function.name", "'<' ~ c.id ~ '><' ~ c.function.name ~ '>' ~ '<'"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("text", [FORGED, "|im_end|", "<|im_end|>", "im_end|"])
 def test_no_field_of_a_call_becomes_a_control_token(field: str, text: str) -> None:
@@ -345,7 +341,7 @@ def test_a_harmless_text_that_could_be_part_of_a_token_is_not_a_forgery() -> Non
     assert "<im_start string><> string><| string>" in text
 
 
-@pytest.mark.parametrize("arguments", [{}, "no JSON", "{"])
+@pytest.mark.parametrize("arguments", [{}, "{"])
 def test_a_later_call_without_arguments_is_not_a_word_of_a_probe(arguments: Any) -> None:
     template = CHATML.replace("c.function.arguments | tojson", "c.function.arguments | dictsort | string")
     for renderer in (renderer_of(template), renderer_of(CHATML)):
@@ -428,27 +424,25 @@ def answer(text: str, call_id: str | None = None, name: str | None = None) -> Me
 
 
 @pytest.mark.parametrize(
-    ("answers", "names"),
+    ("has_ids", "answers", "names"),
     [
-        ([answer("x", "call00002"), answer("y")], ["find", "look"]),
-        ([answer("x", "call00002"), answer("y", "call00001")], ["find", "look"]),
-        ([answer("x"), answer("y")], ["look", "find"]),
-        ([answer("x", name="find"), answer("y")], ["find", "look"]),
+        (True, [answer("x", "call00002"), answer("y")], ["find", "look"]),
+        (True, [answer("x", "call00002"), answer("y", "call00001")], ["find", "look"]),
+        (True, [answer("x"), answer("y")], ["look", "find"]),
+        (True, [answer("x", name="find"), answer("y")], ["find", "look"]),
+        (False, [answer("x", "a"), answer("y", "b")], ["look", "find"]),
     ],
 )
-def test_a_result_is_written_with_the_tool_whose_call_it_answers(answers: list[Message], names: list[str]) -> None:
+def test_a_result_is_written_with_the_tool_whose_call_it_answers(
+    has_ids: bool, answers: list[Message], names: list[str]
+) -> None:
     renderer = renderer_of(NAMES_TOOL)
+    calls = [call if has_ids else call.model_copy(update={"id": None}) for call in BOTH.tool_calls]
+    reply = Message(role="assistant", tool_calls=tuple(calls))
     expected = [f"tool {name}\n{message.content}" for name, message in zip(names, answers, strict=True)]
-    whole = renderer.tokenizer.decode(renderer.render([user(), BOTH, *answers], tools=TOOLS).tokens)
-    for text in (whole, followed(renderer, [user(), BOTH], answers)):
+    whole = renderer.tokenizer.decode(renderer.render([user(), reply, *answers], tools=TOOLS).tokens)
+    for text in (whole, followed(renderer, [user(), reply], answers)):
         assert re.findall(r"tool \w+\n\w+", text) == expected
-
-
-def test_ids_of_results_say_nothing_where_no_call_has_one() -> None:
-    calls = tuple(call.model_copy(update={"id": None}) for call in BOTH.tool_calls)
-    history, answers = [user(), Message(role="assistant", tool_calls=calls)], [answer("x", "a"), answer("y", "b")]
-    text = followed(renderer_of(NAMES_TOOL), history, answers)
-    assert re.findall(r"tool \w+\n\w+", text) == ["tool look\nx", "tool find\ny"]
 
 
 @pytest.mark.parametrize(
@@ -466,7 +460,7 @@ def test_a_result_of_no_known_call_is_refused(wrong: Message, error: str) -> Non
         renderer.render([user(), BOTH, wrong], tools=TOOLS)
 
 
-def counted(before: str = "") -> str:
+def counted(before: str) -> str:
     """A template that numbers results."""
     number = f"('{before}' + ns.ids.index(m.tool_call_id) | string if m.role == 'tool' else '')"
     return "{%- set ns = namespace(ids=[]) %}" + CHATML.replace(
@@ -474,17 +468,11 @@ def counted(before: str = "") -> str:
     ).replace("m.role + '\n'", f"m.role + '\n' + {number}")
 
 
-def test_results_that_are_numbered_are_refused() -> None:
-    with pytest.raises(TemplateUnsupported, match="what follows depends on what came before"):
-        renderer_of(counted()).check_tools(TOOLS)
-
-
-def test_a_report_shows_two_long_texts_around_their_difference() -> None:
-    report = str(renderer_of(counted("x" * 400)).report(TOOLS))
-    shown = re.search(r"expected '(.*?)'; rendered '(.*?)'", report)
-    assert shown is not None
-    assert shown[1] != shown[2]
-    assert shown[1].startswith("...xxx")
+def test_results_that_are_numbered_are_refused_with_the_texts_around_the_difference() -> None:
+    with pytest.raises(TemplateUnsupported, match="what follows depends on what came before") as raised:
+        renderer_of(counted("x" * 400)).check_tools(TOOLS)
+    shown = re.search(r"expected '(.*?)'; rendered '(.*?)'", str(raised.value))
+    assert shown is not None and shown[1] != shown[2] and shown[1].startswith("...xxx")
 
 
 # Replies that a template does not write whole.
@@ -541,6 +529,7 @@ def seamless(name: str) -> FixedBase:
 ENDS = ["What is 2+2?", "f(x)", "{}", "Go!", "x", "", " ", "\n", "x\n", "x\n\n", "é", "A", "x:", "<b>"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("history", [Keep(), Strip()], ids=["keep", "strip"])
 @pytest.mark.parametrize("name", SEAMLESS)
 def test_a_token_that_the_generation_prompt_shares_with_a_question_is_not_read_and_not_repeated(
@@ -621,8 +610,6 @@ def test_an_episode_whose_template_rewrites_earlier_text_can_be_refused() -> Non
     play(renderer, user())
     with pytest.raises(TemplateUnsupported, match=MOVED):
         play(renderer, BRIEF, user())
-    with pytest.raises(ConfigError, match="on_rewrite is 'never'"):
-        renderer_of(CHATML, on_rewrite="never")
 
 
 @pytest.mark.filterwarnings("ignore::envsdk.errors.RewriteWarning")
@@ -654,6 +641,7 @@ def changing_earlier(change: str, **options: Any) -> FixedBase:
     return renderer_of(CHATML.replace("(m.content or '')", content), **options)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("validate", ["end", "always"])
 @pytest.mark.parametrize(("name", "text"), [*zip(EARLIER, USED, strict=True)])
 def test_an_episode_in_which_the_template_changes_an_earlier_text_of_a_user_is_reported(

@@ -4,9 +4,10 @@ import ast
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from envsdk_renderers import _fixed_base as fixed_base
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._grammars._grammar import Grammar
 from envsdk_renderers._grammars._proof import ReadingVerdict
@@ -23,30 +24,25 @@ from envsdk.contexts._context import Context
 from envsdk.history import Strip
 
 NUMBER = TypeAdapter(int)
+NAME = "qwen3"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    shared._TURNS.clear()
+    shared._TURNS.clear()  # as in a new process
     return tmp_path
 
 
-@pytest.fixture
-def rendered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    texts: list[str] = []
+def count_renderings(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    counted: list[None] = []
     render = ChatTemplate.render
-
-    def counted(*args: object, **kwargs: object) -> str:
-        texts.append(render(*args, **kwargs))
-        return texts[-1]
-
-    monkeypatch.setattr(ChatTemplate, "render", counted)
-    return texts
+    monkeypatch.setattr(ChatTemplate, "render", lambda *args, **given: counted.append(None) or render(*args, **given))
+    return counted
 
 
-def first_tool_step(name: str) -> list[int]:
-    renderer = FixedBase(tokenizer_of(name), template=templates()[name], stop=end_token(name))
+def first_tool_step() -> list[int]:
+    renderer = FixedBase(tokenizer_of(NAME), template=templates()[NAME], stop=end_token(NAME))
     renderer.check_tools(TOOLS)
     context = Context("main", "", renderer, Strip())
     context.open([user()], TOOLS)
@@ -56,42 +52,53 @@ def first_tool_step(name: str) -> list[int]:
     return context.prompt().tolist()
 
 
-@pytest.mark.parametrize("name", ["qwen3", *(pytest.param(n, marks=pytest.mark.full) for n in ("glm4moe", "llama3_1"))])
-def test_a_second_environment_renders_hardly_any_probe(name: str, folder: Path, rendered: list[str]) -> None:
-    first = first_tool_step(name)
-    measured = len(rendered)
-    rendered.clear()
-    assert first_tool_step(name) == first
-    assert len(rendered) < 25 < measured / 8
-
-
-def test_a_second_process_reads_what_the_first_one_measured(folder: Path, rendered: list[str]) -> None:
-    first, measured = first_tool_step("qwen3"), len(rendered)
-    shared._TURNS.clear()  # as in a new process
-    rendered.clear()
-    assert first_tool_step("qwen3") == first
-    assert len(rendered) < measured / 5
-
-
-def grammar_and_verdict(name: str) -> tuple[Grammar, ReadingVerdict]:
-    renderer = FixedBase(tokenizer_of(name), template=templates()[name], stop=end_token(name))
+def grammar_and_verdict() -> tuple[Grammar, ReadingVerdict]:
+    renderer = FixedBase(tokenizer_of(NAME), template=templates()[NAME], stop=end_token(NAME))
     return renderer._facts.grammar, renderer.reading
 
 
-@pytest.mark.parametrize("name", ["glm4moe", *(pytest.param(n, marks=pytest.mark.full) for n in ("qwen3", "lfm2_2_5"))])
-def test_a_reply_grammar_on_disk_is_the_one_that_was_measured(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+class First(NamedTuple):
+    """What the first process measured of one template."""
+
+    found: tuple[list[int], tuple[Grammar, ReadingVerdict]]
+    renderings: int
+    more_renderings: int
+    """How many renderings a second environment takes."""
+    files: dict[str, bytes]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> First:
+    folder = tmp_path_factory.mktemp("measured")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv(VARIABLE, str(folder))
+        shared._TURNS.clear()
+        counted = count_renderings(monkeypatch)
+        step, renderings = first_tool_step(), len(counted)
+        assert first_tool_step() == step
+        more = len(counted) - renderings
+        found = step, grammar_and_verdict()
+    return First(found, renderings, more, {file.name: file.read_bytes() for file in folder.iterdir()})
+
+
+def test_a_second_environment_renders_hardly_any_probe(first: First) -> None:
+    assert first.more_renderings < 25 < first.renderings / 8
+
+
+def test_a_second_process_reads_what_the_first_one_measured(
+    first: First, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = grammar_and_verdict(name)
-    shared._TURNS.clear()
+    for name, content in first.files.items():
+        (folder / name).write_bytes(content)
     monkeypatch.setattr(facts, "measure", None)  # it is not measured again
-    monkeypatch.setattr(facts, "prove", None)
-    assert grammar_and_verdict(name) == first
+    monkeypatch.setattr(fixed_base, "prove", None)
+    counted = count_renderings(monkeypatch)
+    assert (first_tool_step(), grammar_and_verdict()) == first.found
+    assert len(counted) < first.renderings / 5
 
 
 def test_a_grammar_is_kept_for_one_template_vocabulary_and_set_of_options(folder: Path) -> None:
-    name = "qwen3"
-    text, end, tokenizer = templates()[name], end_token(name), tokenizer_of(name)
+    text, end, files = templates()[NAME], end_token(NAME), 0
     variants: list[dict[str, Any]] = [
         {"template": text},
         {"template": text + " "},
@@ -101,46 +108,34 @@ def test_a_grammar_is_kept_for_one_template_vocabulary_and_set_of_options(folder
         {"template": text, "unsafe_content": True},
         {"template": text, "stop": [end, "<|endoftext|>"]},
     ]
-    files = 0
     for options in variants:
-        assert FixedBase(tokenizer, **{"stop": end, **options}).reading.status == "reads"
+        FixedBase(tokenizer_of(NAME), **{"stop": end, **options})
         files, before = len(list(folder.iterdir())), files
         assert files > before, options
-
-
-def test_a_file_of_another_measurement_is_measured_again(folder: Path) -> None:
-    first = first_tool_step("qwen3"), grammar_and_verdict("qwen3")
-    contents = {file: file.read_bytes() for file in sorted(folder.iterdir())}
-    for file, other in zip(contents, [*contents.values()][1:] + [*contents.values()][:1], strict=True):
-        file.write_bytes(other)
-    shared._TURNS.clear()
-    assert (first_tool_step("qwen3"), grammar_and_verdict("qwen3")) == first
-    assert {file: file.read_bytes() for file in sorted(folder.iterdir())} == contents
 
 
 DAMAGES = (b"", b"{", b'{"hides": 3}', b"\xff\x00", b"null", b"[" * 100_000)
 
 
-@pytest.mark.parametrize("damage", [DAMAGES[1], *(pytest.param(one, marks=pytest.mark.full) for one in DAMAGES)])
-def test_a_damaged_file_is_measured_again(damage: bytes, folder: Path) -> None:
-    first = first_tool_step("qwen3")
-    contents = {file: file.read_bytes() for file in folder.iterdir()}
-    assert contents
-    for file in contents:
-        file.write_bytes(damage)
-    shared._TURNS.clear()
-    assert first_tool_step("qwen3") == first
-    assert {file: file.read_bytes() for file in folder.iterdir()} == contents
+@pytest.mark.parametrize("damage", [None, *(pytest.param(damage, marks=pytest.mark.full) for damage in DAMAGES)])
+def test_a_file_that_is_damaged_or_of_another_measurement_is_measured_again(
+    damage: bytes | None, first: First, folder: Path
+) -> None:
+    names = list(first.files)
+    for index, (name, other) in enumerate(zip(names, [*names[1:], names[0]], strict=True)):
+        wrong = first.files[other] if index % 2 else DAMAGES[index // 2 % len(DAMAGES)]
+        (folder / name).write_bytes(wrong if damage is None else damage)
+    assert (first_tool_step(), grammar_and_verdict()) == first.found
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == first.files
 
 
-def test_no_text_of_an_episode_is_on_disk(folder: Path) -> None:
-    first_tool_step("qwen3")
-    assert not any(b"get_weather" in file.read_bytes() for file in folder.iterdir())
+def test_no_text_of_an_episode_is_on_disk(first: First) -> None:
+    assert b"get_weather" not in b"".join(first.files.values())
 
 
 def test_the_variable_turns_the_files_off(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "off")
-    first_tool_step("qwen3")
+    assert Store("key").measured("name", NUMBER, lambda: 3) == 3
     assert not any(folder.iterdir())
 
 
@@ -167,7 +162,7 @@ def test_another_version_measures_again(folder: Path, monkeypatch: pytest.Monkey
 
 MEASURING = ("_agreement.py", "_choosing.py", "_fixed_base.py", "_grammars", "_templates")
 """What measures, in the package. Its comments and docstrings may change without a new version, its code may not."""
-MEASURED_BY = (1, "b39946177f250de7")
+MEASURED_BY = (1, "b9173e50c13813d2")
 
 
 def lines_that_measure() -> list[str]:

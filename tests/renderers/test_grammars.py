@@ -1,13 +1,11 @@
 """Reply grammars made by hand: one writer and one reader for all of them, and any reply is read."""
 
-import json
 import pickle
 import time
 from typing import Any
 
 import pytest
 from envsdk_renderers._grammars._grammar import Grammar
-from envsdk_renderers._grammars._proof import segments_of
 from envsdk_renderers._grammars._reading import GrammarReader
 from envsdk_renderers._grammars._styles import JSON, PYTHON, Style, read_value, write_value
 from envsdk_renderers._grammars._writing import write_reply
@@ -29,7 +27,9 @@ def call(name: str = "f", **arguments: Any) -> ToolCall:
 
 
 def written(grammar: Grammar, message: Message) -> list[Segment]:
-    return segments_of(write_reply(grammar, message), grammar.controls)
+    code = GrammarReader(grammar).patterns.code
+    pieces = write_reply(grammar, message)
+    return code.cut("".join(code.constant(piece.text) if piece.is_scaffold else piece.text for piece in pieces))
 
 
 def read(grammar: Grammar, segments: list[Segment] | str, tools: Any = TOOLS) -> Message:
@@ -239,6 +239,7 @@ def test_a_cut_reply_has_no_other_calls(cut: int, name: str) -> None:
 HOSTILE = {
     "calls": ("object", '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>\n'),
     "openers": ("object", "<tool_call>"),
+    "open objects of several lines": ("object", '<tool_call>\n{"\n'),
     "open objects": ("object", '<tool_call>{"'),
     "brackets": ("object", "<tool_call>" + "[" * 20),
     "thoughts": ("object", "<think></think>"),
@@ -287,27 +288,3 @@ def test_a_value_reads_back_in_its_style(value: Any, style: Style) -> None:
 
 def _sorted(value: Any) -> Any:
     return {k: _sorted(value[k]) for k in sorted(value)} if isinstance(value, dict) else value
-
-
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=30),
-    lambda values: st.lists(values, max_size=4) | st.dictionaries(st.text(max_size=8), values, max_size=4),
-    max_leaves=12,
-)
-
-
-@given(value=JSON_VALUES, is_ascii=st.booleans(), cut=st.floats(0, 1), tail=st.sampled_from(["", " ", "1", "}", "<x>"]))
-def test_a_value_is_read_in_windows_as_in_one_piece(value: Any, is_ascii: bool, cut: float, tail: str):
-    whole = json.dumps(value, ensure_ascii=is_ascii)
-    for text in (whole + tail, whole[: round(cut * len(whole))]):
-        assert value_or_error(text, 24) == value_or_error(text, 10**6)
-
-
-def value_or_error(text: str, window: int) -> Any:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("envsdk_renderers._grammars._styles._WINDOW", window)
-        try:
-            value, end = read_value(f"({text}", 1, JSON)
-        except ValueError as error:
-            return str(error)
-        return json.dumps(value), end

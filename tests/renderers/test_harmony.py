@@ -1,5 +1,6 @@
 """Harmony against the library that defines it, and against the official chat template of gpt-oss."""
 
+import hashlib
 import json
 import re
 from random import Random
@@ -533,7 +534,7 @@ def test_the_vocabulary_is_made_of_a_models_own_ranks(monkeypatch: pytest.Monkey
     harmony_vocabulary._load.cache_clear()
     harmony_vocabulary.load_encoding(real_models.gpt_oss_tokenizer())
     file = tmp_path / "envsdk" / harmony_vocabulary.FILE
-    assert harmony_vocabulary._sha256(file.read_bytes()) == harmony_vocabulary.SHA256
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == harmony_vocabulary.SHA256
     assert harmony_vocabulary.BASE not in harmony_vocabulary.os.environ
     monkeypatch.setenv(harmony_vocabulary.BASE, str(file.parent))
     harmony_vocabulary._load.cache_clear()

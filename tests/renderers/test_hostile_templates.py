@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from envsdk_renderers._templates._chat_template import MAX_TEXT, ChatTemplate, T
 from envsdk_renderers._templates._template_process import MAX_CPU_S, MAX_MEMORY, MAX_OUTPUT
 
 import envsdk
-from envsdk.errors import ConfigError, EnvsdkError, TemplateUnsupported
+from envsdk.errors import EnvsdkError, TemplateUnsupported
 
-TIME, MEMORY = "more than 3 seconds", "more than 400 MiB of memory, or writes more than 64 MiB"
+TIME, MEMORY = r"more than [\d.]+ seconds", "more than 400 MiB of memory, or writes more than 64 MiB"
 REFUSED, NO_TEMPLATE = "the chat template refuses", "is not a Jinja template|at most 1,048,576"
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
@@ -65,27 +66,50 @@ ATTACKS = {
 }
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_no_template_takes_much_time_or_memory(attack: str):
+BY_DEFAULT = ("a macro that calls itself twice", "a recursive loop", "a power of constants", "a format", "tojson")
+BY_DEFAULT += ("a text that doubles", "a long output", "deep parentheses", "deep lists", "a long template")
+
+
+@pytest.fixture
+def little_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process with a tenth of the usual time for each answer."""
+    chat_template._process().end()
+    monkeypatch.setattr(chat_template, "MAX_CPU_S", MAX_CPU_S / 10)
+    yield
+    chat_template._process().end()
+
+
+def cpu_time_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.parametrize("attack", [a if a in BY_DEFAULT else pytest.param(a, marks=pytest.mark.full) for a in ATTACKS])
+def test_no_template_takes_much_time_or_memory(attack: str, monkeypatch: pytest.MonkeyPatch):
     text, message = ATTACKS[attack]
-    chat_template._process().end()  # what other tests took is counted now
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if TIME in message:
+        monkeypatch.setattr(chat_template, "MAX_CPU_S", MAX_CPU_S / 10)
+    chat_template._process().end()
+    before = cpu_time_of_children()
     with pytest.raises(EnvsdkError, match=message):
         ChatTemplate(text).render([{"role": "user", "content": "hi"}])
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 10
-    assert MAX_MEMORY + MAX_OUTPUT < 500 * 2**20
+    chat_template._process().end()
+    assert cpu_time_of_children() - before < 10
 
 
-def test_a_template_that_exceeded_a_limit_is_not_rendered_again():
+def test_the_limits_are_those_that_are_documented():
+    assert (MAX_CPU_S, MAX_MEMORY, MAX_OUTPUT) == (3, 400 * 2**20, 64 * 2**20)
+
+
+def test_a_template_that_exceeded_a_limit_is_not_rendered_again(little_time: None):
     template = ChatTemplate("{% if messages[0].content == 'long' %}" + LOOP + "{% endfor %}" * 3 + "{% endif %}a")
     assert template.render([{"role": "user", "content": "hi"}]) == "a"
     with pytest.raises(TemplateUnsupported, match=TIME):
         template.render([{"role": "user", "content": "long"}])
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    before = cpu_time_of_children()
     with pytest.raises(TemplateUnsupported, match=TIME):
         template.render([{"role": "user", "content": "long"}])
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < MAX_CPU_S
+    assert cpu_time_of_children() == before
 
 
 def test_a_conversation_that_is_too_long_does_not_end_the_others():
@@ -102,7 +126,7 @@ def test_other_templates_are_rendered_after_one_exceeded_a_limit():
     assert kept.render([{"role": "user", "content": "hi"}]) == "hi!"
 
 
-def test_a_renderer_refuses_a_template_that_exceeds_a_limit():
+def test_a_renderer_refuses_a_template_that_exceeds_a_limit(little_time: None):
     with pytest.raises(TemplateUnsupported, match=TIME):
         envsdk.get_renderer("fixed_base", "embedded", template=LOOP + "{% endfor %}" * 3)
 
@@ -135,8 +159,8 @@ def test_the_process_that_renders_has_no_secrets_in_its_environment(monkeypatch:
 
 
 def test_more_templates_than_a_process_keeps_are_rendered():
-    templates = [ChatTemplate(f"{{{{ messages }}}}{n}") for n in range(250)]
-    assert [one.render([]) for one in templates] == [f"[]{n}" for n in range(250)]
+    templates = [ChatTemplate(f"{{{{ messages }}}}{n}") for n in range(120)]
+    assert [one.render([]) for one in templates] == [f"[]{n}" for n in range(120)]
 
 
 def test_a_process_that_was_killed_is_started_again():
@@ -172,8 +196,3 @@ def test_a_conversation_of_many_megabytes_is_rendered():
 
 def test_a_text_that_is_no_valid_unicode_is_rendered_as_it_is():
     assert ChatTemplate("{{ messages[0].content }}").render([{"content": "a\ud800b"}]) == "a\ud800b"
-
-
-def test_a_date_that_is_none_is_refused():
-    with pytest.raises(ConfigError, match="expected a date"):
-        ChatTemplate("a", date="tomorrow")

@@ -63,7 +63,8 @@ def test_harmonys_library_reads_few_and_short_headers(monkeypatch: pytest.Monkey
     # The library takes milliseconds for one long header, and holds the interpreter for seconds with many.
     reader: Any = renderer("harmony")
     counting = CountingEncoding(reader.encoding)
-    monkeypatch.setattr(reader, "encoding", counting)
+    monkeypatch.setattr(reader._reader, "_encoding", counting)
+    reader._reader._parsed.cache_clear()
     message = reader.parse(long_reply(reader, start, unit, LONG, "<|message|>x<|return|>"))
     assert sum(counting.lengths) <= 10_000
     assert message.errors

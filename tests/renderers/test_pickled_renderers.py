@@ -29,7 +29,6 @@ def again(renderer: Renderer) -> Any:
     ("name", "options"),
     [
         ("qwen3", {}),
-        ("fixed_base", {}),
         ("fixed_base", {"template_arguments": {"enable_thinking": False}, "validate": "always"}),
         ("auto", {}),
     ],
@@ -57,7 +56,7 @@ def test_a_pickled_renderer_has_its_processor_and_not_the_arrays_of_images(name:
     assert again(renderer).render([message]).tokens.tolist() == tokens
 
 
-@pytest.mark.parametrize("name", ["gemma-3", "qwen3.5"])
+@pytest.mark.parametrize("name", ["gemma-3", pytest.param("qwen3.5", marks=pytest.mark.full)])
 def test_a_processor_that_cannot_be_pickled_is_a_typed_error(name: str):
     """The classes of these processors are made here, so that another process cannot import them."""
     with pytest.raises(ConfigError, match=r"cannot be pickled for another process.*Give processor= as a folder"):
@@ -83,6 +82,7 @@ def test_worker_processes_take_an_environment_with_a_renderer_object():
     assert [one.to_json() for one in there] == [one.to_json() for one in here]
 
 
+@pytest.mark.full
 def test_episodes_with_images_are_the_same_in_worker_processes():
     here = Rollouts("envsdk/GridScreen-v1", "reference", seeds=range(2)).run()
     there = Rollouts("envsdk/GridScreen-v1", "reference", seeds=range(2), executor="processes", n_workers=1).run()

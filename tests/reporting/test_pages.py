@@ -16,8 +16,7 @@ from envsdk.cli import app
 from envsdk.errors import MissingPackage
 from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer.reporting import RunReport, as_html, as_markdown, report, write_plots
-from envsdk.viewer.reporting._blocks import Histogram, Intervals
-from envsdk.viewer.reporting._sections import sections_of
+from envsdk.viewer.reporting._sections import Histogram, Intervals, sections_of
 
 ELEMENT = re.compile(
     "html|head|meta|title|style|body|header|h1|nav|a|main|section|h2|p|div|table|thead|tbody|tr|th|td|code|bdi|figure|"

@@ -405,7 +405,6 @@ def test_rich_is_imported_when_it_is_used() -> None:
 
 
 def test_a_run_without_reporters_starts_no_thread_for_them() -> None:
-    assert reporting.Reporting(Statistics(), [])._channels == []
     before = threading.active_count()
     asyncio.run(reporting.Reporting(Statistics(), []).begin())
     assert threading.active_count() == before

@@ -15,7 +15,7 @@ from envsdk_environments._guess_number import GuessNumber
 from envsdk_environments._kuhn_poker import KuhnPoker
 from program_environments import Trimming
 
-from envsdk import Action, Limits, Message, Sample, Trajectory, rollout
+from envsdk import Action, Env, Limits, Mask, Message, Sample, Trajectory, Turn, rollout
 from envsdk.contexts._protocol import Break
 from envsdk.errors import InvalidSample
 from envsdk.policies import ReplyPolicy
@@ -82,6 +82,34 @@ def programmed() -> Trajectory:
 
     with contextlib.closing(Trimming(renderer="qwen3", tokenizer="embedded")) as env:
         return rollout(env, with_logprobs(ReplyPolicy(env, answers)), seed=1)
+
+
+MASKED_STEPS, HOLES = 3, [(0, 1), (2, 5)]  # the first token of each reply, and some in its middle
+
+
+class Masking(Env):
+    """Leaves parts of each reply out of training."""
+
+    records_roles = True
+
+    def start(self) -> Turn:
+        self.steps = 0
+        return Turn("Count.")
+
+    def respond(self, reply: Message) -> Turn:
+        self.steps += 1
+        return Turn("Go on.", reward=1.0, mask=Mask(tokens=HOLES), terminated=self.steps == MASKED_STEPS)
+
+    def reference_reply(self) -> str:
+        return "One, two, three, four, five."
+
+
+@functools.cache
+def masked() -> Trajectory:
+    """An episode that leaves parts of each reply out of training."""
+    env = Masking(renderer="qwen3", tokenizer="embedded")
+    policy = with_logprobs(ReplyPolicy(env, lambda env: env.reference_reply()))
+    return rollout(env, policy, seed=0, options={"group_id": "one"})
 
 
 def all_kinds() -> Sequence[Trajectory]:

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from trainers.episodes import all_kinds, copy_of, delegated, kept, played, refuses_every_defect, run_page, stripped
+from trainers.episodes import all_kinds, copy_of, delegated, kept, played, stripped
 
 from envsdk import Sample, Trajectory
 from envsdk.errors import ConfigError, InvalidSample
@@ -89,11 +89,6 @@ def test_what_only_some_samples_have_is_refused(name: str):
         collate(samples)
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_what_is_not_sound_is_refused(layout: Any):
-    refuses_every_defect(lambda samples: collate(samples, layout=layout))
-
-
 def test_no_samples_and_unknown_choices_are_refused():
     for layout in ("padded", "packed"):
         with pytest.raises(InvalidSample, match="samples is empty; expected at least one sample"):
@@ -107,12 +102,6 @@ def test_no_samples_and_unknown_choices_are_refused():
             collate(kept().samples(), **choice)  # type: ignore[arg-type]
 
 
-def test_what_is_no_list_of_samples_is_refused():
-    for value in (None, kept().samples()[0], kept()):
-        with pytest.raises(InvalidSample, match=f"samples is a {type(value).__name__}; expected a list of samples"):
-            collate(value)  # type: ignore[arg-type]
-
-
 def test_numbers_may_be_numpy_s():
     (sample,) = map(copy_of, kept().samples())
     sample.reward, sample.loss_weight, sample.advantage = np.float32(0.5), np.float64(0.25), np.float32(2)
@@ -120,18 +109,6 @@ def test_numbers_may_be_numpy_s():
     assert (batch["reward"].tolist(), batch["loss_weight"].tolist()) == ([0.5], [0.25])
     assert set(batch["advantage"][batch["mask"]].tolist()) == {2.0}
     assert Sample.from_json(sample.to_json()).advantage == 2.0
-
-
-def test_the_code_of_its_page_runs():
-    run_page("plain")
-
-
-def test_labels_are_the_trained_tokens():
-    samples = credited(stripped(), delegated())
-    for layout in ("padded", "packed"):
-        batch = collate(samples, layout=layout)
-        assert batch["labels"].dtype == np.int64
-        assert (batch["labels"] == np.where(batch["mask"], batch["tokens"], -100)).all()
 
 
 def test_a_batch_may_have_a_fixed_length():

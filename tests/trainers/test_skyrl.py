@@ -2,18 +2,13 @@
 
 import pytest
 from trainers.episodes import (
-    all_kinds,
     delegated,
     grouped,
     kept,
-    played,
-    programmed,
-    run_page,
     stripped,
     truncated,
 )
 
-from envsdk import Trajectory
 from envsdk.errors import InvalidSample
 from envsdk.trainers.skyrl import GeneratorOutput, to_generator_output
 
@@ -39,19 +34,6 @@ def obeys_skyrl_s_rules(output: GeneratorOutput) -> None:
             done.add(name)
 
 
-@pytest.mark.parametrize("trajectory", [*all_kinds()[:4], programmed()], ids=lambda trajectory: trajectory.env)
-def test_the_rows_are_the_samples_split_before_the_first_trained_token(trajectory: Trajectory):
-    output = to_generator_output(trajectory.samples())
-    obeys_skyrl_s_rules(output)
-    for i, sample in enumerate(trajectory.samples()):
-        start = len(output["prompt_token_ids"][i])
-        assert output["prompt_token_ids"][i] + output["response_ids"][i] == sample.tokens.tolist()
-        assert [0] * start + output["loss_masks"][i] == sample.mask.tolist()
-        assert [0.0] * start + output["rollout_logprobs"][i] == sample.logprobs.tolist()
-        assert output["loss_masks"][i][0] == 1
-    assert sum(map(sum, output["loss_masks"])) == trajectory.sampled_tokens
-
-
 def test_the_last_row_of_a_rollout_is_marked_and_has_the_reward():
     output = to_generator_output(grouped(stripped(), kept(), delegated()))
     obeys_skyrl_s_rules(output)
@@ -73,24 +55,7 @@ def test_a_rollout_that_was_cut_off_stopped_for_its_length():
     assert to_generator_output(kept().samples())["stop_reasons"] == ["stop"]
 
 
-def test_players_with_rewards_of_their_own_are_refused_together_and_taken_apart():
-    with pytest.raises(InvalidSample, match=r"different rewards .*player0.*convert the samples of each context"):
-        to_generator_output(played().samples())
-    for sample in played().samples():
-        output = to_generator_output([sample])
-        obeys_skyrl_s_rules(output)
-        assert output["rewards"] == [sample.reward]
-
-
 def test_a_rollout_without_a_group_is_never_put_into_one_that_is_called_like_it():
     samples = [*grouped(stripped(), group_id=kept().id), *kept().samples()]
     with pytest.raises(InvalidSample, match="has no group_id, and its id is that of a group"):
         to_generator_output(samples)
-
-
-def test_no_samples_are_an_output_without_rows():
-    assert set(map(len, to_generator_output([]).values())) == {0}
-
-
-def test_the_code_of_its_page_runs():
-    run_page("skyrl")

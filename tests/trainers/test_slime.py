@@ -10,19 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainers.episodes import (
-    all_kinds,
     copy_of,
     delegated,
     grouped,
     kept,
-    played,
-    programmed,
-    run_page,
     stripped,
     truncated,
 )
 
-from envsdk import Sample, Trajectory
+from envsdk import Sample
 from envsdk.errors import ConfigError, InvalidSample
 from envsdk.trainers.slime import SlimeSample, post_process_rewards, to_slime_samples
 
@@ -34,29 +30,11 @@ def converted(
     return to_slime_samples(samples, **numbers, **options)
 
 
-def obeys_slime_s_rules(record: SlimeSample) -> None:
-    length = record["response_length"]
-    assert 0 < length < len(record["tokens"])  # there is a prompt
-    assert len(record["loss_mask"]) == len(record["rollout_log_probs"]) == length
-    assert set(record["loss_mask"]) <= {0, 1} and sum(record["loss_mask"])
-    assert all(p == 0.0 for p, mask in zip(record["rollout_log_probs"], record["loss_mask"], strict=True) if not mask)
-    assert record["status"] in ("completed", "truncated")
-    assert type(record["reward"]) is float
-    assert all(type(version) is str for version in record["weight_versions"])
-
-
-@pytest.mark.parametrize("trajectory", [*all_kinds()[:4], programmed()], ids=lambda trajectory: trajectory.env)
-def test_records_are_the_samples_with_their_response_part(trajectory: Trajectory):
-    records = converted(trajectory.samples())
-    for record, sample in zip(records, trajectory.samples(), strict=True):
-        obeys_slime_s_rules(record)
-        start = len(sample) - record["response_length"]
-        assert record["tokens"] == sample.tokens.tolist()
-        assert [0] * start + record["loss_mask"] == sample.mask.tolist()
-        assert [0.0] * start + record["rollout_log_probs"] == sample.logprobs.tolist()
-        assert record["weight_versions"] == ["3"]
-        assert record["metadata"]["context"] == sample.context
-    assert sum(sum(record["loss_mask"]) for record in records) == trajectory.sampled_tokens
+def test_a_record_has_the_versions_of_the_weights_and_the_names_of_its_sample():
+    for record, sample in zip(converted(delegated().samples()), delegated().samples(), strict=True):
+        assert (record["weight_versions"], record["metadata"]["context"]) == (["3"], sample.context)
+        assert type(record["reward"]) is float
+        assert set(record["loss_mask"]) <= {0, 1} and record["loss_mask"][0] == 1
 
 
 def test_samples_of_a_rollout_share_its_id_and_rollouts_of_a_task_their_group():
@@ -76,12 +54,6 @@ def test_the_status_says_whether_the_rollout_was_cut_off():
     ]
 
 
-def test_players_with_rewards_of_their_own_are_refused_together():
-    with pytest.raises(InvalidSample, match="have different rewards"):
-        converted(played().samples())
-    assert converted(played().samples()[:1])[0]["reward"] == played().samples()[0].reward
-
-
 def test_a_rollout_without_a_group_is_never_put_into_one_that_is_called_like_it():
     samples = [*grouped(stripped(), group_id=kept().id), *kept().samples()]
     assert [record["group_index"] for record in converted(samples)] == [0] * 6 + [1]
@@ -98,14 +70,6 @@ def test_numbers_have_to_be_given_so_that_rollouts_converted_one_by_one_stay_apa
     for value in (None, -1, 0.0, True, "0"):
         with pytest.raises(ConfigError, match=f"first_rollout_id is {value!r}; expected an integer of at least 0"):
             converted(kept().samples(), first_rollout_id=value)  # type: ignore[arg-type]
-
-
-def test_no_samples_are_no_records():
-    assert converted([]) == []
-
-
-def test_the_code_of_its_page_runs():
-    run_page("slime")
 
 
 # Advantages.
@@ -178,10 +142,6 @@ def test_the_records_of_real_rollouts_get_the_advantage_of_their_rollout():
     batch = [Row(record["group_index"], record["rollout_id"], record["reward"]) for record in records]
     _, advantages = post_process_rewards(slime_args(grpo_std_normalization=False), batch)
     assert advantages == [-0.5] * 6 + [0.5]
-
-
-def test_a_group_of_one_rollout_has_no_advantage():
-    assert post_process_rewards(slime_args(), [Row(0, 1, 3.0), Row(0, 1, 3.0)])[1] == [0.0, 0.0]
 
 
 def test_where_slime_s_sample_has_no_rollout_id_its_index_is_the_rollout():

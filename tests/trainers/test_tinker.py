@@ -1,28 +1,17 @@
 """What becomes a datum, and what does not; `tests/peers/tinker` compares with the cookbook."""
 
 import importlib.util
-from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from trainers.episodes import DEFECTS, all_kinds, copy_of, kept, refuses_every_defect, stripped, truncated
+from trainers.episodes import all_kinds, copy_of, kept, truncated
 
 from envsdk import Sample, Trajectory
 from envsdk.errors import InvalidSample
 from envsdk.trainers.tinker import loss_fn_inputs, to_datums, with_logprobs
-
-
-def convert(samples: Sequence[Sample]) -> list[Any]:
-    """The datums, where tinker is installed; samples are checked before it is looked for."""
-    for sample in samples:
-        if isinstance(sample, Sample) and np.array_equal(np.unique(sample.temperature), [0.5]):
-            sample.temperature[:] = 1.0  # as tinker takes them
-    with suppress(ImportError):
-        return to_datums(samples)
-    return []
 
 
 def with_advantage(trajectory: Trajectory, advantage: Any = 0.5) -> list[Sample]:
@@ -41,51 +30,26 @@ def rollout_of(trajectory: Trajectory, change: int = 0) -> Any:
     return SimpleNamespace(transitions=transitions)
 
 
-def test_no_defect_reaches_a_datum() -> None:
-    assert len(DEFECTS) > 15
-    refuses_every_defect(convert)
-
-
-def test_a_sample_without_log_probabilities_is_refused() -> None:
-    [sample] = with_advantage(kept())
-    sample.logprobs = None
-    with pytest.raises(InvalidSample, match=r"sample 0, .* has no log-probabilities"):
-        convert([sample])
-
-
-def test_a_sample_without_an_advantage_is_refused() -> None:
-    [sample] = with_advantage(kept(), None)
-    with pytest.raises(InvalidSample, match=r"sample 0, .* has no advantage"):
-        convert([sample])
-
-
-@pytest.mark.parametrize("trajectory", all_kinds())
-def test_targets_are_the_tokens_one_later_and_observations_have_no_weight(trajectory: Trajectory) -> None:
-    for sample in with_advantage(trajectory):
-        inputs = loss_fn_inputs(sample)
-        assert inputs.keys() == {"target_tokens", "logprobs", "advantages", "mask"}
-        assert {name: array.dtype.name for name, array in inputs.items()} == {
-            "target_tokens": "int64",
-            **dict.fromkeys(("logprobs", "advantages", "mask"), "float32"),
-        }
-        np.testing.assert_array_equal(inputs["target_tokens"], sample.tokens[1:])
-        np.testing.assert_array_equal(inputs["mask"], sample.mask[1:])
-        np.testing.assert_array_equal(inputs["logprobs"], sample.logprobs[1:])  # type: ignore[index]
-        np.testing.assert_array_equal(inputs["advantages"], 0.5 * sample.mask[1:])
+def test_samples_are_checked_before_tinker_is_looked_for() -> None:
+    (sample,) = with_advantage(kept())
+    for spoiled, message in (
+        (replace(sample, logprobs=None), "no log-probabilities"),
+        (replace(sample, advantage=None), "no advantage"),
+        (replace(sample, mask=sample.mask[1:]), "mask has shape"),
+        (sample, r"at temperature 0\.5, but the trainer's is 1"),
+    ):
+        with pytest.raises(InvalidSample, match=f"sample 0, .*{message}"):
+            to_datums([spoiled])
 
 
 def test_advantages_for_each_token_stay_what_they_are_where_the_mask_is_true() -> None:
     [sample] = with_advantage(kept())
     sample.advantage = np.arange(len(sample), dtype=np.float32)
     expected = np.where(sample.mask, sample.advantage, 0.0)[1:]
-    np.testing.assert_array_equal(loss_fn_inputs(sample)["advantages"], expected)
-
-
-def test_all_trained_tokens_of_an_episode_are_targets_once_whatever_was_rewritten() -> None:
-    samples = with_advantage(stripped())
-    assert len(samples) > 1
-    trained = sum(loss_fn_inputs(sample)["mask"].sum() for sample in samples)
-    assert trained == stripped().sampled_tokens
+    inputs = loss_fn_inputs(sample)
+    np.testing.assert_array_equal(inputs["advantages"], expected)
+    types = {name: array.dtype.name for name, array in inputs.items()}
+    assert types == {"target_tokens": "int64", **dict.fromkeys(("logprobs", "advantages", "mask"), "float32")}
 
 
 @pytest.mark.parametrize("trajectory", all_kinds())

@@ -15,12 +15,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from trainers.episodes import refuses_every_defect
 from transformers import PreTrainedTokenizerFast
 
 import envsdk
 from envsdk import Action, Env, Message, Sample, Trajectory, Turn
-from envsdk.credit import group_advantages
 from envsdk.errors import (
     ConfigError,
     EpisodeError,
@@ -91,28 +89,7 @@ def changed(sample: Sample, field: str, position: int, value: Any) -> Sample:
     return replace(sample, **{field: array})
 
 
-@pytest.mark.parametrize("convert", [to_row, partial(to_fields, group_id=0)], ids=["grpo", "async"])
-def test_what_is_not_sound_never_reaches_a_trainer(sample: Sample, convert: Callable[..., Any]) -> None:
-    refuses_every_defect(lambda samples: [convert(sample) for sample in samples], names_index=False)
-    with pytest.raises(InvalidSample, match="no log-probabilities"):
-        convert(replace(sample, logprobs=None))
-    with pytest.raises(InvalidSample, match=r"at temperature 1, but the trainer's is 0.7"):
-        convert(sample, temperature=0.7)
-
-
 # GRPOTrainer.
-
-
-def test_a_row_is_the_sample_cut_at_its_first_trained_token(sample: Sample) -> None:
-    row = to_row(sample, temperature=1.0)
-    first = len(row["prompt_ids"])
-    assert row["prompt_ids"] + row["completion_ids"] == sample.tokens.tolist()
-    assert len(row["completion_ids"]) == len(row["logprobs"]) == len(row["env_mask"])
-    assert row["env_mask"] == sample.mask[first:].tolist()
-    assert row["logprobs"] == sample.logprobs[first:].tolist()
-    assert row["env_mask"][0] == row["env_mask"][-1] == 1
-    assert not sample.mask[:first].any()
-    assert {type(value) for values in row.values() for value in values} == {int, float}
 
 
 def test_a_rewritten_rollout_is_refused_or_gives_its_last_segment_or_a_row_that_trains_nothing() -> None:
@@ -218,17 +195,15 @@ class Cold(Env):
         return Turn(reward=1.0, terminated=True)
 
 
-@pytest.mark.parametrize("asked", [{"temperature": 0.3}, {"top_k": 2}, {"logit_bias": {"5": 3.0}}])
-def test_what_changes_the_distribution_behind_the_trainer_is_refused(
-    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
-) -> None:
+def test_options_that_change_the_distribution_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def policy(prompt: Any, *, stop_token_ids: tuple[int, ...], **_: Any) -> Action:
         return Action([stop_token_ids[0]], [-0.5])
 
-    monkeypatch.setattr(Cold, "asked", asked)
     rollout_func = RolloutFunc(lambda env_id: Cold(renderer="qwen3", tokenizer="embedded"), policy)
-    assert rollout_func([prompt_of("any", 0)], TRAINER)["failed"] == [1.0]
-    assert f"requests {next(iter(asked))}=" in rollout_func.trajectories[0].error
+    for asked in ({"temperature": 0.3}, {"top_k": 2}, {"logit_bias": {"5": 3.0}}):
+        monkeypatch.setattr(Cold, "asked", asked)
+        assert rollout_func([prompt_of("any", 0)], TRAINER)["failed"] == [1.0]
+        assert f"requests {next(iter(asked))}=" in str(rollout_func.trajectories[0].error)
     monkeypatch.setattr(Cold, "asked", {"temperature": 1.0, "seed": 3})
     assert rollout_func([prompt_of("any", 0)], TRAINER)["failed"] == [0.0]
 
@@ -349,13 +324,6 @@ def test_a_row_has_one_advantage(sample: Sample) -> None:
         to_fields(replace(sample, advantage=None), group_id=0)
     with pytest.raises(InvalidSample, match="has 2 advantages in one sample"):
         to_fields(changed(sample, "advantage", int(np.argmax(sample.mask)), 1.0), group_id=0)
-
-
-def test_all_samples_of_a_rollout_are_rows() -> None:
-    trajectory = play("envsdk/Delegate-v1")
-    fields = [to_fields(s, group_id=0, temperature=1.0) for s in group_advantages(trajectory.samples(), "none")]
-    assert len(fields) == len(trajectory.contexts)
-    assert sum(row["completion_mask"].sum() for row in fields) == trajectory.sampled_tokens
 
 
 def test_failed_episodes_are_counted_and_are_no_rewards() -> None:

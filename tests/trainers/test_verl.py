@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 from trainers.episodes import (
-    DEFECTS,
     all_kinds,
     copy_of,
     delegated,
     guessed,
     kept,
     played,
-    refuses_every_defect,
     stripped,
 )
 
@@ -28,11 +26,6 @@ def convert(samples: Sequence[Sample], **options: Any) -> list[dict[str, Any]]:
     return to_outputs(samples, **{**LENGTHS, **options})
 
 
-def test_no_defect_reaches_an_output() -> None:
-    assert len(DEFECTS) > 15
-    refuses_every_defect(convert)
-
-
 def test_a_sample_without_log_probabilities_is_refused_where_verl_takes_them() -> None:
     sample = copy_of(kept().samples()[0])
     sample.logprobs = None
@@ -40,12 +33,6 @@ def test_a_sample_without_log_probabilities_is_refused_where_verl_takes_them() -
         convert([sample])
     [output] = convert([sample], logprobs=False)
     assert output["response_logprobs"] is None
-
-
-def test_all_outputs_go_without_log_probabilities_where_verl_takes_none() -> None:
-    assert [output["response_logprobs"] for output in convert(stripped().samples(), logprobs=False)] == [None] * len(
-        stripped().samples()
-    )
 
 
 @pytest.mark.parametrize("trajectory", [one for one in all_kinds() if one is not played()])
@@ -77,11 +64,6 @@ def test_a_response_that_is_too_long_is_refused_and_never_cut() -> None:
     assert len(convert([sample], response_length=length)) == 1
     with pytest.raises(InvalidSample, match=rf"sample 0, .* a response of {length} .*max_context_tokens={length - 1}"):
         convert([sample], response_length=length - 1)
-
-
-def test_rewards_of_contexts_that_differ_are_refused_since_verl_has_one() -> None:
-    with pytest.raises(InvalidSample, match=r"different rewards .*player0.* one reward for a rollout"):
-        convert(played().samples())
 
 
 def test_all_outputs_have_the_same_extra_fields() -> None:

@@ -271,7 +271,8 @@ def test_the_lines_of_tokens_fold_the_placeholders_of_an_image(run):
             assert texts[at].split(maxsplit=1)[0] == str(start)
             assert f"[image {size} " in texts[at] and f"{stop - start} tokens, {sha256[:12]}]" in texts[at]
             assert lines.line_of(stop - 1) == at and lines.line_of(stop) == at + 1
-            assert lines.place(at + 1)[:2] == ("main", stop)
+            run_after, position = lines.place(at + 1)
+            assert (run_after.context, position) == ("main", stop)
         places = [lines.place(index)[1] for index in range(len(lines))]
         assert places == sorted({*range(count)} - {at for start, stop, _ in images for at in range(start + 1, stop)})
     steps = [lines.next_step(-1, 1)]

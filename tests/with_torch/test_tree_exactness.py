@@ -187,6 +187,7 @@ def agrees(case: str, model: Any, group: Sequence[Trajectory]) -> None:
         assert max(apart.values()) < MAX_GRADIENT_DIFFERENCE
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_tree_gives_the_log_probabilities_losses_and_gradients_of_the_samples(model: str, case: str) -> None:

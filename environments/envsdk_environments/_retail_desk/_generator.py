@@ -8,19 +8,7 @@ import numpy as np
 
 from envsdk.authoring.tasks import Split, draw_in_split
 
-from ._shop import (
-    Change,
-    Customer,
-    Database,
-    Item,
-    Order,
-    Reason,
-    RetailDeskTask,
-    Rule,
-    ShopPolicy,
-    Status,
-    Wish,
-)
+from ._shop import Change, Customer, Database, Item, Order, Reason, RetailDeskTask, Rule, ShopPolicy, Status, Wish
 
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 
@@ -124,10 +112,20 @@ def draw_customer(dice: random.Random) -> Customer:
 
 def _draw_wish(shop: "_Shop", case: _Case, *, knows_numbers: bool) -> Wish:
     """Draw a wish, and the order that it is about."""
-    dice = shop.dice
-    order = _draw_order(shop, case)
+    dice, today, rule = shop.dice, shop.policy.today, case.rule
+    # The wish is granted for the order, or one rule alone excludes it.
+    owner = shop.stranger if rule == "other customer" else shop.customer
+    changed_on = today - timedelta(days=1) if rule == "changed before" else None
+    if case.change in ("cancel_order", "change_address"):
+        order = shop.add_order("shipped" if rule == "not processing" else "processing", owner, changed_on=changed_on)
+    else:
+        days = shop.policy.return_days if case.change == "return_item" else shop.policy.exchange_days
+        days += shop.policy.plus_days * owner.is_plus
+        ago = days + dice.randint(1, 40) if rule == "too late" else dice.randint(2, days)
+        days_of = {"delivered_on": today - timedelta(days=ago), "changed_on": changed_on}
+        order = shop.add_order("delivered", owner, final_sale=rule == "final sale", **days_of)
     values, new_values = _draw_values(dice, case, order), _draw_values(dice, case, order, is_second=True)
-    is_friend = case.rule == "other customer"
+    is_friend = rule == "other customer"
     name = f"order {order.id}" if is_friend or knows_numbers else f"the order with the {order.items[0].name}"
     return Wish(
         request=_FRIEND if is_friend else dice.choice(_REQUESTS[case.change]),
@@ -137,23 +135,8 @@ def _draw_wish(shop: "_Shop", case: _Case, *, knows_numbers: bool) -> Wish:
         change=case.change,
         values=values,
         new_values=new_values if case.changes_mind else None,
-        rule=case.rule,
+        rule=rule,
     )
-
-
-def _draw_order(shop: "_Shop", case: _Case) -> Order:
-    """Draw an order for which a wish is granted, or which one rule alone excludes."""
-    dice, today, rule = shop.dice, shop.policy.today, case.rule
-    owner = shop.stranger if rule == "other customer" else shop.customer
-    changed_on = today - timedelta(days=1) if rule == "changed before" else None
-    if case.change in ("cancel_order", "change_address"):
-        status = "shipped" if rule == "not processing" else "processing"
-        return shop.add_order(status, owner, changed_on=changed_on)
-    days = shop.policy.return_days if case.change == "return_item" else shop.policy.exchange_days
-    days += shop.policy.plus_days * owner.is_plus
-    ago = days + dice.randint(1, 40) if rule == "too late" else dice.randint(2, days)
-    days_of = {"delivered_on": today - timedelta(days=ago), "changed_on": changed_on}
-    return shop.add_order("delivered", owner, final_sale=rule == "final sale", **days_of)
 
 
 def _draw_values(dice: random.Random, case: _Case, order: Order, *, is_second: bool = False) -> dict[str, str]:

@@ -120,11 +120,7 @@ class Desk:
 
     def database(self) -> Database:
         """Return all records as they are now."""
-        return Database(
-            customers=self._customers,
-            orders=tuple(self._orders.values()),
-            refusals=tuple(self._refusals),
-        )
+        return Database(customers=self._customers, orders=tuple(self._orders.values()), refusals=tuple(self._refusals))
 
     @tool
     def find_customer(self, email: str = "", name: str = "", postal_code: str = "") -> dict[str, Any] | str:

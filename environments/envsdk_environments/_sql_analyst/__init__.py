@@ -113,7 +113,15 @@ class SqlAnalyst(ToolEnv):
 
     def start(self) -> Turn:
         """Ask the question."""
-        self.quest = self._read(self.task) if self.task else self._draw()
+        task: SqlAnalystTask | None = self.task
+        if task is None:
+            self.quest = self._draw()
+        else:
+            question = SqlQuestion(task.question, task.query, task.is_ordered)
+            try:
+                self.quest = self._solve(question, tuple(map(run_script, task.databases)))
+            except ToolError as error:
+                raise TaskError(f"the query of the task {task.question!r:.80} does not run: {error}") from error
         self.queries = 0
         self.failed_answers = 0
         return Turn(self.quest.question.text, system=_SYSTEM)
@@ -216,11 +224,12 @@ class SqlAnalyst(ToolEnv):
         )
         names = draw_names(TRADES[trade], np.random.default_rng(names_seed))
 
-        def draw() -> SqlQuestion:
-            return draw_question(TRADES[trade], names, config.difficulty, self.np_random)
-
         for _ in range(_MOST_QUESTIONS):
-            question = draw_in_split(config.split, draw, lambda question: question.text)
+            question = draw_in_split(
+                config.split,
+                lambda: draw_question(TRADES[trade], names, config.difficulty, self.np_random),
+                lambda question: question.text,
+            )
             with suppress(TooManySteps):
                 quest = self._solve(question, databases)
                 # It cannot be guessed: neither result is trivial, and they differ.
@@ -231,13 +240,6 @@ class SqlAnalyst(ToolEnv):
             f"none of {_MOST_QUESTIONS} questions can be asked: max_steps_per_query={config.max_steps_per_query} is "
             f"too small for {config.difficulty} questions; increase it"
         )
-
-    def _read(self, task: SqlAnalystTask) -> _Quest:
-        question = SqlQuestion(task.question, task.query, task.is_ordered)
-        try:
-            return self._solve(question, tuple(map(run_script, task.databases)))
-        except ToolError as error:
-            raise TaskError(f"the query of the task {task.question!r:.80} does not run: {error}") from error
 
     def _solve(self, question: SqlQuestion, databases: tuple[bytes, ...]) -> _Quest:
         found = [self._run(image, question.query, _MOST_EXPECTED_ROWS) for image in databases]

@@ -7,7 +7,7 @@ names of tables and columns are drawn anew for each database, so that they have 
 import functools
 import itertools
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
@@ -77,13 +77,6 @@ CREATE TABLE {line} (
 """
 
 
-def make_image(fill: Callable[[sqlite3.Connection], object]) -> bytes:
-    """Return a database that a function fills."""
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        fill(connection)
-        return connection.serialize()
-
-
 @functools.lru_cache(maxsize=64)
 def run_script(script: str) -> bytes:
     """Return the database that a script makes. It may neither read nor write files, and has to end.
@@ -92,18 +85,16 @@ def run_script(script: str) -> bytes:
         TaskError: If it does not run, opens a file, or takes too many steps.
     """
     checks = itertools.count()
-
-    def fill(connection: sqlite3.Connection) -> None:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
-        connection.set_authorizer(
-            lambda action, _a, _b, _c, _d: sqlite3.SQLITE_DENY if action in _FILES else sqlite3.SQLITE_OK
-        )
-        connection.set_progress_handler(lambda: next(checks) >= _MOST_SCRIPT_CHECKS, _STEPS_BETWEEN_CHECKS)
-        connection.executescript(script)
-        connection.set_authorizer(None)
-
     try:
-        return make_image(fill)
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+            connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+            connection.set_authorizer(
+                lambda action, _a, _b, _c, _d: sqlite3.SQLITE_DENY if action in _FILES else sqlite3.SQLITE_OK
+            )
+            connection.set_progress_handler(lambda: next(checks) >= _MOST_SCRIPT_CHECKS, _STEPS_BETWEEN_CHECKS)
+            connection.executescript(script)
+            connection.set_authorizer(None)
+            return connection.serialize()
     except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
         raise TaskError(f"the script of a database does not run: {error} (it begins {script!r:.80})") from error
 
@@ -192,16 +183,13 @@ def make_database(trade_index: int, names_seed: int, rows_seed: int, events: int
     """Return a database of a trade. Databases with the same `names_seed` differ only in their rows."""
     trade = TRADES[trade_index]
     names = draw_names(trade, np.random.default_rng(names_seed))
-    rows = _draw_rows(trade, events, np.random.default_rng(rows_seed))
-
-    def fill(connection: sqlite3.Connection) -> None:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.executescript(f"BEGIN;{_SCHEMA.format_map(names)}")
-        for role, lines in rows.items():
+        for role, lines in _draw_rows(trade, events, np.random.default_rng(rows_seed)).items():
             marks = ", ".join("?" * len(lines[0]))
             connection.executemany(f"INSERT INTO {names[role]} VALUES ({marks})", lines)
         connection.execute("COMMIT")
-
-    return make_image(fill)
+        return connection.serialize()
 
 
 def day(index: int) -> str:

@@ -18,18 +18,7 @@ from .._trust import NeedsTrust
 _CODE = re.compile(r"\x1b\[([1-9][0-9;]*)m")
 _COLORED = re.compile(_CODE.pattern + r"([^\x1b]*)\x1b\[0?m")
 _ANY_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_COLORS = (
-    "gray",
-    "red",
-    "green",
-    "yellow",
-    "blue",
-    "magenta",
-    "cyan",
-    "white",
-    "crimson",
-    "default",
-)  # codes 30 to 39
+_COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson", "default")  # codes 30 to 39
 _AROUND_A_WORD = " \t\r\n.,:;!?*\"'`()[]"
 _OWN_OPTIONS = ("id", "render_mode", "disable_env_checker")
 

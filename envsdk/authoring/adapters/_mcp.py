@@ -97,7 +97,13 @@ class MCPServer:
         self.name = server if isinstance(server, str) else " ".join(server)
         self._arguments = (server, timeout_s, env, cwd)
         self._timeout_s = timeout_s
-        self._mcp = _package()
+        try:
+            self._mcp: Any = importlib.import_module("mcp")
+            _ = self._mcp.Client
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                "MCPServer needs the package mcp, version 2.3 or newer: pip install 'envsdk[mcp]'"
+            ) from error
         self._shared = _SharedConnection()
         self._is_user = False
 
@@ -109,8 +115,13 @@ class MCPServer:
             ConfigError: If two tools would have the same name.
         """
         connection = self._connected()
+        listed: list[Any] = []
         try:
-            listed = connection.portal.call(_list_tools, connection.client)
+            page = connection.portal.call(connection.client.list_tools)
+            listed += page.tools
+            while page.next_cursor is not None:
+                page = connection.portal.call(partial(connection.client.list_tools, cursor=page.next_cursor))
+                listed += page.tools
         except Exception as error:  # the client may raise anything
             self._end(connection)
             raise self._failed("does not list its tools", error) from error
@@ -187,29 +198,27 @@ class MCPServer:
         return connection if connection is not None and connection.process == os.getpid() else None
 
     def _connected(self) -> _Connection:
-        with self._shared.lock:
-            connection = self._shared.connection = self._current() or self._connect()
+        """Return the connection, which is opened if there is none."""
+        anyio: Any = importlib.import_module("anyio.from_thread")
+        with self._shared.lock, ExitStack() as stack:
+            connection = self._current()
+            if connection is None:
+                try:
+                    portal = stack.enter_context(anyio.start_blocking_portal(name="envsdk-mcp"))
+                    server, _, env, cwd = self._arguments
+                    if not isinstance(server, str):
+                        command, *args = server
+                        variables = env and {**env}
+                        server = self._mcp.StdioServerParameters(command=command, args=args, env=variables, cwd=cwd)
+                    opened = self._mcp.Client(server, read_timeout_seconds=self._timeout_s)
+                    client = stack.enter_context(portal.wrap_async_context_manager(_within(opened, self._timeout_s)))
+                except Exception as error:  # a missing command, no listener, ...
+                    raise self._failed("cannot be reached", error) from error
+                end = weakref.finalize(self._shared, _close, stack.pop_all(), os.getpid())  # at the latest at exit
+                connection = self._shared.connection = _Connection(client, portal, end, os.getpid())
             self._shared.users += not self._is_user
             self._is_user = True
             return connection
-
-    def _connect(self) -> _Connection:
-        anyio: Any = importlib.import_module("anyio.from_thread")
-        with ExitStack() as stack:
-            try:
-                portal = stack.enter_context(anyio.start_blocking_portal(name="envsdk-mcp"))
-                server, _, env, cwd = self._arguments
-                if not isinstance(server, str):
-                    variables = env and {**env}
-                    server = self._mcp.StdioServerParameters(
-                        command=server[0], args=[*server[1:]], env=variables, cwd=cwd
-                    )
-                opened = self._mcp.Client(server, read_timeout_seconds=self._timeout_s)
-                client = stack.enter_context(portal.wrap_async_context_manager(_within(opened, self._timeout_s)))
-            except Exception as error:  # a missing command, no listener, ...
-                raise self._failed("cannot be reached", error) from error
-            end = weakref.finalize(self._shared, _close, stack.pop_all(), os.getpid())  # at the latest at exit
-            return _Connection(client, portal, end, os.getpid())
 
     def _end(self, connection: _Connection) -> None:
         with self._shared.lock:
@@ -229,15 +238,6 @@ def _close(stack: ExitStack, process: int) -> None:
             stack.close()
 
 
-def _package() -> Any:
-    try:
-        package: Any = importlib.import_module("mcp")
-        _ = package.Client
-    except (ImportError, AttributeError) as error:
-        raise ConfigError("MCPServer needs the package mcp, version 2.3 or newer: pip install 'envsdk[mcp]'") from error
-    return package
-
-
 @contextlib.asynccontextmanager
 async def _within(client: Any, timeout_s: float) -> AsyncGenerator[Any]:
     """Connect a client within a time limit."""
@@ -245,15 +245,6 @@ async def _within(client: Any, timeout_s: float) -> AsyncGenerator[Any]:
         async with asyncio.timeout(timeout_s):
             await stack.enter_async_context(client)
         yield client
-
-
-async def _list_tools(client: Any) -> list[Any]:
-    page = await client.list_tools()
-    tools = list(page.tools)
-    while page.next_cursor is not None:
-        page = await client.list_tools(cursor=page.next_cursor)
-        tools += page.tools
-    return tools
 
 
 def _text_of(result: Any) -> str:

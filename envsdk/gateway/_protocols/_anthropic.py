@@ -15,28 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any
-
-from anthropic.types import (
-    Message as AnthropicMessage,
-)
-from anthropic.types import (
-    MessageTokensCount,
-    ModelInfo,
-    RawContentBlockDeltaEvent,
-    RawContentBlockStartEvent,
-    RawContentBlockStopEvent,
-    RawMessageDeltaEvent,
-    RawMessageStartEvent,
-    RawMessageStopEvent,
-)
+from typing import Any, ClassVar
 
 from ...errors import RequestError
 from ...images import Image
 from ...messages import ImagePart, Message, ToolCall, ToolSchema
 from .._requests import INVALID_JSON, ModelReply, ModelRequest, ReceivedMessage
 from ._fields import Fields, check_unique, content_of, not_of_kind, read_image, refused, tool_schema, valid
-from ._memory import SessionMemory, StoredConversation
+from ._memory import SessionMemory, StoredResponse
 from ._wire import (
     LARGEST,
     SIGNED,
@@ -48,8 +34,6 @@ from ._wire import (
     pieces,
     signed,
     split_system,
-    typed_event,
-    validated,
 )
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -65,21 +49,26 @@ _ERRORS = {
     529: "overloaded_error",
 }
 _TOO_LONG = "prompt is too long"  # agents recognize these words and compact
+_NO_GRAMMAR = "replies cannot be constrained here: describe the form in the prompt"
 _MESSAGE = "msg_"
 _THREAD_NOT_FOUND = "thread_not_found"  # at this code, the package sends the whole conversation again
 
 
 @dataclass(frozen=True, slots=True)
 class AnthropicRequest(ModelRequest):
-    """A request, and the stored conversation of its thread; None if it has none."""
+    """A request, and the messages of its thread, with the system message; None if it has none."""
 
-    thread: StoredConversation | None = None
+    thread: Sequence[ReceivedMessage] | None = None
 
 
 class Anthropic(WireFormat):
     """Anthropic Messages."""
 
     name = "anthropic"
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "output_format": _NO_GRAMMAR,
+        "mcp_servers": "MCP servers are not supported: give the tools of the server as `tools`",
+    }
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
@@ -95,49 +84,47 @@ class Anthropic(WireFormat):
         """Return the request whose tokens are to be counted; `max_tokens` is not required."""
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "messages")
-        _check_unsupported(fields)
+        config = fields.object("output_config")
+        if config is not None and config.get("format") is not None:
+            raise refused("output_config.format", _NO_GRAMMAR)
+        if fields.get("compaction") is not None:
+            raise refused("compaction", "the gateway does not summarize: ask for a summary in the prompt")
+        _shown_thinking(fields)
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
         values, read = memory.read(self.name, "messages", given, _received)
         named, previous = _continued(fields, memory)
-        tools = self._read_tools(fields, memory) if previous is None else previous.tools
+        tools = self._read_tools(fields, memory, _tool) if previous is None else previous.tools
         system_blocks = [] if fields.get("system") is None else _blocks_of(fields, "system")
         texts = [_text_of(block, "system") for block in system_blocks]
         opening = [ReceivedMessage(Message(role="system", content=text)) for text in texts]
-        conversation = StoredConversation([*opening, *chain.from_iterable(read)], previous, tools)
-        system, messages = split_system(conversation.messages())
+        before: Sequence[ReceivedMessage] = () if previous is None else previous.messages
+        conversation = [*before, *opening, *chain.from_iterable(read)]
+        system, messages = split_system(conversation)
         sampling = {
             "temperature": fields.number("temperature", 0, 1),
             "top_p": fields.number("top_p", 0, 1, above_low=True),
             "top_k": fields.integer("top_k", 0, LARGEST),
         }
         return AnthropicRequest(
-            **self._request(
-                Fields({**fields.value, "messages": values}),
-                headers,
-                messages=messages,
-                system=system,
-                tools=tools,
-                tool_choice=_choice(fields.object("tool_choice")),
-                max_tokens=fields.integer("max_tokens", 1, LARGEST),
-                stop=fields.stops("stop_sequences"),
-                sampling={name: value for name, value in sampling.items() if value is not None},
-                previous=None if named is None else named.removeprefix(_MESSAGE),
-            ),
+            messages=messages,
+            system=system,
+            max_tokens=fields.integer("max_tokens", 1, LARGEST),
+            stop=fields.stops("stop_sequences"),
+            sampling={name: value for name, value in sampling.items() if value is not None},
+            previous=None if named is None else named.removeprefix(_MESSAGE),
             thread=None if fields.object("thread") is None else conversation,
+            **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools),
         )
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
         """Return the body of a response that is not streamed; see `WireFormat.write`."""
         [reply] = replies
         end, usage = _end(reply)
-        written = {**_begun(body, reply), "content": _written(body, reply), **end, "usage": usage}
-        return validated(AnthropicMessage, written)
+        return {**_begun(body, reply), "content": _written(body, reply), **end, "usage": usage}
 
-    def stream(
-        self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
-    ) -> ReplyStream:
+    def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
         """Return a writer of the events of a reply while it is sampled; see `WireFormat.stream`."""
         return _AnthropicStream(body)
 
@@ -150,10 +137,8 @@ class Anthropic(WireFormat):
         [reply] = replies
         value = {"role": "assistant", "content": _written(request.body, reply)}
         [read] = _received(value, 0)
-        received = ReceivedMessage(read.message, value, reply.id)
-        thread = request.thread
-        kept = StoredConversation([*thread.received, received], thread.previous, thread.tools)
-        memory.responses.add(_MESSAGE + reply.id, kept)
+        messages = [*request.thread, ReceivedMessage(read.message, value, reply.id)]
+        memory.keep(_MESSAGE + reply.id, StoredResponse(messages, request.tools))
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Return the body of a response with an error."""
@@ -163,34 +148,17 @@ class Anthropic(WireFormat):
         details = {"details": {"error_code": error.code}} if error.code == _THREAD_NOT_FOUND else {}
         return {"type": "error", "error": {"type": type_, "message": text, **details}}
 
-    def error_event(self, error: RequestError) -> bytes:
-        """Return the event that ends a stream which has begun, with an error."""
-        return event_bytes(self.error(error), "error")
-
-    def models(self, names: Sequence[str], created: int) -> dict[str, Any]:
+    def models(self, name: str, created: int) -> dict[str, Any]:
         """Return the body of the list of models."""
-        shared = {"type": "model", "created_at": datetime.fromtimestamp(created, UTC), "lifecycle": "active"}
-        models = [validated(ModelInfo, {"id": name, "display_name": name, **shared}) for name in names]
-        ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-        return {"data": models, "has_more": False, **ends}
-
-    def count(self, tokens: int) -> dict[str, Any]:
-        """Return the body of a response to `count_tokens`."""
-        return validated(MessageTokensCount, {"input_tokens": tokens})
-
-    def _tool(self, value: Any, index: int) -> ToolSchema:
-        tool = Fields(value, f"tools[{index}]")
-        if tool.text("type") not in (None, "custom"):
-            raise refused(tool.name("type"), f"{tool.text('type')!r:.60} is not supported: give your own tool")
-        if tool.get("input_schema") is None:
-            raise refused(tool.name("input_schema"), "it is required")
-        return tool_schema(tool, "input_schema")
+        since = datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        model = {"id": name, "display_name": name, "type": "model", "created_at": since, "lifecycle": "active"}
+        return {"data": [model], "has_more": False, "first_id": name, "last_id": name}
 
 
 # Requests.
 
 
-def _continued(fields: Fields, memory: SessionMemory) -> tuple[str | None, StoredConversation | None]:
+def _continued(fields: Fields, memory: SessionMemory) -> tuple[str | None, StoredResponse | None]:
     """Return the id of the reply from which a request continues its thread, and the conversation up to it."""
     thread = fields.object("thread")
     if thread is None:
@@ -199,7 +167,7 @@ def _continued(fields: Fields, memory: SessionMemory) -> tuple[str | None, Store
     if thread.one_of("type", ("create", "continue")) == "create":
         return None, None
     named = thread.required_text("previous_message_id")
-    conversation = memory.responses.conversation(named)
+    conversation = memory.response(named)
     if conversation is None:
         reason = "it belongs to another session, or was forgotten; create a thread with the whole conversation"
         field = thread.name("previous_message_id")
@@ -208,19 +176,6 @@ def _continued(fields: Fields, memory: SessionMemory) -> tuple[str | None, Store
         if fields.get(key):
             raise refused(key, "a thread keeps its original value: leave the field out, or create a thread")
     return named, conversation
-
-
-def _check_unsupported(fields: Fields) -> None:
-    """Refuse constraints that cannot be enforced on a reply, and features of Anthropic's servers."""
-    config = fields.object("output_config")
-    if (config is not None and config.get("format") is not None) or fields.get("output_format") is not None:
-        field = "output_format" if fields.get("output_format") is not None else "output_config.format"
-        raise refused(field, "replies cannot be constrained here: describe the form in the prompt")
-    if fields.get("compaction") is not None:
-        raise refused("compaction", "the gateway does not summarize: ask for a summary in the prompt")
-    if fields.items("mcp_servers"):
-        raise refused("mcp_servers", "MCP servers are not supported: give the tools of the server as `tools`")
-    _shown_thinking(fields)
 
 
 def _shown_thinking(fields: Fields) -> str:
@@ -233,14 +188,26 @@ def _shown_thinking(fields: Fields) -> str:
     return "omitted" if thinking.text("display") == "omitted" else "shown"
 
 
-def _choice(choice: Fields | None) -> str | dict[str, str]:
+def _choice(fields: Fields) -> str | dict[str, str]:
+    """Return the choice of a tool that has to be called."""
+    choice = fields.object("tool_choice")
     if choice is None:
         return "auto"
-    choice.boolean("disable_parallel_tool_use")
+    choice.get("disable_parallel_tool_use", bool)
     kind = choice.one_of("type", (*_CHOICES, "tool"))
     if kind is None:
         raise refused(choice.name("type"), "it is required")
     return {"name": choice.required_text("name")} if kind == "tool" else _CHOICES[kind]
+
+
+def _tool(value: Any, index: int) -> ToolSchema:
+    """Return a tool in the OpenAI form."""
+    tool = Fields(value, f"tools[{index}]")
+    if tool.text("type") not in (None, "custom"):
+        raise refused(tool.name("type"), f"{tool.text('type')!r:.60} is not supported: give your own tool")
+    if tool.get("input_schema") is None:
+        raise refused(tool.name("input_schema"), "it is required")
+    return tool_schema(tool, "input_schema")
 
 
 def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
@@ -275,7 +242,7 @@ def _user(fields: Fields) -> list[Message]:
             messages.append(valid(Message, fields.path, role="user", content=content_of(parts)))
             parts = []
         if block is not None:
-            block.boolean("is_error")
+            block.get("is_error", bool)
             call = block.required_text("tool_use_id")
             given = [] if block.get("content") is None else _blocks_of(block, "content")
             content = content_of([_part_of(part, "results of tools") for part in given])
@@ -374,22 +341,21 @@ class _AnthropicStream(ReplyStream):
     """
 
     def __init__(self, body: Any) -> None:
-        super().__init__()
         self._body = body
         self._shown = _shown_thinking(Fields(body))
         self._blocks: int = 0
 
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
         self._signature = SIGNED + begun.id
-        yield typed_event(RawMessageStartEvent, message=_begun(self._body, begun))
-        yield event_bytes({"type": "ping"}, "ping")
+        yield self._event("message_start", message=_begun(self._body, begun))
+        yield self._event("ping")
 
     def _switch(self, closed: Kind | None, opened: Kind | None, reply: ModelReply | None) -> Iterator[bytes]:
         is_shown = self._shown != "disabled"
         if closed == "reasoning" and is_shown:
-            yield self._in_block({"type": "signature_delta", "signature": self._signature})
+            yield self._delta_event("signature_delta", signature=self._signature)
         if closed == "content" or (closed == "reasoning" and is_shown):
-            yield self._in_block(None)
+            yield self._event("content_block_stop", index=self._blocks - 1)
         if opened == "content":
             yield self._block({"type": "text", "text": ""})
         elif opened == "reasoning" and is_shown:
@@ -397,30 +363,31 @@ class _AnthropicStream(ReplyStream):
 
     def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
         if kind == "content":
-            yield self._in_block({"type": "text_delta", "text": text})
+            yield self._delta_event("text_delta", text=text)
         elif self._shown == "shown":
-            yield self._in_block({"type": "thinking_delta", "thinking": text})
+            yield self._delta_event("thinking_delta", thinking=text)
 
-    def _finish(self, reply: ModelReply) -> Iterator[bytes]:
+    def _finish(self, reply: ModelReply, is_last: bool) -> Iterator[bytes]:
         for block in _written(self._body, reply)[self._blocks :]:
             yield self._block({**block, "input": {}})
             for piece in pieces(compact(block["input"])):
-                yield self._in_block({"type": "input_json_delta", "partial_json": piece})
-            yield self._in_block(None)
+                yield self._delta_event("input_json_delta", partial_json=piece)
+            yield self._event("content_block_stop", index=self._blocks - 1)
         end, usage = _end(reply)
-        yield typed_event(RawMessageDeltaEvent, delta=end, usage=usage)
-        yield typed_event(RawMessageStopEvent)
+        yield self._event("message_delta", delta=end, usage=usage)
+        yield self._event("message_stop")
 
     def _block(self, block: dict[str, Any]) -> bytes:
         """Return the event that begins a block."""
         self._blocks += 1
-        return typed_event(RawContentBlockStartEvent, index=self._blocks - 1, content_block=block)
+        return self._event("content_block_start", index=self._blocks - 1, content_block=block)
 
-    def _in_block(self, delta: dict[str, Any] | None) -> bytes:
-        """Return the event of a part of the block; None ends it."""
-        if delta is None:
-            return typed_event(RawContentBlockStopEvent, index=self._blocks - 1)
-        return typed_event(RawContentBlockDeltaEvent, index=self._blocks - 1, delta=delta)
+    def _delta_event(self, type: str, /, **part: str) -> bytes:
+        """Return the event of a part of the last block."""
+        return self._event("content_block_delta", index=self._blocks - 1, delta={"type": type, **part})
+
+    def _event(self, type: str, /, **fields: Any) -> bytes:
+        return event_bytes({"type": type, **fields}, type)
 
 
 def _begun(body: Any, reply: ModelReply) -> dict[str, Any]:

@@ -4,32 +4,18 @@ Reasoning is in `reasoning_content`, the field that most clients read; in reques
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from typing import Any, ClassVar
 
 from ...errors import RequestError
 from ...messages import Message, ToolCall, read_arguments
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
 from ._fields import Fields, check_unique, not_of_kind, refused, valid
 from ._memory import SessionMemory
-from ._openai_format import NO_GRAMMAR, OpenAIFormat, check_supported, read_sampling, token_logprobs
-from ._wire import LARGEST, Kind, ReplyStream, compact, event_bytes, pieces, split_system, validated
+from ._openai_format import NO_GRAMMAR, OpenAIFormat, read_sampling
+from ._wire import LARGEST, Kind, ReplyStream, compact, event_bytes, pieces, split_system, token_logprobs
 
 _MAX_REPLIES = 128
 _PARTS = {"text": "text", "refusal": "refusal"}
-_UNSUPPORTED = {
-    "functions": "give functions as `tools`",
-    "function_call": "give functions as `tools`, and choose one by `tool_choice`",
-    "logit_bias": "it is not supported: leave it out",
-    "audio": "only text is supported",
-    "web_search_options": "web search is not supported: give a tool for it",
-    "guided_json": NO_GRAMMAR,
-    "guided_regex": NO_GRAMMAR,
-    "guided_choice": NO_GRAMMAR,
-    "guided_grammar": NO_GRAMMAR,
-    "structured_outputs": NO_GRAMMAR,
-}
 
 
 class Chat(OpenAIFormat):
@@ -37,12 +23,23 @@ class Chat(OpenAIFormat):
 
     name = "chat"
     function_field = "function"
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "functions": "give functions as `tools`",
+        "function_call": "give functions as `tools`, and choose one by `tool_choice`",
+        "logit_bias": "it is not supported: leave it out",
+        "audio": "only text is supported",
+        "web_search_options": "web search is not supported: give a tool for it",
+        "guided_json": NO_GRAMMAR,
+        "guided_regex": NO_GRAMMAR,
+        "guided_choice": NO_GRAMMAR,
+        "guided_grammar": NO_GRAMMAR,
+        "structured_outputs": NO_GRAMMAR,
+    }
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "messages")
-        check_supported(fields, _UNSUPPORTED)
         format_ = fields.object("response_format")
         if format_ is not None and format_.text("type") != "text":
             raise refused("response_format", f"{format_.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
@@ -50,8 +47,7 @@ class Chat(OpenAIFormat):
             raise refused("modalities", "only text is supported")
         options = fields.object("stream_options")
         if options is not None:
-            options.boolean("include_usage")
-        fields.boolean("parallel_tool_calls")
+            options.get("include_usage", bool)
         given = fields.items("messages")
         if not given:
             raise refused("messages", "it is required: give at least one message")
@@ -61,20 +57,16 @@ class Chat(OpenAIFormat):
         limits = [limit for limit in limits if limit is not None]
         if len(set(limits)) > 1:
             raise refused("max_tokens", "it differs from max_completion_tokens: give only one of them")
+        tools = self._read_tools(fields, memory, self._tool)
         return ModelRequest(
-            **self._request(
-                Fields({**fields.value, "messages": values}),
-                headers,
-                messages=messages,
-                system=system,
-                tools=self._read_tools(fields, memory),
-                tool_choice=self._choice(fields),
-                max_tokens=limits[0] if limits else None,
-                stop=fields.stops("stop"),
-                sampling=read_sampling(fields),
-                n=fields.integer("n", 1, _MAX_REPLIES) or 1,
-                logprobs=fields.boolean("logprobs") or False,
-            )
+            messages=messages,
+            system=system,
+            max_tokens=limits[0] if limits else None,
+            stop=fields.stops("stop"),
+            sampling=read_sampling(fields),
+            n=fields.integer("n", 1, _MAX_REPLIES) or 1,
+            logprobs=fields.get("logprobs", bool) or False,
+            **self._shared({**fields.value, "messages": values}, headers, self._choice(fields), tools),
         )
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
@@ -96,30 +88,18 @@ class Chat(OpenAIFormat):
                     for call in calls
                 ]
             choices.append({"index": index, "message": written, **_end(request, reply)})
-        completion = {
+        return {
             "id": f"chatcmpl-{replies[0].id}",
             "object": "chat.completion",
             "created": created,
             "model": body["model"],
             "choices": choices,
-            "usage": _usage(replies),
+            "usage": _usage(replies[0].prompt_tokens, sum(len(reply.tokens) for reply in replies)),
         }
-        return validated(ChatCompletion, completion)
 
-    def stream(
-        self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
-    ) -> ReplyStream:
-        """Return a writer of the events of a reply while it is sampled; see `WireFormat.stream`."""
-        return _ChatStream(request, body, created, index, id)
-
-    def last_events(
-        self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int
-    ) -> Iterator[bytes]:
-        """Yield the events after all replies; see `WireFormat.last_events`."""
-        options = Fields(body).object("stream_options")
-        if options is not None and options.get("include_usage"):
-            yield _chunk(replies[0].id, body, created, choices=[], usage=_usage(replies))
-        yield event_bytes("[DONE]")
+    def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
+        """Return a writer of the events of a response while its replies are sampled; see `WireFormat.stream`."""
+        return _ChatStream(request, body, created)
 
     def error_event(self, error: RequestError) -> bytes:
         """Return the event that ends a stream which has begun, with an error."""
@@ -129,58 +109,54 @@ class Chat(OpenAIFormat):
 def _received(value: Any, index: int) -> ReceivedMessage:
     """Read a value of `messages` as a message."""
     fields = Fields(value, f"messages[{index}]")
-    role, read, image = fields.text("role"), dict[str, Any](), None
-    if role == "assistant":
-        read = _calls_and_reasoning(fields)
-    elif role == "tool":
-        read, image = {"tool_call_id": fields.required_text("tool_call_id")}, "image_url"
-    elif role in ("system", "developer", "user"):
-        image = "image_url" if role == "user" else None
-    else:
+    role, read = fields.text("role"), {"name": fields.text("name")}
+    if role not in ("system", "developer", "user", "assistant", "tool"):
         roles = "'system', 'developer', 'user', 'assistant' or 'tool'"
         raise refused(fields.name("role"), f"got {role!r:.40}; expected {roles}")
+    calls: list[ToolCall] = []
+    if role == "tool":
+        read["tool_call_id"] = fields.required_text("tool_call_id")
+    elif role == "assistant":
+        if fields.get("function_call") is not None:
+            raise refused(fields.name("function_call"), "give calls as `tool_calls`")
+        calls = [
+            _call(Fields(call, f"{fields.name('tool_calls')}[{i}]"))
+            for i, call in enumerate(fields.items("tool_calls"))
+        ]
+        check_unique([call.id for call in calls], fields.name("tool_calls"))
+        reasoning = fields.text("reasoning_content")
+        read["reasoning"] = fields.text("reasoning") if reasoning is None else reasoning
+    image = "image_url" if role in ("user", "tool") else None
     is_missing = fields.get("content") is None and role in ("assistant", "tool")
     content = "" if is_missing else fields.content("content", _PARTS, image)
     if role == "assistant" and content == "":
         content = fields.text("refusal") or ""
-    read = {"content": content, "name": fields.text("name"), **read}
-    return ReceivedMessage(valid(Message, fields.path, role=role, **read), value)
+    return ReceivedMessage(valid(Message, fields.path, role=role, content=content, tool_calls=calls, **read), value)
 
 
-def _calls_and_reasoning(fields: Fields) -> dict[str, Any]:
-    """Return the fields of an assistant message other than its content."""
-    if fields.get("function_call") is not None:
-        raise refused(fields.name("function_call"), "give calls as `tool_calls`")
-    calls: list[ToolCall] = []
-    for i, value in enumerate(fields.items("tool_calls")):
-        call = Fields(value, f"{fields.name('tool_calls')}[{i}]")
-        if call.get("type") not in (None, "function"):
-            raise refused(call.name("type"), "only 'function' is supported")
-        function = Fields(call.get("function"), call.name("function"))
-        arguments = function.get("arguments")
-        if not isinstance(arguments, (str, dict)):
-            raise not_of_kind(function.name("arguments"), "a string", arguments)
-        name, call_id = function.required_text("name"), call.required_text("id")
-        calls.append(valid(ToolCall, call.path, id=call_id, name=name, arguments=read_arguments(arguments)))
-    check_unique([call.id for call in calls], fields.name("tool_calls"))
-    reasoning = fields.text("reasoning_content")
-    return {"reasoning": fields.text("reasoning") if reasoning is None else reasoning, "tool_calls": calls}
+def _call(call: Fields) -> ToolCall:
+    if call.get("type") not in (None, "function"):
+        raise refused(call.name("type"), "only 'function' is supported")
+    function = Fields(call.get("function"), call.name("function"))
+    arguments = function.get("arguments")
+    if not isinstance(arguments, (str, dict)):
+        raise not_of_kind(function.name("arguments"), "a string", arguments)
+    name, call_id = function.required_text("name"), call.required_text("id")
+    return valid(ToolCall, call.path, id=call_id, name=name, arguments=read_arguments(arguments))
 
 
 class _ChatStream(ReplyStream):
-    """The chunks of one reply: the role, reasoning, content and calls, in any order, then its end.
+    """The chunks of each reply: the role, reasoning, content and calls, in any order, then its end.
 
     Args: See `WireFormat.stream`.
     """
 
-    def __init__(self, request: ModelRequest, body: Any, created: int, index: int, id: str | None) -> None:
-        super().__init__()
+    def __init__(self, request: ModelRequest, body: Any, created: int) -> None:
         self._request, self._body, self._created = request, body, created
-        self._index, self._id = index, id
-        self._calls: int = 0
+        self._id, self._index, self._calls, self._sampled = "", -1, 0, 0
 
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
-        self._id = self._id or begun.id
+        self._id, self._index, self._calls = self._id or begun.id, self._index + 1, 0
         yield self._chunk({"role": "assistant", "content": ""})
 
     def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
@@ -193,19 +169,24 @@ class _ChatStream(ReplyStream):
         for piece in pieces(compact(call.arguments)):
             yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
 
-    def _finish(self, reply: ModelReply) -> Iterator[bytes]:
+    def _finish(self, reply: ModelReply, is_last: bool) -> Iterator[bytes]:
         for index, call in enumerate(reply.message.tool_calls[self._calls :], start=self._calls):
             yield from self._call(index, call)
         yield self._chunk({}, **_end(self._request, reply))
+        self._sampled += len(reply.tokens)
+        if is_last:
+            options = Fields(self._body).object("stream_options")
+            if options is not None and options.get("include_usage"):
+                yield self._chunk(None, usage=_usage(reply.prompt_tokens, self._sampled))
+            yield event_bytes("[DONE]")
 
-    def _chunk(self, delta: dict[str, Any], **end: Any) -> bytes:
+    def _chunk(self, delta: dict[str, Any] | None, usage: Any = None, **end: Any) -> bytes:
+        """Return a chunk with a part of the reply, or with the usage of all replies."""
+        chunk = {"id": f"chatcmpl-{self._id}", "object": "chat.completion.chunk", "created": self._created}
+        if delta is None:
+            return event_bytes({**chunk, "model": self._body["model"], "choices": [], "usage": usage})
         choice = {"index": self._index, "delta": delta, "finish_reason": None, **end}
-        return _chunk(self._id, self._body, self._created, choices=[choice])
-
-
-def _chunk(id: str | None, body: Any, created: int, **fields: Any) -> bytes:
-    shared = {"id": f"chatcmpl-{id}", "object": "chat.completion.chunk", "created": created, "model": body["model"]}
-    return event_bytes(validated(ChatCompletionChunk, {**shared, **fields}))
+        return event_bytes({**chunk, "model": self._body["model"], "choices": [choice]})
 
 
 def _end(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
@@ -215,7 +196,6 @@ def _end(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
     return {"finish_reason": reply.finish_reason, "logprobs": logprobs}
 
 
-def _usage(replies: Sequence[ModelReply]) -> dict[str, int]:
+def _usage(prompt: int, sampled: int) -> dict[str, int]:
     """Return the numbers of tokens. As with n > 1 everywhere, the prompt counts once."""
-    prompt, sampled = replies[0].prompt_tokens, sum(len(reply.tokens) for reply in replies)
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

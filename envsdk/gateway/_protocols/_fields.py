@@ -1,8 +1,7 @@
 """Read the fields of a request, which may have any value: a field of a wrong type raises an error that names it."""
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar, cast
@@ -27,10 +26,10 @@ Content: TypeAlias = "str | list[dict[str, str] | ImagePart]"
 """The content of a message, as `Message` takes it."""
 
 _MAX_STOPS = 64
-_KINDS: dict[type, str] = {
+_KINDS: dict[Any, str] = {
     type(None): "null",
     bool: "a boolean",
-    int: "a number",
+    int: "an integer",
     float: "a number",
     str: "a string",
     list: "a list",
@@ -44,12 +43,7 @@ def refused(field: str, reason: str) -> RequestError:
 
 def not_of_kind(field: str, expected: str, given: Any) -> RequestError:
     """Return the error for a field whose value is not of the expected kind, without the value itself."""
-    return refused(field, f"expected {expected}, got {kind_of(given)}")
-
-
-def kind_of(value: Any) -> str:
-    """Return the kind of a JSON value, in words."""
-    return next((name for kind, name in _KINDS.items() if type(value) is kind), "an object")
+    return refused(field, f"expected {expected}, got {_KINDS.get(type(given), 'an object')}")
 
 
 def json_bytes(value: Any, field: str) -> bytes:
@@ -90,13 +84,16 @@ class Fields:
         """Return a field's place in the request."""
         return f"{self.path}.{key}" if self.path else key
 
-    def get(self, key: str) -> Any:
-        """Return a field's value unchecked."""
-        return self.value.get(key)
+    def get(self, key: str, *kinds: type) -> Any:
+        """Return a value of one of these types, or of any type if none is given."""
+        value = self.value.get(key)
+        if value is not None and kinds and type(value) not in kinds:
+            raise not_of_kind(self.name(key), _KINDS[kinds[-1]], value)
+        return value
 
     def text(self, key: str) -> str | None:
         """Return a string."""
-        return self._typed(key, str, "a string")
+        return self.get(key, str)
 
     def required_text(self, key: str) -> str:
         """Return a string that is required and must not be empty."""
@@ -105,27 +102,23 @@ class Fields:
             raise refused(self.name(key), "it is required: give a string that is not empty")
         return value
 
-    def boolean(self, key: str) -> bool | None:
-        """Return a boolean."""
-        return self._typed(key, bool, "a boolean")
-
     def integer(self, key: str, low: int, high: int) -> int | None:
         """Return an integer from `low` to `high`."""
-        value = self._typed(key, int, "an integer")
+        value = self.get(key, int)
         if value is not None and not low <= value <= high:
             raise refused(self.name(key), f"expected an integer from {low} to {high}")
         return value
 
     def number(self, key: str, low: float, high: float, above_low: bool = False) -> float | None:
         """Return a number from `low` (or above it, with `above_low`) to `high`."""
-        value = self._typed(key, (int, float), "a number")
+        value = self.get(key, int, float)
         if value is not None and (not low <= value <= high or (above_low and value == low)):
             raise refused(self.name(key), f"expected a number {'above' if above_low else 'from'} {low} to {high}")
         return value
 
     def items(self, key: str) -> "list[Any]":
         """Return a list, empty if it is missing."""
-        return self._typed(key, list, "a list") or []
+        return self.get(key, list) or []
 
     def object(self, key: str) -> "Fields | None":
         """Return an object."""
@@ -188,12 +181,6 @@ class Fields:
             parts.append(text)
         return content_of(parts)
 
-    def _typed(self, key: str, kind: type | tuple[type, ...], expected: str) -> Any:
-        value = self.value.get(key)
-        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
-            raise not_of_kind(self.name(key), expected, value)
-        return value
-
 
 def valid(kind: type[Model], path: str, **fields: Any) -> Model:
     """Return a message or a call with the given fields.
@@ -244,7 +231,7 @@ def check_unique(ids: Sequence[str | None], field: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RequestImages:
-    """The settings for reading the images of one request: `with RequestImages(...).reading():`.
+    """The settings for reading the images of one request.
 
     Attributes:
         check: Called with None before an image is decoded, and with the image then. It raises `RenderError` or
@@ -255,17 +242,9 @@ class RequestImages:
     check: Callable[[Image | None], object] = lambda image: None
     budget: PixelBudget = field(default_factory=PixelBudget)
 
-    @contextmanager
-    def reading(self) -> Generator[None]:
-        """Read the images of messages in this way, in this task and the threads that it starts."""
-        token = _images.set(self)
-        try:
-            yield
-        finally:
-            _images.reset(token)
 
-
-_images: ContextVar[RequestImages | None] = ContextVar("_images", default=None)
+request_images: ContextVar[RequestImages] = ContextVar("request_images")
+"""The settings of the request that is read in this task, or in a thread that it started."""
 
 
 def content_of(parts: "Sequence[str | ImagePart]") -> Content:
@@ -281,7 +260,7 @@ def read_image(fields: Fields, key: str, read: Callable[[str, PixelBudget], Imag
     Raises:
         RequestError: If it cannot be read, or the model does not take it.
     """
-    images, text = _images.get() or RequestImages(), fields.required_text(key)
+    images, text = request_images.get(RequestImages()), fields.required_text(key)
     try:
         images.check(None)
         image = read(text, images.budget)

@@ -3,7 +3,7 @@
 import hashlib
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ...messages import ToolSchema
@@ -17,93 +17,56 @@ _REQUESTS = 16  # requests whose values are remembered: parallel conversations o
 
 
 @dataclass(frozen=True, slots=True)
-class StoredConversation:
-    """A conversation up to a response.
+class StoredResponse:
+    """A response that later requests may name.
 
     Attributes:
-        received: The messages that the request added, then the reply. System messages are among them.
-        previous: The conversation that it continues, or None.
-        tools: Its tools, where the protocol keeps them.
+        messages: The whole conversation, up to and with the reply. System messages are among them.
+        tools: The tools of the conversation, where the protocol keeps them.
+        body: The response, whose `output` has items with an `id`; empty if it cannot be retrieved.
     """
 
-    received: Sequence[ReceivedMessage]
-    previous: "StoredConversation | None" = None
+    messages: Sequence[ReceivedMessage]
     tools: Sequence[ToolSchema] = ()
-
-    def messages(self) -> list[ReceivedMessage]:
-        """Return the whole conversation."""
-        parts: list[Sequence[ReceivedMessage]] = []
-        conversation: StoredConversation | None = self
-        while conversation is not None:
-            parts.append(conversation.received)
-            conversation = conversation.previous
-        return [message for part in reversed(parts) for message in part]
-
-
-class StoredResponses:
-    """The responses that requests may name by `previous_response_id`, with their items and their bodies.
-
-    Args:
-        limit: The maximum number of responses that are kept. The least recently used one is forgotten first.
-    """
-
-    def __init__(self, limit: int = 1024) -> None:
-        self._limit = limit
-        self._responses: OrderedDict[str, tuple[StoredConversation, Mapping[str, Any]]] = OrderedDict()
-        self._response_of: dict[str, str] = {}
-
-    def add(self, id: str, conversation: StoredConversation, response: Mapping[str, Any] | None = None) -> None:
-        """Keep a response.
-
-        Args:
-            id: The response's id.
-            conversation: The conversation, up to and with the response.
-            response: The response, whose `output` has items with an `id`; None if it cannot be retrieved.
-        """
-        self._responses[id] = conversation, response or {}
-        self._response_of.update((item["id"], id) for item in self._items(id))
-        while len(self._responses) > self._limit:
-            self.delete(next(iter(self._responses)))
-
-    def response(self, id: str) -> Mapping[str, Any] | None:
-        """Return a response that may be retrieved; None if it is not known (any more)."""
-        return self._responses[id][1] or None if id in self._responses else None
-
-    def delete(self, id: str) -> None:
-        """Forget a response and its items. Responses that continue it are kept."""
-        for item in self._items(id):
-            del self._response_of[item["id"]]
-        del self._responses[id]
-
-    def _items(self, id: str) -> Sequence[Mapping[str, Any]]:
-        return self._responses[id][1].get("output", ())
-
-    def conversation(self, id: str) -> StoredConversation | None:
-        """Return the conversation up to a response; None if it is not known (any more)."""
-        if id not in self._responses:
-            return None
-        self._responses.move_to_end(id)
-        return self._responses[id][0]
-
-    def item(self, id: str) -> Mapping[str, Any] | None:
-        """Return an item of a response's output by its id; None if it is not known (any more)."""
-        response = self._response_of.get(id)
-        if response is None:
-            return None
-        self._responses.move_to_end(response)
-        return next(item for item in self._items(response) if item["id"] == id)
+    body: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class SessionMemory:
     """The memory of one session between its requests. It is not safe to use from several threads at once.
 
-    Attributes:
-        responses: The responses that requests may name.
+    Args:
+        max_responses: The maximum number of responses that are kept. The least recently used one is forgotten first.
     """
 
-    def __init__(self) -> None:
-        self.responses = StoredResponses()
+    def __init__(self, max_responses: int = 1024) -> None:
+        self._max_responses = max_responses
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._items: dict[str, tuple[str, Mapping[str, Any]]] = {}  # with the id of the response
         self._recent: defaultdict[tuple[str, str], deque[_Known]] = defaultdict(lambda: deque(maxlen=_REQUESTS))
+
+    def keep(self, id: str, response: StoredResponse) -> None:
+        """Keep a response."""
+        self._responses[id] = response
+        self._items.update((item["id"], (id, item)) for item in response.body.get("output", ()))
+        if len(self._responses) > self._max_responses:
+            self.forget(next(iter(self._responses)))
+
+    def forget(self, id: str) -> None:
+        """Forget a response and its items. Responses that continue it are kept."""
+        for item in self._responses.pop(id).body.get("output", ()):
+            del self._items[item["id"]]
+
+    def response(self, id: str) -> StoredResponse | None:
+        """Return a response; None if it is not known (any more)."""
+        if id in self._responses:
+            self._responses.move_to_end(id)
+        return self._responses.get(id)
+
+    def item(self, id: str) -> Mapping[str, Any] | None:
+        """Return an item of a response's output by its id; None if it is not known (any more)."""
+        response_id, item = self._items.get(id, ("", None))
+        self.response(response_id)
+        return item
 
     def read(
         self, protocol: str, key: str, values: Sequence[Any], read: Callable[[Any, int], T]

@@ -1,13 +1,9 @@
-"""The common parts of OpenAI's two protocols: sampling, choices of tools, errors, and log-probabilities."""
+"""The common parts of OpenAI's two protocols: errors, sampling, tools, and choices of tools."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
-
-from openai.types import Model
 
 from ...errors import RequestError
 from ...messages import ToolSchema
-from .._requests import ModelReply
 from ._fields import Fields, not_of_kind, refused, tool_schema
 from ._wire import LARGEST, WireFormat
 
@@ -27,22 +23,25 @@ class OpenAIFormat(WireFormat):
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Return the body of a response with an error."""
-        return {"error": described(error)}
+        type_ = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+        code = None if error.code == type_ else error.code
+        return {"error": {"message": str(error), "type": type_, "param": error.field, "code": code}}
 
-    def models(self, names: Sequence[str], created: int) -> dict[str, Any]:
+    def models(self, name: str, created: int) -> dict[str, Any]:
         """Return the body of the list of models."""
-        models = [Model(id=name, created=created, object="model", owned_by="envsdk") for name in names]
-        return {"object": "list", "data": [model.model_dump(exclude_unset=True) for model in models]}
+        return {
+            "object": "list",
+            "data": [{"id": name, "created": created, "object": "model", "owned_by": "envsdk"}],
+        }
 
     def _tool(self, value: Any, index: int) -> ToolSchema:
         return tool_schema(self._function(Fields(value, f"tools[{index}]")), "parameters")
 
     def _choice(self, fields: Fields) -> str | dict[str, str]:
         """Return the choice of a tool that has to be called."""
+        fields.get("parallel_tool_calls", bool)
         choice = fields.get("tool_choice")
-        if choice is None:
-            return "auto"
-        if isinstance(choice, str):
+        if choice is None or isinstance(choice, str):
             return fields.one_of("tool_choice", ("auto", "none", "required")) or "auto"
         if not isinstance(choice, dict):
             raise not_of_kind("tool_choice", "a string or an object", choice)
@@ -56,19 +55,14 @@ class OpenAIFormat(WireFormat):
         return tool if key is None else Fields(tool.get(key), tool.name(key))
 
 
-def described(error: RequestError) -> dict[str, Any]:
-    """Return the `error` object of a response."""
-    type_ = _TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    code = None if error.code == type_ else error.code
-    return {"message": str(error), "type": type_, "param": error.field, "code": code}
-
-
 def read_sampling(fields: Fields) -> dict[str, Any]:
     """Return the parameters of sampling that a request names, OpenAI's and those that vLLM and SGLang add.
 
     Raises:
-        RequestError: If one is out of its range.
+        RequestError: If one is out of its range, or log-probabilities of tokens that were not sampled are requested.
     """
+    if fields.integer("top_logprobs", 0, 20):
+        raise refused("top_logprobs", "only the log-probability of the sampled token is known: leave it out, or give 0")
     found = {
         "temperature": fields.number("temperature", 0, 2),
         "top_p": fields.number("top_p", 0, 1, above_low=True),
@@ -80,31 +74,3 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         "seed": fields.integer("seed", -(2**63), 2**63 - 1),
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def check_supported(fields: Fields, unsupported: Mapping[str, str]) -> None:
-    """Check that a request does not ask for features that are not supported.
-
-    Args:
-        fields: The request.
-        unsupported: The fields that must not have a value other than null, false, or an empty list or object, with the
-            reason, and what to do instead.
-
-    Raises:
-        RequestError: If it does, or if it asks for log-probabilities of tokens that were not sampled.
-    """
-    for key, reason in unsupported.items():
-        if fields.get(key) not in (None, False, [], {}):
-            raise refused(fields.name(key), reason)
-    if fields.integer("top_logprobs", 0, 20):
-        raise refused("top_logprobs", "only the log-probability of the sampled token is known: leave it out, or give 0")
-
-
-def token_logprobs(reply: ModelReply) -> list[dict[str, Any]] | None:
-    """Return the log-probabilities of the sampled tokens; None if they are not known."""
-    if reply.logprobs is None or len(reply.texts) != len(reply.logprobs):
-        return None
-    return [  # clients cannot read minus infinity
-        {"token": text, "logprob": max(float(logprob), -9999.0), "bytes": list(text.encode()), "top_logprobs": []}
-        for text, logprob in zip(reply.texts, reply.logprobs, strict=True)
-    ]

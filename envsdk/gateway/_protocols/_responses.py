@@ -10,27 +10,38 @@
 - `instructions`, as everywhere, hold for one request only.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
-
-from openai.types.responses import Response
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 from ...errors import RequestError
 from ...messages import ImagePart, Message, ToolCall, read_arguments
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
 from ._fields import Fields, check_unique, content_of, json_bytes, not_of_kind, refused, valid
-from ._memory import SessionMemory, StoredConversation
-from ._openai_format import NO_GRAMMAR, OpenAIFormat, check_supported, described, read_sampling
-from ._response_output import ResponseStream, output_items
-from ._wire import LARGEST, ReplyStream, event_bytes, signed, split_system, validated
+from ._memory import SessionMemory, StoredResponse
+from ._openai_format import NO_GRAMMAR, OpenAIFormat, read_sampling
+from ._wire import (
+    LARGEST,
+    SIGNED,
+    Kind,
+    ReplyStream,
+    compact,
+    event_bytes,
+    pieces,
+    signed,
+    split_system,
+    token_logprobs,
+)
 
-_LOGPROBS = "message.output_text.logprobs"
-_UNSUPPORTED = {
-    "background": "background responses are not supported: leave it out, and wait for the response",
-    "conversation": "named conversations are not supported: use previous_response_id",
-    "prompt": "stored prompts are not supported: give `instructions` and `input`",
+_ENCRYPTED = "reasoning.encrypted_content"
+_Part: TypeAlias = Literal["summary", "reasoning", "content"]
+_PART_EVENTS: dict[_Part, tuple[str, str]] = {  # a part is added and done; its text grows and is done
+    "summary": ("reasoning_summary_part", "reasoning_summary_text"),
+    "reasoning": ("content_part", "reasoning_text"),
+    "content": ("content_part", "output_text"),
 }
+_LOGPROBS = "message.output_text.logprobs"
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _RANKS = {"reasoning": 0, "message": 1, "function_call": 2}
 
@@ -39,7 +50,7 @@ _RANKS = {"reasoning": 0, "message": 1, "function_call": 2}
 class ResponsesRequest(ModelRequest):
     """A request, and the conversation that is stored for it, with the system messages of `input`."""
 
-    conversation: StoredConversation | None = None
+    conversation: Sequence[ReceivedMessage] = ()
 
 
 class Responses(OpenAIFormat):
@@ -47,25 +58,28 @@ class Responses(OpenAIFormat):
 
     name = "responses"
     function_field = None
+    unsupported: ClassVar[Mapping[str, str]] = {
+        "background": "background responses are not supported: leave it out, and wait for the response",
+        "conversation": "named conversations are not supported: use previous_response_id",
+        "prompt": "stored prompts are not supported: give `instructions` and `input`",
+    }
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "input")
-        check_supported(fields, _UNSUPPORTED)
         text = fields.object("text")
         form = None if text is None else text.object("format")
         if form is not None and form.text("type") != "text":
             raise refused("text.format", f"{form.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
         fields.one_of("truncation", ("auto", "disabled"))
-        fields.boolean("store")
-        fields.boolean("parallel_tool_calls")
+        fields.get("store", bool)
         reasoning = fields.object("reasoning")
         if reasoning is not None:
             reasoning.one_of("summary", ("auto", "concise", "detailed"))
         named = fields.text("previous_response_id")
-        previous = None if named is None else memory.responses.conversation(named)
-        if named is not None and previous is None:
+        previous = StoredResponse(()) if named is None else memory.response(named)
+        if previous is None:
             reason = (
                 f"the response {named!r:.80} is not known: it was not stored, belongs to another session, or was "
                 "forgotten; give the whole conversation as `input`"
@@ -73,74 +87,77 @@ class Responses(OpenAIFormat):
             field = "previous_response_id"
             raise RequestError(f"{field}: {reason}", code="previous_response_not_found", field=field)
         given, received = self._input(fields, memory)
-        conversation = StoredConversation(received, previous)
-        system, messages = split_system(conversation.messages(), fields.text("instructions"))
+        conversation = [*previous.messages, *received]
+        system, messages = split_system(conversation, fields.text("instructions"))
+        tools = self._read_tools(fields, memory, self._tool)
         return ResponsesRequest(
-            **self._request(
-                Fields({**fields.value, "input": given}),
-                headers,
-                messages=messages,
-                system=system,
-                tools=self._read_tools(fields, memory),
-                tool_choice=self._choice(fields),
-                max_tokens=fields.integer("max_output_tokens", 1, LARGEST),
-                stop=fields.stops("stop"),
-                sampling=read_sampling(fields),
-                logprobs=_LOGPROBS in fields.items("include"),
-                previous=None if named is None else named.removeprefix("resp_"),
-            ),
+            messages=messages,
+            system=system,
+            max_tokens=fields.integer("max_output_tokens", 1, LARGEST),
+            stop=fields.stops("stop"),
+            sampling=read_sampling(fields),
+            logprobs=_LOGPROBS in fields.items("include"),
+            previous=None if named is None else named.removeprefix("resp_"),
             conversation=conversation,
+            **self._shared({**fields.value, "input": given}, headers, self._choice(fields), tools),
         )
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
         """Return the body of a response that is not streamed; see `WireFormat.write`."""
         [reply] = replies
-        return validated(Response, _response(request, body, reply, created))
+        is_cut, fields, choice = reply.finish_reason == "length", Fields(body), request.tool_choice
+        sampled = len(reply.tokens)
+        return {
+            "id": f"resp_{reply.id}",
+            "object": "response",
+            "created_at": created,
+            "status": "incomplete" if is_cut else "completed",
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": fields.text("instructions"),
+            "max_output_tokens": request.max_tokens,
+            "model": body["model"],
+            "output": _output(body, request, reply),
+            "parallel_tool_calls": fields.get("parallel_tool_calls", bool) is not False,
+            "previous_response_id": fields.text("previous_response_id"),
+            "store": fields.get("store", bool) is not False,
+            "temperature": request.sampling.get("temperature"),
+            "text": {"format": {"type": "text"}},
+            "tool_choice": choice if isinstance(choice, str) else {"type": "function", **choice},
+            "tools": [
+                {"type": "function", "parameters": None, "strict": False, **t["function"]} for t in request.tools
+            ],
+            "top_p": request.sampling.get("top_p"),
+            "truncation": fields.text("truncation") or "disabled",
+            "metadata": {},
+            "usage": {
+                "input_tokens": reply.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": sampled,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": reply.prompt_tokens + sampled,
+            },
+        }
 
-    def stream(
-        self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
-    ) -> ReplyStream:
+    def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
         """Return a writer of the events of a reply while it is sampled; see `WireFormat.stream`."""
-        return ResponseStream(request, body, lambda reply: self.write(request, body, [reply], created))
+        return _ResponseStream(self, request, body, created)
 
     def error_event(self, error: RequestError) -> bytes:
         """Return the event that ends a stream which has begun, with an error."""
-        error_ = described(error)
-        flat = {"code": error_["code"] or error_["type"], "message": error_["message"], "param": error_["param"]}
-        return event_bytes({"type": "error", "sequence_number": 0, **flat, "error": error_}, "error")
+        found = self.error(error)["error"]
+        flat = {"code": found["code"] or found["type"], "message": found["message"], "param": found["param"]}
+        return event_bytes({"type": "error", "sequence_number": 0, **flat, "error": found}, "error")
 
     def remember(
         self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory, created: int
     ) -> None:
         """Keep a response for `previous_response_id` and `GET /responses/{id}`, unless `store` is false."""
-        if (
-            not isinstance(request, ResponsesRequest)
-            or request.conversation is None
-            or request.body.get("store") is False
-        ):
+        if not isinstance(request, ResponsesRequest) or request.body.get("store") is False:
             return
-        [reply] = replies
-        response = _response(request, request.body, reply, created)
-        conversation, said = request.conversation, _reply_of(response["output"], "output")
-        stored = StoredConversation([*conversation.received, said], conversation.previous)
-        memory.responses.add(response["id"], stored, response)
-
-    def retrieve(self, id: str, memory: SessionMemory) -> dict[str, Any]:
-        """Return the body of a response to `GET /responses/{id}`.
-
-        Raises:
-            RequestError: If the response is not known (any more).
-        """
-        response = memory.responses.response(id)
-        if response is None:
-            raise RequestError(f"Response with id {id!r:.80} not found.", 404, "not_found_error")
-        return validated(Response, response)
-
-    def delete(self, id: str, memory: SessionMemory) -> dict[str, Any]:
-        """Forget a response, and return the body of a response to `DELETE /responses/{id}`; see `retrieve`."""
-        self.retrieve(id, memory)
-        memory.responses.delete(id)
-        return {"id": id, "object": "response", "deleted": True}
+        response = self.write(request, request.body, replies, created)
+        messages = [*request.conversation, _reply_of(response["output"], "output")]
+        memory.keep(response["id"], StoredResponse(messages, body=response))
 
     def _input(self, fields: Fields, memory: SessionMemory) -> tuple[Any, list[ReceivedMessage]]:
         """Return the input, and its messages."""
@@ -157,7 +174,7 @@ class Responses(OpenAIFormat):
             if place.type == "item_reference":
                 reference = Fields(value, f"input[{index}]")
                 named = reference.required_text("id")
-                item = memory.responses.item(named)
+                item = memory.item(named)
                 if item is None:
                     reason = "it was not stored, or was forgotten; give the item itself"
                     raise refused(reference.name("id"), f"no item {named!r:.80} is known: {reason}")
@@ -265,7 +282,14 @@ def _reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) ->
         item, place = Fields(value, f"{where}[{i}]"), _place_of(value, i, where)
         links.append(place.link)
         if place.type == "reasoning":
-            reasoning += _thinking(item)
+            for key, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
+                parts = [Fields(part, f"{item.name(key)}[{i}]") for i, part in enumerate(item.items(key))]
+                for part in parts:
+                    if part.text("type") not in (None, kind, "text"):
+                        raise refused(part.name("type"), f"expected {kind!r}")
+                reasoning += [part.text("text") or "" for part in parts]
+                if parts:  # the summary has the same text
+                    break
         elif place.type == "message":
             content = item.content("content", _PARTS) if item.get("content") is not None else ""
             parts = [content] if isinstance(content, str) else content
@@ -289,47 +313,128 @@ def _reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) ->
     return ReceivedMessage(read, items[0] if len(items) == 1 else items, next(filter(None, links), None))
 
 
-def _thinking(item: Fields) -> list[str]:
-    """Return the strings of a reasoning item: its content, or else its summary."""
-    for key, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
-        parts = [Fields(part, f"{item.name(key)}[{i}]") for i, part in enumerate(item.items(key))]
-        for part in parts:
-            if part.text("type") not in (None, kind, "text"):
-                raise refused(part.name("type"), f"expected {kind!r}")
-        if texts := [part.text("text") or "" for part in parts]:
-            return texts
-    return []
+def _output(body: Any, request: ModelRequest, reply: ModelReply) -> list[dict[str, Any]]:
+    """Return the items of a response."""
+    fields = Fields(body)
+    found = reply.message
+    items: list[dict[str, Any]] = []
+    if found.reasoning:
+        asked, text = fields.object("reasoning"), {"text": found.reasoning}
+        is_summarized = asked is not None and asked.text("summary")
+        item: dict[str, Any] = {
+            "id": f"rs_{reply.id}",
+            "type": "reasoning",
+            "summary": [{"type": "summary_text", **text}] if is_summarized else [],
+            "content": [{"type": "reasoning_text", **text}],
+        }
+        if _ENCRYPTED in fields.items("include"):
+            item["encrypted_content"] = SIGNED + reply.id
+        items.append(item)
+    if found.content or not found.tool_calls:
+        part: dict[str, Any] = {"type": "output_text", "text": found.content, "annotations": []}
+        part["logprobs"] = (token_logprobs(reply) if request.logprobs else None) or []
+        items.append({"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "content": [part]})
+    for index, call in enumerate(found.tool_calls):
+        called = {"call_id": call.id, "name": call.name, "arguments": compact(call.arguments)}
+        items.append({"id": f"fc_{reply.id}_{index}", "type": "function_call", **called})
+    last = "incomplete" if reply.finish_reason == "length" else "completed"
+    return [{**item, "status": last if item is items[-1] else "completed"} for item in items]
 
 
-def _response(request: ModelRequest, body: Any, reply: ModelReply, created: int) -> dict[str, Any]:
-    is_cut, fields, choice = reply.finish_reason == "length", Fields(body), request.tool_choice
-    sampled = len(reply.tokens)
-    return {
-        "id": f"resp_{reply.id}",
-        "object": "response",
-        "created_at": created,
-        "status": "incomplete" if is_cut else "completed",
-        "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "instructions": fields.text("instructions"),
-        "max_output_tokens": request.max_tokens,
-        "model": body["model"],
-        "output": output_items(body, request, reply),
-        "parallel_tool_calls": fields.boolean("parallel_tool_calls") is not False,
-        "previous_response_id": fields.text("previous_response_id"),
-        "store": fields.boolean("store") is not False,
-        "temperature": request.sampling.get("temperature"),
-        "text": {"format": {"type": "text"}},
-        "tool_choice": choice if isinstance(choice, str) else {"type": "function", **choice},
-        "tools": [{"type": "function", "parameters": None, "strict": False, **t["function"]} for t in request.tools],
-        "top_p": request.sampling.get("top_p"),
-        "truncation": fields.text("truncation") or "disabled",
-        "metadata": {},
-        "usage": {
-            "input_tokens": reply.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": sampled,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": reply.prompt_tokens + sampled,
-        },
-    }
+class _ResponseStream(ReplyStream):
+    """The events of a response: reasoning and text as they arrive, then the calls.
+
+    Args: See `WireFormat.stream`.
+    """
+
+    def __init__(self, wire: Responses, request: ModelRequest, body: Any, created: int) -> None:
+        self._wire, self._request, self._body, self._created = wire, request, body, created
+        self._numbers = count()
+        self._items: int = 0
+        self._part: _Part = "content"
+
+    def _start(self, begun: ModelReply) -> Iterator[bytes]:
+        self._begun = replace(begun, message=Message(role="assistant"), finish_reason="stop")
+        whole = self._wire.write(self._request, self._body, [self._begun], self._created)
+        started: dict[str, Any] = {
+            **whole,
+            "status": "in_progress",
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+        yield self._event("created", response=started)
+        yield self._event("in_progress", response=started)
+
+    def _switch(self, closed: Kind | None, opened: Kind | None, reply: ModelReply | None) -> Iterator[bytes]:
+        if closed is not None:
+            if reply is None:  # another item follows
+                item = self._item(closed, "".join(self._sent[closed]))
+            else:
+                item = _output(self._body, self._request, reply)[self._items - 1]
+            if self._part == "summary":
+                yield from self._end_part("summary", item["summary"][0])
+                yield self._begin_part("reasoning", item["content"][0])
+                for piece in pieces(item["content"][0]["text"]):
+                    yield self._in_part("reasoning", "delta", delta=piece)
+            yield from self._end_part(closed, item["content"][0])
+            yield self._event("output_item.done", output_index=self._items - 1, item=item)
+        if opened is not None:
+            item = self._item(opened, "x")
+            yield self._added(item)
+            is_summarized = opened == "reasoning" and bool(item["summary"])
+            self._part = "summary" if is_summarized else opened
+            yield self._begin_part(self._part, item["summary" if is_summarized else "content"][0])
+
+    def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
+        logprobs: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
+        yield self._in_part(self._part, "delta", delta=text, **logprobs)
+
+    def _finish(self, reply: ModelReply, is_last: bool) -> Iterator[bytes]:
+        whole = self._wire.write(self._request, self._body, [reply], self._created)
+        for item in whole["output"][self._items :]:
+            yield self._added(item)
+            if item["type"] == "message":  # without content
+                yield self._begin_part("content", item["content"][0])
+                yield from self._end_part("content", item["content"][0])
+            else:
+                here = {"item_id": item["id"], "output_index": self._items - 1}
+                for piece in pieces(item["arguments"]):
+                    yield self._event("function_call_arguments.delta", **here, delta=piece)
+                called = {"name": item["name"], "arguments": item["arguments"]}
+                yield self._event("function_call_arguments.done", **here, **called)
+            yield self._event("output_item.done", output_index=self._items - 1, item=item)
+        yield self._event("incomplete" if reply.finish_reason == "length" else "completed", response=whole)
+
+    def _item(self, kind: Kind, text: str) -> dict[str, Any]:
+        """Return the item of reasoning or content that is not the last one."""
+        message = Message(role="assistant", content="x").model_copy(update={kind: text})
+        items = _output(self._body, self._request, replace(self._begun, message=message))
+        return {**items[0], "status": "completed"}
+
+    def _added(self, item: dict[str, Any]) -> bytes:
+        self._items += 1
+        self._id = item["id"]
+        empty: dict[str, Any] = {key: type(item[key])() for key in ("summary", "content", "arguments") if key in item}
+        begun: dict[str, Any] = {**item, **empty, "status": "in_progress"}
+        return self._event("output_item.added", output_index=self._items - 1, item=begun)
+
+    def _begin_part(self, kind: _Part, part: dict[str, Any]) -> bytes:
+        logprobs: dict[str, Any] = {"logprobs": []} if kind == "content" else {}
+        return self._in_part(kind, "added", part={**part, "text": "", **logprobs})
+
+    def _end_part(self, kind: _Part, part: dict[str, Any]) -> Iterator[bytes]:
+        logprobs: dict[str, Any] = {"logprobs": part["logprobs"]} if kind == "content" else {}
+        yield self._in_part(kind, "done", text=part["text"], **logprobs)
+        yield self._in_part(kind, "done", part=part)
+
+    def _in_part(self, kind: _Part, stage: str, **fields: Any) -> bytes:
+        """Return the event of a stage of a part of the last item, or of its text."""
+        part, text = _PART_EVENTS[kind]
+        index = "summary_index" if kind == "summary" else "content_index"
+        place = {"item_id": self._id, "output_index": self._items - 1, index: 0}
+        return self._event(f"{part if 'part' in fields else text}.{stage}", **place, **fields)
+
+    def _event(self, name: str, /, **fields: Any) -> bytes:
+        type_ = f"response.{name}"
+        return event_bytes({"type": type_, "sequence_number": next(self._numbers), **fields}, type_)

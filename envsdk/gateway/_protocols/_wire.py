@@ -2,16 +2,14 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
-
-from pydantic import BaseModel
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from ...errors import RequestError
 from ...messages import ToolCall, ToolSchema
 from ...rendering.reading import CallEnded, ContentText, ReasoningText
 from .._requests import ModelReply, ModelRequest, ReceivedMessage, ReplyPiece
-from ._fields import Fields, json_bytes, kind_of, refused
+from ._fields import Fields, json_bytes, refused
 from ._memory import SessionMemory
 
 LARGEST = 2**31 - 1  # of a number of tokens
@@ -31,9 +29,15 @@ class WireFormat(ABC):
     names the field, or, where a reply is of use without it, accepted and not enforced: `parallel_tool_calls: false`
     (Anthropic: `disable_parallel_tool_use`), `strict` tools, the effort and the length of reasoning, and `verbosity`.
     Fields that have no meaning here (caching, metadata, tiers, unknown ones) are ignored.
+
+    Attributes:
+        name: Its name.
+        unsupported: The fields that must not have a value other than null, false, or an empty list or object, with the
+            reason, and what to do instead.
     """
 
     name: ClassVar[str]
+    unsupported: ClassVar[Mapping[str, str]]
 
     @abstractmethod
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
@@ -61,48 +65,30 @@ class WireFormat(ABC):
 
     def events(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> Iterator[bytes]:
         """Yield the server-sent events of a streamed response; for the arguments, see `write`."""
-        for index, reply in enumerate(replies):
-            stream = self.stream(request, body, created, index, replies[0].id)
+        stream = self.stream(request, body, created)
+        for reply in replies:
             yield from stream.feed(reply)
-            yield from stream.end(reply)
-        yield from self.last_events(request, body, replies, created)
+            yield from stream.end(reply, is_last=reply is replies[-1])
 
     @abstractmethod
-    def stream(
-        self, request: ModelRequest, body: Any, created: int, index: int = 0, id: str | None = None
-    ) -> "ReplyStream":
-        """Return a writer of the events of a reply while it is sampled; see `write`.
-
-        Args:
-            request: The request.
-            body: Its JSON body.
-            created: The time in seconds since 1970.
-            index: The index of the reply.
-            id: The id of the first reply; None if it is this one.
-        """
-
-    def last_events(
-        self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int
-    ) -> Iterator[bytes]:
-        """Yield the events after those of all replies; see `write`."""
-        del request, body, replies, created
-        yield from ()
+    def stream(self, request: ModelRequest, body: Any, created: int) -> "ReplyStream":
+        """Return a writer of the events of a response while its replies are sampled; for the arguments, see `write`."""
 
     @abstractmethod
     def error(self, error: RequestError) -> dict[str, Any]:
         """Return the body of a response with an error."""
 
-    @abstractmethod
     def error_event(self, error: RequestError) -> bytes:
         """Return the event that ends a stream which has begun, with an error."""
+        return event_bytes(self.error(error), "error")
 
     @abstractmethod
-    def models(self, names: Sequence[str], created: int) -> dict[str, Any]:
+    def models(self, name: str, created: int) -> dict[str, Any]:
         """Return the body of the list of models.
 
         Args:
-            names: The names of the models.
-            created: The time in seconds since 1970 from which these models exist.
+            name: The name of the only model.
+            created: The time in seconds since 1970 from which it exists.
         """
 
     def remember(
@@ -110,10 +96,6 @@ class WireFormat(ABC):
     ) -> None:
         """Store the values that later requests may name. A server calls it, at time `created`, before it responds."""
         del request, replies, memory, created
-
-    @abstractmethod
-    def _tool(self, value: Any, index: int) -> ToolSchema:
-        """Return a tool in the OpenAI form."""
 
     def _fields(self, body: Any, messages: str) -> Fields:
         """Return the fields of a request after the checks that each request needs.
@@ -123,22 +105,27 @@ class WireFormat(ABC):
             messages: The field of the messages. Its values and those of `tools` are checked when they are read.
 
         Raises:
-            RequestError: If it is not an object, contains an unpaired surrogate, or is nested too deeply. The error
-                names the field.
+            RequestError: If it is not an object, contains an unpaired surrogate, is nested too deeply, or asks for
+                something that is not supported. The error names the field.
         """
         if not isinstance(body, dict):
-            raise RequestError(f"the request has to be a JSON object, but it is {kind_of(body)}")
-        fields = Fields(cast("dict[str, Any]", body))
+            raise RequestError("the request has to be a JSON object")
+        fields = Fields(body)
         for key, value in fields.value.items():
             if key not in ("tools", messages):
                 json_bytes({key: value}, key)
         fields.required_text("model")
-        fields.boolean("stream")
+        fields.get("stream", bool)
+        for key, reason in self.unsupported.items():
+            if fields.get(key) not in (None, False, [], {}):
+                raise refused(key, reason)
         return fields
 
-    def _read_tools(self, fields: Fields, memory: SessionMemory) -> list[ToolSchema]:
+    def _read_tools(
+        self, fields: Fields, memory: SessionMemory, read: Callable[[Any, int], ToolSchema]
+    ) -> list[ToolSchema]:
         """Return the tools, whose names differ."""
-        _, tools = memory.read(self.name, "tools", fields.items("tools"), self._tool)
+        _, tools = memory.read(self.name, "tools", fields.items("tools"), read)
         names: set[str] = set()
         for i, tool in enumerate(tools):
             name = tool["function"]["name"]
@@ -147,52 +134,47 @@ class WireFormat(ABC):
             names.add(name)
         return tools
 
-    def _request(
-        self,
-        fields: Fields,
-        headers: Mapping[str, str],
-        *,
-        tool_choice: str | Mapping[str, str],
-        tools: Sequence[ToolSchema],
-        **asked: Any,
+    def _shared(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], choice: Any, tools: Sequence[ToolSchema]
     ) -> dict[str, Any]:
-        """Return the fields of a `ModelRequest`: those given, and those that do not depend on the protocol."""
-        if tool_choice == "required" and not tools:
+        """Return the fields of a `ModelRequest` that do not depend on the protocol.
+
+        Args:
+            body: The request, with the values of its messages as they are kept.
+            headers: Its headers.
+            choice: The choice of a tool.
+            tools: The tools.
+        """
+        if choice == "required" and not tools:
             raise refused("tool_choice", "a call is required, but the request has no tools")
-        named = None if isinstance(tool_choice, str) else tool_choice["name"]
-        if named is not None and named not in {tool["function"]["name"] for tool in tools}:
-            raise refused("tool_choice", f"{named!r:.80} is not among the tools of the request")
+        if not isinstance(choice, str) and choice["name"] not in {tool["function"]["name"] for tool in tools}:
+            raise refused("tool_choice", f"{choice['name']!r:.80} is not among the tools of the request")
         given = {key: (headers.get(f"x-envsdk-{key}") or "").strip() for key in ("context", "role")}
         for key, value in given.items():
             if len(value) > _MAX_NAME or not value.isprintable():
                 raise refused(f"x-envsdk-{key}", f"expected at most {_MAX_NAME} printable characters")
         return {
-            **asked,
             "tools": tools,
-            "tool_choice": tool_choice,
+            "tool_choice": choice,
             **{key: value or None for key, value in given.items()},
-            "body": {key: value for key, value in fields.value.items() if key not in _NOT_ASKED},
+            "body": {key: value for key, value in body.items() if key not in _NOT_ASKED},
         }
 
 
 class ReplyStream(ABC):
-    """Writes the events of one reply, which are sent while it is sampled, or after it.
+    """Writes the events of a response, which are sent while its replies are sampled, or after them.
 
     A reply only grows: reasoning comes before content, and what was sent stays true.
     """
 
-    def __init__(self) -> None:
-        self._open: Kind | None = None
-        self._sent: dict[Kind, list[str]] = {"reasoning": [], "content": []}
+    _open: Kind | None
+    _sent: dict[Kind, list[str]]
 
     def feed(self, piece: ReplyPiece) -> Iterator[bytes]:
-        """Yield the events of the next piece; the first one is a reply without a message.
-
-        Args:
-            piece: The next piece of the reply.
-        """
+        """Yield the events of the next piece of a reply; the first one is a reply without a message."""
         match piece:
             case ModelReply():
+                self._open, self._sent = None, {"reasoning": [], "content": []}
                 yield from self._start(piece)
             case ReasoningText(text):
                 yield from self._text("reasoning", text)
@@ -201,11 +183,12 @@ class ReplyStream(ABC):
             case CallEnded(index, call):
                 yield from self._call(index, call)
 
-    def end(self, reply: ModelReply) -> Iterator[bytes]:
-        """Yield the events of the unsent rest of the reply, and of its end.
+    def end(self, reply: ModelReply, *, is_last: bool = True) -> Iterator[bytes]:
+        """Yield the events of the unsent rest of a reply, and of its end.
 
         Args:
             reply: The whole reply.
+            is_last: Whether it is the last reply of the response.
 
         Raises:
             RuntimeError: If it does not begin with the text that was sent.
@@ -214,11 +197,11 @@ class ReplyStream(ABC):
         for kind, text in texts.items():
             sent = "".join(self._sent[kind])
             if not text.startswith(sent):
-                raise RuntimeError(f"the {kind} of a reply does not begin with what was sent of it")
+                raise RuntimeError(f"the {kind} of a reply does not begin with the {kind} that was sent")
             for piece in pieces(text[len(sent) :]):
                 yield from self._text(kind, piece)
         yield from self._switch(self._open, None, reply)
-        yield from self._finish(reply)
+        yield from self._finish(reply, is_last)
 
     def _text(self, kind: Kind, text: str) -> Iterator[bytes]:
         if self._open != kind:
@@ -244,7 +227,7 @@ class ReplyStream(ABC):
         yield from ()
 
     @abstractmethod
-    def _finish(self, reply: ModelReply) -> Iterator[bytes]:
+    def _finish(self, reply: ModelReply, is_last: bool) -> Iterator[bytes]:
         """Yield the events of everything but the reasoning and the content, and of the end."""
 
 
@@ -287,13 +270,11 @@ def event_bytes(data: Any, event: str | None = None) -> bytes:
     return f"{name}data: {text}\n\n".encode()
 
 
-def typed_event(kind: type[BaseModel], **fields: Any) -> bytes:
-    """Return an event, whose type is that of its class. A whole response in an event is valid already."""
-    [type_] = get_args(kind.model_fields["type"].annotation)
-    event = {"type": type_, **fields}
-    return event_bytes(event if "response" in fields else validated(kind, event), type_)
-
-
-def validated(kind: type[BaseModel], value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a response or an event as the client's package would read it, without fields that were not set."""
-    return kind.model_validate(value).model_dump(mode="json", exclude_unset=True, by_alias=True)
+def token_logprobs(reply: ModelReply) -> list[dict[str, Any]] | None:
+    """Return the log-probabilities of the sampled tokens in OpenAI's form; None if they are not known."""
+    if reply.logprobs is None or len(reply.texts) != len(reply.logprobs):
+        return None
+    return [  # clients cannot read minus infinity
+        {"token": text, "logprob": max(float(logprob), -9999.0), "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in zip(reply.texts, reply.logprobs, strict=True)
+    ]

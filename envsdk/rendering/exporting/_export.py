@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 from ...errors import ConfigError, ExportRefused
 from .._parity import with_fixed_date
 from ..renderer import Renderer
-from ._forms import NotRegular, shared_length
-from ._measured import Measured
+from ._measured import Measured, NotRegular, shared_length
 from ._proof import Difference, Proof, prove
 from ._writing import quoted, write_template
 
@@ -90,7 +89,12 @@ def export_template(renderer: Renderer, history: ExportedHistory = "keep") -> Ex
         ExportRefused: If no template renders as the renderer does; the error names the smallest conversation that
             differs.
     """
-    _check_history(history)
+    if history not in ("keep", "strip"):  # pyright: ignore[reportUnnecessaryContains]
+        raise ConfigError(
+            f"history is {history!r}; expected 'keep' or 'strip'. A chat template knows only the messages: it cannot "
+            "express a policy that depends on steps, on a number of tokens or on a summary: serve such a policy "
+            "through the gateway (`envsdk gateway`, docs/programs.md), which renders with envsdk"
+        )
     special_tokens: Mapping[str, str] = renderer.chat_template.special_tokens if renderer.chat_template else {}
     shown = "keep" if history == "keep" else "template"
     reasons: list[str] = []
@@ -113,36 +117,22 @@ def export_template(renderer: Renderer, history: ExportedHistory = "keep") -> Ex
     )
 
 
-def _check_history(history: object) -> None:
-    if history not in ("keep", "strip"):
-        raise ConfigError(
-            f"history is {history!r}; expected 'keep' or 'strip'. A chat template knows only the messages: it cannot "
-            "express a policy that depends on steps, on a number of tokens or on a summary: serve such a policy "
-            "through the gateway (`envsdk gateway`, docs/programs.md), which renders with envsdk"
-        )
-
-
 def _candidates(renderer: Renderer, history: ExportedHistory, reasons: list[str]) -> Iterator[_Candidate]:
     if renderer.chat_template is None:
         reasons.append("the tokenizer came without a chat template: load the model's own tokenizer")
-    else:
-        yield _Candidate("tokenizer", _own_template(renderer, renderer.chat_template.text, history))
+    else:  # with the renderer's options, its date, and the switch for `keep` fixed in it
+        text, specification = renderer.chat_template.text, renderer.specification()
+        arguments: dict[str, Any] = {name: getattr(renderer, name) for name in _OPTIONS if hasattr(renderer, name)}
+        arguments |= _KEEPS if history == "keep" else {}
+        arguments |= specification.get("special_tokens", {}) | specification.get("template_arguments", {})
+        read = {name: value for name, value in arguments.items() if re.search(rf"\b{name}\b", text)}
+        lines = [f"{{%- set {name} = {_literal(value)} %}}\n" for name, value in read.items()]
+        yield _Candidate("tokenizer", "".join(lines) + with_fixed_date(text, renderer))
     title = f"{renderer.name} with history={history!r}, exported by envsdk."
     try:
         yield _Candidate("measured", write_template(Measured(renderer), title))
     except NotRegular as reason:
         reasons.append(f"no template can be written from measurements, since {reason}")
-
-
-def _own_template(renderer: Renderer, text: str, history: ExportedHistory) -> str:
-    """Return the tokenizer's template with the renderer's options, its date, and the switch for `keep` fixed in it."""
-    specification = renderer.specification()
-    arguments: dict[str, Any] = {name: getattr(renderer, name) for name in _OPTIONS if hasattr(renderer, name)}
-    arguments |= _KEEPS if history == "keep" else {}
-    arguments |= specification.get("special_tokens", {}) | specification.get("template_arguments", {})
-    read = {name: value for name, value in arguments.items() if re.search(rf"\b{name}\b", text)}
-    lines = [f"{{%- set {name} = {_literal(value)} %}}\n" for name, value in read.items()]
-    return "".join(lines) + with_fixed_date(text, renderer)
 
 
 def _literal(value: Any) -> str:

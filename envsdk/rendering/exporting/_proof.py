@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from ...errors import RenderError
 from ...messages import Message, ToolCall, ToolSchema
-from .._parity import CONVERSATIONS, Conversation, assistant, render_text
+from .._parity import CONVERSATIONS, Conversation, assistant, render_spans
 from ..emission import Emission
 from ..renderer import Renderer
 
@@ -74,7 +74,7 @@ def _difference(
     tokens = renderer.render(messages, tools=tools, generation_prompt=prompt, history=history).tokens
     expected = renderer.tokenizer.decode(tokens)
     try:
-        written = render_text(template, messages, tools, generation_prompt=prompt, arguments=special_tokens)
+        written, _ = render_spans(template, messages, tools, generation_prompt=prompt, arguments=special_tokens)
     except RenderError as error:
         return Difference(name, str(error), expected, "")
     rendered = renderer.tokenizer.normalize(written)

@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping
 from itertools import product
 
-from ._forms import CALLS, CONTENT, REASONING, SYSTEM, TOOLS, Body, Calls, NotRegular
-from ._measured import Measured
+from ._measured import CALLS, CONTENT, REASONING, SYSTEM, TOOLS, Body, Calls, Measured, NotRegular
 
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 """The names under which servers and trainers pass the reasoning of a message."""
@@ -56,29 +55,25 @@ def write_template(measured: Measured, title: str) -> str:
     """
     tables = [f"  {quoted(kind)}: {_table(following)}," for kind, following in measured.following.items()]
     lines = [f"{{#- {title} -#}}", f"{{%- set first = {_table(measured.first)} -%}}"]
-    lines += ["{%- set between = {", *tables, "} -%}", _SYSTEM, *_tool_list(measured), *_starts(measured)]
-    lines += [_BETWEEN, *_reply(measured), "{%- else -%}", *_others(measured), _END]
-    return "\n".join(lines)
+    lines += ["{%- set between = {", *tables, "} -%}", _SYSTEM]
+    if measured.start(tools=True) is None:
+        lines += ["{%- if tools -%}", _refusal("this model has no place for tools"), "{%- endif -%}"]
+    elif not measured.ignores_tools:
+        lines += ["{%- set tool_list -%}", "{%- for tool in tools or [] -%}"]
+        lines += [f"{{{{- '' if loop.first else {quoted(measured.tool_separator)} -}}}}{{{{- tool | tojson -}}}}"]
+        lines += ["{%- endfor -%}", "{%- endset -%}"]
+    lines += [*_starts(measured), _BETWEEN, *_reply(measured), "{%- else -%}"]
+    slots = measured.contents  # of a message of another role than assistant
+    if len({slot.jinja for slot in slots.values()}) == 1:
+        return "\n".join([*lines, f"{{{{- content{slots['user'].jinja} -}}}}", _END])
+    for index, (role, slot) in enumerate(slots.items()):
+        lines += [f"{{%- {'elif' if index else 'if'} message.role == '{role}' -%}}", f"{{{{- content{slot.jinja} -}}}}"]
+    return "\n".join([*lines, "{%- endif -%}", _END])
 
 
 def _table(texts: Mapping[str, str]) -> str:
     """Write the text between messages as a table by the role of the next message."""
     return "{" + ", ".join(f"{quoted(name)}: {quoted(text)}" for name, text in texts.items()) + "}"
-
-
-def _tool_list(measured: Measured) -> list[str]:
-    if measured.ignores_tools:
-        return []
-    if measured.start(tools=True) is None:
-        return ["{%- if tools -%}", _refusal("this model has no place for tools"), "{%- endif -%}"]
-    separator = quoted(measured.tool_separator)
-    return [
-        "{%- set tool_list -%}",
-        "{%- for tool in tools or [] -%}",
-        f"{{{{- '' if loop.first else {separator} -}}}}{{{{- tool | tojson -}}}}",
-        "{%- endfor -%}",
-        "{%- endset -%}",
-    ]
 
 
 def _starts(measured: Measured) -> list[str]:
@@ -97,21 +92,11 @@ def _starts(measured: Measured) -> list[str]:
     return ["{%- if tools -%}", *written[1], "{%- else -%}", *written[0], "{%- endif -%}"]
 
 
-def _others(measured: Measured) -> list[str]:
-    """Write the text of a message of another role than assistant."""
-    slots = measured.contents
-    if len({slot.jinja for slot in slots.values()}) == 1:
-        return [f"{{{{- content{slots['user'].jinja} -}}}}"]
-    lines: list[str] = []
-    for index, (role, slot) in enumerate(slots.items()):
-        lines += [f"{{%- {'elif' if index else 'if'} message.role == '{role}' -%}}", f"{{{{- content{slot.jinja} -}}}}"]
-    return [*lines, "{%- endif -%}"]
-
-
 # A reply.
 
 
 def _reply(measured: Measured) -> list[str]:
+    """Write a reply by its shape: with or without reasoning, with or without calls."""
     lines = ["{%- set calls = message.tool_calls or [] -%}"]
     if measured.calls is None:
         lines += ["{%- if calls -%}", _refusal("this model cannot express a tool call"), "{%- endif -%}"]
@@ -120,13 +105,7 @@ def _reply(measured: Measured) -> list[str]:
     if measured.writes_reasoning:
         given = " else ".join(f"message.{name} if message.{name} is string" for name in _REASONING_NAMES)
         lines += [f"{{%- set reasoning = {given} else none -%}}"]
-    lines += _shapes(measured)
-    return [*lines, "{%- set ns.previous = 'calls' if calls else 'assistant' -%}"]
-
-
-def _shapes(measured: Measured) -> list[str]:
-    """Write a reply by its shape: with or without reasoning, with or without calls."""
-    lines: list[str] = []
+    shapes: list[str] = []
     for reasoning, calls in product((True, False), repeat=2):
         if (reasoning and not measured.writes_reasoning) or (calls and measured.calls is None):
             continue
@@ -134,10 +113,11 @@ def _shapes(measured: Measured) -> list[str]:
         if body is None:
             raise NotRegular("a reply with reasoning and calls is refused")
         conditions = ["reasoning is not none"] * reasoning + ["calls"] * calls
-        branch = "elif" if lines else "if"
-        lines += [f"{{%- {branch} {' and '.join(conditions)} -%}}" if conditions else "{%- else -%}"]
-        lines += _body(measured, body)
-    return [*lines, "{%- endif -%}"] if lines[0] != "{%- else -%}" else lines[1:]
+        branch = "elif" if shapes else "if"
+        shapes += [f"{{%- {branch} {' and '.join(conditions)} -%}}" if conditions else "{%- else -%}"]
+        shapes += _body(measured, body)
+    lines += [*shapes, "{%- endif -%}"] if shapes[0] != "{%- else -%}" else shapes[1:]
+    return [*lines, "{%- set ns.previous = 'calls' if calls else 'assistant' -%}"]
 
 
 def _body(measured: Measured, body: Body) -> list[str]:
@@ -166,22 +146,19 @@ def _calls(calls: Calls) -> list[str]:
             lines += ["{{- call.arguments | tojson -}}"]
         case _:
             lines += [_refusal("the arguments of a tool call are a text, not an object")]
-    return [*lines, "{%- else -%}", *_arguments(calls), "{%- endif -%}", "{%- endfor -%}"]
-
-
-def _arguments(calls: Calls) -> list[str]:
+    lines += ["{%- else -%}"]
     if calls.argument is None:
-        return ["{{- call.arguments | tojson -}}"]
+        return [*lines, "{{- call.arguments | tojson -}}", "{%- endif -%}", "{%- endfor -%}"]
     before, equals, after = calls.argument
-    plain = "(value | string)" if calls.is_python else "(value | tojson)"
-    value = f"value if value is string else {plain}"
+    value = "value if value is string else (value | tojson)"
     if calls.is_python:
-        value = f"value if value is string else (value | tojson) if value is mapping or value is iterable else {plain}"
+        value += " if value is mapping or value is iterable else (value | string)"
     return [
+        *lines,
         "{%- for key, value in (call.arguments or {}) | items -%}",
         f"{{{{- {quoted(before)} -}}}}{{{{- key -}}}}{{{{- {quoted(equals)} -}}}}",
         f"{{{{- {value} -}}}}{{{{- {quoted(after)} -}}}}",
-        "{%- endfor -%}",
+        *["{%- endfor -%}", "{%- endif -%}", "{%- endfor -%}"],
     ]
 
 

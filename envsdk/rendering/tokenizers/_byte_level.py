@@ -14,11 +14,23 @@ def as_encoding(name: str, specification: Mapping[str, Any]) -> "tiktoken.Encodi
     import tiktoken
 
     model = specification["model"]
-    pattern = _split_pattern(specification.get("pre_tokenizer"))
+    match specification.get("pre_tokenizer"):  # only one that splits text by a regular expression
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            pattern = _GPT2_PATTERN
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            pass
+        case _:
+            return None
     plain_bpe = model.get("type") == "BPE" and not any(
         model.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     )
-    if not plain_bpe or pattern is None or specification.get("normalizer") not in (None, {"type": "NFC"}):
+    if not plain_bpe or specification.get("normalizer") not in (None, {"type": "NFC"}):
         return None
     control_tokens = {token["content"]: int(token["id"]) for token in specification["added_tokens"]}
     try:
@@ -32,23 +44,6 @@ def as_encoding(name: str, specification: Mapping[str, Any]) -> "tiktoken.Encodi
         return tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=control_tokens)
     except (KeyError, ValueError):  # a vocabulary of characters, or a pattern of another regex dialect
         return None
-
-
-def _split_pattern(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
-    """Return the regular expression that splits text into words, if the pre-tokenizer does only that."""
-    match pre_tokenizer:
-        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
-            return _GPT2_PATTERN
-        case {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
-                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
-            ],
-        }:
-            return pattern
-        case _:
-            return None
 
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

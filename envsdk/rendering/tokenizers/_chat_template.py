@@ -6,7 +6,8 @@ from typing import Any, ClassVar, cast
 
 from pydantic import ConfigDict
 
-from ._files import ModelFiles
+from ...errors import TokenizerError
+from ._files import GENERATION, TEMPLATES, TOKENIZER, ModelFiles
 
 
 @dataclass(frozen=True)
@@ -27,46 +28,41 @@ class ChatTemplateSource:
 
 def template_in_files(files: ModelFiles, control_tokens: Mapping[str, int]) -> ChatTemplateSource | None:
     """Return the chat template of a model's folder, if any: from its own file, else from the tokenizer's options."""
-    config = files.tokenizer_config
-    text: Any = files.chat_template_file or _default(config.get("chat_template"))
-    if not isinstance(text, str):
-        return None
-    tokens = {name: content for name, value in config.items() if (content := _special_token(name, value))}
-    read = config.get("response_template") or config.get("response_schema")
-    return ChatTemplateSource(text, tokens, _ends(tokens, files, control_tokens), read)
+    config, legacy = (files.json(name) for name in TOKENIZER)
+    options = {**legacy, **{name: value for name, value in config.items() if value is not None}}
+    texts = dict(files.texts)
+    if name := next((name for name in TEMPLATES if texts.get(name)), None):
+        try:
+            options["chat_template"] = texts[name].decode()
+        except UnicodeDecodeError as error:
+            raise TokenizerError(f"{name} in {files.folder} is not UTF-8: {error}") from error
+    return template_in_options(options, files, control_tokens)
 
 
-def template_of_object(
-    tokenizer: Any, files: ModelFiles | None, control_tokens: Mapping[str, int]
+def template_in_options(
+    options: Mapping[str, Any], files: ModelFiles | None, control_tokens: Mapping[str, int]
 ) -> ChatTemplateSource | None:
-    """Return the chat template of a transformers tokenizer, if it has one; `files` add the tokens that end a turn."""
-    text = _default(getattr(tokenizer, "chat_template", None))
+    """Return the chat template among a tokenizer's options, if any; `files` add the tokens that end a turn.
+
+    The options are those of a `tokenizer_config.json`, or those of a tokenizer of transformers.
+    """
+    text: Any = options.get("chat_template")
+    if isinstance(text, list):  # several, each with its name
+        named = [cast("dict[str, Any]", item) for item in cast("list[Any]", text) if isinstance(item, dict)]
+        text = {item.get("name"): item.get("template") for item in named}
+    if isinstance(text, dict):
+        text = cast("dict[str, Any]", text).get("default")
     if not isinstance(text, str):
         return None
-    given: Mapping[str, Any] = getattr(tokenizer, "special_tokens_map", {})
-    tokens = {name: content for name, value in given.items() if (content := _special_token(name, value))}
-    read = getattr(tokenizer, "response_template", None) or getattr(tokenizer, "response_schema", None)
-    return ChatTemplateSource(text, tokens, _ends(tokens, files, control_tokens), read)
-
-
-def _special_token(name: str, value: Any) -> str | None:
-    """Return the text of an option such as `eos_token`, which may be an object; None for any other option."""
-    content: Any = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
-    return content if name.endswith("_token") and isinstance(content, str) else None
-
-
-def _ends(
-    special_tokens: Mapping[str, str], files: ModelFiles | None, control_tokens: Mapping[str, int]
-) -> tuple[str, ...]:
+    special_tokens: dict[str, str] = {}
+    for name, value in options.items():
+        content: Any = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            special_tokens[name] = content
+    end: Any = None if files is None else files.json(GENERATION).get("eos_token_id")  # one id, or several
+    ids = cast("list[Any]", end) if isinstance(end, list) else [end]
     names = {token: name for name, token in control_tokens.items()}
-    ids = () if files is None else files.end_token_ids
-    ends = [special_tokens.get("eos_token"), *(names.get(token) for token in ids)]
-    return tuple(dict.fromkeys(end for end in ends if end))
-
-
-def _default(templates: Any) -> Any:
-    """Return the template named `default` if there are several."""
-    if isinstance(templates, list):  # as tokenizer_config.json has them
-        named = [cast("dict[str, Any]", item) for item in cast("list[Any]", templates) if isinstance(item, dict)]
-        templates = {item.get("name"): item.get("template") for item in named}
-    return cast("dict[str, Any]", templates).get("default") if isinstance(templates, dict) else templates
+    ends = [special_tokens.get("eos_token"), *(names.get(token) for token in ids if isinstance(token, int))]
+    end_tokens = tuple(dict.fromkeys(end for end in ends if end))
+    read = options.get("response_template") or options.get("response_schema")
+    return ChatTemplateSource(text, special_tokens, end_tokens, read)

@@ -60,10 +60,6 @@ class FastokensTokenizer(NamedTokenizer):
                     "backend='fastokens'"
                 )
 
-    @property
-    def fingerprint(self) -> str:
-        return self._plain.fingerprint
-
     def normalize(self, text: str) -> str:
         return self._plain.normalize(text)
 

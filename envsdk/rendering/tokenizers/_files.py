@@ -14,11 +14,11 @@ from ..._untrusted import MAX_DESCRIPTION_BYTES, read_file
 from ...errors import InvalidRecord, TokenizerError
 
 VOCABULARY = "tokenizer.json"
-_TEMPLATES = ("additional_chat_templates/default.jinja", "chat_template.jinja")  # as transformers prefers them
-_CONFIG, _GENERATION = "config.json", "generation_config.json"
+TEMPLATES = ("additional_chat_templates/default.jinja", "chat_template.jinja")  # as transformers prefers them
+_CONFIG, GENERATION = "config.json", "generation_config.json"
 # The second is a legacy of transformers before 5: what the first one does not specify.
-_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
-_TEXTS = (*_TEMPLATES, *_TOKENIZER, _CONFIG, _GENERATION)
+TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json")
+_TEXTS = (*TEMPLATES, *TOKENIZER, _CONFIG, GENERATION)
 
 
 DATA = Path(__file__).parent / "data"
@@ -38,17 +38,16 @@ class ModelFiles(NamedTuple):
     """The content of each other file that exists."""
 
     @classmethod
-    def of_vocabulary(cls, file: Path) -> "ModelFiles":
-        """Read the files next to a `tokenizer.json`, whatever its name is."""
-        status = file.stat()
-        state = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
-        folder = file.absolute().parent
-        return cls(str(folder), str(file.absolute()), state, _read(folder))
-
-    @classmethod
-    def of_folder(cls, folder: Path) -> "ModelFiles":
-        """Read what a folder specifies besides the vocabulary."""
-        return cls(str(folder), "", (), _read(folder))
+    def read(cls, folder: Path, vocabulary: Path | None = None) -> "ModelFiles":
+        """Read what a folder specifies besides the vocabulary; `vocabulary` is the `tokenizer.json`, if it is used."""
+        found = [name for name in _TEXTS if (folder / name).is_file()]
+        try:
+            texts = tuple((name, read_file(folder / name, MAX_DESCRIPTION_BYTES)) for name in found)
+        except (OSError, InvalidRecord) as error:
+            raise TokenizerError(f"The tokenizer's files in {folder} cannot be read: {error}") from error
+        if vocabulary is None:
+            return cls(str(folder), "", (), texts)
+        return cls(str(folder), str(vocabulary.absolute()), state_of(vocabulary), texts)
 
     @property
     def vocab_size(self) -> int | None:
@@ -58,29 +57,6 @@ class ModelFiles(NamedTuple):
         nested = cast("dict[str, Any]", text_config) if isinstance(text_config, dict) else {}
         sizes = (config.get("vocab_size"), nested.get("vocab_size"))
         return next((size for size in sizes if isinstance(size, int) and not isinstance(size, bool)), None)
-
-    @property
-    def end_token_ids(self) -> tuple[int, ...]:
-        """The ids that end a turn, as the generation configuration specifies them."""
-        given: Any = self.json(_GENERATION).get("eos_token_id")
-        ids = cast("list[Any]", given) if isinstance(given, list) else [given]
-        return tuple(token for token in ids if isinstance(token, int))
-
-    @property
-    def tokenizer_config(self) -> dict[str, Any]:
-        """The options of the tokenizer, such as its special tokens."""
-        config, legacy = (self.json(name) for name in _TOKENIZER)
-        return {**legacy, **{name: value for name, value in config.items() if value is not None}}
-
-    @property
-    def chat_template_file(self) -> str | None:
-        """The text of the chat template, if it is in a separate file."""
-        texts = dict(self.texts)
-        name = next((name for name in _TEMPLATES if name in texts), None)
-        try:
-            return None if name is None else texts[name].decode()
-        except UnicodeDecodeError as error:
-            raise TokenizerError(f"{name} in {self.folder} is not UTF-8: {error}") from error
 
     def json(self, name: str) -> dict[str, Any]:
         """The content of a JSON file; empty if there is no such file."""
@@ -94,12 +70,10 @@ class ModelFiles(NamedTuple):
         return cast("dict[str, Any]", value)
 
 
-def _read(folder: Path) -> tuple[tuple[str, bytes], ...]:
-    found = [name for name in _TEXTS if (folder / name).is_file()]
-    try:
-        return tuple((name, read_file(folder / name, MAX_DESCRIPTION_BYTES)) for name in found)
-    except (OSError, InvalidRecord) as error:
-        raise TokenizerError(f"The tokenizer's files in {folder} cannot be read: {error}") from error
+def state_of(file: Path) -> tuple[int, ...]:
+    """Return a value that changes with each change of a file."""
+    status = file.stat()
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 @lru_cache(maxsize=32)

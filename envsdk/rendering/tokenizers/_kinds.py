@@ -70,22 +70,14 @@ class NamedTokenizer(ABC):
         if max(padded, vocab_size or 0) > _MAX_IDS:
             raise TokenizerError(f"{name}: it has {max(named, vocab_size or 0):,} ids; at most {_MAX_IDS:,} are read")
         self.name = name
-        self._control_tokens = dict(control_tokens)
-        self._vocab_size = vocab_size or padded
+        self.control_tokens: Mapping[str, int] = dict(control_tokens)
+        self.vocab_size = vocab_size or padded
         self._fingerprint: str | None = None  # computed when it is needed
-
-    @property
-    def control_tokens(self) -> Mapping[str, int]:
-        return self._control_tokens
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
 
     @property
     def fingerprint(self) -> str:
         if self._fingerprint is None:
-            names = orjson.dumps(self._control_tokens, option=orjson.OPT_SORT_KEYS)
+            names = orjson.dumps(self.control_tokens, option=orjson.OPT_SORT_KEYS)
             self._fingerprint = hashlib.sha256(b"\0".join([*self._rules_of_encoding(), names])).hexdigest()[:16]
         return self._fingerprint
 
@@ -104,7 +96,7 @@ class NamedTokenizer(ABC):
             vocabulary=vocabulary,
             vocab_size=self.vocab_size,
             fingerprint=self.fingerprint,
-            control_tokens=self._control_tokens,
+            control_tokens=self.control_tokens,
             rules=rules,
             chat_template=self.chat_template,
         ).write(Path(folder), content)
@@ -177,11 +169,8 @@ class TiktokenTokenizer(NamedTokenizer):
     def encode(self, text: str) -> "NDArray[np.int32]":
         normal = self.normalize(text)
         blocks = range(0, len(normal) - _BLANK + 1, _BLANK)
-        if any(normal[i : i + _BLANK].isspace() for i in blocks):
+        if blocks and any(normal[i : i + _BLANK].isspace() for i in blocks):
             return self._encode_blanks(normal)
-        return self._encode(normal)
-
-    def _encode(self, normal: str) -> "NDArray[np.int32]":
         try:
             return np.array(self._encoding.encode_ordinary(normal), dtype=np.int32)
         except BaseException as error:
@@ -195,31 +184,27 @@ class TiktokenTokenizer(NamedTokenizer):
     def _encode_blanks(self, normal: str) -> "NDArray[np.int32]":
         """Encode a string with a run of white space that is too long for tiktoken's regular expressions.
 
-        The package `regex`, which tiktoken itself requires, splits it into the same words. This is checked on the same
-        string with shorter runs.
+        The package `regex`, which tiktoken itself requires, splits it into the same words, if it gets Rust's definition
+        of white space. This is checked on the same string with shorter runs.
         """
+        import regex
+
+        encoding: Any = self._encoding
+        pattern = re.sub(r"\\.", lambda escape: _BLANKS.get(escape[0], escape[0]), encoding._pat_str)
+
+        def by_words(string: str) -> "NDArray[np.int32]":
+            words = (found[0] for found in regex.finditer(pattern, string))
+            return np.array([token for word in words for token in encoding._encode_single_piece(word)], dtype=np.int32)
+
         shortened = re.sub(
             r"\s{2,}", lambda run: run[0] if len(run[0]) < 1000 else run[0][:500] + run[0][-500:], normal
         )
-        if not np.array_equal(self._encode_by_words(shortened), self._encode(shortened)):
+        if not np.array_equal(by_words(shortened), self.encode(shortened)):
             raise TokenizerError(
                 f"{self.name}: a string with a run of more than {_BLANK:,} blanks cannot be encoded, because its other "
                 "words are split differently without tiktoken. Shorten the run"
             )
-        return self._encode_by_words(normal)
-
-    def _encode_by_words(self, normal: str) -> "NDArray[np.int32]":
-        words = (found[0] for found in self._words.finditer(normal))
-        ids = [token for word in words for token in self._encoding._encode_single_piece(word)]  # pyright: ignore[reportPrivateUsage]
-        return np.array(ids, dtype=np.int32)
-
-    @cached_property
-    def _words(self) -> Any:
-        """The regular expression of words, with Rust's definition of white space."""
-        import regex
-
-        pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
-        return regex.compile(re.sub(r"\\.", lambda escape: _BLANKS.get(escape[0], escape[0]), pattern))
+        return by_words(normal)
 
     def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
         # Read as unsigned integers, negative ids are too large as well.
@@ -231,17 +216,15 @@ class TiktokenTokenizer(NamedTokenizer):
     def _pieces(self) -> "NDArray[np.object_]":
         """The bytes of each id, followed by the bytes for ids that are out of range."""
         pieces = np.full(self.vocab_size + 1, UNNAMED.encode(), dtype=object)
-        ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
-        for piece, token in ranks.items():
+        for piece, token in self.ranks.items():
             pieces[token] = piece
         for name, token in self.control_tokens.items():
             pieces[token] = name.encode()
         return pieces
 
     def _rules_of_encoding(self) -> tuple[bytes, ...]:
-        ranks: dict[bytes, int] = self._encoding._mergeable_ranks  # pyright: ignore[reportPrivateUsage]
         pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
-        items = sorted(ranks.items(), key=lambda item: item[1])
+        items = sorted(self.ranks.items(), key=lambda item: item[1])
         vocabulary = b"".join(b"%d %s\n" % (rank, piece.hex().encode()) for piece, rank in items)
         return vocabulary, pattern.encode(), b"NFC" if self._nfc else b""
 
@@ -250,20 +233,6 @@ class TiktokenTokenizer(NamedTokenizer):
         lines = b"".join(b"%s %d\n" % (base64.b64encode(piece), rank) for piece, rank in items)
         pattern: str = self._encoding._pat_str  # pyright: ignore[reportPrivateUsage]
         return RANKS, lines, {"pattern": pattern, "nfc": self._nfc}
-
-    @classmethod
-    def of_saved(cls, saved: SavedTokenizer, content: bytes, vocab_size: int | None = None) -> "TiktokenTokenizer":
-        """Return the tokenizer that `save` wrote; `content` is that of the file of the vocabulary."""
-        import tiktoken
-
-        ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, content.splitlines())}
-        encoding = tiktoken.Encoding(
-            saved.name,
-            pat_str=saved.rules["pattern"],
-            mergeable_ranks=ranks,
-            special_tokens=dict(saved.control_tokens),
-        )
-        return cls(saved.name, encoding, nfc=saved.rules["nfc"], vocab_size=vocab_size or saved.vocab_size)
 
 
 class HuggingFaceTokenizer(NamedTokenizer):
@@ -346,18 +315,16 @@ class HuggingFaceTokenizer(NamedTokenizer):
     def token_bytes(self, tokens: "NDArray[np.int32]") -> list[bytes]:
         pieces, ids = self._pieces, tokens.tolist()
         for token in {*ids} - pieces.keys():
-            pieces[token] = self._single(token)
+            text = self._names.get(token, UNNAMED)
+            if text in self.control_tokens or text is UNNAMED:
+                pieces[token] = text.encode()
+            elif self._byte_level and all(char in BYTE_OF_CHAR for char in text):
+                pieces[token] = bytes(BYTE_OF_CHAR[char] for char in text)
+            elif len(text) == 6 and text.startswith("<0x"):  # a byte of a SentencePiece vocabulary with byte fallback
+                pieces[token] = bytes([int(text[3:5], 16)])
+            else:
+                pieces[token] = text.replace("▁", " ").encode()
         return [pieces[token] for token in ids]
-
-    def _single(self, token: int) -> bytes:
-        text = self._names.get(token, UNNAMED)
-        if text in self.control_tokens or text is UNNAMED:
-            return text.encode()
-        if self._byte_level and all(char in BYTE_OF_CHAR for char in text):
-            return bytes(BYTE_OF_CHAR[char] for char in text)
-        if len(text) == 6 and text.startswith("<0x"):  # a byte of a SentencePiece vocabulary with byte fallback
-            return bytes([int(text[3:5], 16)])
-        return text.replace("▁", " ").encode()
 
     def _rules_of_encoding(self) -> tuple[bytes, ...]:
         # As the library writes it: files of different versions spell the same rules differently.
@@ -371,8 +338,3 @@ class HuggingFaceTokenizer(NamedTokenizer):
         added = [{**_PLAIN_TOKEN, "id": token, "content": name} for name, token in self.control_tokens.items()]
         written = {**orjson.loads(self._plain.to_str()), "normalizer": normalizer, "added_tokens": added}
         return SPECIFICATION, orjson.dumps(written), {}
-
-    @classmethod
-    def of_saved(cls, saved: SavedTokenizer, content: bytes, vocab_size: int | None = None) -> "HuggingFaceTokenizer":
-        """Return the tokenizer that `save` wrote; `content` is that of the file of the vocabulary."""
-        return cls(saved.name, orjson.loads(content), vocab_size=vocab_size or saved.vocab_size)

@@ -1,5 +1,6 @@
 """Find and load tokenizers."""
 
+import base64
 import copy
 import difflib
 import logging
@@ -14,12 +15,12 @@ import orjson
 from ..._untrusted import MAX_VOCABULARY_BYTES, check_values, read_file
 from ...errors import TokenizerError, unknown_name
 from ._byte_level import as_encoding
-from ._chat_template import template_in_files, template_of_object
+from ._chat_template import template_in_files, template_in_options
 from ._fast import FastokensTokenizer
 from ._files import DATA, VOCABULARY, ModelFiles, cached_snapshot, corpus, snapshot
 from ._kinds import HuggingFaceTokenizer, NamedTokenizer, TiktokenTokenizer, is_failure, reading
 from ._protocol import Tokenizer
-from ._saved import RANKS, SavedTokenizer, is_saved, state_of
+from ._saved import RANKS, SavedTokenizer, is_saved, state_of_saved
 
 _log = logging.getLogger(__name__)
 Backend = Literal["auto", "fastokens"]
@@ -56,18 +57,16 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None, backend
     if backend not in get_args(Backend):
         raise TokenizerError(str(unknown_name("backend", backend, get_args(Backend))))
     tokenizer = _load(source, vocab_size)
-    return tokenizer if backend == "auto" else _with_fastokens(tokenizer)
-
-
-@lru_cache(maxsize=32)
-def _with_fastokens(tokenizer: Tokenizer) -> Tokenizer:
-    if isinstance(tokenizer, FastokensTokenizer):
+    if backend == "auto" or isinstance(tokenizer, FastokensTokenizer):
         return tokenizer
     if not isinstance(tokenizer, NamedTokenizer):
         raise TokenizerError(
             f"backend='fastokens' needs a vocabulary, but {tokenizer!r} is an object of your own class"
         )
-    return FastokensTokenizer(tokenizer)
+    return _with_fastokens(tokenizer)
+
+
+_with_fastokens = lru_cache(maxsize=32)(FastokensTokenizer)
 
 
 def _load(source: Any, vocab_size: int | None) -> Tokenizer:
@@ -77,17 +76,16 @@ def _load(source: Any, vocab_size: int | None) -> Tokenizer:
         if vocab_size not in (None, source.vocab_size):
             raise TokenizerError(f"{source!r} is already loaded; give vocab_size={vocab_size} when loading it")
         return source
-    if isinstance(source, (str, Path)):
-        if str(source) == "embedded":
-            return _load_files(ModelFiles.of_vocabulary(DATA / "embedded.json"), "embedded", vocab_size)
-        path = Path(source)
-        if is_saved(path):
-            return _load_saved(str(path.absolute()), state_of(path), vocab_size)
+    if not isinstance(source, (str, Path)):
+        return _load_object(source, vocab_size)
+    path = Path(source)
+    if str(source) == "embedded":
+        file = DATA / "embedded.json"
+    elif is_saved(path):
+        return _load_saved(str(path.absolute()), state_of_saved(path), vocab_size)
+    else:
         file = path / VOCABULARY if path.is_dir() else path
-        if file.is_file():
-            return _load_files(ModelFiles.of_vocabulary(file), str(source), vocab_size)
-        return _load_by_name(str(source), vocab_size)
-    return _load_object(source, vocab_size)
+    return _load_file(file, str(source), vocab_size) if file.is_file() else _load_by_name(str(source), vocab_size)
 
 
 @lru_cache(maxsize=32)
@@ -96,6 +94,11 @@ def _default(vocab_size: int | None) -> Tokenizer:
     tokenizer = copy.copy(load_tokenizer("embedded", vocab_size=vocab_size))
     tokenizer.is_default = True  # pyright: ignore[reportAttributeAccessIssue] - of our own classes, not of the protocol
     return tokenizer
+
+
+def _load_file(file: Path, name: str, vocab_size: int | None) -> Tokenizer:
+    """Load a `tokenizer.json`, whatever its name is, with what the files next to it specify."""
+    return _load_files(ModelFiles.read(file.absolute().parent, file), name, vocab_size)
 
 
 @lru_cache(maxsize=32)
@@ -112,11 +115,23 @@ def _load_files(files: ModelFiles, name: str, vocab_size: int | None) -> Tokeniz
 @lru_cache(maxsize=32)
 def _load_saved(folder: str, state: tuple[tuple[int, ...], ...], vocab_size: int | None) -> Tokenizer:
     """Load a tokenizer that was saved; `state` is that of its files, so the cache never returns outdated objects."""
+    import tiktoken
+
     saved = SavedTokenizer.read(Path(folder))
-    kind = TiktokenTokenizer if saved.vocabulary == RANKS else HuggingFaceTokenizer
+    size = vocab_size or saved.vocab_size
     with reading(f"{folder}/{saved.vocabulary} cannot be read"):
-        content = saved.read_vocabulary(Path(folder))
-        tokenizer = kind.of_saved(saved, content, vocab_size)
+        content = read_file(Path(folder) / saved.vocabulary, MAX_VOCABULARY_BYTES, inside=Path(folder))
+        if saved.vocabulary == RANKS:
+            ranks = {base64.b64decode(piece): int(rank) for piece, rank in map(bytes.split, content.splitlines())}
+            encoding = tiktoken.Encoding(
+                saved.name,
+                pat_str=saved.rules["pattern"],
+                mergeable_ranks=ranks,
+                special_tokens=dict(saved.control_tokens),
+            )
+            tokenizer = TiktokenTokenizer(saved.name, encoding, nfc=saved.rules["nfc"], vocab_size=size)
+        else:
+            tokenizer = HuggingFaceTokenizer(saved.name, orjson.loads(content), vocab_size=size)
         fingerprint = tokenizer.fingerprint
     if fingerprint != saved.fingerprint:
         raise TokenizerError(
@@ -148,7 +163,7 @@ def _load_by_name(name: str, vocab_size: int | None) -> Tokenizer:
             f"The Hugging Face model {name!r} has no tokenizer.json. Load it with transformers, and give the object: "
             f"load_tokenizer(AutoTokenizer.from_pretrained({name!r}))"
         )
-    return _load_files(ModelFiles.of_vocabulary(file), name, vocab_size)
+    return _load_file(file, name, vocab_size)
 
 
 def local_tokenizer(origin: str) -> Tokenizer | None:
@@ -161,7 +176,7 @@ def local_tokenizer(origin: str) -> Tokenizer | None:
         return None
     folder = Path(origin) if Path(origin).is_dir() else cached_snapshot(origin)
     file = None if folder is None else folder / VOCABULARY
-    return None if file is None or not file.is_file() else _load_files(ModelFiles.of_vocabulary(file), origin, None)
+    return _load_file(file, origin, None) if file is not None and file.is_file() else None
 
 
 def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
@@ -176,13 +191,15 @@ def _load_object(source: Any, vocab_size: int | None) -> Tokenizer:
         name = origin or type(source).__name__
         path = Path(origin)  # the files of the model are next to it, if they are on this machine
         folder = path if path.is_dir() else path.parent if path.is_file() else cached_snapshot(origin)
-        files = ModelFiles.of_folder(folder) if origin and folder is not None else None
+        files = ModelFiles.read(folder) if origin and folder is not None else None
         named = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         size = None if files is None else files.vocab_size
         if size is not None and size < named:  # more tokens were added to the object
             size = None
         tokenizer = _fastest(name, orjson.loads(backend.to_str()), vocab_size or size)
-        tokenizer.chat_template = template_of_object(source, files, tokenizer.control_tokens)
+        names = ("chat_template", "response_template", "response_schema")
+        options = {**getattr(source, "special_tokens_map", {}), **{name: getattr(source, name, None) for name in names}}
+        tokenizer.chat_template = template_in_options(options, files, tokenizer.control_tokens)
         return tokenizer
     raise TokenizerError(
         f"Cannot make a tokenizer of a {type(source).__name__}: give a name, a folder, a tokenizer.json, or an object "

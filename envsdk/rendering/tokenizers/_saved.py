@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ..._untrusted import MAX_DESCRIPTION_BYTES, MAX_VOCABULARY_BYTES, parse_json, read_file
+from ..._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
 from ...errors import TokenizerError, what_is_invalid
 from ._chat_template import ChatTemplateSource
+from ._files import state_of
 
 VocabularyFile: TypeAlias = Literal["vocabulary.tiktoken", "tokenizer.json"]
 RANKS: VocabularyFile = "vocabulary.tiktoken"
@@ -93,15 +94,6 @@ class SavedTokenizer:
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise TokenizerError(f"the saved tokenizer in {folder} cannot be read: {error}") from error
 
-    def read_vocabulary(self, folder: Path) -> bytes:
-        """Read the file of the vocabulary.
-
-        Raises:
-            InvalidRecord: If it is too long, or not a regular file in the folder.
-            OSError: If it cannot be read.
-        """
-        return read_file(folder / self.vocabulary, MAX_VOCABULARY_BYTES, inside=folder)
-
 
 _ADAPTER = TypeAdapter(SavedTokenizer)
 
@@ -111,8 +103,7 @@ def is_saved(folder: Path) -> bool:
     return (folder / _DESCRIPTION).is_file()
 
 
-def state_of(folder: Path) -> tuple[tuple[int, ...], ...]:
+def state_of_saved(folder: Path) -> tuple[tuple[int, ...], ...]:
     """Return a value that changes with each change of the files of a saved tokenizer."""
     files = (folder / name for name in (_DESCRIPTION, RANKS, SPECIFICATION, _TEMPLATE))
-    states = [file.stat() for file in files if file.is_file()]
-    return tuple((state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino) for state in states)
+    return tuple(state_of(file) for file in files if file.is_file())

@@ -3,7 +3,7 @@
 A chain is a prompt and its reply, extended any number of times. This module knows nothing of trajectories.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,66 +34,34 @@ class OpenPrompts:
         self._tokens: list[bytes] = []  # the tokens of each chain, by its number
         self._sorted: list[tuple[bytes, int]] = []
         self._chains: dict[bytes, list[int]] = {}  # by the digest of their tokens
-        self._lengths: list[int] = []  # the distinct lengths in bytes, sorted
-        self._counts: dict[int, int] = {}  # the number of chains of each length
 
     def add(self, prompt: "NDArray[np.int32]", reply: "NDArray[np.int32]") -> ChainMatch:
-        """Find the chain of a prompt, and append the reply to it. It takes O(len(prompt) * log(chains))."""
+        """Find the chain of a prompt, and append the reply to it."""
         data = prompt.astype(_DTYPE).tobytes()
+        # The longest chain that the prompt begins with.
         state, hashed, longest = blake2b(digest_size=16), 0, b""
-        for length in self._possible_lengths(data):
+        for length in sorted({len(tokens) for tokens in self._tokens if len(tokens) <= len(data)}):
             state.update(memoryview(data)[hashed:length])
             hashed, digest = length, state.digest()
-            longest = digest if digest in self._chains else longest
+            longest = digest if self._chains.get(digest) else longest
         state.update(memoryview(data)[hashed:])
-        match = self._extend(longest) if longest else self._begin(data)
+        if longest:
+            chain = self._chains[longest].pop()
+            match = ChainMatch(chain, False, chain, len(self._tokens[chain]) // _DTYPE.itemsize)
+            del self._sorted[bisect_left(self._sorted, (self._tokens[chain], chain))]
+        else:
+            # One of the two neighbors in sort order shares the longest prefix; the latest chain, if it shares as much.
+            at, chain = bisect_left(self._sorted, (data, -1)), len(self._tokens)
+            candidates = {one for _, one in self._sorted[max(0, at - 1) : at + 1]} | set(range(chain)[-1:])
+            shared, nearest = max(((_common(self._tokens[one], data), one) for one in candidates), default=(0, None))
+            match = ChainMatch(chain, True, nearest if shared else None, shared)
+            self._tokens.append(b"")
         tokens = data + reply.astype(_DTYPE).tobytes()
         state.update(memoryview(tokens)[len(data) :])
-        self._store(match.chain, tokens, state.digest())
+        self._tokens[match.chain] = tokens
+        self._chains.setdefault(state.digest(), []).append(match.chain)
+        insort(self._sorted, (tokens, match.chain))
         return match
-
-    def _possible_lengths(self, data: bytes) -> list[int]:
-        """Return the lengths, in bytes, of the chains that the prompt may begin with.
-
-        Every chain that the prompt begins with sorts before the prompt. Of all that sort before it, the last one shares
-        the longest prefix with it. So no such chain is longer than that prefix, and if the prompt begins with the last
-        one, that is the longest chain.
-        """
-        at = bisect_right(self._sorted, (data, len(self._tokens)))
-        if not at:
-            return []
-        tokens, _ = self._sorted[at - 1]
-        shared = _common(tokens, data) * _DTYPE.itemsize
-        return [shared] if shared == len(tokens) else self._lengths[: bisect_right(self._lengths, shared)]
-
-    def _extend(self, digest: bytes) -> ChainMatch:
-        """Remove the chain with this digest from the indexes, and return it as the match."""
-        chain = self._chains[digest].pop()
-        if not self._chains[digest]:
-            del self._chains[digest]
-        tokens = self._tokens[chain]
-        del self._sorted[bisect_left(self._sorted, (tokens, chain))]
-        self._counts[len(tokens)] -= 1
-        if not self._counts[len(tokens)]:
-            del self._lengths[bisect_left(self._lengths, len(tokens))]
-        return ChainMatch(chain, False, chain, len(tokens) // _DTYPE.itemsize)
-
-    def _begin(self, data: bytes) -> ChainMatch:
-        """Begin a chain. One of the two neighbors in sort order shares the longest prefix with the prompt."""
-        at = bisect_left(self._sorted, (data, -1))
-        candidates = {chain for _, chain in self._sorted[max(0, at - 1) : at + 1]}
-        candidates |= {len(self._tokens) - 1} - {-1}  # the latest chain wins if it shares as many tokens
-        shared, nearest = max(((_common(self._tokens[chain], data), chain) for chain in candidates), default=(0, -1))
-        self._tokens.append(b"")
-        return ChainMatch(len(self._tokens) - 1, True, nearest if shared else None, shared)
-
-    def _store(self, chain: int, tokens: bytes, digest: bytes) -> None:
-        self._tokens[chain] = tokens
-        self._chains.setdefault(digest, []).append(chain)
-        insort(self._sorted, (tokens, chain))
-        if not self._counts.get(len(tokens)):
-            insort(self._lengths, len(tokens))
-        self._counts[len(tokens)] = self._counts.get(len(tokens), 0) + 1
 
 
 def _common(first: bytes, second: bytes) -> int:

@@ -205,7 +205,7 @@ def _checked(step: LoggedStep, vocab_size: int) -> "list[tuple[NDArray[np.int32]
     if logprobs is not None and not mask.all() and len(logprobs) == len(mask):
         logprobs = np.where(mask, np.asarray(logprobs, dtype=np.float64), 0.0)
     given = Action(tokens, logprobs, extra=step.extra, **sampling)
-    action = check_action(given, vocab_size, lambda: PromptSize(len(prompt), len(prompt)))
+    action = check_action(given, vocab_size, PromptSize(len(prompt), len(prompt)))
     outcome = _outcome(step)
     if mask.all():
         return [(prompt, action, outcome)]

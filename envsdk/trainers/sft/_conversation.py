@@ -25,7 +25,22 @@ def read_conversation(messages: Sequence[Message | Mapping[str, Any]]) -> list[M
         raise RenderError(f"a message cannot be read: {what_is_invalid(error)}") from error
     except (TypeError, KeyError, ValueError) as error:
         raise RenderError(f"the messages cannot be read: {error}") from error
-    _check_turns(conversation)
+    roles = [message.role for message in conversation]
+    if "assistant" not in roles:
+        raise RenderError(
+            f"the conversation of {len(roles)} messages has no assistant message, so there is no reply to train; "
+            "expected at least one"
+        )
+    if roles[0] == "assistant":
+        raise RenderError(
+            "the conversation begins with an assistant message, which has no prompt; expected a system or user message"
+        )
+    for index in range(1, len(roles)):
+        if roles[index] == roles[index - 1] == "assistant":
+            raise RenderError(
+                f"messages {index - 1} and {index} are both assistant messages, but a reply ends the turn: join them, "
+                "or insert the message that comes between them"
+            )
     _check_results(conversation)
     return conversation
 
@@ -52,25 +67,6 @@ def select_messages(train_on: TrainOn, messages: Sequence[Message]) -> set[int]:
     if not indices:
         raise ConfigError(f"train_on={train_on!r:.80} selects no message of the conversation of {len(messages)}")
     return indices
-
-
-def _check_turns(messages: Sequence[Message]) -> None:
-    roles = [message.role for message in messages]
-    if "assistant" not in roles:
-        raise RenderError(
-            f"the conversation of {len(roles)} messages has no assistant message, so there is no reply to train; "
-            "expected at least one"
-        )
-    if roles[0] == "assistant":
-        raise RenderError(
-            "the conversation begins with an assistant message, which has no prompt; expected a system or user message"
-        )
-    for index in range(1, len(roles)):
-        if roles[index] == roles[index - 1] == "assistant":
-            raise RenderError(
-                f"messages {index - 1} and {index} are both assistant messages, but a reply ends the turn: join them, "
-                "or insert the message that comes between them"
-            )
 
 
 def _check_results(messages: Sequence[Message]) -> None:

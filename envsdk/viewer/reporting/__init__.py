@@ -9,12 +9,4 @@ from ._markdown import as_markdown
 from ._plots import write_plots
 from ._report import report
 
-__all__ = [
-    "RunComparison",
-    "RunFigures",
-    "RunReport",
-    "as_html",
-    "as_markdown",
-    "report",
-    "write_plots",
-]
+__all__ = ["RunComparison", "RunFigures", "RunReport", "as_html", "as_markdown", "report", "write_plots"]

@@ -38,24 +38,18 @@ class Distribution:
     edges: tuple[float, ...]
     counts: tuple[int, ...]
 
-    @property
-    def is_spread(self) -> bool:
-        """Whether the values differ."""
-        return self.minimum < self.maximum
-
     @classmethod
-    def of(cls, values: Sequence[float], edges: Sequence[float] | None = None) -> "Distribution | None":
+    def of(cls, values: Sequence[float], edges: Sequence[float]) -> "Distribution | None":
         """Return the distribution of values; None if there are none.
 
         Args:
             values: The values.
-            edges: The edges of the histogram, which include all values; None chooses them by the values.
+            edges: The edges of the histogram, which include all values.
         """
         if not values:
             return None
         found = np.asarray(values, dtype=np.float64)
-        bins = histogram_edges(found) if edges is None else np.asarray(edges, dtype=np.float64)
-        counts, _ = np.histogram(found, bins=bins)
+        counts, _ = np.histogram(found, bins=np.asarray(edges, dtype=np.float64))
         low, median, high = np.quantile(found, [0.25, 0.5, 0.75]).tolist()
         return cls(
             count=len(found),
@@ -63,7 +57,7 @@ class Distribution:
             minimum=float(found.min()),
             quartiles=(low, median, high),
             maximum=float(found.max()),
-            edges=tuple(bins.tolist()),
+            edges=tuple(edges),
             counts=tuple(counts.tolist()),
         )
 

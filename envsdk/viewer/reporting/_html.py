@@ -4,9 +4,21 @@ from collections.abc import Mapping
 from html import escape
 
 from ..._visible import on_one_line, visible
-from ._blocks import Block, Cell, Command, Histogram, Intervals, Link, Table, clipped, interval_of, number, signed
 from ._figures import QuantityDifference, RunReport
-from ._sections import sections_of
+from ._sections import (
+    Block,
+    Cell,
+    Command,
+    Histogram,
+    Intervals,
+    Link,
+    Table,
+    clipped,
+    interval_of,
+    number,
+    sections_of,
+    signed,
+)
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _LONG = 40

@@ -3,9 +3,8 @@
 import re
 
 from ..._visible import on_one_line
-from ._blocks import Cell, Command, Link, Table
 from ._figures import RunReport
-from ._sections import sections_of
+from ._sections import Cell, Command, Link, Table, sections_of
 
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~#$&@!^=]|:(?=\S)|(?<=www)\.", re.IGNORECASE)
 

@@ -8,8 +8,8 @@ from typing import Any
 from ..._packages import load
 from ..._visible import on_one_line
 from ...trajectories.records import storing
-from ._blocks import clipped, interval_of, interval_scales, short_history, signed
 from ._figures import RunComparison, RunFigures, RunReport
+from ._sections import clipped, interval_of, interval_scales, short_history, signed
 
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 """Colors that most color-blind people can tell apart (Okabe and Ito)."""

@@ -122,7 +122,11 @@ class Collector:
         self._tally += Tally.of(trajectory)
         self._envs[trajectory.env] += 1
         self._break_episodes.update(row.breaks.keys())
-        history, own = history_of(trajectory), cost(trajectory)
+        # As the command line takes it, such as `compact:every=2`, without options that are not set.
+        options = {name: value for name, value in trajectory.history.items() if name != "name" and value is not None}
+        history = str(trajectory.history.get("name", "unknown"))
+        history += ":" * bool(options) + ",".join(f"{name}={value}" for name, value in options.items())
+        own = cost(trajectory)
         self._costs[history] = self._costs[history] + own if history in self._costs else own
         is_failed = row.status == "error"
         quantities = {"failed": float(is_failed)}
@@ -160,7 +164,7 @@ class Collector:
         """
         info, facts = source.info, self._tally
         divergence, why_none, damaged_samples = stored_divergence(source.file.parent)
-        spread = {name: Distribution.of(own, edges.get(name)) for name, own in self.quantities.items()}
+        spread = {name: Distribution.of(own, edges.get(name, ())) for name, own in self.quantities.items()}
         ranked = sorted(self._scored, key=lambda row: (-row.reward, row.line))
         best, rest = ranked[:most], [row for row in ranked[most:] if row.reward < ranked[0].reward]
         worst = sorted(rest[max(0, len(rest) - most) :], key=lambda row: (row.reward, row.line))
@@ -220,17 +224,6 @@ class Collector:
             command=shlex.join(["envsdk", "show", self._path, row.id if can_be_typed else str(row.line)]),
             url=f"{self._url}/{row.line}",
         )
-
-
-def history_of(trajectory: Trajectory) -> str:
-    """Return the history policy of an episode as the command line takes it, such as `compact:every=2`.
-
-    Options that are not set are left out.
-    """
-    given = {name: value for name, value in trajectory.history.items() if name != "name" and value is not None}
-    options = ",".join(f"{name}={value}" for name, value in given.items())
-    name = str(trajectory.history.get("name", "unknown"))
-    return f"{name}:{options}" if options else name
 
 
 def stored_divergence(folder: Path) -> tuple[Divergence | None, str, list[Damage]]:

@@ -1,32 +1,145 @@
-"""A report as sections of paragraphs, tables and charts: the same for HTML and Markdown.
+"""A report as sections of paragraphs, tables, charts and commands: the same for HTML and Markdown; short numbers.
 
-The command line prints the first ones: the summary, and the comparisons.
+Strings are as recorded: a page escapes them. The command line prints the first sections: the summary, and the
+comparisons.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from ._blocks import (
-    Block,
-    Cell,
-    Command,
-    Histogram,
-    Intervals,
-    Link,
-    Section,
-    Table,
-    clipped,
-    interval_scales,
-    number,
-    short_history,
-    signed,
-)
 from ._comparison import FEW_TASKS
-from ._figures import Distribution, RunComparison, RunFigures, RunReport
+from ._figures import Distribution, QuantityDifference, RunComparison, RunFigures, RunReport
 
+_MAX_OPTION, _MAX_HISTORY = 24, 48
 _MAX_DAMAGED, _MAX_LISTED = 20, 3
 _MAX_ID = 80
 _EMPTY = "–"
 _DISTRIBUTION = ("n", "mean", "least", "25 %", "median", "75 %", "most")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link.
+
+    Attributes:
+        text: The text that is shown.
+        url: The target.
+    """
+
+    text: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command of the command line."""
+
+    text: str
+
+
+Cell: TypeAlias = str | Link | Command
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table.
+
+    Attributes:
+        heads: The heading of each column.
+        rows: The cells.
+        texts: The number of columns, from the left, that hold text; the others hold numbers.
+    """
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    texts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """The distribution of a quantity in one run, on the scale of all runs.
+
+    Attributes:
+        title: The caption.
+        distribution: The values of the run.
+        low: The smallest value of all runs.
+        high: The largest value of all runs.
+        share: The largest share of the values of a run that one bin has.
+    """
+
+    title: str
+    distribution: Distribution
+    low: float
+    high: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Differences with their intervals. Each quantity has a separate scale, the same in all comparisons."""
+
+    title: str
+    differences: tuple[QuantityDifference, ...]
+    scales: Mapping[str, float]
+
+
+Block: TypeAlias = str | Table | Histogram | Intervals | Command
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a report.
+
+    Attributes:
+        title: Its heading.
+        blocks: Paragraphs, tables, charts and commands, in order.
+    """
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+def interval_of(one: QuantityDifference) -> tuple[float, float, float]:
+    """Return the lower end, the difference, and the upper end; without an interval, all three are the difference."""
+    low, high = (one.difference if end is None else end for end in (one.low, one.high))
+    return low, one.difference, high
+
+
+def interval_scales(comparisons: Iterable[RunComparison]) -> dict[str, float]:
+    """Return the largest distance from 0 of each quantity's differences and their intervals, over all comparisons."""
+    found: dict[str, float] = {}
+    for one in (difference for comparison in comparisons for difference in comparison.differences):
+        found[one.quantity] = max(found.get(one.quantity, 0.0), *map(abs, interval_of(one)))
+    return {quantity: distance if distance and math.isfinite(distance) else 1.0 for quantity, distance in found.items()}
+
+
+def number(value: float) -> str:
+    """Format a number for reading: thousands with commas, and about four digits."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:,.1f}" if abs(value) >= 1_000 else f"{value:.4g}"
+
+
+def signed(value: float) -> str:
+    """Format a number with its sign."""
+    return number(value) if value < 0 or value == 0 else f"+{number(value)}"
+
+
+def clipped(text: str, most: int) -> str:
+    """Return a string, cut with an ellipsis if it is longer than `most`."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def short_history(history: str) -> str:
+    """Return a history policy with its long options left out, such as the instruction of `summarize`."""
+    name, _, options = history.partition(":")
+    parts = [part.partition("=") for part in options.split(",") if len(part) <= _MAX_OPTION]
+    shown = ["".join(part) for part in parts if part[2] and part[2][0] not in "[{"]
+    return clipped(f"{name}:{','.join(shown)}" if shown else name, _MAX_HISTORY)
 
 
 def sections_of(report: RunReport) -> list[Section]:
@@ -50,17 +163,17 @@ def sections_of(report: RunReport) -> list[Section]:
 
 def _summary(report: RunReport) -> Iterator[Block]:
     heads = ("run", "environment", "policy", "history", "episodes", "failed", "not scored")
-    rows = [
-        (
-            run.name,
-            _listed(run.envs),
-            ": ".join(filter(None, (run.policy, run.model))) or _EMPTY,
-            _listed(map(short_history, run.costs)),
-            *_counts(run.episodes, run.failed, run.not_scored),
-            *((_EMPTY, _EMPTY) if (mean := run.mean_reward) is None else (number(mean.mean), _to(mean.low, mean.high))),
-        )
-        for run in report.runs
-    ]
+    rows: list[tuple[Cell, ...]] = []
+    for run in report.runs:
+        mean, interval = _EMPTY, _EMPTY
+        if (given := run.mean_reward) is not None:
+            mean = number(given.mean)
+            if given.low is not None and given.high is not None:
+                interval = f"{number(given.low)} to {number(given.high)}"
+        policy = ": ".join(filter(None, (run.policy, run.model))) or _EMPTY
+        counts = _counts(run.episodes, run.failed, run.not_scored)
+        envs, histories = _listed(run.envs), _listed(map(short_history, run.costs))
+        rows.append((run.name, envs, policy, histories, *counts, mean, interval))
     yield Table((*heads, "mean reward", "95 % interval"), tuple(rows), texts=4)
     for run in report.runs:
         for note in _run_notes(run):
@@ -269,7 +382,7 @@ def _episodes(report: RunReport) -> Iterator[Block]:
                 reward = _EMPTY if one.reward is None else number(one.reward)
                 shown = (link, task, one.stop_reason, Command(one.command), reward, f"{one.steps:,}")
                 rows.append((run.name, rank, *shown))
-        if run.reward is not None and not run.reward.is_spread and run.reward.count > 1:
+        if run.reward is not None and run.reward.minimum == run.reward.maximum and run.reward.count > 1:
             yield _of(report.runs, run, f"all scored episodes have the reward {number(run.reward.mean)}.")
         if rows:
             heads = ("run", "rank", "episode", "task", "ended", "command", "reward", "steps")
@@ -309,10 +422,6 @@ def _listed(names: Iterable[str]) -> str:
     found = [clipped(name, _MAX_ID) for name in names]
     more = [f"and {len(found) - _MAX_LISTED} more"] if len(found) > _MAX_LISTED else []
     return ", ".join([*found[:_MAX_LISTED], *more]) or _EMPTY
-
-
-def _to(low: float | None, high: float | None) -> str:
-    return _EMPTY if low is None or high is None else f"{number(low)} to {number(high)}"
 
 
 def _counts(*values: int) -> list[str]:

@@ -47,7 +47,3 @@ class TerminalViewer(App[None]):
     def action_keys(self) -> None:
         """List the keys."""
         self.push_screen(KeyList([*self.screen.BINDINGS, *LineView.BINDINGS, *self.BINDINGS]))
-
-    def action_toggle_dark(self) -> None:
-        """Change between the dark and the light theme."""
-        self.theme = "textual-light" if self.current_theme.dark else "textual-dark"

@@ -16,10 +16,11 @@ from ...trajectories._trajectory import Trajectory
 from .._json import EpisodeJSON, MessageJSON
 from .._resources import Resources
 from .._transcript import TranscriptEntry, transcript
-from ._episode import NO_EPISODE, ListedEpisode, StyledLine, entry_lines, wrapped
+from ._episode import NO_EPISODE, ListedEpisode, StyledLine, entry_lines, wrapped_lines
 from ._lines import LineSource, ViewerScreen
 
 _NONE = StyledLine("", "")
+_NO_MESSAGE = (StyledLine("(no message)", "dim"), _NONE)
 _BETWEEN = " │ "
 
 
@@ -35,17 +36,6 @@ class ContextPair(NamedTuple):
     name: str
     counts: tuple[int, int]
     different: tuple[int, ...]
-
-    @property
-    def summary(self) -> str:
-        """A sentence about where the messages begin to differ."""
-        if not all(self.counts):
-            return f"only in the {'second' if not self.counts[0] else 'first'}"
-        if not self.different:
-            return "all messages are the same"
-        first = self.different[0]
-        same = f"the first {first:,} messages are the same" if first > 1 else "the first message is the same"
-        return same if first else "the first message differs"
 
 
 def context_pairs(one: EpisodeJSON, other: EpisodeJSON) -> list[ContextPair]:
@@ -95,28 +85,23 @@ class ComparisonLines(LineSource):
             {(entry.context, entry.message): entry for outer in own for entry in (outer, *outer.inherited)}
             for own in entries
         ]
-        self._rows: list[_Row] = []
+        self.rows: list[_Row] = []
         self.resize(width, 0)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def resize(self, width: int, cursor: int) -> int:
         """Wrap to another width; return the line of the difference that the cursor is at."""
-        before = 0 if not cursor else sum(row.is_different for row in self._rows[: cursor + 1])
+        before = 0 if not cursor else sum(row.is_different for row in self.rows[: cursor + 1])
         self._cell = max((width - len(_BETWEEN)) // 2, 10)
-        self._rows = [row for pair in self._pairs for row in self._rows_of(pair)]
-        starts = [index for index, row in enumerate(self._rows) if row.is_different]
+        self.rows = [row for pair in self._pairs for row in self._rows_of(pair)]
+        starts = [index for index, row in enumerate(self.rows) if row.is_different]
         return starts[before - 1] if before else 0
-
-    def next_difference(self, index: int, step: int) -> int | None:
-        """Return the line of the next message that differs (1), or of the one before (-1)."""
-        stop = len(self._rows) if step > 0 else -1
-        return next((at for at in range(index + step, stop, step) if self._rows[at].is_different), None)
 
     def line(self, index: int, width: int) -> Text:
         """Return a line."""
-        left, right, _ = self._rows[index]
+        left, right, _ = self.rows[index]
         line = Text(left.text, left.style)
         if right is None:
             return line
@@ -125,26 +110,33 @@ class ComparisonLines(LineSource):
 
     def _rows_of(self, pair: ContextPair) -> Iterator[_Row]:
         """Yield a heading, then the messages that differ, with one line for the equal ones between two of them."""
-        yield _Row(StyledLine(f"{on_one_line(pair.name)}: {pair.summary}", "bold"), None)
+        first = pair.different[0] if pair.different else -1
+        if not all(pair.counts):
+            summary = f"only in the {'second' if not pair.counts[0] else 'first'}"
+        elif first < 0:
+            summary = "all messages are the same"
+        elif first == 0:
+            summary = "the first message differs"
+        else:
+            summary = f"the first {first:,} messages are the same" if first > 1 else "the first message is the same"
+        yield _Row(StyledLine(f"{on_one_line(pair.name)}: {summary}", "bold"), None)
         begin = 0
         for index in (*pair.different, max(pair.counts)):
             if equal := index - begin:
                 yield _Row(StyledLine("1 equal message" if equal == 1 else f"{equal} equal messages", "dim"), None)
-            if index in pair.different[:1]:
+            if index == first:
                 yield _Row(StyledLine("── they diverge here ──", "bold red"), None)
             if index in pair.different:
-                cells = [self._wrapped(messages.get((pair.name, index))) for messages in self._messages]
-                for number, (left, right) in enumerate(zip_longest(*cells, fillvalue=_NONE)):
+                entries = [messages.get((pair.name, index)) for messages in self._messages]
+                cells = [_NO_MESSAGE if entry is None else entry_lines(entry, False) for entry in entries]
+                pieces = [wrapped_lines(lines, self._cell) for lines in cells]
+                for number, (left, right) in enumerate(zip_longest(*pieces, fillvalue=_NONE)):
                     yield _Row(left, right, number == 0)
             begin = index + 1
         yield _Row(_NONE, None)
 
-    def _wrapped(self, entry: TranscriptEntry | None) -> list[StyledLine]:
-        lines = [StyledLine("(no message)", "dim"), _NONE] if entry is None else entry_lines(entry, False)
-        return [StyledLine(piece, line.style) for line in lines for piece in wrapped(line.text, self._cell)]
 
-
-class ComparisonScreen(ViewerScreen):
+class ComparisonScreen(ViewerScreen[ComparisonLines]):
     """Two episodes, message by message, and where they diverge.
 
     Args:
@@ -161,8 +153,8 @@ class ComparisonScreen(ViewerScreen):
     ]
 
     def __init__(self, resources: Resources, one: ListedEpisode, other: ListedEpisode) -> None:
+        super().__init__()
         self.source = ComparisonLines([NO_EPISODE, NO_EPISODE], [[], []], 80)
-        super().__init__(self.source)
         self._resources, self._pair = resources, (one, other)
 
     @work(exclusive=True)
@@ -179,7 +171,7 @@ class ComparisonScreen(ViewerScreen):
         self.write("title", f"{own[0].id}  │  {own[1].id}", "bold")
         rewards = " │ ".join(f"{one.stop_reason}, {one.reward_text}, {len(one.steps)} steps" for one in own)
         self.write("details", Text("\n".join(map(on_one_line, [rewards, *_first_different_token(*own)]))))
-        self.lines.show(self.source)
+        self.lines.move_to(0)
         self.action_difference(1)
 
     def on_line_view_moved(self) -> None:
@@ -188,7 +180,9 @@ class ComparisonScreen(ViewerScreen):
 
     def action_difference(self, direction: int) -> None:
         """Go to the next message that differs."""
-        found = self.source.next_difference(self.lines.cursor, direction)
+        rows = self.source.rows
+        further = range(self.lines.cursor + direction, len(rows) if direction > 0 else -1, direction)
+        found = next((index for index in further if rows[index].is_different), None)
         if found is None:
             self.notify("There is no further difference.", markup=False)
         else:

@@ -2,7 +2,7 @@
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import ClassVar, NamedTuple, cast
@@ -56,21 +56,23 @@ class ConversationLines(LineSource):
     Attributes:
         entries: The entries.
         searched: A string that is marked wherever it occurs, as `str.casefold` returns it.
+        open_entries: The indices of the entries that are not folded.
+        starts: The first line of each entry, and the number of lines.
     """
 
     def __init__(self, entries: Sequence[TranscriptEntry], width: int, searched: str = "") -> None:
         self.entries, self.searched = entries, searched
-        self._open: set[int] = set()
-        self._starts = [0]
+        self.open_entries: set[int] = set()
+        self.starts = [0]
         self.resize(width, 0)
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self.starts[-1]
 
     def line(self, index: int, width: int) -> Text:
         """Return a line."""
         entry = self.entry_at(index)
-        text, style = self._lines[entry][index - self._starts[entry]]
+        text, style = self._lines[entry][index - self.starts[entry]]
         line = Text(text, style)
         at = 0
         while self.searched and (place := find(text[at:], self.searched)) is not None:
@@ -82,43 +84,30 @@ class ConversationLines(LineSource):
         """Wrap to another width; return the line of the entry that the cursor is in."""
         entry = self.entry_at(cursor) if cursor else 0
         self._width = max(width, 10)
-        self.fold(self._open)
-        return self.first_line(entry)
+        self.fold(self.open_entries)
+        return self.starts[entry]
 
     def fold(self, open_entries: set[int]) -> None:
         """Open these entries, and fold all others."""
-        self._open = open_entries
+        self.open_entries = open_entries
         self._lines = [
-            [
-                StyledLine(piece, line.style)
-                for line in entry_lines(entry, number in open_entries)
-                for piece in wrapped(line.text, self._width)
-            ]
+            [*wrapped_lines(entry_lines(entry, number in open_entries), self._width)]
             for number, entry in enumerate(self.entries)
         ]
-        self._starts = [0, *accumulate(map(len, self._lines))]
-
-    def toggle(self, entry: int | None) -> None:
-        """Open or fold an entry; or with None all of them: fold them if all are open."""
-        every = set(range(len(self.entries)))
-        self.fold(self._open ^ {entry} if entry is not None else every if self._open != every else set())
+        self.starts = [0, *accumulate(map(len, self._lines))]
 
     def entry_at(self, index: int) -> int:
         """Return the index of the entry that a line belongs to."""
-        return bisect_right(self._starts, index, hi=len(self.entries)) - 1
-
-    def first_line(self, entry: int) -> int:
-        """Return the first line of an entry."""
-        return self._starts[entry]
+        return bisect_right(self.starts, index, hi=len(self.entries)) - 1
 
     def open_at_searched(self, entry: int) -> int:
         """Open an entry if the searched text in it is folded away; return the line with it, or the entry's first."""
         for _ in range(2):
             for at, line in enumerate(self._lines[entry]):
                 if find(line.text, self.searched) is not None:
-                    return self._starts[entry] + at
-            self.fold(self._open | {entry})
-        return self._starts[entry]
+                    return self.starts[entry] + at
+            self.fold(self.open_entries | {entry})
+        return self.starts[entry]
 
     def next_entry(self, start: int, step: int, holds: Callable[[TranscriptEntry], bool]) -> int | None:
         """Return the next entry after `start` that satisfies a condition, forwards (1) or backwards (-1)."""
@@ -151,17 +140,18 @@ def entry_lines(entry: TranscriptEntry, is_open: bool) -> Iterator[StyledLine]:
     yield StyledLine("", "")
 
 
-def wrapped(line: str, width: int) -> Iterator[str]:
-    """Yield a line in pieces that are at most `width` cells wide, cut at spaces where there are any."""
-    while cell_len(line) > width:
-        piece = line[:width] if line.isascii() else chop_cells(line[: 2 * width], width)[0]
-        at = piece.rfind(" ", len(piece) // 2) + 1 or len(piece)
-        yield line[:at]
-        line = line[at:]
-    yield line
+def wrapped_lines(lines: Iterable[StyledLine], width: int) -> Iterator[StyledLine]:
+    """Yield lines in pieces that are at most `width` cells wide, cut at spaces where there are any."""
+    for text, style in lines:
+        while cell_len(text) > width:
+            piece = text[:width] if text.isascii() else chop_cells(text[: 2 * width], width)[0]
+            at = piece.rfind(" ", len(piece) // 2) + 1 or len(piece)
+            yield StyledLine(text[:at], style)
+            text = text[at:]
+        yield StyledLine(text, style)
 
 
-class EpisodeScreen(ViewerScreen):
+class EpisodeScreen(ViewerScreen[ConversationLines]):
     """One episode of a list.
 
     Args:
@@ -190,19 +180,22 @@ class EpisodeScreen(ViewerScreen):
     def __init__(
         self, resources: Resources, listed: Sequence[ListedEpisode], index: int, hit: Hit | None = None
     ) -> None:
+        super().__init__()
         self.source = ConversationLines([], 80)
-        super().__init__(self.source)
         self._resources, self._listed, self._index, self._hit = resources, listed, index, hit
         self._shown = NO_EPISODE
         self._searched = "" if hit is None else hit.found.rstrip("…")
 
     def on_mount(self) -> None:
         """Start reading."""
-        self.read_episode()
+        self.action_episode(0)
 
     @work(exclusive=True)
-    async def read_episode(self) -> None:
-        """Read the episode, and show it."""
+    async def action_episode(self, direction: int) -> None:
+        """Go to the next episode of the list: read it, and show it."""
+        if not 0 <= self._index + direction < len(self._listed):
+            return
+        self._index += direction
         run, row = self._listed[self._index]
         self.write("title", Text(f"reading {on_one_line(row.id)}"))
         try:
@@ -223,21 +216,17 @@ class EpisodeScreen(ViewerScreen):
             title = Text(on_one_line(trajectory.id), "bold")
             self.write("title", title.append("  " + on_one_line(" · ".join(facts)), "not bold"))
         self.source = ConversationLines(entries, self.lines.size.width or 80, self._searched.casefold())
-        self.lines.show(self.source)
+        self.lines.move_to(0)
         if self._hit is not None and entries:
             place, self._hit = (self._hit.context, self._hit.message), None
             found = self.source.next_entry(-1, 1, lambda entry: (entry.context, entry.message) == place)
-            self._show_searched(found)
+            self._show_entry(found, at_searched=True)
 
-    def _show_searched(self, entry: int | None) -> None:
-        """Go to the line of an entry that has the searched text."""
+    def _show_entry(self, entry: int | None, *, at_searched: bool = False) -> None:
+        """Go to the first line of an entry, or to its line that has the searched text."""
         if entry is not None:
-            line = self.source.open_at_searched(entry)
-            self.lines.move_to(line, top=self.source.first_line(entry))
-
-    def _show_entry(self, entry: int) -> None:
-        line = self.source.first_line(entry)
-        self.lines.move_to(line, top=line)
+            line = self.source.open_at_searched(entry) if at_searched else self.source.starts[entry]
+            self.lines.move_to(line, top=self.source.starts[entry])
 
     @property
     def entry(self) -> TranscriptEntry | None:
@@ -265,9 +254,11 @@ class EpisodeScreen(ViewerScreen):
     def action_fold(self, every: bool) -> None:
         """Open or fold the entry with the cursor, or all of them; the cursor stays in its entry."""
         if len(self.source):
-            entry = self.source.entry_at(self.lines.cursor)
-            self.source.toggle(None if every else entry)
-            self.lines.show(self.source, self.source.first_line(entry))
+            entry, is_open = self.source.entry_at(self.lines.cursor), self.source.open_entries
+            all_entries = set(range(len(self.source.entries)))
+            all_or_none = set[int]() if is_open == all_entries else all_entries
+            self.source.fold(all_or_none if every else is_open ^ {entry})
+            self.lines.move_to(self.source.starts[entry])
 
     def action_go(self, what: str, direction: int) -> None:
         """Go to the next step, break, or reply with errors."""
@@ -284,14 +275,7 @@ class EpisodeScreen(ViewerScreen):
             found = self.source.next_entry(self.source.entry_at(self.lines.cursor), direction, holds)
         if found is None:
             self.notify(f"There is no further {what}.", markup=False)
-        else:
-            self._show_entry(found)
-
-    def action_episode(self, direction: int) -> None:
-        """Go to the next episode of the list."""
-        if 0 <= self._index + direction < len(self._listed):
-            self._index += direction
-            self.read_episode()
+        self._show_entry(found)
 
     def action_search(self) -> None:
         """Ask for a string, and go to the next entry that contains it."""
@@ -308,7 +292,7 @@ class EpisodeScreen(ViewerScreen):
             found = self.source.next_entry(at, 1, lambda entry: has(entry, text.casefold()))
             if found is None:
                 self.notify(f"There is no further entry with {on_one_line(text)!r}.", markup=False)
-            self._show_searched(found)
+            self._show_entry(found, at_searched=True)
             self.lines.refresh()
 
         self.open_screen(Question("Search in the conversation", self._searched), search)
@@ -342,9 +326,7 @@ class EpisodeScreen(ViewerScreen):
         """Show the drawing of the contexts; a step that is chosen there has the cursor here."""
 
         def go_to(step: int | None) -> None:
-            found = None if step is None else self.source.next_entry(-1, 1, lambda entry: step in entry.steps)
-            if found is not None:
-                self._show_entry(found)
+            self._show_entry(self.source.next_entry(-1, 1, lambda entry: step in entry.steps))
 
         if self._shown["steps"]:
             steps = () if self.entry is None else self.entry.steps
@@ -372,7 +354,7 @@ class DrawingLines(LineSource):
         return Text(f"{row.lanes}  ", "bold green").append(row.text, style)
 
 
-class DrawingScreen(ViewerScreen):
+class DrawingScreen(ViewerScreen[DrawingLines]):
     """The contexts of an episode as lanes. Choosing a row returns the index of its first step.
 
     Args:
@@ -385,8 +367,8 @@ class DrawingScreen(ViewerScreen):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "Back")]
 
     def __init__(self, title: str, rows: Sequence[DrawnRow], step: int | None) -> None:
+        super().__init__()
         self.source = DrawingLines(rows)
-        super().__init__(self.source)
         self._title, self._step = title, step
 
     def on_mount(self) -> None:

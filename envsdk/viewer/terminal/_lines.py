@@ -1,12 +1,12 @@
 """The parts of the screens: a widget that renders only the visible lines, a screen around it, and dialogs."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
-from textual import events
+from textual import events, on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -41,13 +41,9 @@ class LineSource(Protocol):
 
 
 class LineView(Widget, can_focus=True):
-    """Lines with a cursor. The cursor moves by keys, the wheel, and clicks.
-
-    Args:
-        source: The source of the lines.
+    """The lines of the source of its screen, with a cursor. The cursor moves by keys, the wheel, and clicks.
 
     Attributes:
-        source: The source of the lines.
         cursor: The index of the line with the cursor.
     """
 
@@ -68,16 +64,13 @@ class LineView(Widget, can_focus=True):
     class Chosen(Message):
         """Enter was pressed on a line, or it was clicked while it had the cursor."""
 
-    def __init__(self, source: LineSource) -> None:
-        super().__init__()
-        self.source = source
-        self.cursor = 0
-        self._top = 0
+    cursor = 0
+    _top = 0
 
-    def show(self, source: LineSource, cursor: int = 0) -> None:
-        """Show other lines."""
-        self.source = source
-        self.move_to(cursor)
+    @property
+    def source(self) -> LineSource:
+        """The source of the lines."""
+        return cast("ViewerScreen[LineSource]", self.screen).source
 
     def move_to(self, index: int, *, top: int | None = None) -> None:
         """Move the cursor to a line, and scroll as far as needed to see it.
@@ -118,13 +111,11 @@ class LineView(Widget, can_focus=True):
         elif index < len(self.source):
             self.move_to(index)
 
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Move three lines down."""
-        self.move_to(self.cursor + 3)
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Move three lines up."""
-        self.move_to(self.cursor - 3)
+    @on(events.MouseScrollDown)
+    @on(events.MouseScrollUp)
+    def scroll_lines(self, event: events.MouseEvent) -> None:
+        """Move by three lines."""
+        self.move_to(self.cursor + (3 if isinstance(event, events.MouseScrollDown) else -3))
 
     def action_go(self, where: str) -> None:
         """Move the cursor by a line or a page, or to the first or the last line."""
@@ -138,26 +129,24 @@ class LineView(Widget, can_focus=True):
             self.post_message(self.Chosen())
 
 
-class ViewerScreen(Screen[Any]):
-    """A screen with lines, and text above and below them.
+_Source = TypeVar("_Source", bound=LineSource)
 
-    Args:
-        source: The initial source of the lines.
+
+class ViewerScreen(Screen[Any], Generic[_Source]):
+    """A screen with lines, and text above and below them.
 
     Attributes:
         PARTS: Its parts from top to bottom: ids of text widgets, and `lines`.
+        source: The source of the lines.
     """
 
     PARTS: ClassVar[tuple[str, ...]] = ("title", "lines", "status")
-
-    def __init__(self, source: LineSource) -> None:
-        super().__init__()
-        self._first = source
+    source: _Source
 
     def compose(self) -> ComposeResult:
         """Make the widgets."""
         for part in self.PARTS:
-            yield LineView(self._first) if part == "lines" else Static(id=part)
+            yield LineView() if part == "lines" else Static(id=part)
         yield Footer(show_command_palette=False)
 
     @property

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from rich.text import Text
 from textual import work
@@ -24,22 +24,6 @@ from ._lines import LineSource, Question, ViewerScreen
 _STATUS_STYLES = {"terminated": "green", "truncated": "yellow", "error": "red", "damaged": "bold red"}
 _REDRAW_S = 0.3
 _RUN_WIDTH = 10
-
-
-class TaskHeading(NamedTuple):
-    """The heading of the episodes of one task."""
-
-    key: str
-    rows: tuple[EpisodeRow, ...]
-
-    @property
-    def text(self) -> str:
-        """The number of episodes, their rewards, and the task."""
-        rewards = [row.reward for row in self.rows if row.is_scored]
-        spread = f", {min(rewards):.4g} to {max(rewards):.4g}" if rewards and min(rewards) < max(rewards) else ""
-        mean = f"mean reward {math.fsum(rewards) / len(rewards):.4g}{spread}" if rewards else "not scored"
-        count = "1 episode" if len(self.rows) == 1 else f"{len(self.rows):,} episodes"
-        return on_one_line(" · ".join(filter(None, [self.key, count, mean, self.rows[0].task])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +98,24 @@ class EpisodeLines(LineSource):
 
     Attributes:
         listed: The rows, in the order in which they are shown.
-        items: The lines: rows, and the headings of tasks.
+        items: The lines: rows, and the headings of tasks as strings.
     """
 
     def __init__(self, listed: Sequence[ListedEpisode], names: Sequence[str], *, is_grouped: bool = False) -> None:
         self._names = names
-        self.items: list[ListedEpisode | TaskHeading] = [*listed]
-        if is_grouped:
-            tasks: dict[str, list[ListedEpisode]] = {}
-            for one in listed:
-                tasks.setdefault(one.row.task_key, []).append(one)
-            self.items = []
-            for key, own in tasks.items():
-                self.items += [TaskHeading(key, tuple(row for _, row in own)), *own]
+        self.items: list[ListedEpisode | str] = []
+        tasks: dict[str, list[ListedEpisode]] = {}
+        for one in listed:
+            tasks.setdefault(one.row.task_key if is_grouped else "", []).append(one)
+        for key, own in tasks.items():
+            if is_grouped:
+                rewards = [row.reward for _, row in own if row.is_scored]
+                is_spread = bool(rewards) and min(rewards) < max(rewards)
+                spread = f", {min(rewards):.4g} to {max(rewards):.4g}" if is_spread else ""
+                mean = f"mean reward {math.fsum(rewards) / len(rewards):.4g}{spread}" if rewards else "not scored"
+                count = "1 episode" if len(own) == 1 else f"{len(own):,} episodes"
+                self.items.append(on_one_line(" · ".join(filter(None, [key, count, mean, own[0].row.task]))))
+            self.items += own
         self.listed = [item for item in self.items if isinstance(item, ListedEpisode)]
 
     def __len__(self) -> int:
@@ -135,8 +124,8 @@ class EpisodeLines(LineSource):
     def line(self, index: int, width: int) -> Text:
         """Return the line of a row, or of a heading."""
         item = self.items[index]
-        if isinstance(item, TaskHeading):
-            return Text(item.text, "bold cyan")
+        if isinstance(item, str):
+            return Text(item, "bold cyan")
         run, row = item
         line = Text(_cell(self._names[run], _RUN_WIDTH) if len(self._names) > 1 else "")
         for column, column_width in self._columns(width):
@@ -170,7 +159,7 @@ class RunProgress:
     """The episodes that match, by line."""
 
 
-class ListScreen(ViewerScreen):
+class ListScreen(ViewerScreen[EpisodeLines]):
     """The episodes of runs: sorted, filtered, and read while it is shown.
 
     Args:
@@ -192,10 +181,10 @@ class ListScreen(ViewerScreen):
     ]
 
     def __init__(self, resources: Resources, filter: str = "", *, follow: bool = False) -> None:
+        super().__init__()
         infos = [source.info for source in resources.sources]
         self._names = [on_one_line(info.name) for info in infos]
         self.source = EpisodeLines([], self._names)
-        super().__init__(self.source)
         self._resources, self._follow, self._filter = resources, follow, parse_filter(filter)
         self._column, self._is_reversed, self._is_grouped, self._is_reading = 0, False, False, True
         self._marked: ListedEpisode | None = None
@@ -280,7 +269,7 @@ class ListScreen(ViewerScreen):
         listed = [one for _, one in known] + unknown
         self.source = EpisodeLines(listed, self._names, is_grouped=self._is_grouped)
         same = [n for n, one in enumerate(self.source.items) if before is not None and _is_same(one, before)]
-        self.lines.show(self.source, same[0] if same else 0)
+        self.lines.move_to(same[0] if same else 0)
 
     @property
     def current(self) -> ListedEpisode | None:
@@ -288,10 +277,6 @@ class ListScreen(ViewerScreen):
         cursor = self.lines.cursor
         item = self.source.items[cursor] if cursor < len(self.source) else None
         return item if isinstance(item, ListedEpisode) else None
-
-    def on_resize(self) -> None:
-        """Draw the heading for the new width."""
-        self.on_line_view_moved()
 
     def on_line_view_moved(self) -> None:
         """Describe the row with the cursor, and the list."""
@@ -373,7 +358,7 @@ class ListScreen(ViewerScreen):
         self.show_rows()
 
 
-def _is_same(one: ListedEpisode | TaskHeading, other: ListedEpisode) -> bool:
+def _is_same(one: ListedEpisode | str, other: ListedEpisode) -> bool:
     return isinstance(one, ListedEpisode) and (one.run, one.row.line) == (other.run, other.row.line)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
@@ -73,7 +72,7 @@ class TokenColumns:
         return " · ".join(f"{name} {value}" for name, value in facts.items() if value is not None)
 
 
-class _Run(NamedTuple):
+class TokenRun(NamedTuple):
     """Tokens that follow one another: one line each; or the placeholders of an image, which are one line."""
 
     context: str
@@ -99,26 +98,26 @@ class TokenLines(LineSource):
         self, ranges: Sequence[Range], columns: Mapping[str, TokenColumns], images: Mapping[str, Mapping[str, Any]]
     ) -> None:
         self._columns, self._images = columns, images
-        self._runs: list[_Run] = []
+        self._runs: list[TokenRun] = []
         for own in ranges:
             position = own.start
             for first, last, sha256 in columns[own.context].images:
                 start, stop = max(own.start, first), min(own.stop, last)
                 if start < stop:
-                    self._runs += [_Run(own.context, position, start), _Run(own.context, start, stop, sha256)]
+                    self._runs += [TokenRun(own.context, position, start), TokenRun(own.context, start, stop, sha256)]
                     position = stop
-            self._runs.append(_Run(own.context, position, own.stop))
+            self._runs.append(TokenRun(own.context, position, own.stop))
         self._runs = [run for run in self._runs if run.start < run.stop]
         self._starts = [0, *accumulate(run.lines for run in self._runs)]
 
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def place(self, index: int) -> tuple[str, int, str]:
-        """Return the context and the position of the token of a line, and the hash of its image."""
+    def place(self, index: int) -> tuple[TokenRun, int]:
+        """Return the run that the token of a line is in, and the token's position in the context."""
         number = bisect_right(self._starts, index, hi=len(self._runs)) - 1
         run = self._runs[number]
-        return run.context, run.start + index - self._starts[number], run.sha256
+        return run, run.start + index - self._starts[number]
 
     def line_of(self, position: int) -> int:
         """Return the line of the token at a position in all ranges."""
@@ -130,15 +129,8 @@ class TokenLines(LineSource):
         return max(0, len(self) - 1)
 
     def next_step(self, index: int, direction: int) -> int:
-        """Return the first line of the next step (1), or of this or the last one (-1)."""
-        edges = self._step_edges
-        at = bisect_right(edges, index) if direction > 0 else bisect_left(edges, index) - 1
-        return edges[at] if 0 <= at < len(edges) else index
-
-    @cached_property
-    def _step_edges(self) -> list[int]:
-        """The lines at which steps or ranges begin."""
-        edges, last = set[int](), None
+        """Return the line at which the next step or range begins (1), or this or the last one (-1)."""
+        edges, last = {index}, None
         for own, start in zip(self._runs, self._starts, strict=False):
             if last is None or (last.context, last.stop) != (own.context, own.start):
                 edges.add(start)
@@ -146,22 +138,23 @@ class TokenLines(LineSource):
             inside = begins[bisect_left(begins, own.start) : bisect_left(begins, own.stop)]
             edges.update(start + min(position - own.start, own.lines - 1) for position in inside)
             last = own
-        return sorted(edges)
+        ordered = sorted(edges)
+        at = ordered.index(index) + direction
+        return ordered[at] if 0 <= at < len(ordered) else index
 
     def line(self, index: int, width: int) -> Text:
         """Return the line of a token, or of an image."""
-        context, position, sha256 = self.place(index)
-        columns = self._columns[context]
+        run, position = self.place(index)
+        columns = self._columns[run.context]
         names = ("ids", "steps", "trained", "sampled", "roles", "logprobs", "dropped")
         token, step, trained, is_sampled, role, logprob, dropped = (columns.at(name, position) for name in names)
         line = Text(f"{position:>8} {token:>6} {'' if step is None else step + 1:>5} ")
         line.append(f"{0 if trained is None else 1:<4} ", "bold green")
         line.append(f"{on_one_line(role or ('sampled' if is_sampled else 'observed'))[:18]:18} ", "cyan")
         line.append(f"{'' if logprob is None else f'{logprob:.3f}':>8}  ")
-        if sha256:
-            run = self._runs[bisect_right(self._starts, index, hi=len(self._runs)) - 1]
-            facts = {**self._images[sha256], "tokens": run.stop - run.start}  # those in this range
-            text = Text(f"[{on_one_line(image_name(sha256, facts))}]", "magenta")
+        if run.sha256:
+            facts = {**self._images[run.sha256], "tokens": run.stop - run.start}  # those in this range
+            text = Text(f"[{on_one_line(image_name(run.sha256, facts))}]", "magenta")
         else:
             text = columns.text(position)
         if logprob is not None:
@@ -178,7 +171,7 @@ def shade(logprob: float) -> Style:
     return _SHADES[min(len(_SHADES) - 1, max(0, round(-2 * logprob)))]
 
 
-class TokensScreen(ViewerScreen):
+class TokensScreen(ViewerScreen[TokenLines]):
     """The screen with the tokens of ranges.
 
     Args:
@@ -205,9 +198,9 @@ class TokensScreen(ViewerScreen):
         start: int,
         images: Mapping[str, Mapping[str, Any]],
     ) -> None:
+        super().__init__()
         self._columns: dict[str, TokenColumns] = {}
         self.source = TokenLines([], self._columns, images)
-        super().__init__(self.source)
         self._title, self._ranges, self._read, self._start, self._images = title, ranges, read, start, images
 
     @work(exclusive=True)
@@ -221,7 +214,7 @@ class TokensScreen(ViewerScreen):
         except (EnvsdkError, OSError) as error:
             self.write("title", str(error), "red")
             return
-        self.source = self.lines.source = TokenLines(self._ranges, self._columns, self._images)
+        self.source = TokenLines(self._ranges, self._columns, self._images)
         line = self.source.line_of(self._start)
         self.lines.move_to(line, top=line)
 
@@ -230,11 +223,11 @@ class TokensScreen(ViewerScreen):
         cursor = self.lines.cursor
         if not len(self.source):
             return
-        context, position, _ = self.source.place(cursor)
-        columns = self._columns[context]
+        run, position = self.source.place(cursor)
+        columns = self._columns[run.context]
         step = columns.at("steps", position)
         self.write("details", columns.problem or columns.details(position))
-        facts = [f"{cursor + 1:,} of {len(self.source):,}", context, "" if step is None else f"step {step + 1}"]
+        facts = [f"{cursor + 1:,} of {len(self.source):,}", run.context, "" if step is None else f"step {step + 1}"]
         self.write("status", " · ".join(filter(None, facts)))
 
     def action_step(self, direction: int) -> None:

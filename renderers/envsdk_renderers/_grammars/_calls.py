@@ -1,9 +1,7 @@
 """Read the calls of a reply by its grammar. An unreadable call has an error, and its text as its arguments."""
 
-import json
 import re
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from envsdk.errors import RenderError
@@ -12,7 +10,17 @@ from envsdk.messages import ToolCall, ToolSchema
 from .._replies._argument_types import ArgumentTypes
 from ._grammar import Field, Grammar, Path
 from ._patterns import CodedReply, Constant, Patterns
-from ._styles import CONTROL, CUT, JSON, UNTERMINATED, NotPython, parse_value, read_python_call, read_value, skip_space
+from ._styles import (
+    CONTROL,
+    JSON,
+    LONGEST_WORD,
+    InvalidValue,
+    Style,
+    parse_value,
+    read_python_call,
+    read_value,
+    skip_space,
+)
 from ._writing import CallWriter, write_form
 
 NOT_CLOSED = "the tool call was not closed"
@@ -27,29 +35,28 @@ class ReadCall(NamedTuple):
     """A call that was read."""
 
     call: ToolCall
+    last: int
+    """The position after its last field."""
     end: int
     """The position after the call and the constant that follows it."""
     following: Constant | None
     """The constant that follows it; None if the call is broken or the reply ended in it."""
+    is_ended: bool
+    """True if the call ends as it was read, although it may be undecided which constant follows it."""
     is_open: bool = False
     """True if the reply ended inside the call."""
-    last: int = 0
-    """The position after its last field."""
-    is_ended: bool = False
-    """True if the call ends as it was read, although it may be undecided which constant follows it."""
 
 
-class _CallFields(NamedTuple):
-    """The fields of a call that was read."""
+class _ReadField(NamedTuple):
+    """A field that was read up to the constant after it."""
 
-    call: ToolCall
+    text: str
     end: int
-    """The position after its last field."""
     position: int
-    """The position after the constant that follows."""
-    following: Constant | None
-    is_ended: bool
-    """See `ReadCall`."""
+    """The position after the constant."""
+    following: Constant
+    ends_call: bool
+    """True if the call ends with this field, whichever constant follows that begins as this one."""
 
 
 class Unreadable(ValueError):
@@ -82,12 +89,8 @@ class CallReader:
         self._source = source
         self._searched = 0  # characters that were searched for calls that are broken
         self._patterns = patterns
-        self._tools = tools
-        self._writer = CallWriter(grammar, is_checked=True)
-
-    @cached_property
-    def _types(self) -> ArgumentTypes:
-        return ArgumentTypes(self._tools, parse_value, self._patterns.parse_exactly)
+        self._types = ArgumentTypes(tools, parse_value, patterns.parse_exactly)
+        self._writer = CallWriter(grammar)
 
     def read(self, start: int, since: int) -> ReadCall:
         """Read the call whose first field begins at `start`; a broken call ends where a call is closed or opened.
@@ -99,32 +102,31 @@ class CallReader:
             start: The position.
             since: Where the constant before it begins.
         """
-        searched = self._searched
+        searched, source = self._searched, self._source
         try:
             first = self._grammar.call[0]
             read = {"object": self._read_object, "python": self._read_python}.get(first, self._read_parts)
             found = read(start)
-            call = self._with_raw(found, start, since)
-            read_call = ReadCall(call, found.position, found.following, last=found.end, is_ended=found.is_ended)
+            found = found._replace(call=self._with_sampled(found, start, since))
         except Unreadable as broken:
-            read_call = self._broken(start, since, broken)
-        if self._source.undecided is not None:
+            found = self._broken(start, since, broken)
+        if source.undecided is not None:
             self._searched = searched
-        return read_call
+        return found
 
-    def _with_raw(self, found: _CallFields, start: int, since: int) -> ToolCall:
+    def _with_sampled(self, found: ReadCall, start: int, since: int) -> ToolCall:
         """Return the call with its sampled text if the template would write another one."""
-        tags, coded_tags = self._grammar.call_tags, self._patterns.call_tags
-        closed = self._source.text.find(coded_tags[1], found.end, found.position) if coded_tags else -1
-        coded = self._source.text[start : found.end].strip()
+        tags = self._patterns.call_tags
+        closed = self._source.text.find(tags[1], found.last, found.end) if tags else -1
+        coded = self._source.text[start : found.last].strip()
         if closed >= 0:
             coded = self._source.text[self._opened(start, since) : closed]
-        call, text = found.call, self._patterns.code.plain(coded)
+        text = self._patterns.code.plain(coded)
         try:
-            written = self._writer.between_tags(call, tags) if tags and closed >= 0 else self._writer.text(call)
+            written = self._writer.text(found.call, is_between_tags=closed >= 0)
         except RenderError:  # it cannot be written otherwise
             written = None
-        return call if text == written else call.model_copy(update={"raw": text})
+        return found.call if text == written else found.call.model_copy(update={"raw": text})
 
     def _opened(self, start: int, since: int) -> int:
         """Return the position after the tag that opens the call whose first field begins at `start`, if it has one."""
@@ -137,10 +139,8 @@ class CallReader:
         if self._grammar.calls_are_marked or self._grammar.call != ("object",):
             return True
         try:
-            value, _ = read_value(self._source.text, start, JSON, is_whole=self._source.is_whole)
-        except ValueError as error:
-            if str(error) == CUT:
-                self._source.wait(start)
+            value, _ = self._read_value(start, JSON)
+        except InvalidValue:
             return True
         path = self._grammar.arguments_path
         has_arguments = path[-1:] == ("",) or _at(value, path, _MISSING) is not _MISSING
@@ -157,31 +157,25 @@ class CallReader:
 
     def _broken(self, start: int, since: int, broken: Unreadable) -> ReadCall:
         found = self._source.search(self._patterns.broken_end, broken.position)
-        end = found.start() if found else len(self._source.text)
+        end = found.start if found else len(self._source.text)
         text = self._patterns.code.plain(self._source.text[self._opened(start, since) : end])
-        is_open = self._patterns.has_control_closers and not found
+        is_open = not found and any(map(CONTROL.search, self._patterns.closers))
         is_cut = not found and (broken.is_open or not text.strip())
         error = NOT_CLOSED if is_cut else str(broken)
-        call = ToolCall.model_construct(
-            name="" if CONTROL.search(broken.name) else broken.name, arguments=text, error=error, raw=text
-        )
-        is_closed = found is not None and (found.lastindex or 1) > self._patterns.opener_count
-        return ReadCall(call, found.end() if found and is_closed else end, None, is_open, end)
+        name = "" if CONTROL.search(broken.name) else broken.name
+        call = ToolCall.model_construct(name=name, arguments=text, error=error, raw=text)
+        is_closed = found is not None and found.alternative.kind == "closer"
+        return ReadCall(call, end, found.end if found and is_closed else end, None, False, is_open)
 
     # An object.
 
-    def _read_object(self, start: int) -> _CallFields:
-        value, end = self._value(start, "")
-        if not isinstance(value, dict):
-            raise Unreadable("a tool call is not a JSON object", end)
+    def _read_object(self, start: int) -> ReadCall:
+        fields, end = self._read_mapping(start, "", JSON, "a tool call is not a JSON object")
         grammar = self._grammar
-        fields = cast("dict[str, Any]", value)
         name = _at(fields, grammar.name_path)
         if not isinstance(name, str) or not name:
             raise Unreadable("a tool call has no name", end)
-        path = grammar.arguments_path
-        if "" in path:
-            path = tuple(name if key == "" else key for key in path)
+        path = tuple(key or name for key in grammar.arguments_path)
         arguments = _at(fields, path, _MISSING)
         if arguments is _MISSING:
             layout, holder = "".join(grammar.layout), _at(fields, path[:-1])
@@ -193,27 +187,34 @@ class CallReader:
         if not isinstance(arguments, (dict, str)):
             raise Unreadable("a tool call's arguments are not a JSON object", end, name)
         call_id = None if grammar.id_path is None else _at(fields, grammar.id_path)
-        call = ToolCall.model_construct(
-            name=name, arguments=arguments, id=call_id if isinstance(call_id, str) else None
-        )
-        return self._close(end, "object", call)
+        call_id = call_id if isinstance(call_id, str) else None
+        return self._close(end, "object", ToolCall.model_construct(name=name, arguments=arguments, id=call_id))
 
-    def _value(self, start: int, name: str) -> tuple[Any, int]:
-        """Read the JSON value, or the one in the template's notation, that begins at `start`."""
-        style = JSON if self._grammar.call[0] == "object" else self._patterns.style
+    def _read_mapping(self, start: int, name: str, style: Style, otherwise: str) -> tuple[dict[str, Any], int]:
+        """Read the object that begins at `start`; `otherwise` is the error if it is another value."""
         self._refuse_work(start, name)
         try:
-            value, end = read_value(self._source.text, start, style, is_whole=self._source.is_whole)
-        except ValueError as error:
-            if str(error) == CUT:
+            value, end = self._read_value(start, style)
+        except InvalidValue as error:
+            text = self._source.text
+            self._searched += error.end - start + len(text) // 64  # the decoder counts the lines of all text
+            is_cut = error.end >= len(text.rstrip()) or not style.is_json
+            what = "valid JSON" if style.is_json else "an object"
+            raise Unreadable(f"a tool call is not {what}: {error}", start, name, is_open=is_cut) from None
+        if not isinstance(value, dict):
+            raise Unreadable(otherwise, end, name)
+        return cast("dict[str, Any]", value), end
+
+    def _read_value(self, start: int, style: Style) -> tuple[Any, int]:
+        text = self._source.text
+        try:
+            value, end = read_value(text, start, style)
+        except InvalidValue as error:
+            if error.end + LONGEST_WORD > len(text):
                 self._source.wait(start)
-            is_decoded = isinstance(error, json.JSONDecodeError)
-            is_unterminated = is_decoded and error.msg.startswith(UNTERMINATED)
-            is_cut = is_unterminated or start + error.pos >= self._source.last if is_decoded else not style.is_json
-            rest = len(self._source.text) - start
-            self._searched += error.pos if is_decoded and not is_unterminated else rest
-            what = "JSON" if style.is_json else "an object"
-            raise Unreadable(f"a tool call is not valid {what}: {error}", start, name, is_open=is_cut) from None
+            raise
+        if end == len(text) and text[end - 1] not in "}])":  # a number may go on
+            self._source.wait(start)
         return value, end
 
     def _refuse_work(self, start: int, name: str) -> None:
@@ -224,146 +225,133 @@ class CallReader:
 
     # A call in Python's syntax.
 
-    def _read_python(self, start: int) -> _CallFields:
-        named = _PYTHON_NAME.match(self._source.text, start)
+    def _read_python(self, start: int) -> ReadCall:
+        text = self._source.text
+        named = _PYTHON_NAME.match(text, start)
         name = named[1] if named else ""
         self._refuse_work(start, name)
-        control = CONTROL.search(self._source.text, start)
-        stop = control.start() if control else len(self._source.text)
+        control = CONTROL.search(text, start)
+        stop = control.start() if control else len(text)
         is_whole = control is not None or self._source.is_whole
         try:
-            name, arguments, end = read_python_call(
-                self._source.text, start, stop, self._grammar.unescaped_quote, is_whole=is_whole
-            )
-        except NotPython as error:
-            if str(error) == CUT:
+            name, arguments, end = read_python_call(text, start, stop, self._grammar.unescaped_quote, is_whole=is_whole)
+        except InvalidValue as error:
+            if error.end >= len(text):
                 self._source.wait(start)
-            self._searched += error.searched
+            self._searched += error.end - start
             raise Unreadable(f"a tool call is not a call in Python: {error}", start, name, is_open=True) from None
         return self._close(end, "python", ToolCall.model_construct(name=name, arguments=arguments))
 
     # A call of several fields.
 
-    def _read_parts(self, start: int) -> _CallFields:
+    def _read_parts(self, start: int) -> ReadCall:
         grammar = self._grammar
         texts: dict[str, str] = {}
         position = start
         for index, field in enumerate(grammar.call):
-            name = texts.get("name", "")
             if field in ("arguments", "key"):
                 break
-            raw = self._raw(position, field, name)
-            text, end, position, constant = raw.text, raw.end, raw.position, raw.following
-            texts[field] = text.strip()
+            read = self._read_field(position, field, texts.get("name", ""))
+            texts[field], position = read.text.strip(), read.position
+            if field == grammar.last_fields[0] and "key" in grammar.call and read.following.target != "key":
+                call = self._made(self._name(texts, start), texts, {})
+                return ReadCall(call, read.end, position, read.following, read.ends_call)
             following = grammar.call[index + 1] if index + 1 < len(grammar.call) else "end"
-            if field == grammar.last_fields[0] and "key" in grammar.call and constant.target != "key":
-                return _CallFields(self._made(texts, {}, start), raw.end, position, constant, raw.ends_call)
-            if constant.target != following:
+            if read.following.target != following:
                 error = f"a tool call has no {following} after its {field}"
                 raise self._misformed(error, position, texts.get("name", ""))
-        if "key" in grammar.call:
-            return self._read_pairs(start, position, texts)
         name = self._name(texts, start)
-        value, end = self._value(position, name or "?")
-        if not isinstance(value, dict):
-            raise Unreadable("a tool call's arguments are not a JSON object", end, name)
-        arguments, errors = cast("dict[str, Any]", value), list[str]()
+        if "key" in grammar.call:
+            return self._read_pairs(position, name, texts)
+        otherwise = "a tool call's arguments are not a JSON object"
+        arguments, end = self._read_mapping(position, name or "?", self._patterns.style, otherwise)
+        errors: list[str] = []
         if grammar.quoted is not None:
             typed = {
                 k: self._types.value(name, k, v) if isinstance(v, str) else (v, None) for k, v in arguments.items()
             }
             arguments = {key: found for key, (found, _) in typed.items()}
             errors = [error for _, error in typed.values() if error is not None]
-        return self._close(end, "arguments", self._made(texts, arguments, start, errors))
+        return self._close(end, "arguments", self._made(name, texts, arguments, errors))
 
-    def _raw(self, start: int, field: Field, name: str) -> "_RawField":
+    def _read_field(self, start: int, field: Field, name: str) -> _ReadField:
         """Read a field up to the first constant that may follow it."""
-        pattern, constants = self._patterns.after_or_control[field]
-        is_decided = self._source.undecided is None
-        found = self._source.search(pattern, start)
-        begun = self._source.undecided
-        if found is None or found.lastindex == len(constants) + 1:
-            where = found.start() if found else start
+        pattern, source = self._patterns.after[field], self._source
+        is_decided = source.undecided is None
+        found = source.search(pattern, start)
+        begun = source.undecided
+        if found is None or found.constant is None:
+            where = found.start if found else start
             is_open = found is None and any(self._patterns.closers)
             raise self._misformed(f"a tool call has no end of its {field}", where, name, is_open=is_open)
-        index = (found.lastindex or 1) - 1
-        constant = constants[index]
-        text = constant.strip_before(self._source.text[start : found.start()])
-        has_opener = self._patterns.opener.complete.search(text) is not None
+        constant = found.constant
+        text = constant.strip_before(source.text[start : found.start])
+        has_opener = self._patterns.opener.whole.search(text) is not None
         if field != "value" and (not text.strip() or "\n" in text.strip() or has_opener):
             raise self._misformed(f"a tool call has no {field}", start, name)
-        position = self._source.skip(constant.tail, found.end(), start)
-        longer = [other for other in constants if other.core.startswith(constant.core)]
+        position = source.skip(constant.tail, found.end, start)
+        others = (other.constant for other in pattern.alternatives if other.constant is not None)
+        longer = [other for other in others if other.core.startswith(constant.core)]
         ends_call = (
             is_decided
-            and begun in (None, found.start())
+            and begun in (None, found.start)
             and field in self._grammar.last_fields
-            and not pattern.alternatives[index].is_last
+            and not found.alternative.is_last
             and all(other.lead == constant.lead and other.target not in self._grammar.call[1:] for other in longer)
         )
-        return _RawField(text, start + len(text), position, constant, ends_call)
+        return _ReadField(text, start + len(text), position, constant, ends_call)
 
-    def _read_pairs(self, start: int, position: int, texts: dict[str, str]) -> _CallFields:
-        name, pairs = self._name(texts, start), list[tuple[str, str, Any]]()
-        raw: _RawField | None = None
-        while raw is None or raw.following.target == "key":
-            key, position, kind = self._key(position, name)
-            raw = self._raw(position, "value", name)
-            position = raw.position
-            pairs.append((key, raw.text, kind))
-        arguments, errors = self._typed(name, pairs)
-        call = self._made(texts, arguments, start, errors)
-        return _CallFields(call, raw.end, position, raw.following, raw.ends_call)
-
-    def _key(self, start: int, name: str) -> tuple[str, int, Any]:
-        pattern, constants, kinds = self._patterns.before_values
-        found = self._source.search(pattern, start)
-        if found is None or found.lastindex == len(constants) + 1:
-            where = found.start() if found else start
-            raise self._misformed(f"{name:.80}: a key has no value", where, name, is_open=found is None)
-        index = (found.lastindex or 1) - 1
-        key = constants[index].strip_before(self._source.text[start : found.start()])
-        if "\n" in key:
-            raise self._misformed(f"{name:.80}: a key has a line break", start, name)
-        core, tail, end = constants[index].core, constants[index].tail, found.end()
-        position = self._source.skip(tail, end, start)
-        if tail and position == end and self._source.text.startswith(core, end):
-            raise self._misformed(f"{name:.80}: {core * 2!r} follows the key {key[:40]!r}", start, name)
-        return key, position, kinds[index]
-
-    def _typed(self, name: str, pairs: Sequence[tuple[str, str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    def _read_pairs(self, position: int, name: str, texts: dict[str, str]) -> ReadCall:
         arguments: dict[str, Any] = {}
         errors: list[str] = []
-        for key, text, types in pairs:
+        read: _ReadField | None = None
+        while read is None or read.following.target == "key":
+            key, position, types = self._read_key(position, name)
+            read = self._read_field(position, "value", name)
+            position = read.position
             is_twice = key in arguments
-            opener, closer = self._patterns.wrapper
-            is_wrapped = bool(opener) and text.startswith(opener)
-            is_cut = is_wrapped and not text.endswith(closer)
-            if is_wrapped and not is_cut:
-                arguments[key], error = self._typed_value(name, key, text[len(opener) : len(text) - len(closer)], types)
-            else:
-                arguments[key], error = self._typed_value(name, key, text, types)
-            found = self._patterns.swallowed(text)
-            if is_cut:
-                errors.append(f"{name:.80}: the argument {key[:40]!r} opens {opener!r} and does not close it")
-            elif is_twice:
-                errors.append(f"{name}: the argument {key[:40]!r} comes twice")
-            elif found:
-                errors.append(f"{name:.80}: the argument {key[:40]!r} holds {found[:40]!r}, a tag of the call")
-            elif error is not None:
-                errors.append(error)
-        return arguments, errors
+            arguments[key], error = self._typed(name, key, read.text, types)
+            if is_twice:
+                error = f"{name}: the argument {key[:40]!r} comes twice"
+            errors += [error] if error else []
+        return ReadCall(self._made(name, texts, arguments, errors), read.end, position, read.following, read.ends_call)
 
-    def _typed_value(self, name: str, key: str, text: str, types: tuple[str, ...]) -> tuple[Any, str | None]:
-        has_quotes = self._patterns.has_quoted_values
-        if types == ("string",) and not has_quotes:
-            return text, None
-        if "string" in types and not has_quotes:
-            return self._types.value(name, key, text)
-        try:
-            return parse_value(text), None
-        except ValueError as error:
-            return text, f"{name:.80}: the argument {key[:40]!r} is {text[:40]!r}, which is not a value ({error})"
+    def _read_key(self, start: int, name: str) -> tuple[str, int, tuple[str, ...]]:
+        source = self._source
+        found = source.search(self._patterns.after["key"], start)
+        if found is None or found.constant is None:
+            where = found.start if found else start
+            raise self._misformed(f"{name:.80}: a key has no value", where, name, is_open=found is None)
+        constant = found.constant
+        key = constant.strip_before(source.text[start : found.start])
+        if "\n" in key:
+            raise self._misformed(f"{name:.80}: a key has a line break", start, name)
+        position = source.skip(constant.tail, found.end, start)
+        if constant.tail and position == found.end and source.text.startswith(constant.core, found.end):
+            raise self._misformed(f"{name:.80}: {constant.core * 2!r} follows the key {key[:40]!r}", start, name)
+        return key, position, constant.types
+
+    def _typed(self, name: str, key: str, text: str, types: tuple[str, ...]) -> tuple[Any, str | None]:
+        """Return the value that a text spells, and what is wrong with it."""
+        opener, closer = self._patterns.wrapper
+        is_wrapped = bool(opener) and text.startswith(opener)
+        is_cut = is_wrapped and not text.endswith(closer)
+        inner = text[len(opener) : len(text) - len(closer)] if is_wrapped and not is_cut else text
+        may_be_text = "string" in types and not self._patterns.has_quoted_values
+        value, error = inner, None
+        if may_be_text and types != ("string",):
+            value, error = self._types.value(name, key, inner)
+        elif not may_be_text:
+            try:
+                value = parse_value(inner)
+            except ValueError as why:
+                error = f"{name:.80}: the argument {key[:40]!r} is {inner[:40]!r}, which is not a value ({why})"
+        swallowed = self._patterns.swallowed.search(text)
+        if is_cut:
+            error = f"{name:.80}: the argument {key[:40]!r} opens {opener!r} and does not close it"
+        elif swallowed:
+            error = f"{name:.80}: the argument {key[:40]!r} holds {swallowed[0][:40]!r}, a tag of the call"
+        return value, error
 
     # What all calls have.
 
@@ -382,40 +370,26 @@ class CallReader:
         return name
 
     def _made(
-        self, texts: dict[str, str], arguments: dict[str, Any], start: int, errors: Sequence[str] = ()
+        self, name: str, texts: dict[str, str], arguments: dict[str, Any], errors: Sequence[str] = ()
     ) -> ToolCall:
         more = [f"and {len(errors) - _MAX_REPORTED} more"] if len(errors) > _MAX_REPORTED else []
         error = "; ".join([*errors[:_MAX_REPORTED], *more]) or None
         call_id = None if self._grammar.first_id is not None else texts.get("id")
-        return ToolCall.model_construct(name=self._name(texts, start), arguments=arguments, id=call_id, error=error)
+        return ToolCall.model_construct(name=name, arguments=arguments, id=call_id, error=error)
 
-    def _close(self, end: int, field: Field, call: ToolCall) -> _CallFields:
+    def _close(self, end: int, field: Field, call: ToolCall) -> ReadCall:
         """Read the constant after a field that shows itself where it ends."""
-        pattern, constants = self._patterns.after[field]
-        after = skip_space(self._source.text, end)
-        is_read = self._source.undecided is None
-        found = self._source.match(pattern, after)
-        constant = constants[(found.lastindex or 1) - 1] if found else None
-        position = self._source.skip(constant.tail, found.end(), end) if found and constant else end
-        if constant is not None:
-            return _CallFields(call, end, position, constant, is_read)
+        source, pattern = self._source, self._patterns.after[field]
+        after = skip_space(source.text, end)
+        is_read = source.undecided is None
+        found = source.match(pattern, after)
+        if found is not None and found.constant is not None:
+            return ReadCall(call, end, source.skip(found.constant.tail, found.end, end), found.constant, is_read)
         if self._patterns.ends_itself:
-            return _CallFields(call, end, end, None, is_read)
-        if after == len(self._source.text) or pattern.begun(self._source.text[after:]):
+            return ReadCall(call, end, end, None, is_read)
+        if after == len(source.text) or pattern.unfinished.match(source.text, after):
             raise Unreadable(NOT_CLOSED, end, call.name, is_open=True)
         raise Unreadable("a tool call has text after its arguments", end, call.name)
-
-
-class _RawField(NamedTuple):
-    """A field that was read up to the constant after it."""
-
-    text: str
-    end: int
-    position: int
-    """The position after the constant."""
-    following: Constant
-    ends_call: bool
-    """True if the call ends with this field, whichever constant follows that begins as this one."""
 
 
 def _at(value: Any, path: Path, missing: Any = None) -> Any:

@@ -5,13 +5,15 @@ templates and tokens.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from ._styles import CONTROL, JSON, VERBATIM, Style, TextPiece
+from envsdk.errors import TemplateUnsupported
+
+from ._styles import CONTROL, JSON, VERBATIM, Style
 
 Field: TypeAlias = Literal[
     "start", "reasoning", "text", "id", "name", "echo", "arguments", "object", "python", "key", "value", "end"
@@ -88,15 +90,25 @@ class Grammar:
         """The constants that the template writes, by the fields before and after."""
         return {(edge.source, edge.target): edge.constant for edge in reversed(self.edges) if edge.is_written}
 
-    @cached_property
-    def object_parts(self) -> tuple[TextPiece | str, ...]:
-        """The format of an `object`: its constants as pieces, and the names of the fields between them."""
-        return tuple(part if number % 2 else TextPiece(part, True) for number, part in enumerate(self.layout))
+    def values_for(self, value: Any) -> Values:
+        """Return how a value of a call is written.
 
-    @cached_property
-    def values_by_type(self) -> Mapping[str, Values]:
-        """The format of values of each JSON type; the first entry for a type counts."""
-        return {kind: values for values in reversed(self.values) for kind in values.types}
+        Raises:
+            TemplateUnsupported: If the template does not write values of its type.
+        """
+        match value:
+            case str():
+                kind = "string"
+            case None | bool():
+                kind = "null" if value is None else "boolean"
+            case int() | float():
+                kind = "number"
+            case _:
+                kind = "array" if isinstance(value, list) else "object"
+        found = next((values for values in self.values if kind in values.types), None)
+        if found is None:
+            raise TemplateUnsupported(f"a value of the type {kind} is not rendered")
+        return found
 
     @cached_property
     def last_fields(self) -> tuple[Field, ...]:
@@ -128,12 +140,6 @@ class Grammar:
         styles = [values.style for values in self.values if "string" in values.types]
         is_raw = self.call == ("python",) and bool(styles) and styles[0].escapes == "none"
         return styles[0].quotes[0] if is_raw else ""
-
-    @cached_property
-    def text_after_values(self) -> tuple[str, ...]:
-        """The constants after a value that are text without control tokens, which a value may thus spell."""
-        found = (edge.constant for edge in self.edges if edge.source == "value" and edge.constant.strip())
-        return tuple(text for text in dict.fromkeys(found) if not any(name in text for name in self.controls))
 
     @cached_property
     def calls_are_marked(self) -> bool:
@@ -190,7 +196,15 @@ def tagged(calls: CallFormat | None = None, think: tuple[str, str] | None = None
         edges += [Edge("start", "end", ""), *([Edge("reasoning", "end", think[1])] if think else [])]
     if calls is None:
         return Grammar(tuple(edges))
-    edges += [*_around(calls, think, before_text), *calls.inner]
+    first = calls.fields[0]
+    edges += [
+        Edge("start", first, before_text + calls.opener),
+        Edge("text", first, calls.after_text + calls.opener),
+        *([Edge("reasoning", first, think[1] + before_text + calls.opener)] if think else []),
+    ]
+    for last, closer in calls.closers.items():
+        edges += [Edge(last, first, closer + calls.between + calls.opener), Edge(last, "end", closer)]
+    edges += calls.inner
     return Grammar(
         tuple(edges),
         call=calls.fields,
@@ -199,17 +213,6 @@ def tagged(calls: CallFormat | None = None, think: tuple[str, str] | None = None
         arguments_path=("arguments",) if calls.layout else (),
         values=calls.values,
     )
-
-
-def _around(calls: CallFormat, think: tuple[str, str] | None, before_text: str) -> Iterator[Edge]:
-    first = calls.fields[0]
-    yield Edge("start", first, before_text + calls.opener)
-    yield Edge("text", first, calls.after_text + calls.opener)
-    if think:
-        yield Edge("reasoning", first, think[1] + before_text + calls.opener)
-    for last, closer in calls.closers.items():
-        yield Edge(last, first, closer + calls.between + calls.opener)
-        yield Edge(last, "end", closer)
 
 
 def values_of(before: str, words: Style = JSON) -> tuple[Values, ...]:

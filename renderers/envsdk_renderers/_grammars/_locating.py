@@ -3,14 +3,14 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple, cast
 
 from envsdk.messages import ToolCall
 
-from ._grammar import Field, Path
-from ._styles import JSON, PYTHON, Style, end_of_brackets, python_expression, read_value, written_text
+from ._grammar import Field, Grammar, Path
+from ._styles import JSON, PYTHON, Escapes, Order, Style, end_of_brackets, python_expression, read_value, written_text
 
 _DIGITS = re.compile("[0-9]+")
 _DECODER = json.JSONDecoder()
@@ -24,35 +24,32 @@ class FieldSpan(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True)
-class CallForm:
-    """The format of calls as far as one call shows it. The fields are those of `Grammar`."""
+def find_form(text: str, call: ToolCall) -> Grammar | None:
+    """Return how a call is written in a rendered reply, as a grammar of that call only.
 
-    call: tuple[Field, ...]
-    layout: tuple[str, ...] = ()
-    name_path: Path = ()
-    arguments_path: Path = ()
-    id_path: Path | None = None
-    style: Style = JSON
-    name_in_id: tuple[str, str] | None = None
-    first_id: int | None = None
-    counter: tuple[Field, str] | None = None
-    """The field after which a counter is, and the constant between them."""
-
-
-def find_form(text: str, call: ToolCall) -> CallForm | None:
-    """Return how a call is written in a rendered reply; None if it is written in no way that can be measured."""
+    Returns:
+        The grammar, without edges; None if it is written in no way that can be measured.
+    """
     if call.name not in text:
         return None
-    return (
-        _object_form(text, call)
-        or (CallForm(("python",)) if _python_span(text, 0, call) else None)
-        or _arguments_form(text, call)
-        or _pairs_form(text, call)
-    )
+    found = _object_form(text, call)
+    if found is not None:
+        return found
+    if _python_span(text, 0, call):
+        return Grammar((), ("python",))
+    found = _arguments_form(text, call)
+    if found is not None:
+        return found
+    arguments = cast("dict[str, Any]", call.arguments)
+    at = [(text.find(key), text.find(value)) for key, value in arguments.items()]
+    if any(key < 0 or value < key for key, value in at):
+        return None
+    style = replace(JSON, order="given" if sorted(at) == at else "sorted")
+    found = _with_header(text[: min(key for key, _ in at)], call, "key", style)
+    return None if found is None else replace(found, call=(*found.call, "value"))
 
 
-def spans_of(text: str, start: int, call: ToolCall, form: CallForm) -> list[FieldSpan] | None:
+def spans_of(text: str, start: int, call: ToolCall, form: Grammar) -> list[FieldSpan] | None:
     """Return the fields of a call that is written after `start`; None if it is not written there."""
     match form.call[0]:
         case "object":
@@ -66,7 +63,7 @@ def spans_of(text: str, start: int, call: ToolCall, form: CallForm) -> list[Fiel
             return _part_spans(text, start, call, form)
 
 
-def with_counter(form: CallForm, text: str, calls: Sequence[ToolCall]) -> CallForm:
+def with_counter(form: Grammar, text: str, calls: Sequence[ToolCall]) -> Grammar:
     """Return the form with a counter as the id, if two rendered calls show one.
 
     Args:
@@ -79,41 +76,34 @@ def with_counter(form: CallForm, text: str, calls: Sequence[ToolCall]) -> CallFo
     if not first or not second or "id" in form.call or form.id_path is not None:
         return form
     if form.call[0] == "object":
-        return _object_with_counter(form, [text[spans[0].start : spans[0].end] for spans in (first, second)], calls)
+        one, two = (
+            _object_form(text[spans[0].start : spans[0].end], calls[n]) for n, spans in ((0, first), (1, second))
+        )
+        if one is None or two is None or len(one.layout) != len(two.layout):
+            return form
+        for at, texts in enumerate(zip(one.layout, two.layout, strict=True)):
+            found = _counter(*texts)
+            if found:
+                before, number, after = found
+                layout = (*form.layout[:at], before, "id", after, *form.layout[at + 1 :])
+                return replace(form, layout=layout, first_id=number)
+        return form
     for (a, b), (c, d) in zip(pairwise(first), pairwise(second), strict=False):
         found = _counter(text[a.end : b.start], text[c.end : d.start])
         if found and a.field in form.call:
             at = form.call.index(a.field) + 1
-            call = (*form.call[:at], cast("Field", "id"), *form.call[at:])
-            return replace(form, call=call, first_id=found[1], counter=(a.field, found[0]))
+            call: tuple[Field, ...] = (*form.call[:at], "id", *form.call[at:])
+            return replace(form, call=call, first_id=found[1])
     return form
 
 
-def _object_with_counter(form: CallForm, texts: Sequence[str], calls: Sequence[ToolCall]) -> CallForm:
-    forms = [_object_form(text, call) for text, call in zip(texts, calls, strict=False)]
-    if forms[0] is None or forms[1] is None or len(forms[0].layout) != len(forms[1].layout):
-        return form
-    for at, (one, two) in enumerate(zip(forms[0].layout, forms[1].layout, strict=True)):
-        found = _counter(one, two)
-        if found:
-            before, number = found
-            after = one[len(before) + len(str(number)) :]
-            return replace(
-                form, layout=(*form.layout[:at], before, "id", after, *form.layout[at + 1 :]), first_id=number
-            )
-    return form
-
-
-def _counter(first: str, second: str) -> tuple[str, int] | None:
-    """Return the text before a number that is larger by one in the second text, and the first number."""
-    for found in re.finditer(r"[0-9]+", first):
-        number = int(found[0])
-        if second == f"{first[: found.start()]}{number + 1}{first[found.end() :]}":
-            return first[: found.start()], number
+def _counter(first: str, second: str) -> tuple[str, int, str] | None:
+    """Return the text before a number that is larger by one in the second text, the first number, and the rest."""
+    for found in _DIGITS.finditer(first):
+        before, number, after = first[: found.start()], int(found[0]), first[found.end() :]
+        if second == f"{before}{number + 1}{after}":
+            return before, number, after
     return None
-
-
-# Objects.
 
 
 def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
@@ -127,7 +117,7 @@ def _objects(text: str, start: int = 0) -> Iterator[tuple[int, int, Any]]:
         at = text.find("{", at + 1)
 
 
-def _object_form(text: str, call: ToolCall) -> CallForm | None:
+def _object_form(text: str, call: ToolCall) -> Grammar | None:
     for start, end, value in _objects(text):
         name_path, arguments_path = _path(value, call.name), _path(value, call.arguments)
         if name_path is None or arguments_path is None:
@@ -150,7 +140,15 @@ def _object_form(text: str, call: ToolCall) -> CallForm | None:
         style = fit_style(text[at[0] : at[1]], call.arguments)
         if style is None:
             return None
-        return CallForm(("object",), (*layout, text[position:end]), name_path, arguments_path, id_path, style)
+        return Grammar(
+            (),
+            ("object",),
+            layout=(*layout, text[position:end]),
+            name_path=name_path,
+            arguments_path=arguments_path,
+            id_path=id_path,
+            style=style,
+        )
     return None
 
 
@@ -182,7 +180,7 @@ def _python_span(text: str, start: int, call: ToolCall) -> list[FieldSpan] | Non
     if at < 0:
         return None
     try:
-        end = end_of_brackets(text, at + len(call.name))
+        end = end_of_brackets(text, at + len(call.name), len(text))
         python_expression(text[at:end])
     except ValueError:
         return None
@@ -192,7 +190,7 @@ def _python_span(text: str, start: int, call: ToolCall) -> list[FieldSpan] | Non
 # Calls of several fields.
 
 
-def _arguments_form(text: str, call: ToolCall) -> CallForm | None:
+def _arguments_form(text: str, call: ToolCall) -> Grammar | None:
     """Find the arguments of a call as one value: JSON, Python, or a notation whose quotes are measured."""
     first = text.index(call.name)
     for start, end, value in _objects(text, first):
@@ -208,85 +206,59 @@ def _arguments_form(text: str, call: ToolCall) -> CallForm | None:
     return None
 
 
-def _reads(text: str, start: int, style: Style, wanted: Any) -> bool:
+def _reads(text: str, start: int, style: Style, wanted: Any) -> int | None:
+    """Return the position after a value that begins at `start`; None if it is not there."""
     try:
-        return read_value(text, start, style)[0] == wanted
+        value, end = read_value(text, start, style)
     except ValueError:
-        return False
-
-
-def _pairs_form(text: str, call: ToolCall) -> CallForm | None:
-    arguments = cast("dict[str, Any]", call.arguments)
-    at = [(text.find(key), text.find(value)) for key, value in arguments.items()]
-    name = text.find(call.name)
-    if name < 0 or any(key < 0 or value < key for key, value in at):
         return None
-    first = min(key for key, _ in at)
-    ordered = sorted(at) == at
-    style = replace(JSON, order="given" if ordered else "sorted")
-    form = _with_header(text[:first], call, "key", style)
-    return None if form is None else replace(form, call=(*form.call, "value"))
+    return end if value == wanted else None
 
 
-def _with_header(before: str, call: ToolCall, following: Field, style: Style) -> CallForm | None:
+def _with_header(before: str, call: ToolCall, following: Field, style: Style) -> Grammar | None:
     """Find the id and the name before the arguments."""
     call_id = call.id or ""
     if call_id and call_id in before and call.name in call_id and before.count(call.name) == 1:
         around = call_id.partition(call.name)
-        return CallForm(("id", following), style=style, name_in_id=(around[0], around[2].rstrip("0123456789")))
-    names = [("name", before.find(call.name))]
-    rest = before.find(call.name, names[0][1] + len(call.name))
-    found: list[tuple[Field, int]] = [("name", names[0][1])]
-    if rest >= 0:
-        found.append(("echo", rest))
-    if call_id and call_id in before:
-        found.append(("id", before.find(call_id)))
-    found.sort(key=lambda item: item[1])
-    return None if found[0][1] < 0 else CallForm((*(field for field, _ in found), following), style=style)
+        name_in_id = around[0], around[2].rstrip("0123456789")
+        return Grammar((), ("id", following), style=style, name_in_id=name_in_id)
+    name = before.find(call.name)
+    at: dict[Field, int] = {"name": name, "echo": before.find(call.name, name + len(call.name))}
+    at["id"] = before.find(call_id) if call_id else -1
+    fields: list[Field] = sorted((field for field in at if at[field] >= 0), key=at.__getitem__)
+    return None if name < 0 else Grammar((), (*fields, following), style=style)
 
 
-def _part_spans(text: str, start: int, call: ToolCall, form: CallForm) -> list[FieldSpan] | None:
+def _part_spans(text: str, start: int, call: ToolCall, form: Grammar) -> list[FieldSpan] | None:
     spans: list[FieldSpan] = []
     position = start
     for field in form.call:
         if field in ("key", "arguments"):
             break
-        if field == "id" and form.counter is not None:
-            at = position + len(form.counter[1])
-            found = _DIGITS.match(text, at)
-            wanted = found[0] if found and text.startswith(form.counter[1], position) else ""
-        else:
-            wanted = (call.id or "") if field == "id" else call.name
-            at = text.find(wanted, position)
+        wanted = (call.id or "") if field == "id" else call.name
+        if field == "id" and form.first_id is not None:  # a counter
+            found = _DIGITS.search(text, position)
+            wanted = found[0] if found else ""
+        at = text.find(wanted, position)
         if at < 0 or not wanted:
             return None
-        spans.append(FieldSpan(field, at, at + len(wanted)))
         position = at + len(wanted)
+        spans.append(FieldSpan(field, at, position))
     if "arguments" in form.call:
         at = text.find("{", position)
         while at >= 0:
-            try:
-                value, end = read_value(text, at, form.style)
-            except ValueError:
-                value, end = None, at
-            if value == call.arguments:
+            end = _reads(text, at, form.style, call.arguments)
+            if end is not None:
                 return [*spans, FieldSpan("arguments", at, end)]
             at = text.find("{", at + 1)
         return None
-    return [*spans, *pairs] if (pairs := _pair_spans(text, position, call)) is not None else None
-
-
-def _pair_spans(text: str, start: int, call: ToolCall) -> list[FieldSpan] | None:
-    """Find the keys and the values that are strings; they may be in another order."""
     arguments = cast("dict[str, Any]", call.arguments)
-    keys = sorted((text.find(key, start), key) for key in arguments)
-    spans: list[FieldSpan] = []
-    for at, key in keys:
+    for at, key in sorted((text.find(key, position), key) for key in arguments):  # perhaps in another order
         value = arguments[key]
-        found = text.find(value, at) if isinstance(value, str) and at >= 0 else -1
-        if found < 0:
+        begin = text.find(value, at) if isinstance(value, str) and at >= 0 else -1
+        if begin < 0:
             return None
-        spans += [FieldSpan("key", at, at + len(key)), FieldSpan("value", found, found + len(value))]
+        spans += [FieldSpan("key", at, at + len(key)), FieldSpan("value", begin, begin + len(value))]
     return spans
 
 
@@ -295,17 +267,15 @@ def _pair_spans(text: str, start: int, call: ToolCall) -> list[FieldSpan] | None
 
 def fit_style(text: str, value: Any) -> Style | None:
     """Return a style in which a value is written as this text; None if there is none."""
-    return next((style for style in _styles() if written_text(value, style) == text), None)
-
-
-def _styles() -> Iterator[Style]:
-    for order, escapes, comma, colon, indent in product(
-        ("given", "sorted", "folded"), ("json", "ascii"), (", ", ","), (": ", ":"), (0, 2, 4)
-    ):
-        if not indent or comma == ", ":
-            yield Style(order=order, escapes=escapes, comma=comma, colon=colon, indent=indent)
-    for order in ("given", "sorted", "folded"):
-        yield replace(PYTHON, order=order)
+    orders: tuple[Order, ...] = ("given", "sorted", "folded")
+    escapes: tuple[Escapes, ...] = ("json", "ascii")
+    styles = [
+        Style(order=order, escapes=escape, comma=comma, colon=colon, indent=indent)
+        for order, escape, comma, colon, indent in product(orders, escapes, (", ", ","), (": ", ":"), (0, 2, 4))
+        if not indent or comma == ", "
+    ]
+    styles += [replace(PYTHON, order=order) for order in orders]
+    return next((style for style in styles if written_text(value, style) == text), None)
 
 
 def _notation(text: str, arguments: Mapping[str, Any]) -> Style | None:

@@ -11,7 +11,7 @@ from envsdk.messages import Message
 
 from .._templates._mask import TextMask, has_stem
 from ._grammar import CALL_FIELDS, Edge, Field, Grammar, Values
-from ._locating import CallForm, FieldSpan, find_form, spans_of, with_counter
+from ._locating import FieldSpan, find_form, spans_of, with_counter
 from ._patterns import Code, is_mark
 from ._probes import (
     HARD_TEXT,
@@ -68,8 +68,9 @@ def measure(renderings: Renderings, thought: Thought | None = None, stops: Colle
         for edge in measured.edges
         if not has_stem(edge.constant) and not any(name in stops for name, _ in renderings.mask.controls(edge.constant))
     ]
-    if thought and any(_opens_unmarked(edge) for edge in edges):  # only the generation prompt opens it
-        edges = [replace(e, constant=thought.opener) if _opens_unmarked(e) else e for e in edges]
+    if thought:  # only the generation prompt opens it
+        unmarked = [e for e in edges if (e.source, e.target) == ("start", "reasoning") and not e.constant.strip()]
+        edges = [replace(e, constant=thought.opener) if e in unmarked else e for e in edges]
     if thought and not any(edge.target == "reasoning" for edge in edges):
         edges += [Edge("start", "reasoning", thought.opener), Edge("reasoning", "text", thought.closer)]
         edges += [
@@ -80,32 +81,27 @@ def measure(renderings: Renderings, thought: Thought | None = None, stops: Colle
     if any((e.source, e.target) == ("reasoning", "text") and not e.constant.strip() for e in edges):
         edges = [e for e in edges if "reasoning" not in (e.source, e.target)]  # nothing shows where it ends
     edges = [e for e in edges if not (e.source == "text" and e.target in CALL_FIELDS and not e.constant.strip())]
-    values = measured.values
-    form = measured.form if values is not None and any(e.target in CALL_FIELDS for e in edges) else None
-    edges = edges if form else [e for e in edges if not {e.source, e.target} & CALL_FIELDS]
-    if form:
+    form, values, style = measured.form, measured.values, measured.style
+    if form is None or values is None or not any(e.target in CALL_FIELDS for e in edges):
+        form, values, style = None, (), JSON
+        edges = [e for e in edges if not {e.source, e.target} & CALL_FIELDS]
+    else:
         edges += _derived(edges, form, renderings.mask)
     edges = list(dict.fromkeys(edges))
-    style = measured.style if form else JSON
-    constants = [edge.constant for edge in edges] + [item.before for item in values or ()]
-    constants += [*style.quotes, *style.key_quotes] + [quote for v in values or () for quote in v.style.quotes]
-    controls = dict.fromkeys(name for text in constants for name, _ in renderings.mask.controls(text))
+    constants = [edge.constant for edge in edges] + [item.before for item in values]
+    constants += [*style.quotes, *style.key_quotes] + [quote for v in values for quote in v.style.quotes]
+    controls = tuple(dict.fromkeys(name for text in constants for name, _ in renderings.mask.controls(text)))
     if form is None:
-        return Grammar(tuple(edges), controls=tuple(controls))
-    return Grammar(
-        tuple(edges),
-        call=form.call,
-        controls=tuple(controls),
-        layout=form.layout,
-        name_path=form.name_path,
-        arguments_path=form.arguments_path,
-        id_path=form.id_path,
+        return Grammar(tuple(edges), controls=controls)
+    wrapper = measured.wrapper if "key" in form.call else ("", "")
+    return replace(
+        form,
+        edges=tuple(edges),
+        controls=controls,
         style=style,
-        values=values or (),
-        name_in_id=form.name_in_id,
-        first_id=form.first_id,
+        values=values,
         quoted=measured.quoted,
-        wrapper=measured.wrapper if "key" in form.call else ("", ""),
+        wrapper=wrapper,
     )
 
 
@@ -128,7 +124,7 @@ class _GrammarProbes:
         return self._texts[key]
 
     @cached_property
-    def form(self) -> CallForm | None:
+    def form(self) -> Grammar | None:
         """The format of a call."""
         for text in ("", TEXT):
             message, rendered = self._text(reply(text, calls=(call_of(0, two_arguments(0)),)))
@@ -144,53 +140,48 @@ class _GrammarProbes:
     @cached_property
     def edges(self) -> list[Edge]:
         """The constants between adjacent fields in all probes."""
+        opener = next(iter(self._edges_of(reply(TEXT, REASONING))), Edge("start", "end", ""))
         found: dict[Edge, None] = {}
-        thoughts = self._thought_openers
         for message in shapes():
             if message.tool_calls and self.form is None:
                 continue
-            addressed, text = self._text(message)
-            spans = None if text is None else self._spans(addressed, text)
-            if text is not None and spans is not None:
-                edges = list(_edges(text, spans))
-                if not any(e.target == "text" and e.constant in thoughts for e in edges):  # text written as reasoning
-                    found.update(dict.fromkeys(edges))
+            edges = self._edges_of(message)
+            is_reasoning = opener.target == "reasoning" and opener.constant.strip()
+            if is_reasoning and any(e.target == "text" and e.constant == opener.constant for e in edges):
+                continue  # text is written as reasoning
+            found.update(dict.fromkeys(edges))
         return list(found)
 
-    @property
-    def _thought_openers(self) -> set[str]:
-        """The text that opens reasoning, if a reply shows it."""
-        addressed, text = self._text(reply(TEXT, REASONING))
+    def _edges_of(self, message: Message) -> list[Edge]:
+        """Return the constants in a rendered probe; none if the template drops a field."""
+        addressed, text = self._text(message)
         spans = None if text is None else self._spans(addressed, text)
-        first = next(_edges(text, spans)) if text and spans else None
-        return {first.constant} if first and first.target == "reasoning" and first.constant.strip() else set()
+        if text is None or spans is None:
+            return []
+        spans = [FieldSpan("start", 0, 0), *spans, FieldSpan("end", len(text), len(text))]
+        return [Edge(a.field, b.field, text[a.end : b.start]) for a, b in pairwise(spans)]
 
     def _spans(self, message: Message, text: str) -> list[FieldSpan] | None:
         """Return the fields of a rendered probe; None if the template drops one of them."""
         spans: list[FieldSpan] = []
-        for field, wanted in (("reasoning", message.reasoning), ("text", message.content)):
-            if not wanted:
-                continue
-            if text.count(wanted) != 1:
+        parts: list[tuple[Field, str | None]] = [("reasoning", message.reasoning), ("text", message.content)]
+        for field, wanted in parts:
+            if wanted and text.count(wanted) != 1:
                 return None
-            at = text.index(wanted)
-            spans.append(FieldSpan("reasoning" if field == "reasoning" else "text", at, at + len(wanted)))
+            if wanted:
+                at = text.index(wanted)
+                spans.append(FieldSpan(field, at, at + len(wanted)))
+        has_pairs = self.form is not None and "key" in self.form.call
+        quote = len(written_text("", self._string_style)) // 2 if has_pairs else 0  # values include their quotes
         position = 0
         for call in message.tool_calls:
             found = spans_of(text, position, call, self.form) if self.form else None
             if found is None:
                 return None
-            spans += self._quoted(text, found)
+            spans += [s._replace(start=s.start - quote, end=s.end + quote) if s.field == "value" else s for s in found]
             position = spans[-1].end
         spans.sort(key=lambda span: span.start)
         return spans if all(a.end <= b.start for a, b in pairwise(spans)) else None
-
-    def _quoted(self, text: str, spans: list[FieldSpan]) -> list[FieldSpan]:
-        """Return the spans, in which values include the quotes that their coding writes."""
-        quote = len(written_text("", self._string_style)) // 2 if "key" in (self.form.call if self.form else ()) else 0
-        return [
-            s._replace(start=s.start - quote, end=s.end + quote) if s.field == "value" and quote else s for s in spans
-        ]
 
     # Values.
 
@@ -213,14 +204,30 @@ class _GrammarProbes:
         """How values of each JSON type are written as pairs; None if that cannot be measured."""
         if self.form is None:
             return None
-        if "python" in self.form.call:
-            kinds = [("string", self._string_style), *((kind, self._python_style(kind)) for kind in TYPED)]
-            return tuple(Values((kind,), "", style) for kind, style in kinds)
-        if "key" not in self.form.call:
+        is_python, texts = "python" in self.form.call, {kind: self._text(typed(kind, TYPED[kind]))[1] for kind in TYPED}
+        if not is_python and "key" not in self.form.call:
             return ()
-        return self._pair_values()
+        before, after = self._constant("key", "value"), self._constant("value", "key")
+        if is_python:
+            found = [Values(("string",), "", self._string_style)]
+        elif before is None or after is None:
+            return None
+        else:
+            found = [Values(("string",), before, self._string_style)]
+        for kind, value in TYPED.items():
+            text = texts[kind] or ""
+            if is_python:
+                styles = (s for s in (PYTHON, JSON) if f"{KEYS[kind]}={written_text(value, s)}" in text)
+                found.append(Values((kind,), "", next(styles, PYTHON)))
+            else:
+                typed_values = _typed_values(text, kind, value, after or "")
+                found += [typed_values] if typed_values else []
+        return tuple(found)
 
-    @cached_property
+    def _constant(self, source: Field, target: Field) -> str | None:
+        return next((e.constant for e in self.edges if (e.source, e.target) == (source, target)), None)
+
+    @property
     def quoted(self) -> Style | None:
         """How values of other types are spelled in the quotes of a string, if a notation writes all of them there."""
         style = self.style
@@ -236,10 +243,7 @@ class _GrammarProbes:
     @property
     def wrapper(self) -> tuple[str, str]:
         """What is written around a string that needs it, and not around a usual one."""
-        before, after = (
-            next((e.constant for e in self.edges if (e.source, e.target) == ends), "")
-            for ends in (("key", "value"), ("value", "end"))
-        )
+        before, after = self._constant("key", "value") or "", self._constant("value", "end") or ""
         _, text = self._text(reply(calls=(call_of(0, {KEYS["string"]: HARD_TEXT}),)))
         opened, found, closed = (text or "").partition(HARD_TEXT)
         opener = opened.rpartition(KEYS["string"])[2]
@@ -249,58 +253,24 @@ class _GrammarProbes:
         around = opener.removeprefix(before), closed.removesuffix(after)
         return around if is_wrapped and all(part.strip() for part in around) else ("", "")
 
-    def _pair_values(self) -> tuple[Values, ...] | None:
-        before = next((e.constant for e in self.edges if (e.source, e.target) == ("key", "value")), None)
-        after = next((e.constant for e in self.edges if (e.source, e.target) == ("value", "key")), None)
-        if before is None or after is None:
-            return None
-        found = [Values(("string",), before, self._string_style)]
-        for kind, value in TYPED.items():
-            _, text = self._text(typed(kind, value))
-            values = None if text is None else _typed_values(text, kind, value, after)
-            found += [values] if values else []
-        return tuple(found)
-
-    def _python_style(self, kind: str) -> Style:
-        _, text = self._text(typed(kind, TYPED[kind]))
-        for style in (PYTHON, JSON):
-            if text is not None and f"{KEYS[kind]}={written_text(TYPED[kind], style)}" in text:
-                return style
-        return PYTHON
-
     @cached_property
     def style(self) -> Style:
         """How the arguments are written, with the spelling of words and the order of keys."""
-        if self.form is None:
-            return JSON
-        style, call = self.form.style, self.form.call
-        if call[-1] in ("arguments", "object") and not style.is_json and style.escapes == "none":
-            return self._notationwords_of(style)
-        return self._folded(style)
-
-    def _folded(self, style: Style) -> Style:
-        """Distinguish whether sorting regards the case of letters."""
+        style = self.form.style if self.form else JSON
+        call = self.form.call if self.form else ()
+        if call[-1:] in (("arguments",), ("object",)) and not style.is_json and style.escapes == "none":
+            words: list[str] = []
+            for value, spellings in ((True, ("true", "True")), (False, ("false", "False")), (None, ("null", "None"))):
+                _, text = self._text(reply(calls=(call_of(0, {KEYS["string"]: word(0, 0), KEYS["second"]: value}),)))
+                before = f"{KEYS['second']}{style.key_quotes[1]}{style.colon}"
+                words.append(next((w for w in spellings if text and before + w in text), spellings[0]))
+            style = replace(style, words=(words[0], words[1], words[2]))
         if style.order == "given":
             return style
-        message = reply(
-            calls=(call_of(0, {KEYS["string"]: word(0, 0), UPPER_KEY: word(0, 1), KEYS["second"]: word(0, 2)}),)
-        )
-        _, text = self._text(message)
+        arguments = {KEYS["string"]: word(0, 0), UPPER_KEY: word(0, 1), KEYS["second"]: word(0, 2)}
+        _, text = self._text(reply(calls=(call_of(0, arguments),)))
         is_folded = text is not None and text.find(UPPER_KEY) > text.find(KEYS["second"])
         return replace(style, order="folded" if is_folded else "sorted")
-
-    def _notationwords_of(self, style: Style) -> Style:
-        words: list[str] = []
-        for value, spellings in ((True, ("true", "True")), (False, ("false", "False")), (None, ("null", "None"))):
-            _, text = self._text(reply(calls=(call_of(0, {KEYS["string"]: word(0, 0), KEYS["second"]: value}),)))
-            end = [f"{style.key_quotes[1]}{style.colon}{word}" for word in spellings]
-            found = next((w for w, e in zip(spellings, end, strict=True) if text and KEYS["second"] + e in text), None)
-            words.append(found or spellings[0])
-        return self._folded(replace(style, words=(words[0], words[1], words[2])))
-
-
-def _opens_unmarked(edge: Edge) -> bool:
-    return (edge.source, edge.target) == ("start", "reasoning") and not edge.constant.strip()
 
 
 def words_of(message: Message) -> Iterator[str]:
@@ -309,13 +279,6 @@ def words_of(message: Message) -> Iterator[str]:
     for call in message.tool_calls:
         arguments = cast("dict[str, Any]", call.arguments)
         yield from (value for value in arguments.values() if value and isinstance(value, str))
-
-
-def _edges(text: str, spans: Sequence[FieldSpan]) -> Iterator[Edge]:
-    position, source = 0, cast("Field", "start")
-    for span in [*spans, FieldSpan("end", len(text), len(text))]:
-        yield Edge(source, span.field, text[position : span.start])
-        position, source = span.end, span.field
 
 
 def _typed_values(text: str, kind: str, value: Any, after: str) -> Values | None:
@@ -331,7 +294,7 @@ def _typed_values(text: str, kind: str, value: Any, after: str) -> Values | None
     return None
 
 
-def _derived(edges: Sequence[Edge], form: CallForm, mask: TextMask) -> Iterator[Edge]:
+def _derived(edges: Sequence[Edge], form: Grammar, mask: TextMask) -> Iterator[Edge]:
     """Yield what a model may write although no probe shows it: text or reasoning before a call, calls after calls."""
     known = {(edge.source, edge.target): edge.constant for edge in reversed(edges)}
     first = form.call[0]

@@ -5,196 +5,24 @@ since replies are decoded from UTF-8. So text that spells a control token never 
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, partial
 from itertools import pairwise, takewhile
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from envsdk.rendering.reading import Segment
 
-from ._grammar import CALL_FIELDS, Edge, Field, Grammar, tags
+from ._grammar import CALL_FIELDS, Field, Grammar, tags
 from ._styles import CONTROL, PYTHON_WORDS, parse_value
 
 SPACES, SPACE, WORD_REST = r"\s*+", r"\s++", r"[\w.\-]*+"
-_LONGEST_NAME = 64
-_CONTROLS = r"[\ud800-\udfff]|\[\ud800-\udfff\]"
-"""Matches a regular expression of control tokens."""
-Part: TypeAlias = "str | tuple[tuple[str, ...], ...]"
-"""A part of a pattern: one character or a run of them as a regular expression, or a choice of sequences of these."""
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """One of the alternatives of a pattern."""
-
-    parts: Sequence[Part]
-    ahead: Sequence[Part] = ()
-    """The text that has to follow, which is not part of the match."""
-    is_last: bool = False
-    """True if only whitespace may follow."""
-
-    @property
-    def first(self) -> str:
-        """The regular expression of its first character; empty if it may begin in several ways."""
-        first = self.parts[0] if self.parts else None
-        return first if isinstance(first, str) and first not in (SPACES, SPACE, WORD_REST) else ""
-
-    @property
-    def pattern(self) -> str:
-        """The regular expression of the whole text."""
-        ahead = f"(?={_joined(self.ahead)})" if self.ahead else ""
-        return _joined(self.parts) + ahead + (SPACES + r"\Z" if self.is_last else "")
-
-    @property
-    def length(self) -> int:
-        """The number of characters, without whitespace, after which it is decided whether it matches."""
-        lengths = {SPACES: 0, SPACE: 0, WORD_REST: _LONGEST_NAME}
-        parts = [*self.parts, *self.ahead]
-        return sum(lengths.get(part, 1) if isinstance(part, str) else max(map(len, part), default=0) for part in parts)
-
-    def is_begun(self, text: str) -> bool:
-        """Return whether the string ends before all of what is matched, so that more text may complete it."""
-        for part in (*self.parts, *self.ahead):
-            if not text:
-                return True
-            choices = [part] if isinstance(part, str) else ["".join(choice) for choice in part]
-            found = next(filter(None, (re.match(choice, text) for choice in choices)), None)
-            if found is None:
-                begun = (re.escape(text) == choice[: len(re.escape(text))] for choice in choices)
-                return not isinstance(part, str) and any(begun)
-            text = text[found.end() :]
-        return self.is_last and not text.strip()
-
-
-class Pattern:
-    """A pattern of alternatives, of which the first one that matches is chosen; each is a group.
-
-    Args:
-        alternatives: The alternatives.
-    """
-
-    def __init__(self, alternatives: Iterable[Alternative]) -> None:
-        self.alternatives = items = list(alternatives)
-        firsts = [*dict.fromkeys(item.first for item in items)]
-        if all(firsts) and firsts:  # what follows is only tried at one of these characters, which `re` finds fast
-            rests = (f"((?<={item.first}){item.pattern.removeprefix(item.first)})" for item in items)
-            self.complete = re.compile(f"(?:{'|'.join(firsts)})(?:{'|'.join(rests)})")
-        else:
-            self.complete = re.compile("|".join(f"({item.pattern})" for item in items) or "(?!)")
-        self.begins_with_control = all(re.fullmatch(_CONTROLS, first) for first in firsts)
-        """True if each alternative begins with a control token."""
-        self.first = re.compile("|".join(firsts) if all(firsts) else "", re.DOTALL)
-        """Matches where an alternative may begin."""
-        self.length = max((item.length for item in items), default=0)
-        """The number of characters, without whitespace, after which it is decided whether one matches."""
-
-    def __bool__(self) -> bool:
-        return self.complete.groups > 0
-
-    def begun(self, text: str) -> int:
-        """Return the number of the first alternative that ends after the text, from 1; 0 if none does."""
-        begun = (number for number, item in enumerate(self.alternatives, start=1) if item.is_begun(text))
-        return next(begun, 0)
-
-
-class CodedReply:
-    """The coded text of a reply, all of it or what has come so far, in which patterns are searched.
-
-    All searches of a pattern together take time linear in the text: a match that was found from an earlier position is
-    still the next one, and one that was not found never will be, until more text comes.
-    """
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.is_whole = False
-        """True if no more text comes."""
-        self.undecided: int | None = None
-        """Set by a search whose answer more text may change: nothing that is searched for begins before this position.
-        What was found must then not be used."""
-        self.last: int = 0
-        """The position after the last character that is not whitespace, if no more text comes."""
-        self.length: int = 0
-        """The length of all text so far, with what was dropped."""
-        self._found: dict[Pattern, re.Match[str] | None] = {}
-        """The next match of each pattern, None if there is none: by the pattern, since `re.Pattern` hashes its code."""
-
-    def grow(self, text: str, *, is_whole: bool = False) -> None:
-        """Add text."""
-        self.text += text
-        self.length += len(text)
-        self.is_whole = is_whole
-        self.last = len(self.text.rstrip()) if is_whole else len(self.text)
-        self._found.clear()
-
-    def drop(self, position: int) -> None:
-        """Drop the text before a position, which was read."""
-        self.text = self.text[position:]
-        self._found.clear()
-
-    def wait(self, position: int) -> None:
-        """Note that what is at a position depends on text that has not come yet, unless the text is whole."""
-        if not self.is_whole:
-            self.undecided = position if self.undecided is None else min(position, self.undecided)
-
-    def search(self, pattern: Pattern, position: int) -> re.Match[str] | None:
-        """Return the first match from a position on; None if there is none in the whole reply; see `undecided`."""
-        if self.is_whole and pattern.begins_with_control and self.text.isascii():
-            return None  # there is no control token
-        found = self._found.get(pattern)
-        if pattern not in self._found or (found is not None and found.start() < position):
-            found = self._found[pattern] = pattern.complete.search(self.text, position)
-        if not self.is_whole:
-            begun = self._begun(pattern, position)
-            if found is None or begun <= (found.start(), found.lastindex or 0):
-                self.wait(begun[0])
-        return found
-
-    def match(self, pattern: Pattern, position: int) -> re.Match[str] | None:
-        """Return the match at a position, if there is one; see `undecided`."""
-        found = pattern.complete.match(self.text, position)
-        if not self.is_whole:
-            begun = pattern.begun(self.text[position:])
-            if position >= len(self.text) or (begun and (found is None or begun <= (found.lastindex or 0))):
-                self.wait(position)
-        return found
-
-    def skip(self, space: str, position: int, start: int) -> int:
-        """Return the position after the part of some whitespace that is at a position; `start` may be undecided."""
-        found = shared_start(self.text[position : position + len(space)], space)
-        if found < len(space) and position + found == len(self.text):
-            self.wait(start)
-        return position + found
-
-    def _begun(self, pattern: Pattern, position: int) -> tuple[int, int]:
-        """Return where and with which alternative a match may have begun that needs more text."""
-        start, count = len(self.text), 0
-        while start > position and count < pattern.length:
-            start -= 1
-            count += not self.text[start].isspace()
-        for candidate in pattern.first.finditer(self.text, start):
-            number = pattern.begun(self.text[candidate.start() :]) if candidate.start() < len(self.text) else 0
-            if number:
-                return candidate.start(), number
-        return len(self.text), 0
-
-
-def shared_start(first: str, second: str) -> int:
-    """Return the length of the common start of two strings."""
-    length = 0
-    while length < min(len(first), len(second)) and first[length] == second[length]:
-        length += 1
-    return length
-
-
-def _joined(parts: Sequence[Part]) -> str:
-    return "".join(part if isinstance(part, str) else f"(?:{'|'.join(map(_joined, part))})" for part in parts)
-
-
 DELIMITED: frozenset[Field] = frozenset({"arguments", "object", "python"})
 """The fields that show themselves where they end; every other field ends where a constant is found."""
+Kind: TypeAlias = Literal["constant", "reasoning", "closer", "opener", "control"]
 _TAG = re.compile(r"</?[^<>\s]+>|\[/?[^\[\]\s]+\]|[\ud800-\udfff]")
 _SHORTEST_MARK = 3
+_LONGEST_BEGIN = 64
 _WORD_END, _WORD_START = re.compile(r"\w\Z"), re.compile(r"\w")
 
 
@@ -228,34 +56,188 @@ class Code:
 
 @dataclass(frozen=True)
 class Constant:
-    """A coded constant: whitespace around what is searched."""
+    """A coded constant between two fields: whitespace around what is searched."""
 
-    edge: Edge
+    source: Field
+    target: Field
     lead: str
     core: str
     tail: str
-    target: Field
-    """The field after it."""
+    types: tuple[str, ...] = ()
+    """Before a value: the JSON types of the values that it may precede."""
+    closes_one: bool = False
+    """True if it closes one call, but not all calls of a reply as the template does."""
 
     def strip_before(self, text: str) -> str:
         """Return the text before the constant without the whitespace that belongs to the constant."""
-        return text[: len(text) - shared_start(text[::-1], self.lead[::-1])]
+        return strip_end(text, self.lead)
 
 
-def constant_of(edge: Edge, code: Code) -> Constant:
-    """Cut the whitespace off a constant; if it is nothing else, it is what is searched."""
-    text = code.constant(edge.constant)
-    core = text.strip() or text
-    start = text.index(core)
-    return Constant(edge, text[:start], core, text[start + len(core) :], edge.target)
+@dataclass(frozen=True, eq=False)
+class Alternative:
+    """One of the alternatives of a pattern.
+
+    A part of it is a regular expression that matches one character, or one of `SPACES`, `SPACE` and `WORD_REST`.
+    """
+
+    parts: Sequence[str]
+    ahead: Sequence[str] = ()
+    """What has to follow, which is not part of the match."""
+    is_last: bool = False
+    """True if only whitespace may follow."""
+    kind: Kind = "constant"
+    constant: Constant | None = None
+
+    def whole(self, skipped: int = 0) -> str:
+        """Return the regular expression of all of it, without its first parts."""
+        ahead = f"(?={''.join(self.ahead)})" if self.ahead else ""
+        return "".join(self.parts[skipped:]) + ahead + (SPACES + r"\Z" if self.is_last else "")
+
+    def begun(self, skipped: int = 0) -> str:
+        """Return the regular expression of a beginning of it with which a text ends, without its first parts."""
+        parts = [*self.parts, *self.ahead][skipped:]
+        end = SPACES + r"\Z" if self.is_last else "(?!)"
+        pattern = end if len(parts) <= _LONGEST_BEGIN else r"[\s\S]*\Z"
+        for part in reversed(parts[:_LONGEST_BEGIN]):
+            pattern = rf"(?:\Z|{part}{pattern})"
+        return pattern
 
 
-def parts_of(core: str) -> list[Part]:
+class Found(NamedTuple):
+    """A match of a pattern."""
+
+    start: int
+    end: int
+    text: str
+    alternative: Alternative
+    constant: Constant | None
+
+
+class Pattern:
+    """A pattern of alternatives, of which the first one that matches is chosen.
+
+    Args:
+        alternatives: The alternatives.
+    """
+
+    def __init__(self, alternatives: Iterable[Alternative]) -> None:
+        self.alternatives = [*alternatives]
+
+    @cached_property
+    def whole(self) -> re.Pattern[str]:
+        """Matches in a whole text: a group for each alternative."""
+        return self._compiled([(each, each.whole) for each in self.alternatives])
+
+    @cached_property
+    def unfinished(self) -> re.Pattern[str]:
+        """Matches in a text that goes on: two groups for each alternative, of which the second is its beginning."""
+        return self._compiled([(each, way) for each in self.alternatives for way in (each.whole, each.begun)])
+
+    def _compiled(self, ways: Sequence[tuple[Alternative, Callable[[int], str]]]) -> re.Pattern[str]:
+        firsts = [each.parts[0] if each.parts else "" for each, _ in ways]
+        if not all(firsts):
+            return re.compile("|".join(f"({write(0)})" for _, write in ways) or "(?!)")
+        # What follows is only tried at one of the first characters, which `re` finds fast.
+        rests = (f"((?<={first}){write(1)})" for first, (_, write) in zip(firsts, ways, strict=True))
+        return re.compile(f"(?:{'|'.join(dict.fromkeys(firsts))})(?:{'|'.join(rests)})" if firsts else "(?!)")
+
+    def match(self, text: str, position: int) -> Found | None:
+        """Return the match at a position of a whole text."""
+        return self.found(self.whole.match(text, position))
+
+    def found(self, match: re.Match[str] | None, groups: int = 1) -> Found | None:
+        """Return a match of `whole`, or with two groups for each alternative of `unfinished`."""
+        if match is None:
+            return None
+        alternative = self.alternatives[((match.lastindex or 1) - 1) // groups]
+        return Found(match.start(), match.end(), match[0], alternative, alternative.constant)
+
+
+class CodedReply:
+    """The coded text of a reply, all of it or what has come so far, in which patterns are searched.
+
+    All searches of a pattern together take time linear in the text: a match that was found from an earlier position is
+    still the next one, and one that was not found never will be, until more text comes.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.is_whole = False
+        """True if no more text comes."""
+        self.undecided: int | None = None
+        """Set by a search whose answer more text may change: nothing that is searched for begins before this position.
+        What was found must then not be used."""
+        self.length: int = 0
+        """The length of all text so far, with what was dropped."""
+        self._next: dict[Pattern, re.Match[str] | None] = {}
+        """The next match of each pattern, None if there is none."""
+
+    def grow(self, text: str, *, is_whole: bool = False) -> None:
+        """Add text."""
+        self.text += text
+        self.length += len(text)
+        self.is_whole = is_whole
+        self._next.clear()
+
+    def drop(self, position: int) -> None:
+        """Drop the text before a position, which was read."""
+        self.text = self.text[position:]
+        self._next.clear()
+
+    def wait(self, position: int) -> None:
+        """Note that what is at a position depends on text that has not come yet, unless the text is whole."""
+        if not self.is_whole:
+            self.undecided = position if self.undecided is None else min(position, self.undecided)
+
+    def search(self, pattern: Pattern, position: int) -> Found | None:
+        """Return the first match from a position on; None if there is none in the whole reply; see `undecided`."""
+        found = self._next.get(pattern)
+        if pattern not in self._next or (found is not None and found.start() < position):
+            compiled = pattern.whole if self.is_whole else pattern.unfinished
+            found = self._next[pattern] = compiled.search(self.text, position)
+        if found is None:
+            self.wait(len(self.text))
+        return self._found(pattern, found)
+
+    def match(self, pattern: Pattern, position: int) -> Found | None:
+        """Return the match at a position, if there is one; see `undecided`."""
+        if position >= len(self.text):
+            self.wait(position)
+        return self._found(pattern, (pattern.whole if self.is_whole else pattern.unfinished).match(self.text, position))
+
+    def _found(self, pattern: Pattern, found: re.Match[str] | None) -> Found | None:
+        if self.is_whole:
+            return pattern.found(found)
+        if found is not None and not (found.lastindex or 1) % 2:  # an alternative begins there
+            self.wait(found.start())
+            return pattern.match(self.text, found.start())
+        return pattern.found(found, 2)
+
+    def skip(self, space: str, position: int, start: int) -> int:
+        """Return the position after the part of some whitespace that is at a position; `start` may be undecided."""
+        found = shared_start(self.text[position : position + len(space)], space)
+        if found < len(space) and position + found == len(self.text):
+            self.wait(start)
+        return position + found
+
+
+def shared_start(first: str, second: str) -> int:
+    """Return the length of the common start of two strings."""
+    different = (at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    return next(different, min(len(first), len(second)))
+
+
+def strip_end(text: str, space: str) -> str:
+    """Return a text without the end that it shares with some whitespace."""
+    return text[: len(text) - shared_start(text[::-1], space[::-1])]
+
+
+def parts_of(core: str) -> list[str]:
     """Return the parts of the pattern of what is searched, in which whitespace may differ."""
     if not core.strip():
         return [*map(re.escape, core)]
     words = _words(core)
-    parts: list[Part] = [*map(re.escape, words[0])]
+    parts = [*map(re.escape, words[0])]
     for before, after in pairwise(words):
         needs_space = _WORD_END.search(before) and _WORD_START.match(after)
         parts += [SPACE if needs_space else SPACES, *map(re.escape, after)]
@@ -267,10 +249,9 @@ def _words(core: str) -> list[str]:
     return [token for word in core.split() for token in re.split(f"({_TAG.pattern})", word) if token]
 
 
-@lru_cache(256)
-def pattern_of(core: str) -> str:
-    """Return the regular expression of what is searched."""
-    return Alternative(parts_of(core)).pattern
+def is_mark(core: str) -> bool:
+    """Return whether a constant is unlikely to be in text by chance."""
+    return bool(CONTROL.search(core)) or len(core) >= _SHORTEST_MARK
 
 
 class Patterns:
@@ -278,257 +259,180 @@ class Patterns:
 
     Attributes:
         code: Codes strings.
-        closer: Matches what closes a call, after which a broken call ends.
         opener: Matches what opens a call. Where text contains it and no call follows, a call is broken.
-        broken_end: Matches what a broken call ends at: one of `opener_count` openers, or one of the closers.
+        broken_end: Matches what a broken call ends at: an `opener` of a call, or a `closer` after which it ends.
         call_tags: The coded tags around each call, if every call has its own pair.
         closers: The tags that close calls at the end of a reply.
         call_end_mark: Matches a character with which a call may end.
-        reasoning_closer: Matches what closes reasoning.
-        opens_reasoning: Whether something opens reasoning, so that a blank text before it is dropped.
-        in_text: Matches what may come in or after text, whether it is in place or not.
-        kinds_in_text: For each group of `in_text`, its kind and its constant: the `end` of a reply, a `call`, what
-            opens `reasoning`, the `closer` of reasoning, the `opener` of a broken call, or a `stray` control token.
+        reasoning_opener, reasoning_closer: Match what opens and closes reasoning.
+        text_opener: Matches what is between the start of a reply and text.
+        in_text: Matches what may come in or after text, whether it is in place or not: a `constant`, what opens
+            `reasoning`, the `closer` of reasoning, the `opener` of a broken call, or a stray `control` token.
         text_start, text_end: The whitespace before text that begins a reply, and after text that ends it.
         finds_calls_in_text: Whether calls are found after text, and not only at the start of a reply.
         writes_text_last: Whether the template writes text after calls.
         ends_itself: Whether a reply may end right after the last field of a call.
         wrapper: What may be around a string value, coded.
         style: The style of arguments, with coded quotes.
-        before_values: A pattern of what may follow a key, or of a control token; these constants; and the JSON types of
-            the value after each.
         has_quoted_values: Whether the strings among the values of a call are quoted as in JSON.
         parse_exactly: Reads a value as JSON, and in Python's spelling only if the grammar writes that.
-        after: For each field, a pattern of what may follow it, with one group for each constant.
-        after_or_control: The same, with one more group for a control token, which ends every field.
+        swallowed: Matches what a value must not contain: the next key, because this value was not closed, or the
+            call's end.
+        after: For each field, a pattern of what may follow it. After a field of a call that does not show itself where
+            it ends, that may also be a control token, which ends every field.
     """
 
     def __init__(self, grammar: Grammar) -> None:
-        self.grammar = grammar
-        self.code = Code(grammar.controls)
-        self.constants = [constant_of(edge, self.code) for edge in grammar.edges]
-        last = [c for c in self.constants if c.edge.source in grammar.last_fields and c.target == "end"]
-        self.closers = [tag for constant in last for tag in tags(constant.core)[-1:]]
-        openers, closers = _longest_first(self._openers), _longest_first(self.closers)
-        self.opener = Pattern(map(_verbatim, openers))
-        self.closer = Pattern(map(_verbatim, closers))
-        self.broken_end = Pattern(map(_verbatim, [*openers, *closers]))
-        self.has_control_closers = any(map(CONTROL.search, closers))
-        self.opener_count = len(openers)
-        opener, closer = map(self.code.constant, grammar.call_tags or ("", ""))
-        self.call_tags = (opener, closer) if opener else None
-        self._reasoning_closers = self._marked("reasoning", "text")
-        self._reasoning_openers = self._marked("start", "reasoning")
-        self.reasoning_closer = Pattern(map(_of_core, self._reasoning_closers))  # what closes reasoning
-        self._reasoning_opener = Pattern(map(_of_core, self._reasoning_openers))
-        self._text_openers = self._marked("start", "text")
-        self._text_opener = Pattern(map(_of_core, self._text_openers))
-        self.opens_reasoning = bool(self._reasoning_openers)
-        self._call_ends = self._ends_of_one_call()
-        self.after: dict[Field, tuple[Pattern, list[Constant]]] = {}
-        self.after_or_control: dict[Field, tuple[Pattern, list[Constant]]] = {}
-        for field in get_args(Field):
-            following = [c for c in self.constants if c.edge.source == field and self._is_usable(c)]
-            following += [end for end in self._call_ends if end.edge.source == field]
-            following.sort(key=lambda c: (-len(c.core), c.target in ("text", "end")))
-            alternatives = [*map(self._alternative, following)]
-            self.after[field] = Pattern(alternatives), following
-            self.after_or_control[field] = Pattern([*alternatives, _CONTROL]), following
-        constants = [c for c in self.constants if c.edge.source == "text" and self._is_usable(c) and c.core.strip()]
-        constants.sort(key=lambda c: -len(c.core))
-        of_text: list[tuple[Alternative, str, Constant | None]]
-        of_text = [(self._alternative(c), "end" if c.target == "end" else "call", c) for c in constants]
-        of_text += [(_of_core(c), "closer", c) for c in self._reasoning_closers]
-        of_text += [(_of_core(c), "reasoning", c) for c in self._reasoning_openers]
-        of_text += [(_verbatim(opener), "opener", None) for opener in openers]
-        of_text.append((_CONTROL, "stray", None))
-        self.in_text = Pattern(alternative for alternative, _, _ in of_text)
-        self.kinds_in_text = [(kind, constant) for _, kind, constant in of_text]
-        self._set_facts(grammar)
-
-    def _set_facts(self, grammar: Grammar) -> None:
-        """Set what readers ask of the grammar, apart from patterns of what follows a field."""
-        code, written, style = self.code.constant, grammar.written, grammar.style
-        start, end = written.get(("start", "text"), ""), written.get(("text", "end"), "")
+        self.grammar, self.code = grammar, Code(grammar.controls)
+        self.constants = constants = [self._constant(e.source, e.target, e.constant) for e in grammar.edges]
+        last = [c for c in constants if c.source in grammar.last_fields]
+        self._open_fields = {c.source for c in last if c.target == "end" and not c.core}
+        self.ends_itself = not self._open_fields.isdisjoint(grammar.call[-1:])
+        before_calls = self._between(("start", "text"), grammar.call[:1])
+        openers = [tag for c in before_calls for tag in tags(c.core)[:1] if is_mark(tag)]
+        self.closers = [tag for c in last if c.target == "end" for tag in tags(c.core)[-1:]]
+        self.opener = Pattern(_verbatim(openers, "opener"))
+        self.broken_end = Pattern([*self.opener.alternatives, *_verbatim(self.closers, "closer")])
+        ends = {text[-1] for text in (*(c.core for c in last), *openers, *self.closers) if text}
+        ends.update("}])" if self.ends_itself else "")
+        self.call_end_mark = re.compile(f"[{''.join(map(re.escape, sorted(ends)))}\ud800-\udfff]")
+        self.call_tags = self._coded(grammar.call_tags) if grammar.call_tags else None
+        self.reasoning_closer = self._marks("reasoning", "text", "closer")
+        self.reasoning_opener = self._marks("start", "reasoning", "reasoning")
+        self.text_opener = self._marks("start", "text", "constant")
+        self.after: dict[Field, Pattern] = {name: self._following(name) for name in get_args(Field)}
+        of_text = [c for c in constants if c.source == "text" and c.core.strip()]
+        of_text.sort(key=lambda c: -len(c.core))
+        self.in_text = Pattern(
+            [
+                *(alternative for c in of_text for alternative in self._alternatives(c)),
+                *self.reasoning_closer.alternatives,
+                *self.reasoning_opener.alternatives,
+                *self.opener.alternatives,
+                Alternative([CONTROL.pattern], kind="control"),
+            ]
+        )
+        start, end = grammar.written.get(("start", "text"), ""), grammar.written.get(("text", "end"), "")
         self.text_start, self.text_end = ("" if text.strip() else text for text in (start, end))
-        closers = {constant.lead for constant in self._reasoning_closers}
-        leads: dict[Field, set[str]] = {"reasoning": {*closers}, "text": {*closers, self.text_end}}
-        for constant in self.constants:
-            if constant.edge.source in leads:
-                leads[constant.edge.source].add(constant.lead)
-        self._leads = {field: [*filter(None, found)] for field, found in leads.items()}
-        calls = [c for c in self.constants if c.edge.source == "text" and c.target in CALL_FIELDS]
-        self.finds_calls_in_text = any(constant.core.strip() for constant in calls)
+        self.finds_calls_in_text = any(c.target in CALL_FIELDS for c in of_text)
         self.writes_text_last = any(
             e.is_written and e.source in CALL_FIELDS and e.target == "text" for e in grammar.edges
         )
-        self.ends_itself = not all(map(self._is_closed, grammar.call[-1:]))
-        ends = [
-            *(c.core for c in self.constants if c.edge.source in grammar.last_fields),
-            *self._openers,
-            *self.closers,
-        ]
-        marks = {*(end[-1] for end in ends if end), *("}])" if self.ends_itself else "")}
-        self.call_end_mark = re.compile(f"[{''.join(map(re.escape, sorted(marks)))}\ud800-\udfff]")
-        opener, closer = map(code, grammar.wrapper)
-        self.wrapper = opener, closer
-        quotes, keys = tuple(map(code, style.quotes)), tuple(map(code, style.key_quotes))
-        self.style = replace(style, quotes=quotes, key_quotes=keys)
-        types: dict[str, tuple[str, ...]] = {}
-        for values in grammar.values:
-            types[values.before] = (*types.get(values.before, ()), *values.types)
-        before = [constant_of(Edge("key", "value", text), self.code) for text in types]
-        before.sort(key=lambda constant: -len(constant.core))
-        kinds = [types[constant.edge.constant] for constant in before]
-        self.before_values = Pattern([*map(_of_core, before), _CONTROL]), before, kinds
+        self._set_values(grammar)
+
+    def _set_values(self, grammar: Grammar) -> None:
+        """Set what is known of the values of calls."""
+        self.wrapper = self._coded(grammar.wrapper)
+        style = grammar.style
+        self.style = replace(style, quotes=self._coded(style.quotes), key_quotes=self._coded(style.key_quotes))
         strings = [values.style for values in grammar.values if "string" in values.types]
         self.has_quoted_values = "key" in grammar.call and bool(strings) and strings[0].is_json
         styles = [(values.types, values.style) for values in grammar.values]
         has_words = any("True" in style.words for types, style in styles if {"boolean", "null"} & {*types})
         has_brackets = any(style.escapes == "python" for types, style in styles if {"array", "object"} & {*types})
         words: Mapping[str, Any] = PYTHON_WORDS if has_words else {}
-        self.parse_exactly: Callable[[str], Any] = partial(parse_value, words=words, reads_python=has_brackets)
-        self._swallowed, self._swallowed_marks = self._swallowed_pattern()
-
-    def _marked(self, source: Field, target: Field) -> list[Constant]:
-        """Return the constants between two fields that are not blank, the longest first."""
-        found = [c for c in self.constants if (c.edge.source, c.target) == (source, target) and c.core.strip()]
-        return sorted(found, key=lambda constant: -len(constant.core))
-
-    def at_start(self, source: CodedReply, position: int) -> tuple[Constant | None, int]:
-        """Return the constant that begins a reply, with its end; None if it is text without one."""
-        pattern, constants = self.after["start"]
-        found = source.match(pattern, position)
-        constant = constants[(found.lastindex or 1) - 1] if found else None
-        if found is None or constant is None or constant.target == "end":
-            return None, position
-        is_marked = bool(constant.core.strip() or self.grammar.written.get(("start", "text"), "").strip())
-        if constant.target in ("text", "reasoning") and not (is_marked or found[0]):
-            return None, position  # what is not marked is text
-        if constant.target != "reasoning" and found[0] != constant.core:
-            opened = self._reasoning_opener.complete.match(found[0])
-            if opened and self.reasoning_closer.complete.search(found[0], opened.end()):
-                # Other whitespace made it a constant: reasoning that is empty.
-                return self._reasoning_openers[(opened.lastindex or 1) - 1], found.start() + opened.end()
-        return constant, found.end()
-
-    def text_at_start(self, source: CodedReply, position: int) -> tuple[Constant | None, int]:
-        """Return the constant between the start and text, if it is there and not blank, with its end."""
-        found = source.match(self._text_opener, position)
-        return (None, position) if found is None else (self._text_openers[(found.lastindex or 1) - 1], found.end())
-
-    def closes_reasoning(self, coded: str, position: int) -> tuple[re.Match[str], Constant] | None:
-        """Return what closes reasoning at a position, before text; None if nothing does."""
-        found = self.reasoning_closer.complete.match(coded, position)
-        return None if found is None else (found, self._reasoning_closers[(found.lastindex or 1) - 1])
-
-    def held_back(self, field: Field, text: str) -> int:
-        """Return the number of characters at the end of unfinished text that may belong to a constant after it."""
-        length = min(max(map(len, self._leads[field]), default=0), len(text))
-        return next((n for n in range(length, 0, -1) if any(text[-n:] in lead for lead in self._leads[field])), 0)
-
-    def _ends_of_one_call(self) -> list[Constant]:
-        """Return what closes one of several calls, before what closes all of them or opens the next one.
-
-        That are the tags with which every constant begins that ends a call after a field.
-        """
-        found: list[Constant] = []
-        for field in filter(self._is_closed, self.grammar.last_fields):
-            constants = [constant for constant in self.constants if constant.edge.source == field]
-            ends = [constant for constant in constants if constant.target not in self.grammar.call[1:]]
-            words = [_words(constant.core) for constant in ends]
-            shared = [same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*words, strict=False))]
-            while shared and not _TAG.fullmatch(shared[-1]):
-                shared.pop()
-            others = (_words(constant.core)[: len(shared)] for constant in constants if constant not in ends)
-            is_whole = any(len(each) == len(shared) for each in words)
-            if shared and not is_whole and shared not in others and len({constant.lead for constant in ends}) == 1:
-                core = "".join(shared)
-                found.append(Constant(Edge(field, "end", core, is_written=False), ends[0].lead, core, "", "end"))
-        return found
-
-    def closes_one(self, constant: Constant) -> bool:
-        """Return whether a constant closes one call, but not all calls of a reply as the template does."""
-        return constant in self._call_ends
-
-    def _is_closed(self, field: Field) -> bool:
-        """Return whether something has to follow the last field of a call."""
-        return all(c.core for c in self.constants if c.edge.source == field and c.target == "end")
-
-    def _is_usable(self, constant: Constant) -> bool:
-        is_found = bool(constant.core) or constant.edge.source in DELIMITED or constant.target in DELIMITED
-        return is_found or constant.edge.source == "start"
-
-    def _alternative(self, constant: Constant) -> Alternative:
-        is_blank = constant.edge.source in DELIMITED and not constant.core.strip()
-        parts = [] if is_blank else parts_of(constant.core)  # whitespace after such a field is skipped
-        match constant.target:
-            case "end":
-                # A field may contain what closes one call, unless that has a control token.
-                is_text = constant.edge.source not in DELIMITED and not CONTROL.search(constant.core)
-                ends_a_call = constant.edge.source in CALL_FIELDS and constant.core
-                return Alternative(parts, is_last=not ends_a_call or (is_text and self.closes_one(constant)))
-            case "arguments":
-                return Alternative(parts, [SPACES, r"\{"])
-            case "object":
-                begin: list[Part] = [r"\{"]
-                if not self.grammar.calls_are_marked:  # a call begins with one of its own keys
-                    paths, layout = (self.grammar.name_path, self.grammar.arguments_path), self.grammar.layout[0]
-                    names = {path[0] for path in paths if path and path[0]}
-                    names |= {layout.split('"')[1]} if '"' in layout else set[str]()
-                    choice = tuple(tuple(map(re.escape, name)) for name in sorted(names))
-                    begin += [SPACES, '"', choice, '"', SPACES, ":"]
-                return Alternative(parts, [SPACES, *begin])
-            case "python":
-                return Alternative(parts, [SPACES, r"[^\W\d]", WORD_REST, r"\("])
-            case "name" | "id" if constant.edge.source in ("start", "text", "reasoning"):
-                return Alternative(parts, [SPACES, r"\w"])
-            case _:
-                return Alternative(parts)
-
-    @property
-    def _openers(self) -> Iterator[str]:
-        """The tags that open calls at the start of a reply or after a text."""
-        for constant in self.constants:
-            if constant.edge.source in ("start", "text") and constant.target in self.grammar.call[:1]:
-                yield from filter(is_mark, tags(constant.core)[:1])
-
-    def swallowed(self, text: str) -> str | None:
-        """Return what a value must not contain: the next key, because this value was not closed, or the call's end."""
-        found = self._swallowed.search(text) if any(mark in text for mark in self._swallowed_marks) else None
-        return found and found[0]
-
-    def _swallowed_pattern(self) -> tuple[re.Pattern[str], set[str]]:
-        """Return a pattern of what a value must not contain, and strings of which each match contains one."""
-        patterns: dict[str, str] = {}
-        for constant in self.constants:
-            if constant.edge.source != "value" or constant.target not in ("key", "end"):
-                continue
+        self.parse_exactly = partial(parse_value, words=words, reads_python=has_brackets)
+        swallowed: list[str] = []
+        for constant in self._between(("value",), ("key", "end")):
             before_control = CONTROL.split(constant.core)[0]
             token = next(iter(tags(constant.core)[-1:]), "")
             if len(token) > 1:
                 is_on_line = "\n" + token in constant.lead + constant.core
-                patterns[(r"^[^\S\n]*+" if is_on_line else "") + re.escape(token)] = token
+                swallowed.append((r"^[^\S\n]*+" if is_on_line else "") + re.escape(token))
             elif len(tags(before_control)) > 1:
-                patterns[pattern_of(before_control)] = _words(before_control)[0]
-        return re.compile("|".join(patterns) or "(?!)", re.MULTILINE), {*patterns.values()}
+                swallowed.append("".join(parts_of(before_control)))
+        self.swallowed = re.compile("|".join(dict.fromkeys(swallowed)) or "(?!)", re.MULTILINE)
+
+    def _coded(self, around: tuple[str, str]) -> tuple[str, str]:
+        return self.code.constant(around[0]), self.code.constant(around[1])
+
+    def _constant(self, source: Field, target: Field, constant: str, types: tuple[str, ...] = ()) -> Constant:
+        """Code a constant and cut the whitespace off it; if it is nothing else, it is what is searched."""
+        text = self.code.constant(constant)
+        core = text.strip() or text
+        start = text.index(core)
+        return Constant(source, target, text[:start], core, text[start + len(core) :], types)
+
+    def _between(self, sources: Iterable[Field], targets: Iterable[Field]) -> list[Constant]:
+        return [c for c in self.constants if c.source in sources and c.target in targets]
+
+    def _marks(self, source: Field, target: Field, kind: Kind) -> Pattern:
+        """Return a pattern of the constants between two fields that are not blank, the longest first."""
+        found = [c for c in self._between((source,), (target,)) if c.core.strip()]
+        found.sort(key=lambda c: -len(c.core))
+        return Pattern(Alternative(parts_of(c.core), kind=kind, constant=c) for c in found)
+
+    def _following(self, source: Field) -> Pattern:
+        """Return a pattern of what may follow a field."""
+        control = [Alternative([CONTROL.pattern], kind="control")] if source in CALL_FIELDS - DELIMITED else []
+        if source == "key":
+            befores = dict.fromkeys(values.before for values in self.grammar.values)
+            found = [
+                self._constant(
+                    "key", "value", text, tuple(t for v in self.grammar.values if v.before == text for t in v.types)
+                )
+                for text in befores
+            ]
+            found.sort(key=lambda c: -len(c.core))
+            return Pattern([*(Alternative(parts_of(c.core), constant=c) for c in found), *control])
+        found = [
+            c
+            for c in self.constants
+            if c.source == source and (c.core or source in DELIMITED or c.target in DELIMITED or source == "start")
+        ]
+        found += self._ends_of_one_call(source)
+        found.sort(key=lambda c: (-len(c.core), c.target in ("text", "end")))
+        return Pattern([*(alternative for c in found for alternative in self._alternatives(c)), *control])
+
+    def _ends_of_one_call(self, source: Field) -> list[Constant]:
+        """Return what closes one of several calls, before what closes all of them or opens the next one.
+
+        That are the tags with which every constant begins that ends a call after a field.
+        """
+        if source not in self.grammar.last_fields or source in self._open_fields:
+            return []
+        constants = [constant for constant in self.constants if constant.source == source]
+        ends = [constant for constant in constants if constant.target not in self.grammar.call[1:]]
+        words = [_words(constant.core) for constant in ends]
+        shared = [same[0] for same in takewhile(lambda same: len({*same}) == 1, zip(*words, strict=False))]
+        while shared and not _TAG.fullmatch(shared[-1]):
+            shared.pop()
+        others = (_words(constant.core)[: len(shared)] for constant in constants if constant not in ends)
+        is_whole = any(len(each) == len(shared) for each in words)
+        if not shared or is_whole or shared in others or len({constant.lead for constant in ends}) > 1:
+            return []
+        return [Constant(source, "end", ends[0].lead, "".join(shared), "", closes_one=True)]
+
+    def _alternatives(self, constant: Constant) -> list[Alternative]:
+        """Return the alternatives for a constant, with what has to follow it."""
+        is_blank = constant.source in DELIMITED and not constant.core.strip()
+        parts = [] if is_blank else parts_of(constant.core)  # whitespace after such a field is skipped
+        ahead: list[str] = []
+        match constant.target:
+            case "end":
+                # A field may contain what closes one call, unless that has a control token.
+                is_text = constant.source not in DELIMITED and not CONTROL.search(constant.core)
+                ends_a_call = constant.source in CALL_FIELDS and constant.core
+                is_last = not ends_a_call or (is_text and constant.closes_one)
+                return [Alternative(parts, is_last=is_last, constant=constant)]
+            case "object" if not self.grammar.calls_are_marked:  # a call begins with one of its own keys
+                paths, layout = (self.grammar.name_path, self.grammar.arguments_path), self.grammar.layout[0]
+                names = {path[0] for path in paths if path and path[0]}
+                names |= {layout.split('"')[1]} if '"' in layout else set[str]()
+                keys = [[SPACES, '"', *map(re.escape, name), '"', SPACES, ":"] for name in sorted(names)]
+                return [Alternative(parts, [SPACES, r"\{", *key], constant=constant) for key in keys]
+            case "arguments" | "object":
+                ahead = [SPACES, r"\{"]
+            case "python":
+                ahead = [SPACES, r"[^\W\d]", WORD_REST, r"\("]
+            case "name" | "id" if constant.source in ("start", "text", "reasoning"):
+                ahead = [SPACES, r"\w"]
+            case _:
+                pass
+        return [Alternative(parts, ahead, constant=constant)]
 
 
-def is_mark(core: str) -> bool:
-    """Return whether a constant is unlikely to be in text by chance."""
-    return bool(CONTROL.search(core)) or len(core) >= _SHORTEST_MARK
-
-
-def _longest_first(texts: Iterable[str]) -> list[str]:
-    return sorted({*texts}, key=lambda text: (-len(text), text))
-
-
-def _verbatim(text: str) -> Alternative:
-    return Alternative([*map(re.escape, text)])
-
-
-def _of_core(constant: Constant) -> Alternative:
-    return Alternative(parts_of(constant.core))
-
-
-_CONTROL = Alternative([CONTROL.pattern])
+def _verbatim(texts: Iterable[str], kind: Kind) -> list[Alternative]:
+    """Return alternatives for texts in which whitespace may not differ, the longest first."""
+    longest_first = sorted({*texts}, key=lambda text: (-len(text), text))
+    return [Alternative([*map(re.escape, text)], kind=kind) for text in longest_first]

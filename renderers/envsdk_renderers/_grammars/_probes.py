@@ -75,35 +75,22 @@ TYPED: Mapping[str, Any] = {"number": 3, "boolean": True, "null": None, "array":
 """A value of each JSON type but `string`."""
 
 
-def _schema() -> dict[str, Any]:
-    types = {"second": "string"}
-    return {KEYS[kind]: {"type": types.get(kind, kind), "description": f"{STEM}about{kind}zq"} for kind in KEYS}
+def _tools(properties: dict[str, Any]) -> tuple[ToolSchema, ...]:
+    parameters = {"type": "object", "properties": properties, "required": [KEYS["string"]]}
+    return tuple(
+        {
+            "type": "function",
+            "function": {"name": name, "description": f"{STEM}descriptionzq", "parameters": parameters},
+        }
+        for name in NAMES
+    )
 
 
-TOOLS: tuple[ToolSchema, ...] = tuple(
+TOOLS = _tools(
     {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"{STEM}descriptionzq",
-            "parameters": {"type": "object", "properties": _schema(), "required": [KEYS["string"]]},
-        },
+        key: {"type": "string" if kind == "second" else kind, "description": f"{STEM}about{kind}zq"}
+        for kind, key in KEYS.items()
     }
-    for name in NAMES
 )
-SIMPLE_TOOLS: tuple[ToolSchema, ...] = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": f"{STEM}descriptionzq",
-            "parameters": {
-                "type": "object",
-                "properties": {KEYS["string"]: {"type": "string", "description": f"{STEM}parameterzq"}},
-                "required": [KEYS["string"]],
-            },
-        },
-    }
-    for name in NAMES
-)
+SIMPLE_TOOLS = _tools({KEYS["string"]: {"type": "string", "description": f"{STEM}parameterzq"}})
 """Tools for templates that refuse other types."""

@@ -3,18 +3,16 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
-from envsdk.rendering.reading import Segment, SplitReply
+from envsdk.rendering.reading import SplitReply
 
 from ._grammar import Grammar
 from ._measuring import Renderings, words_of
-from ._patterns import Code
 from ._probes import HARD_TEXT, KEYS, NESTED, TOOLS, call_of, reply
 from ._reading import GrammarReader
-from ._styles import TextPiece
 from ._writing import write_reply
 
 Status: TypeAlias = Literal["reads", "reads without types", "partly", "refused", "no calls"]
@@ -121,8 +119,7 @@ def prove(grammar: Grammar, renderings: Renderings) -> ReadingVerdict:
     return ReadingVerdict(status, detail, untyped, tuple(differences))
 
 
-@dataclass(frozen=True)
-class _Failure:
+class _Failure(NamedTuple):
     reason: str
     is_unwritten: bool = False
     """True if the reply cannot be written at all, so nothing was read."""
@@ -143,7 +140,9 @@ class _Proof:
             pieces = write_reply(self._grammar, message)
         except RenderError as error:
             return _Failure(str(error).partition(". Try")[0], is_unwritten=True)
-        read = self._reader.read(segments_of(pieces, self._grammar.controls), _ENDED, tools)
+        code = self._reader.patterns.code
+        coded = "".join(code.constant(piece.text) if piece.is_scaffold else piece.text for piece in pieces)
+        read = self._reader.read(code.cut(coded), _ENDED, tools)
         is_thought = any(piece.text == message.reasoning for piece in pieces)
         wanted = message if is_thought else message.with_reasoning(None)
         if _facts(read, self._grammar) == _facts(wanted, self._grammar) and not read.errors:
@@ -164,7 +163,7 @@ class _Proof:
             return None
         if not has_all(rendered, message):
             return None
-        code = Code(self._grammar.controls)
+        code = self._reader.patterns.code
         read = self._reader.read(code.cut(code.constant(rendered)), _ENDED, TOOLS)
         if read.errors:
             return _Failure(f"the template writes {rendered!r:.200}, which reads back with an error: {read.errors[0]}")
@@ -192,17 +191,13 @@ class _Proof:
         return f"{written[start : start + 40]!r} is written as {rendered[start : start + 40]!r}"
 
 
-def segments_of(pieces: Sequence[TextPiece], controls: Sequence[str]) -> list[Segment]:
-    """Cut what was written at the control tokens of its scaffold."""
-    code = Code(controls)
-    coded = "".join(code.constant(piece.text) if piece.is_scaffold else piece.text for piece in pieces)
-    return code.cut(coded)
-
-
 def _facts(message: Message, grammar: Grammar) -> tuple[object, ...]:
-    """Return what has to be the same; `repr` distinguishes True from 1."""
+    """Return what has to be the same; JSON distinguishes True from 1."""
     has_id = (grammar.id_path is not None or "id" in grammar.call) and grammar.first_id is None
-    calls = [(call.name, repr(_sorted(call.arguments)), call.id if has_id else None) for call in message.tool_calls]
+    calls = [
+        (call.name, json.dumps(call.arguments, sort_keys=True), call.id if has_id else None)
+        for call in message.tool_calls
+    ]
     return message.content, message.reasoning, calls
 
 
@@ -217,7 +212,7 @@ def has_all(rendered: str, message: Message) -> bool:
 
 def stripped(message: Message) -> tuple[object, ...]:
     """Return the calls of a message, or its content if it has none, without whitespace around it and without nulls."""
-    calls = [(call.name, repr(_sorted(_without_nulls(call.arguments)))) for call in message.tool_calls]
+    calls = [(call.name, json.dumps(_without_nulls(call.arguments), sort_keys=True)) for call in message.tool_calls]
     return (calls,) if calls else (message.content.strip(),)
 
 
@@ -228,14 +223,6 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(item) for item in cast("list[Any]", value)]
     return value.strip() if isinstance(value, str) else value
-
-
-def _sorted(value: Any) -> Any:
-    """Return a JSON value with all keys in order."""
-    if isinstance(value, dict):
-        fields = cast("dict[str, Any]", value)
-        return {key: _sorted(fields[key]) for key in sorted(fields)}
-    return [_sorted(item) for item in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def _short(message: Message) -> str:

@@ -1,8 +1,8 @@
 """Reads any reply by its grammar, in time linear in its length, whole or as it arrives."""
 
-import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, cast
 
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.reading import (
@@ -18,7 +18,7 @@ from envsdk.rendering.renderer import errors_at_end
 
 from ._calls import CallReader
 from ._grammar import CALL_FIELDS, Field, Grammar
-from ._patterns import CodedReply, Constant, Patterns, shared_start
+from ._patterns import CodedReply, Constant, Found, Patterns, shared_start, strip_end
 from ._styles import CONTROL
 
 _AFTER_CALL = "there is text after a tool call"
@@ -27,6 +27,7 @@ _SHORT = 256
 """How much undecided text is read again whenever more comes; longer text is when it has grown by an eighth."""
 _RATE = 32
 """How many characters may be read again early, because a call may end, for each character of the reply."""
+_patterns_of = lru_cache(maxsize=64)(Patterns)  # each environment has a renderer, and most of them the same grammar
 
 
 class GrammarReader:
@@ -34,11 +35,13 @@ class GrammarReader:
 
     Args:
         grammar: The grammar.
+        strips_newlines: Whether newlines around reasoning belong to its block, and those before the content after it.
     """
 
-    def __init__(self, grammar: Grammar) -> None:
+    def __init__(self, grammar: Grammar, *, strips_newlines: bool = False) -> None:
         self.grammar = grammar
-        self.patterns = Patterns(grammar)
+        self.strips_newlines = strips_newlines
+        self.patterns = _patterns_of(grammar)
 
     def begin(self, tools: Sequence[ToolSchema]) -> "GrammarReading":
         """Begin to read a reply as it arrives.
@@ -46,7 +49,7 @@ class GrammarReader:
         Args:
             tools: JSON schemas of the tools that the model has.
         """
-        return GrammarReading(self.patterns, tools)
+        return GrammarReading(self.patterns, tools, strips_newlines=self.strips_newlines)
 
     def read(self, segments: Iterable[Segment], sampled: SplitReply, tools: Sequence[ToolSchema]) -> Message:
         """Read a reply; any reply is accepted, and `Message.errors` reports what is wrong with it.
@@ -56,7 +59,7 @@ class GrammarReader:
             sampled: What was sampled, with how it ended.
             tools: JSON schemas of the tools that the model has.
         """
-        reading = GrammarReading(self.patterns, tools, is_reported=False)
+        reading = self.begin(tools)
         reading.end(segments)
         return reading.message(sampled)
 
@@ -69,11 +72,12 @@ class GrammarReading:
     Args:
         patterns: The patterns of the grammar.
         tools: JSON schemas of the tools that the model has.
-        is_reported: Whether `events` returns what was read.
+        strips_newlines: See `GrammarReader`.
     """
 
-    def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema], *, is_reported: bool = True) -> None:
+    def __init__(self, patterns: Patterns, tools: Sequence[ToolSchema], *, strips_newlines: bool) -> None:
         self._patterns = patterns
+        self._strips_newlines = strips_newlines
         self._source = CodedReply()
         self._state: Field | Literal["broken"] = "start"
         """The field that comes next; `broken` is a call that was opened but does not go on as one."""
@@ -91,7 +95,6 @@ class GrammarReading:
         """True if the beginning of the current text was already added."""
         self._events: list[ReplyEvent | tuple[int, ToolCall]] = []
         """What was read since `events` was called; a call with its index."""
-        self._is_reported = is_reported
         self._reported: int = 0
         """How many parts of the content were reported."""
         self._waiting = ""
@@ -131,17 +134,12 @@ class GrammarReading:
         found, self._events = self._events, []
         return [event for item in found for event in (call_events(*item) if isinstance(item, tuple) else (item,))]
 
-    @property
-    def has_reasoning(self) -> bool:
-        """True if there is reasoning, also an empty one."""
-        return self._reasoning is not None
-
     def message(self, sampled: SplitReply) -> Message:
         """Return the message after everything was read."""
         errors = [*self._errors, *errors_at_end(is_ended=sampled.is_ended, overrun=sampled.overrun)]
         return Message.model_construct(  # its fields are valid
             role="assistant",
-            content="".join(self._content),
+            content=self._shown_content(0),
             reasoning=None if self._reasoning is None else "".join(self._reasoning),
             tool_calls=tuple(self._calls),
             errors=tuple(dict.fromkeys(errors)),
@@ -163,7 +161,7 @@ class GrammarReading:
         if source.undecided is None or self._state not in ("text", "reasoning"):
             return
         text = source.text[self._position : source.undecided]  # which is not the end of its field
-        text = text[: len(text) - self._patterns.held_back(self._state, text)]
+        text = text.rstrip()  # whitespace after it may belong to the constant that follows
         if self._state == "reasoning":
             self._think(text)
         elif not self._is_in_text and self._is_dropped(text):
@@ -178,11 +176,12 @@ class GrammarReading:
         source, patterns = self._source, self._patterns
         coded = source.text
         first = len(coded) - len(coded.lstrip())
-        constant, end = patterns.at_start(source, first)
-        if constant is not None and constant.target in CALL_FIELDS and patterns.finds_calls_in_text:
-            is_spaced = first > len(constant.lead) or len(constant.core) != end - first
-            constant, end = patterns.text_at_start(source, first) if is_spaced else (constant, end)
-        after = shared_start(coded, patterns.text_start) if constant is None else source.skip(constant.tail, end, first)
+        constant, end = self._constant_at_start(first)
+        is_spaced = constant is not None and (first > len(constant.lead) or len(constant.core) != end - first)
+        if constant is not None and constant.target in CALL_FIELDS and patterns.finds_calls_in_text and is_spaced:
+            found = source.match(patterns.text_opener, first)
+            constant, end = (found.constant, found.end) if found else (None, first)
+        after = source.skip(constant.tail, end, first) if constant else shared_start(coded, patterns.text_start)
         if source.undecided is not None:
             return None
         self._position = after
@@ -193,28 +192,43 @@ class GrammarReading:
             self._reasoning = []
         return constant.target
 
+    def _constant_at_start(self, position: int) -> tuple[Constant | None, int]:
+        """Return the constant that begins the reply, with its end; None if it is text without one."""
+        patterns = self._patterns
+        found = self._source.match(patterns.after["start"], position)
+        if found is None or found.constant is None or found.constant.target == "end":
+            return None, position
+        constant = found.constant
+        is_marked = bool(constant.core.strip() or patterns.grammar.written.get(("start", "text"), "").strip())
+        if constant.target in ("text", "reasoning") and not (is_marked or found.text):
+            return None, position  # what is not marked is text
+        if constant.target != "reasoning" and found.text != constant.core:
+            opened = patterns.reasoning_opener.match(found.text, 0)
+            if opened and patterns.reasoning_closer.whole.search(found.text, opened.end):
+                # Other whitespace made it a constant: reasoning that is empty.
+                return opened.constant, position + opened.end
+        return constant, found.end
+
     # Reasoning.
 
     def _read_reasoning(self) -> Field | None:
-        source = self._source
-        pattern, constants = self._patterns.after["reasoning"]
-        found = source.search(pattern, self._position)
+        source, patterns = self._source, self._patterns
+        found = source.search(patterns.after["reasoning"], self._position)
         if source.undecided is not None:
             return None
-        if found is None:
+        if found is None or found.constant is None:
             self._think(source.text[self._position :])
             self._note("the think block was not closed")
             self._open_block = "reasoning"
             return "end"
-        constant = constants[(found.lastindex or 1) - 1]
-        if constant.target in CALL_FIELDS and found[0] != constant.core:  # the text between them is blank
-            closed = self._patterns.closes_reasoning(source.text, found.start())
-            found, constant = closed or (found, constant)
-        after = source.skip(constant.tail, found.end(), found.start())
+        if found.constant.target in CALL_FIELDS and found.text != found.constant.core:  # between them is whitespace
+            found = patterns.reasoning_closer.match(source.text, found.start) or found
+        constant = cast("Constant", found.constant)
+        after = source.skip(constant.tail, found.end, found.start)
         if source.undecided is not None:
             return None
-        self._think(constant.strip_before(source.text[self._position : found.start()]))
-        self._position, self._since = after, found.start()
+        self._think(constant.strip_before(source.text[self._position : found.start]))
+        self._position, self._since = after, found.start
         return constant.target
 
     def _think(self, coded: str) -> None:
@@ -222,10 +236,11 @@ class GrammarReading:
         for control in () if coded.isascii() else dict.fromkeys(CONTROL.findall(coded)):
             self._note(f"{self._patterns.code.plain(control)} is out of place")
         text = self._patterns.code.plain(coded)
-        if self._reasoning is None:
-            self._reasoning = []
+        self._reasoning = self._reasoning or []
+        if self._strips_newlines:  # the end of an unfinished part is never blank
+            text = (text if any(self._reasoning) else text.lstrip("\n")).rstrip("\n")
         self._reasoning.append(text)
-        if text and self._is_reported:
+        if text:
             self._events.append(ReasoningText(text))
 
     # Text.
@@ -236,16 +251,15 @@ class GrammarReading:
         if source.undecided is not None:
             return None
         if found is None:
-            text, ending = source.text[start:], patterns.text_end
-            self._add(text[: len(text) - shared_start(text[::-1], ending[::-1])])
+            self._add(strip_end(source.text[start:], patterns.text_end))
             return "end"
-        kind, constant = patterns.kinds_in_text[(found.lastindex or 1) - 1]
-        before = source.text[start : found.start()]
-        after = found.end() if constant is None else source.skip(constant.tail, found.end(), found.start())
-        opens = kind == "reasoning" and constant is not None and self._may_open(found, constant)
+        before, constant, kind = source.text[start : found.start], found.constant, found.alternative.kind
+        after = found.end if constant is None else source.skip(constant.tail, found.end, found.start)
+        opens = kind == "reasoning" and self._may_open(found)
         if source.undecided is not None:
             return None
-        if opens:
+        self._position, self._since = found.end, found.start
+        if constant is not None and opens:
             self._add(before)
             if "".join(self._content).strip():
                 self._note("there is text before the think block")
@@ -253,14 +267,10 @@ class GrammarReading:
                 self._content = []
             self._is_apart, self._reasoning, self._position = bool(self._content), [], after
             return "reasoning"
-        self._position, self._since = found.end(), found.start()
         match kind:
-            case "end" if constant is not None:
+            case "constant" if constant is not None:
                 self._add(constant.strip_before(before))
-                return "end"
-            case "call" if constant is not None:
-                self._add(constant.strip_before(before))
-                self._position = after
+                self._position = after if constant.target != "end" else found.end
                 return constant.target
             case "opener":  # of a call, but it does not go on as one
                 self._add(before)
@@ -268,25 +278,24 @@ class GrammarReading:
             case "closer" if self._reasoning is None and not self._calls and constant is not None:
                 self._note("a think block was closed that was never opened: the text before it is reasoning")
                 self._add(constant.strip_before(before))
-                self._reasoning, self._content, self._position = ["".join(self._content)], [], after
-                if self._reasoning[0] and self._is_reported:  # none of it was reported as content
-                    self._events.append(ReasoningText(self._reasoning[0]))
-            case "reasoning" if constant is not None and self._reasoning is None and not CONTROL.search(found[0]):
-                self._add(before + found[0])  # a word of the text
+                text, self._content, self._position = "".join(self._content), [], after
+                self._think(text)  # none of it was reported as content
+            case "reasoning" if self._reasoning is None and not CONTROL.search(found.text):
+                self._add(before + found.text)  # a word of the text
             case _:
-                self._add(before + found[0])
-                self._note(f"{patterns.code.plain(found[0])} is out of place")
+                self._add(before + found.text)
+                self._note(f"{patterns.code.plain(found.text)} is out of place")
         return "text"
 
-    def _may_open(self, found: re.Match[str], constant: Constant) -> bool:
+    def _may_open(self, found: Found) -> bool:
         """Return whether reasoning opens; a tag that is text opens it only if it is closed later."""
         if self._reasoning is not None or self._calls:
             return False
-        if CONTROL.search(constant.core):
+        if CONTROL.search(found.text):
             return True
-        closed = self._source.search(self._patterns.reasoning_closer, found.start() + 1)
+        closed = self._source.search(self._patterns.reasoning_closer, found.start + 1)
         if self._source.undecided is not None:
-            self._source.undecided = found.start()
+            self._source.undecided = found.start
         return closed is not None
 
     def _add(self, coded: str, *, is_last: bool = True) -> None:
@@ -307,15 +316,24 @@ class GrammarReading:
 
     def _report_content(self, *, is_settled: bool = False) -> None:
         """Report the content, unless it may still become reasoning or be dropped, or reasoning follows it."""
-        if self._state == "reasoning" or not self._is_reported:
+        if self._state == "reasoning":
             return  # reasoning is reported before content
+        patterns = self._patterns
         is_settled = is_settled or self._state == "end" or self._reasoning is not None or bool(self._calls)
-        if not is_settled and (self._patterns.reasoning_closer or self._patterns.opens_reasoning):
+        if not is_settled and (patterns.reasoning_closer.alternatives or patterns.reasoning_opener.alternatives):
             return
-        text = "".join(self._content[self._reported :])
+        text = self._shown_content(self._reported)
         self._reported = len(self._content)
         if text:
             self._events.append(ContentText(text))
+
+    def _shown_content(self, start: int) -> str:
+        """Return the content from a part of it on."""
+        text = "".join(self._content[start:])
+        is_first = (
+            self._strips_newlines and self._reasoning is not None and not "".join(self._content[:start]).strip("\n")
+        )
+        return text.lstrip("\n") if is_first else text
 
     # Calls.
 
@@ -325,7 +343,7 @@ class GrammarReading:
         else:
             read = self._call_reader.read(self._position, self._since)
         is_decided = self._source.undecided is None
-        if self._is_reported and not self._is_call_reported and (is_decided or read.is_ended):
+        if not self._is_call_reported and (is_decided or read.is_ended):
             self._report_content(is_settled=True)
             self._events.append((len(self._calls), read.call))
             self._is_call_reported = True
@@ -338,7 +356,7 @@ class GrammarReading:
         if read.is_open:
             self._open_block = "tool_call"
         self._position, self._since = read.end, read.last
-        if read.following is not None and self._patterns.closes_one(read.following):
+        if read.following is not None and read.following.closes_one:
             self._note(_SECTION_OPEN)
         following = None if read.following is None else read.following.target
         return "text" if following in (None, "end") else following
@@ -346,5 +364,4 @@ class GrammarReading:
     def _note(self, error: str) -> None:
         if error not in self._errors:
             self._errors[error] = None
-            if self._is_reported:
-                self._events.append(ReadingError(error))
+            self._events.append(ReadingError(error))

@@ -6,7 +6,7 @@ Knows nothing about templates and tokens. A string that is read is `coded`: its 
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -18,16 +18,9 @@ CONTROL = re.compile("[\ud800-\udfff]")
 """Matches a control token in a coded string."""
 Escapes: TypeAlias = Literal["json", "ascii", "python", "none"]
 Order: TypeAlias = Literal["given", "sorted", "folded"]
-encode_json = json.JSONEncoder(ensure_ascii=False).encode
-"""Writes a value as JSON, faster than `json.dumps` with an option, which makes an encoder each time."""
 _DECODER = json.JSONDecoder(object_pairs_hook=with_unique_keys)
-_WINDOW, _GROWTH = 1024, 16
-_LONGEST_WORD = 16  # characters: `-Infinity`, or an escaped surrogate pair
-UNTERMINATED = "Unterminated string"
-"""The beginning of the decoder's error for a string without an end, which was searched up to the end of the text."""
-CUT = "the text ends inside it"
-"""The error of a value at the end of unfinished text, if more text may change what is read."""
-_NUMBER_END = re.compile(r"[0-9.eE+\-]\Z")
+LONGEST_WORD = 16
+"""The most characters of a part of JSON that is not a string: `-Infinity`, or an escaped surrogate pair."""
 _MAX_DEPTH = 64
 PYTHON_WORDS: Mapping[str, Any] = {"True": True, "False": False, "None": None}
 _WORDS = {"true": True, "false": False, "null": None, **PYTHON_WORDS}
@@ -72,11 +65,6 @@ class Style:
         """True if what is written is JSON."""
         return self.escapes in ("json", "ascii") and self.quotes == self.key_quotes == ('"', '"')
 
-    @cached_property
-    def is_default(self) -> bool:
-        """True if values are written as JSON's own encoder writes them."""
-        return self == Style()
-
 
 JSON = Style()
 PYTHON = Style(escapes="python", words=("True", "False", "None"))
@@ -96,7 +84,21 @@ def write_value(value: Any, style: Style) -> list[TextPiece]:
         check_json(value)
     except ValueError as error:
         raise RenderError(f"a value of a call is not JSON: {error}") from error
-    return written_value(value, style)
+    return _written(value, style, 0)
+
+
+def json_text(value: Any, what: str) -> str:
+    """Write a value as transformers' `tojson` does.
+
+    Raises:
+        RenderError: If the value is not JSON; the error calls it `what`.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()  # an unpaired surrogate cannot be encoded
+        return text
+    except (TypeError, ValueError) as error:
+        raise RenderError(f"a {what} is not JSON: {error}") from error
 
 
 def written_text(value: Any, style: Style) -> str:
@@ -104,61 +106,46 @@ def written_text(value: Any, style: Style) -> str:
     return "".join(piece.text for piece in write_value(value, style))
 
 
-def written_value(value: Any, style: Style) -> list[TextPiece]:
-    """Write a value that is known to be one of JSON; see `write_value`."""
-    if style.is_default and isinstance(value, (dict, list)):
-        return [TextPiece(encode_json(value), False)]
-    if isinstance(value, str) and style.is_verbatim:
-        return [TextPiece(value, False)]
-    return list(_written(value, style, 0))
-
-
-def _written(value: Any, style: Style, depth: int) -> Iterator[TextPiece]:
+def _written(value: Any, style: Style, depth: int) -> list[TextPiece]:
     match value:
-        case dict() | list() if style.is_default:  # by JSON's own encoder, which is fast
-            yield TextPiece(encode_json(value), False)
+        case dict() | list() if style == JSON:
+            return [TextPiece(json.dumps(value, ensure_ascii=False), False)]
+        case str() if style.is_verbatim:
+            return [TextPiece(value, False)]
         case str():
-            yield from _string(value, style, style.quotes)
+            return _written_string(value, style, style.quotes)
         case None | bool():
-            yield TextPiece(style.words[2] if value is None else style.words[0 if value else 1], False)
+            return [TextPiece(style.words[2] if value is None else style.words[0 if value else 1], False)]
         case int() | float():
-            yield TextPiece(json.dumps(value), False)
+            return [TextPiece(json.dumps(value), False)]
         case dict():
-            yield from _container(_items(cast("dict[str, Any]", value), style, depth), "{}", style, depth)
+            opener, closer, fields = "{", "}", cast("dict[str, Any]", value)
+            items = [
+                [
+                    *_written_string(key, style, style.key_quotes),
+                    TextPiece(style.colon, True),
+                    *_written(fields[key], style, depth + 1),
+                ]
+                for key in in_order(fields, style.order)
+            ]
         case _:
-            items = (list(_written(item, style, depth + 1)) for item in cast("list[Any]", value))
-            yield from _container(items, "[]", style, depth)
-
-
-def _items(value: dict[str, Any], style: Style, depth: int) -> Iterator[list[TextPiece]]:
-    for key in in_order(value, style.order):
-        yield [
-            *_string(key, style, style.key_quotes),
-            TextPiece(style.colon, True),
-            *_written(value[key], style, depth + 1),
-        ]
-
-
-def _container(items: Iterator[list[TextPiece]], brackets: str, style: Style, depth: int) -> Iterator[TextPiece]:
+            opener, closer = "[", "]"
+            items = [_written(item, style, depth + 1) for item in cast("list[Any]", value)]
     line = "\n" + " " * style.indent * depth if style.indent else ""
     inner = line + " " * style.indent
-    yield TextPiece(brackets[0], False)
-    is_first = True
-    for item in items:
-        yield TextPiece(("" if is_first else style.comma.rstrip() if style.indent else style.comma) + inner, True)
-        yield from item
-        is_first = False
-    yield TextPiece(("" if is_first else line) + brackets[1], False)
+    comma = (style.comma.rstrip() if style.indent else style.comma) + inner
+    pieces = [TextPiece(opener, False)]
+    for number, item in enumerate(items):
+        pieces += [TextPiece(comma if number else inner, True), *item]
+    return [*pieces, TextPiece((line if items else "") + closer, False)]
 
 
-def _string(text: str, style: Style, quotes: tuple[str, str]) -> Iterator[TextPiece]:
+def _written_string(text: str, style: Style, quotes: tuple[str, str]) -> list[TextPiece]:
     if style.escapes == "python":
-        yield TextPiece(repr(text), False)
-        return
-    yield TextPiece(quotes[0], True)
-    is_escaped = style.escapes in ("json", "ascii")
-    yield TextPiece(json.dumps(text, ensure_ascii=style.escapes == "ascii")[1:-1] if is_escaped else text, False)
-    yield TextPiece(quotes[1], True)
+        return [TextPiece(repr(text), False)]
+    if style.escapes != "none":
+        text = json.dumps(text, ensure_ascii=style.escapes == "ascii")[1:-1]
+    return [TextPiece(quotes[0], True), TextPiece(text, False), TextPiece(quotes[1], True)]
 
 
 def in_order(value: dict[str, Any], order: Order) -> list[str]:
@@ -171,81 +158,68 @@ def in_order(value: dict[str, Any], order: Order) -> list[str]:
 # Reading.
 
 
-def read_value(coded: str, start: int, style: Style, *, is_whole: bool = True) -> tuple[Any, int]:
+class InvalidValue(ValueError):
+    """There is no value.
+
+    Args:
+        error: Why.
+        end: The position up to which the text was read. If the text ends there, more text may complete the value.
+    """
+
+    def __init__(self, error: object, end: int) -> None:
+        super().__init__(str(error))
+        self.end = end
+
+
+def read_value(coded: str, start: int, style: Style) -> tuple[Any, int]:
     """Read the value that begins at `start`, after whitespace.
 
     Args:
         coded: The text.
         start: The position.
         style: How the value is spelled.
-        is_whole: Whether the text does not go on.
 
     Returns:
         The value and the position after it.
 
     Raises:
-        ValueError: If there is none, it is nested too deeply, or a key comes twice; the error is `CUT` if that depends
-            on how the text goes on.
+        InvalidValue: If there is none, it is nested too deeply, or a key comes twice.
     """
     start = skip_space(coded, start)
     if style.is_json:
+        value, end = _read_json(coded, start)
+    elif style.escapes == "python":
+        end = end_of_brackets(coded, start, len(coded))
         try:
-            value, end = _decoded(coded, start, is_whole=is_whole)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
+            value = python_value(coded[start:end])
+        except ValueError as error:
+            raise InvalidValue(error, end - 1) from None
     else:
         try:
-            end = end_of_brackets(coded, start) if style.escapes == "python" else -1
-            value, end = (None, end) if end >= 0 else _read_notation(coded, start, style)
-        except ValueError as error:
-            if not is_whole:
-                raise ValueError(CUT) from None
-            if isinstance(error, _Misspelled):
-                raise ValueError(f"{error} at position {error.position - start}") from None
-            raise
-        value = python_value(coded[start:end]) if style.escapes == "python" else value
-    if not is_whole and end == len(coded) and coded[end - 1] not in "}])":
-        raise ValueError(CUT)
-    if not style.is_json:
-        _refuse_controls(coded, start, end, style)
+            value, end = _read_notation(coded, start, style, 0)
+        except InvalidValue as error:
+            raise InvalidValue(f"{error} at position {error.end - start}", error.end) from None
+    quotes = "".join((*style.quotes, *style.key_quotes))
+    if any(found[0] not in quotes for found in CONTROL.finditer(coded, start, end)):
+        raise InvalidValue("a control token is inside it", start)
     try:
         check_json(value)
-    except ValueError:
-        _refuse_controls(coded, start, end, style)  # which is in a string, so that it is no text
-        raise
+    except ValueError as error:
+        raise InvalidValue(error, start) from None
     return value, end
 
 
-def _refuse_controls(coded: str, start: int, end: int, style: Style) -> None:
-    quotes = "".join((*style.quotes, *style.key_quotes))
-    if any(found[0] not in quotes for found in CONTROL.finditer(coded, start, end)):
-        raise ValueError("a control token is inside it")
-
-
-def _decoded(coded: str, start: int, *, is_whole: bool) -> tuple[Any, int]:
-    """Read the JSON value that begins at `start`.
-
-    An error of Python's decoder counts the lines of all text before it. So the value is read in a window, which grows
-    until the value ends in it, or an error is not that of its end.
-    """
-    size = _WINDOW
-    while True:
-        window, is_rest = coded[start : start + size], start + size >= len(coded)
-        try:
-            value, end = _DECODER.raw_decode(window)
-            if is_rest or end < len(window):  # else a number may go on
-                return value, start + end
-        except json.JSONDecodeError as error:
-            is_at_end = error.msg.startswith(UNTERMINATED) or error.pos + _LONGEST_WORD > len(window)
-            if is_rest and is_at_end and not is_whole:
-                raise ValueError(CUT) from None
-            if is_rest or not is_at_end:
-                raise
-        except ValueError:  # a key comes twice, or an integer is too long
-            if is_rest and not is_whole and _NUMBER_END.search(window):
-                raise ValueError(CUT) from None
-            raise
-        size *= _GROWTH
+def _read_json(coded: str, start: int) -> tuple[Any, int]:
+    try:
+        return _DECODER.raw_decode(coded, start)
+    except json.JSONDecodeError as error:
+        why = json.JSONDecodeError(error.msg, coded[start : error.pos], error.pos - start)  # which counts from `start`
+        is_unterminated = error.msg.startswith("Unterminated string")
+        raise InvalidValue(why, len(coded) if is_unterminated else error.pos) from None
+    except RecursionError:
+        raise InvalidValue("it is nested too deeply", start) from None
+    except ValueError as error:  # a key comes twice, or an integer is too long
+        raise InvalidValue(error, start) from None
 
 
 def parse_value(text: str, words: Mapping[str, Any] = _WORDS, *, reads_python: bool = True) -> Any:
@@ -285,23 +259,23 @@ def skip_space(text: str, start: int) -> int:
 _BRACKETS = re.compile(r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[^'"()\[\]{}]++|(.)""", re.DOTALL)
 
 
-def end_of_brackets(text: str, start: int, stop: int | None = None) -> int:
+def end_of_brackets(text: str, start: int, stop: int) -> int:
     """Return the position after the bracket that closes the first one before `stop`, in Python's syntax.
 
     Raises:
-        ValueError: If it is not closed.
+        InvalidValue: If it is not closed.
     """
     depth = 0
-    for found in _BRACKETS.finditer(text, start, len(text) if stop is None else stop):
+    for found in _BRACKETS.finditer(text, start, stop):
         mark = found[1]
         if mark is None:
             continue
         if mark in "'\"":
-            raise ValueError("a string is not closed")
+            raise InvalidValue("a string is not closed", stop)
         depth += 1 if mark in "([{" else -1
         if depth <= 0:
             return found.end()
-    raise ValueError("a bracket is not closed")
+    raise InvalidValue("a bracket is not closed", stop)
 
 
 def python_value(text: str) -> Any:
@@ -310,7 +284,7 @@ def python_value(text: str) -> Any:
     Raises:
         ValueError: If it is not a literal.
     """
-    return literal(python_expression(text))
+    return _literal(python_expression(text))
 
 
 def python_expression(text: str) -> ast.expr:
@@ -325,12 +299,7 @@ def python_expression(text: str) -> ast.expr:
         raise ValueError(f"it is not Python: {getattr(error, 'msg', None) or error}") from None
 
 
-def literal(node: ast.expr, depth: int = 0) -> Any:
-    """Return the value of a syntax tree of a literal.
-
-    Raises:
-        ValueError: If it is not a literal of a JSON value, or nested too deeply.
-    """
+def _literal(node: ast.expr | None, depth: int = 0) -> Any:
     if depth > _MAX_DEPTH:
         raise ValueError("it is nested too deeply")
     match node:
@@ -341,142 +310,82 @@ def literal(node: ast.expr, depth: int = 0) -> Any:
         case ast.Name(id=word) if word in _WORDS:
             return _WORDS[word]
         case ast.List(elts=items):
-            return [literal(item, depth + 1) for item in items]
+            return [_literal(item, depth + 1) for item in items]
         case ast.Dict(keys=keys, values=values):
+            names = [_literal(key, depth + 1) for key in keys if key is not None]
+            if len(names) < len(keys) or not all(isinstance(name, str) for name in names):
+                raise ValueError("a key is not a string")
             return with_unique_keys(
-                [(_key(key, depth), literal(value, depth + 1)) for key, value in zip(keys, values, strict=True)]
+                [(name, _literal(value, depth + 1)) for name, value in zip(names, values, strict=True)]
             )
         case _:
-            raise ValueError(f"{ast.unparse(node)[:40]!r} is not a literal")
+            raise ValueError(f"{ast.unparse(node)[:40] if node else ''!r} is not a literal")
 
 
-def _key(node: ast.expr | None, depth: int) -> str:
-    key = None if node is None else literal(node, depth + 1)
-    if not isinstance(key, str):
-        raise ValueError(f"the key {key!r:.40} is not a string")
-    return key
-
-
-class _Misspelled(ValueError):
-    """There is something else at a position than what is expected there."""
-
-    def __init__(self, error: str, position: int) -> None:
-        super().__init__(error)
-        self.position = position
-
-
-# A separate notation: objects and lists in the usual brackets, with measured quotes.
-
-
-def _read_notation(coded: str, start: int, style: Style) -> tuple[Any, int]:
-    """Read a value iteratively, in time linear in its length."""
-    stack: list[tuple[dict[str, Any] | list[Any], str]] = []
-    position = start
-    comma, colon = style.comma.strip(), style.colon.strip()
-    while True:
-        value, position, is_open = _next_value(coded, position, style)
-        if is_open:
-            stack.append((value, ""))
-            if len(stack) > _MAX_DEPTH:
-                raise ValueError("it is nested too deeply")
-            closed = skip_space(coded, position)
-            if coded[closed : closed + 1] != _closer(value):
-                stack[-1], position = _with_key(stack[-1], coded, position, style, colon)
-                continue
-            value, position = stack.pop()[0], closed + 1
-        while stack:
-            container, key = stack[-1]
-            _put(container, key, value)
-            position = skip_space(coded, position)
-            if coded.startswith(_closer(container), position):
-                value, position = stack.pop()[0], position + 1
-                continue
-            if not coded.startswith(comma, position):
-                raise _Misspelled(f"expected {comma!r} or {_closer(container)!r}", position)
-            stack[-1], position = _with_key(stack[-1], coded, position + len(comma), style, colon)
-            break
-        else:
-            return value, position
-
-
-def _next_value(coded: str, start: int, style: Style) -> tuple[Any, int, bool]:
-    """Read a scalar or the opening bracket of a container; return whether it is the latter."""
+def _read_notation(coded: str, start: int, style: Style, depth: int) -> tuple[Any, int]:
+    """Read a value in a separate notation: objects and lists in the usual brackets, with measured quotes."""
     start = skip_space(coded, start)
-    if coded[start : start + 1] in ("{", "["):
-        return {} if coded[start] == "{" else [], start + 1, True
-    if coded.startswith(style.quotes[0], start) and style.quotes[0]:
-        text, end = _quoted(coded, start, style.quotes)
-        return text, end, False
+    if coded.startswith(("{", "["), start):
+        return _read_container(coded, start, style, depth)
+    if style.quotes[0] and coded.startswith(style.quotes[0], start):
+        return _read_quoted(coded, start, style.quotes)
     word = _SCALAR.match(coded, start)
     if word is None:
-        raise _Misspelled("there is no value", start)
+        raise InvalidValue("there is no value", start)
     if word[0] in _WORDS:
-        return _WORDS[word[0]], word.end(), False
+        return _WORDS[word[0]], word.end()
     if not _NUMBER.fullmatch(word[0]):
-        raise ValueError(f"{word[0]!r:.40} is not a value")
-    return json.loads(word[0]), word.end(), False
+        raise InvalidValue(f"{word[0]!r:.40} is not a value", word.end())
+    return json.loads(word[0]), word.end()
 
 
-def _quoted(coded: str, start: int, quotes: tuple[str, str]) -> tuple[str, int]:
+def _read_container(coded: str, start: int, style: Style, depth: int) -> tuple[dict[str, Any] | list[Any], int]:
+    if depth > _MAX_DEPTH:
+        raise InvalidValue("it is nested too deeply", start)
+    pairs: list[tuple[str, Any]] = []
+    is_object, comma, colon = coded[start] == "{", style.comma.strip(), style.colon.strip()
+    closer = "}" if is_object else "]"
+    position = skip_space(coded, start + 1)
+    while not coded.startswith(closer, position):
+        if pairs:
+            if not coded.startswith(comma, position):
+                raise InvalidValue(f"expected {comma!r} or {closer!r}", position)
+            position = skip_space(coded, position + len(comma))
+        key, begun = "", position
+        if is_object and style.key_quotes[0]:
+            if not coded.startswith(style.key_quotes[0], position):
+                raise InvalidValue("there is no key", position)
+            key, position = _read_quoted(coded, position, style.key_quotes)
+        elif is_object:
+            found = _SCALAR.match(coded, position)
+            key = found[0].partition(colon)[0] if found else ""
+            position += len(key)
+        if is_object:
+            position = skip_space(coded, position)
+            if not key or not coded.startswith(colon, position):
+                raise InvalidValue("there is no key", begun if position < len(coded) else position)
+            position += len(colon)
+        value, position = _read_notation(coded, position, style, depth + 1)
+        pairs.append((key, value))
+        position = skip_space(coded, position)
+    try:
+        return with_unique_keys(pairs) if is_object else [value for _, value in pairs], position + 1
+    except ValueError as error:
+        raise InvalidValue(error, position) from None
+
+
+def _read_quoted(coded: str, start: int, quotes: tuple[str, str]) -> tuple[str, int]:
     begin = start + len(quotes[0])
     end = coded.find(quotes[1], begin)
     if end < 0:
-        raise ValueError("a string is not closed")
+        raise InvalidValue("a string is not closed", len(coded))
     return coded[begin:end], end + len(quotes[1])
-
-
-def _with_key(
-    entry: tuple[dict[str, Any] | list[Any], str], coded: str, start: int, style: Style, colon: str
-) -> tuple[tuple[dict[str, Any] | list[Any], str], int]:
-    """Read the key of an object's next item; a list has none."""
-    container, _ = entry
-    if isinstance(container, list):
-        return entry, start
-    start = skip_space(coded, start)
-    if style.key_quotes[0]:
-        if not coded.startswith(style.key_quotes[0], start):
-            raise _Misspelled("there is no key", start)
-        key, end = _quoted(coded, start, style.key_quotes)
-    else:
-        found = _SCALAR.match(coded, start)
-        key = found[0].partition(colon)[0] if found else ""
-        end = start + len(key)
-    end = skip_space(coded, end)
-    if not key or not coded.startswith(colon, end):
-        raise _Misspelled("there is no key", start)
-    if key in container:
-        raise ValueError("a key comes twice")
-    return (container, key), end + len(colon)
-
-
-def _closer(container: dict[str, Any] | list[Any]) -> str:
-    return "}" if isinstance(container, dict) else "]"
-
-
-def _put(container: dict[str, Any] | list[Any], key: str, value: Any) -> None:
-    if isinstance(container, dict):
-        container[key] = value
-    else:
-        container.append(value)
 
 
 _NAME = re.compile(r"\s*([^\W\d][\w.\-]*+)\s*\(")
 _KEY = re.compile(r"\s*([^\W\d]\w*+)\s*=\s*")
 _PLAIN = re.compile(r"[^\s,()\[\]{}'\"]++")
 _BETWEEN = re.compile(r"\s*(,|\))")
-
-
-class NotPython(ValueError):
-    """The text is not a call in Python.
-
-    Args:
-        error: Why.
-        searched: How many characters were searched for its end.
-    """
-
-    def __init__(self, error: object, searched: int) -> None:
-        super().__init__(str(error))
-        self.searched = searched
 
 
 def read_python_call(
@@ -495,43 +404,32 @@ def read_python_call(
         The name, the arguments, and the position after the call.
 
     Raises:
-        NotPython: If it is not a call with named literals as its arguments; the error is `CUT` if that depends on how
-            the text goes on.
+        InvalidValue: If it is not a call with named literals as its arguments.
     """
     named = _NAME.match(text, start, stop)
     if named is None:
-        raise NotPython("it does not begin with a name", 0)
-    end, arguments, error = stop, None, None
+        raise InvalidValue("it does not begin with a name", start)
+    end = stop
     try:
         end = end_of_brackets(text, named.end() - 1, stop)
-        arguments = _keywords(python_expression("f" + text[named.end() - 1 : end]))
-    except ValueError as found:
-        error = found
-    if error is not None:
-        if not is_whole and (quote or end == stop):
-            raise NotPython(CUT, 0)
-        if quote:
-            try:
-                arguments, end = _unescaped(text, named.end(), stop, quote)
-            except ValueError:
-                arguments, end = None, stop
-    if arguments is None:
-        raise NotPython(error, (stop if quote else end) - start)
+        call = python_expression("f" + text[named.end() - 1 : end])
+        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+            raise ValueError("it has arguments without a name")
+        if len({word.arg for word in call.keywords}) < len(call.keywords):
+            raise ValueError("an argument comes twice")
+        arguments: dict[str, Any] = {word.arg or "": _literal(word.value) for word in call.keywords}
+    except ValueError as error:
+        if not quote or not is_whole:
+            raise InvalidValue(error, stop if quote else end) from None
+        try:
+            arguments, end = _unescaped(text, named.end(), stop, quote)
+        except ValueError:
+            raise InvalidValue(error, stop) from None
     try:
         check_json(arguments)
-    except ValueError as found:
-        raise NotPython(found, end - start) from found
+    except ValueError as error:
+        raise InvalidValue(error, end) from error
     return named[1], arguments, end
-
-
-def _keywords(node: ast.expr) -> dict[str, Any]:
-    """Return the keyword arguments of a call's syntax tree."""
-    if not isinstance(node, ast.Call) or node.args or any(word.arg is None for word in node.keywords):
-        raise ValueError("it has arguments without a name")
-    names = [word.arg or "" for word in node.keywords]
-    if len(set(names)) < len(names):
-        raise ValueError("an argument comes twice")
-    return {name: literal(word.value) for name, word in zip(names, node.keywords, strict=True)}
 
 
 def _unescaped(text: str, start: int, stop: int, quote: str) -> tuple[dict[str, Any], int]:
@@ -540,14 +438,20 @@ def _unescaped(text: str, start: int, stop: int, quote: str) -> tuple[dict[str, 
     pairs: list[tuple[str, Any]] = []
     position = start
     while key := _KEY.match(text, position, stop):
-        if text.startswith(quote, key.end()):
-            found = ending.search(text, key.end() + len(quote), stop)
+        begin = key.end()
+        if text.startswith(quote, begin):
+            found = ending.search(text, begin + len(quote), stop)
             if found is None:
                 raise ValueError("a string is not closed")
-            value, position = text[key.end() + len(quote) : found.start()], found.end()
+            value, position = text[begin + len(quote) : found.start()], found.end()
+        elif text.startswith(("[", "{"), begin):
+            position = end_of_brackets(text, begin, stop)
+            value = python_value(text[begin:position])
         else:
-            end = _end_of_value(text, key.end(), stop)
-            value, position = python_value(text[key.end() : end]), end
+            plain = _PLAIN.match(text, begin, stop)
+            if plain is None:
+                raise ValueError("an argument has no value")
+            value, position = python_value(plain[0]), plain.end()
         pairs.append((key[1], value))
         following = _BETWEEN.match(text, position, stop)
         if following is None:
@@ -556,12 +460,3 @@ def _unescaped(text: str, start: int, stop: int, quote: str) -> tuple[dict[str, 
         if following[1] == ")":
             return with_unique_keys(pairs), position
     raise ValueError("the call is not closed")
-
-
-def _end_of_value(text: str, start: int, stop: int) -> int:
-    if text[start : start + 1] in ("[", "{"):
-        return end_of_brackets(text, start, stop)
-    found = _PLAIN.match(text, start, stop)
-    if found is None:
-        raise ValueError("an argument has no value")
-    return found.end()

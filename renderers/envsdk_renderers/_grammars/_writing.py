@@ -1,7 +1,8 @@
 """Writes a reply by its grammar."""
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -9,72 +10,11 @@ from typing import Any, NamedTuple
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolCall
 
-from ._grammar import Field, Grammar, Values, tags
-from ._patterns import is_mark, pattern_of
-from ._styles import (
-    PYTHON,
-    Style,
-    TextPiece,
-    encode_json,
-    in_order,
-    parse_value,
-    read_python_call,
-    write_value,
-    written_value,
-)
+from ._grammar import Field, Grammar, tags
+from ._patterns import is_mark, parts_of
+from ._styles import PYTHON, TextPiece, in_order, parse_value, read_python_call, write_value
 
 _MAX_TRIED = 16
-
-
-class SampledField(NamedTuple):
-    """A field of a call, and what follows it."""
-
-    value: Any
-    """Its value; a string if it is written verbatim."""
-    is_verbatim: bool
-    constant: str
-    """The constant after it."""
-
-
-def sampled_pieces(raw: str, fields: Sequence[SampledField]) -> list[TextPiece]:
-    """Return what is written for a sampled call; a tag that only the text of a field spells is text.
-
-    Args:
-        raw: The text between the tags around the call.
-        fields: What was read in it.
-
-    Returns:
-        The whole text without tags if it does not consist of these fields.
-    """
-    pieces: list[TextPiece] = []
-    position = 0
-    for field in fields:
-        end = _end_of(raw, position, field)
-        if end is None:
-            return [TextPiece(raw, False)]
-        for tag in tags(field.constant):
-            at = raw.find(tag, end)
-            if at < 0:
-                return [TextPiece(raw, False)]
-            pieces += [TextPiece(raw[position:at], False), TextPiece(tag, True)]
-            position = end = at + len(tag)
-    return [*pieces, TextPiece(raw[position:], False)]
-
-
-def _end_of(raw: str, position: int, field: SampledField) -> int | None:
-    """Return where a field ends that begins at a position, perhaps after whitespace; None if it is not there."""
-    if field.is_verbatim:
-        begins = (position, len(raw) - len(raw[position:].lstrip()))
-        return next((at + len(field.value) for at in begins if raw.startswith(field.value, at)), None)
-    tag, at = next(iter(tags(field.constant)), ""), position - 1
-    for _ in range(_MAX_TRIED):
-        at = raw.find(tag, at + 1)
-        if at < 0 or not tag:
-            return None if tag else len(raw)
-        with suppress(ValueError):
-            if parse_value(raw[position:at]) == field.value:
-                return at
-    return None
 
 
 class WrittenField(NamedTuple):
@@ -84,7 +24,7 @@ class WrittenField(NamedTuple):
     pieces: list[TextPiece]
     before: str = ""
     """For a value: the constant between the key and it."""
-    is_verbatim: bool = False
+    is_verbatim: bool = True
     """For a value: whether it is a string that is written as it is."""
     is_raw: bool = False
     """True if it is all that was sampled between the tags around a call."""
@@ -95,12 +35,10 @@ class CallWriter:
 
     Args:
         grammar: The grammar.
-        is_checked: Whether the arguments of all calls are known to be values of JSON.
     """
 
-    def __init__(self, grammar: Grammar, *, is_checked: bool = False) -> None:
+    def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
-        self._write_value = written_value if is_checked else write_value
 
     def fields(self, call: ToolCall, index: int = 0) -> list[WrittenField]:
         """Return the fields of a call, which is the one at an index of its reply.
@@ -115,11 +53,13 @@ class CallWriter:
         if "key" not in grammar.call:
             return [WrittenField(field, self._field(field, call, index)) for field in grammar.call]
         fields = [WrittenField(field, self._field(field, call, index)) for field in grammar.call[:-2]]
+        after = dict.fromkeys(e.constant for e in grammar.edges if e.source == "value" and e.constant.strip())
+        endings = [text for text in after if not any(name in text for name in grammar.controls)]
         for key, value in self._by_name(call):
-            values = self._values_of(value)
+            values = grammar.values_for(value)
             is_verbatim = isinstance(value, str) and values.style.is_verbatim
-            for constant in grammar.text_after_values if is_verbatim else ():
-                if constant.strip()[0] in value and re.search(pattern_of(constant), value):
+            for constant in endings if is_verbatim else ():  # which a value may spell
+                if re.search("".join(parts_of(constant.strip())), value):
                     raise RenderError(
                         f"the argument {key!r:.80} of the call of {call.name!r:.80} would be read as several: it "
                         f"spells {constant.strip()!r}, which ends an argument and is not a control token; take it out"
@@ -131,62 +71,76 @@ class CallWriter:
                     f"spells {before!r}, which ends it and is not a control token; take it out"
                 )
             fields.append(WrittenField("key", [TextPiece(key, False)]))
-            pieces = self._write_value(value, values.style)
+            pieces = write_value(value, values.style)
             opener, closer = grammar.wrapper
             if opener and is_verbatim and value.startswith(opener):
                 pieces = [TextPiece(opener, True), *pieces, TextPiece(closer, True)]
             fields.append(WrittenField("value", pieces, values.before, is_verbatim))
         return fields
 
-    def text(self, call: ToolCall) -> str:
+    def text(self, call: ToolCall, *, is_between_tags: bool = False) -> str:
         """Return the text of a call, from its first field to its last one; its id is its own.
 
-        Raises:
-            TemplateUnsupported: See `fields`.
-            RenderError: See `fields`.
-        """
-        return self._text(call).strip()
-
-    def between_tags(self, call: ToolCall, around: tuple[str, str]) -> str:
-        """Return the text of a call between the tags around it, which are `Grammar.call_tags`.
-
-        Raises:
-            TemplateUnsupported: See `fields`.
-            RenderError: See `fields`.
-        """
-        written, first, (last, *others) = self._grammar.written, self._grammar.call[0], self._grammar.last_fields
-        if others and call.arguments:
-            last = others[0]  # else it is the one before the pairs
-        before = written.get(("start", first), "").partition(around[0])[2]
-        text = self._text(call) + written.get((last, "end"), "")
-        return before + text.rpartition(around[1])[0]
-
-    def sampled_fields(self, call: ToolCall, closer: str) -> list[SampledField]:
-        """Return the fields of a call with the constants after them, without the tag that closes the call.
+        Args:
+            call: The call.
+            is_between_tags: Whether it is all the text between `Grammar.call_tags`.
 
         Raises:
             TemplateUnsupported: See `fields`.
             RenderError: See `fields`.
         """
         fields = self.fields(call)
+        text = "".join(piece.text for piece in fields[0].pieces)
+        for previous, item in pairwise(fields):
+            text += self._between(previous, item) + "".join(piece.text for piece in item.pieces)
+        if not is_between_tags:
+            return text.strip()
+        written, (opener, closer) = self._grammar.written, self._grammar.call_tags or ("", "")
+        before = written.get(("start", fields[0].field), "").partition(opener)[2]
+        return before + (text + written.get((fields[-1].field, "end"), "")).rpartition(closer)[0]
+
+    def sampled_pieces(self, call: ToolCall) -> list[TextPiece]:
+        """Return the sampled text of a call between its tags; a tag that only the text of a field spells is text.
+
+        It is the whole text without tags if it does not consist of the fields that were read.
+
+        Raises:
+            TemplateUnsupported: See `fields`.
+            RenderError: See `fields`.
+        """
+        raw, fields = call.raw or "", self.fields(call)
         values = [call.name, *(part for item in self._by_name(call) for part in item)]
+        closer = self._grammar.call_tags[1] if self._grammar.call_tags else ""
         end = self._grammar.written.get((fields[-1].field, "end"), "").rpartition(closer)[0]
         constants = [*(self._between(item, following) for item, following in pairwise(fields)), end]
-        return [
-            SampledField(value, item.field != "value" or item.is_verbatim, constant)
-            for value, item, constant in zip(values, fields, constants, strict=True)
-        ]
+        pieces: list[TextPiece] = []
+        position = 0
+        for value, field, constant in zip(values, fields, constants, strict=True):
+            at = self._end_of(raw, position, value, constant, is_verbatim=field.is_verbatim)
+            for tag in tags(constant):
+                at = -1 if at < 0 else raw.find(tag, at)
+                if at >= 0:
+                    pieces += [TextPiece(raw[position:at], False), TextPiece(tag, True)]
+                    position = at = at + len(tag)
+            if at < 0:
+                return [TextPiece(raw, False)]
+        return [*pieces, TextPiece(raw[position:], False)]
 
-    def _text(self, call: ToolCall) -> str:
-        """Return the text of a call, from its first field to its last one, with the whitespace around it."""
-        parts: list[str] = []
-        previous: WrittenField | None = None
-        for item in self.fields(call):
-            if previous is not None:
-                parts.append(self._between(previous, item))
-            parts += [piece.text for piece in item.pieces]
-            previous = item
-        return "".join(parts)
+    @staticmethod
+    def _end_of(raw: str, position: int, value: Any, constant: str, *, is_verbatim: bool) -> int:
+        """Return where a field ends that begins at a position, perhaps after whitespace; -1 if it is not there."""
+        if is_verbatim:
+            begins = (position, len(raw) - len(raw[position:].lstrip()))
+            return next((at + len(value) for at in begins if raw.startswith(value, at)), -1)
+        tag, at = next(iter(tags(constant)), ""), position - 1
+        for _ in range(_MAX_TRIED if tag else 0):
+            at = raw.find(tag, at + 1)
+            if at < 0:
+                return -1
+            with suppress(ValueError):
+                if parse_value(raw[position:at]) == value:
+                    return at
+        return -1 if tag else len(raw)
 
     def _between(self, item: WrittenField, following: WrittenField) -> str:
         """Return the constant between two fields of a call."""
@@ -198,30 +152,28 @@ class CallWriter:
         return constant
 
     def _field(self, field: Field, call: ToolCall, index: int) -> list[TextPiece]:
+        grammar = self._grammar
+        call_id = call.id or "" if grammar.first_id is None else str(index + grammar.first_id)
         match field:
             case "name" | "echo":
                 return [TextPiece(call.name, False)]
             case "id":
-                return [TextPiece(self._id(call, index), False)]
+                return [TextPiece(call_id, False)]
             case "arguments":
                 return self._arguments(call)
             case "object":
                 pieces: list[TextPiece] = []
-                for part in self._grammar.object_parts:
-                    if isinstance(part, TextPiece):
-                        pieces.append(part)
+                for number, part in enumerate(grammar.layout):
+                    if number % 2 == 0:
+                        pieces.append(TextPiece(part, True))
                     elif part == "arguments":
                         pieces += self._arguments(call)
                     else:  # in the quotes of the object
-                        text = call.name if part == "name" else self._id(call, index)
-                        pieces.append(TextPiece(encode_json(text)[1:-1], False))
+                        text = json.dumps(call.name if part == "name" else call_id, ensure_ascii=False)
+                        pieces.append(TextPiece(text[1:-1], False))
                 return pieces
             case _:
                 return self._python_call(call)
-
-    def _id(self, call: ToolCall, index: int) -> str:
-        first = self._grammar.first_id
-        return call.id or "" if first is None else str(index + first)
 
     def _arguments(self, call: ToolCall) -> list[TextPiece]:
         """Write the arguments; a string is written as it is, unless the grammar quotes it."""
@@ -230,38 +182,28 @@ class CallWriter:
         quoted, arguments = self._grammar.quoted, call.arguments
         if quoted is not None and isinstance(arguments, dict):
             arguments = {
-                key: value
-                if isinstance(value, str)
-                else "".join([piece.text for piece in self._write_value(value, quoted)])
+                key: value if isinstance(value, str) else "".join(piece.text for piece in write_value(value, quoted))
                 for key, value in arguments.items()
             }
-        return self._write_value(arguments, self._grammar.style)
-
-    # A call in Python's syntax.
+        return write_value(arguments, self._grammar.style)
 
     def _python_call(self, call: ToolCall) -> list[TextPiece]:
         """Write a call in Python's syntax: as the template does, if that reads back, else as proper Python."""
-        pieces = self._keyword_call(call, {})
-        quote = self._grammar.unescaped_quote
-        if quote:
+        quote, is_proper = self._grammar.unescaped_quote, False
+        while True:
+            pieces = [TextPiece(call.name + "(", False)]
+            for number, (key, value) in enumerate(self._by_name(call)):
+                pieces.append(TextPiece(f"{', ' if number else ''}{key}=", False))
+                style = self._grammar.values_for(value).style
+                pieces += write_value(value, PYTHON if is_proper and isinstance(value, str) else style)
+            pieces.append(TextPiece(")", False))
+            if is_proper or not quote:
+                return pieces
             text = "".join(piece.text for piece in pieces)
-            try:
-                _, arguments, end = read_python_call(text, 0, len(text), quote)
-            except ValueError:
-                arguments, end = None, 0
-            if arguments != call.arguments or end != len(text):
-                return self._keyword_call(call, {"string": PYTHON})
-        return pieces
-
-    def _keyword_call(self, call: ToolCall, styles: Mapping[str, Style]) -> list[TextPiece]:
-        pieces = [TextPiece(call.name + "(", False)]
-        for number, (key, value) in enumerate(self._by_name(call)):
-            pieces.append(TextPiece(f"{', ' if number else ''}{key}=", False))
-            style = styles.get(type_of(value))
-            pieces += self._write_value(value, style or self._values_of(value).style)
-        return [*pieces, TextPiece(")", False)]
-
-    # Arguments by name.
+            with suppress(ValueError):
+                if read_python_call(text, 0, len(text), quote)[1:] == (call.arguments, len(text)):
+                    return pieces
+            is_proper = True
 
     def _by_name(self, call: ToolCall) -> Iterable[tuple[str, Any]]:
         if isinstance(call.arguments, str):
@@ -269,31 +211,7 @@ class CallWriter:
                 f"the arguments of the call of {call.name!r} are a text, {call.arguments!r:.80}; the format needs them "
                 "by name, so give a dict"
             )
-        order = self._grammar.style.order
-        if order == "given":
-            return call.arguments.items()
-        return [(key, call.arguments[key]) for key in in_order(call.arguments, order)]
-
-    def _values_of(self, value: Any) -> Values:
-        """Return how a value is written."""
-        kind = type_of(value)
-        values = self._grammar.values_by_type.get(kind)
-        if values is None:
-            raise TemplateUnsupported(f"a value of the type {kind} is not rendered")
-        return values
-
-
-def type_of(value: Any) -> str:
-    """Return the JSON type of a value, as schemas name it; an integer is a `number`."""
-    if isinstance(value, str):
-        return "string"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, (int, float)):
-        return "number"
-    return "array" if isinstance(value, list) else "object"
+        return [(key, call.arguments[key]) for key in in_order(call.arguments, self._grammar.style.order)]
 
 
 def write_reply(grammar: Grammar, message: Message) -> list[TextPiece]:
@@ -375,7 +293,7 @@ def _fields(grammar: Grammar, message: Message) -> Iterator[WrittenField]:
         pieces = [TextPiece(call.raw, False)]  # what was sampled between its tags is one field
         if "key" in grammar.call and any(name in call.raw for name in grammar.controls):
             with suppress(RenderError):  # a call that could not be read is text
-                pieces = sampled_pieces(call.raw, writer.sampled_fields(call, grammar.call_tags[1]))
+                pieces = writer.sampled_pieces(call)
         calls.append(WrittenField(grammar.call[0], pieces, is_raw=True))
     may_be_empty = bool(calls) or ("start" if message.reasoning is None else "reasoning", "end") in grammar.written
     text = [WrittenField("text", [TextPiece(message.content, False)])] if message.content or not may_be_empty else []

@@ -3,21 +3,23 @@
 The package openai-harmony reads the headers. Everything else is read here, since a reply may be cut or broken anywhere.
 """
 
+import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from openai_harmony import (
     HarmonyError,  # pyright: ignore[reportUnknownVariableType]
     Role,
 )
+from pydantic import ValidationError
 
-from envsdk.messages import Message, ToolCall
+from envsdk.messages import Message, ToolCall, with_unique_keys
 from envsdk.rendering.renderer import TokenIds, errors_at_end
 from envsdk.rendering.tokenizers import Tokenizer
 
-from ._json_calls import json_text, read_arguments
+from .._grammars._styles import json_text
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,7 +67,7 @@ class HarmonyReader:
     def __init__(
         self, tokenizer: Tokenizer, encoding: "HarmonyEncoding", stop_tokens: Sequence[str], controls: Sequence[str]
     ) -> None:
-        self._tokenizer = tokenizer
+        self.decode = tokenizer.decode
         self._encoding = encoding
         self._stops = [tokenizer.token_id(name) for name in stop_tokens]
         self._controls = {name: tokenizer.token_id(name) for name in controls}
@@ -88,87 +90,83 @@ class HarmonyReader:
             self._read_chunk(chunk, reply)
         if stop is not None:
             reply.open_block = None
-        for error in errors_at_end(is_ended=stop is not None, overrun=self.decode(ids[end:])):
-            reply.note(error)
-        return reply.message()
+        overrun = self.decode(ids[end:])
+        errors = [*reply.errors, *errors_at_end(is_ended=stop is not None, overrun=overrun)]
+        return Message(
+            role="assistant",
+            content="\n".join(reply.content),
+            reasoning="\n".join(reply.reasoning) if reply.reasoning else None,
+            tool_calls=tuple(reply.calls),
+            errors=tuple(dict.fromkeys(errors)),
+            open_block=reply.open_block,
+        )
 
     def chunks(self, reply: TokenIds) -> list[Chunk]:
         """Cut a reply into its messages; the last one may be cut anywhere."""
         ids = np.asarray(reply, dtype=np.int32)
         chunks: list[Chunk] = []
-        outside, header = ids[:0], 0  # where the header begins
+        outside, start = ids[:0], 0  # where the header begins
         message: int | None = None
         is_inside = True  # the prompt has opened the first message
-        for at in self._controls_in(ids):
-            token = int(ids[at])
-            if not is_inside:
-                if token == self._start:
-                    outside, header, is_inside = ids[header:at], at + 1, True
-            elif token in self._ends:
-                chunks.append(_chunk(ids[header:at], message, header, token, outside))
-                outside, header, message, is_inside = ids[:0], at + 1, None, token == self._start
-            elif message is None and token == self._message:
+        for at in [*self._controls_in(ids), len(ids)]:
+            token = int(ids[at]) if at < len(ids) else None
+            if is_inside and (token is None or token in self._ends):
+                header, body = ids[start:at], None
+                if message is not None:
+                    header, body = ids[start:message], ids[message + 1 : at]
+                chunks.append(Chunk(header, body, token, outside))
+                outside, start, message, is_inside = ids[:0], at + 1, None, token == self._start
+            elif is_inside and message is None and token == self._message:
                 message = at
-        if is_inside:
-            chunks.append(_chunk(ids[header:], message, header, None, outside))
-        elif header < len(ids):
-            chunks.append(Chunk(ids[:0], None, self._end, ids[header:]))
+            elif not is_inside and token == self._start:
+                outside, start, is_inside = ids[start:at], at + 1, True
+            elif not is_inside and token is None and start < at:
+                chunks.append(Chunk(ids[:0], None, self._end, ids[start:]))
         return chunks
 
     def _controls_in(self, ids: "NDArray[np.int32]") -> list[int]:
         """Return the positions of the format's control tokens."""
         return self._is_control.take(ids, mode="clip").nonzero()[0].tolist()
 
-    def decode(self, tokens: "Sequence[int] | NDArray[np.int32]") -> str:
-        """Decode ids."""
-        return self._tokenizer.decode(tokens)
-
     def _read_chunk(self, chunk: Chunk, reply: "_HarmonyReply") -> None:
         if len(chunk.outside):
-            reply.note(f"there is text outside of any message: {self._start_of(chunk.outside)!r}")
+            reply.errors.append(f"there is text outside of any message: {self._start_of(chunk.outside)!r}")
         if chunk.body is None:
             if len(chunk.header):
-                reply.note(f"a message has a header and no content: {self._start_of(chunk.header)!r}")
+                reply.errors.append(f"a message has a header and no content: {self._start_of(chunk.header)!r}")
             return
-        header = self._without_role(tuple(chunk.header.tolist()), reply)
-        if header is None:
-            start = np.concatenate([chunk.header[:40], chunk.body[:40]])
-            reply.note(f"a message is not the assistant's: {self.decode(start)[:40]!r}")
-            return
+        header = tuple(chunk.header.tolist())
+        if reply.has_first:  # only the first header lacks the role
+            if header[: len(self._role)] != self._role:
+                start = np.concatenate([chunk.header[:40], chunk.body[:40]])
+                reply.errors.append(f"a message is not the assistant's: {self.decode(start)[:40]!r}")
+                return
+            header = header[len(self._role) :]
+        reply.has_first = True
         channel, recipient, error = self._read_header(header, reply.headers)
-        reply.note(error)
+        reply.errors += [error] if error else []
         present = {int(chunk.body[at]) for at in self._controls_in(chunk.body)}
-        for name, token in self._controls.items() if present else ():
+        for name, token in self._controls.items():
             if token in present:
-                reply.note(f"{name} is out of place: it is inside a message")
-        reply.add(channel, recipient, self.decode(chunk.body), is_open=chunk.end is None)
-        end, is_call = chunk.end, _is_a_tool(recipient)
-        if end == self._start:
-            reply.note("a message was not ended: the next one begins inside it")
-        elif end in self._stops and channel == "analysis" and not is_call:
-            reply.note("the turn was ended in the reasoning: there is neither an answer nor a call")
-        elif end == self._call and not is_call:
-            reply.note("the turn was ended with <|call|>, but no tool is called")
-        elif is_call and end not in (self._call, None):
-            reply.note("a call was not ended with <|call|>")
-
-    def _without_role(self, header: tuple[int, ...], reply: "_HarmonyReply") -> tuple[int, ...] | None:
-        """Return the header without its role, which only the first one lacks; None if the role is not the assistant."""
-        if not reply.has_first:
-            reply.has_first = True
-            return header
-        length = len(self._role)
-        return header[length:] if header[:length] == self._role else None
+                reply.errors.append(f"{name} is out of place: it is inside a message")
+        is_call = reply.add(channel, recipient, self.decode(chunk.body), is_open=chunk.end is None)
+        if chunk.end == self._start:
+            reply.errors.append("a message was not ended: the next one begins inside it")
+        elif chunk.end in self._stops and channel == "analysis" and not is_call:
+            reply.errors.append("the turn was ended in the reasoning: there is neither an answer nor a call")
+        elif chunk.end == self._call and not is_call:
+            reply.errors.append("the turn was ended with <|call|>, but no tool is called")
+        elif is_call and chunk.end not in (self._call, None):
+            reply.errors.append("a call was not ended with <|call|>")
 
     def _read_header(self, header: tuple[int, ...], known: set[tuple[int, ...]]) -> Header:
         """Read a header; the number and length of a reply's different headers are bounded, to bound the time."""
         if len(header) > _MAX_HEADER_TOKENS:
             return self._unreadable(header, f"it has more than {_MAX_HEADER_TOKENS} tokens")
-        if header not in known:
-            if len(known) >= _MAX_HEADERS:
-                error = f"the reply has more than {_MAX_HEADERS} different headers: they are not read"
-                return Header("final", None, error)
-            known.add(header)
+        if header not in known and len(known) >= _MAX_HEADERS:
+            error = f"the reply has more than {_MAX_HEADERS} different headers: they are not read"
+            return Header("final", None, error)
+        known.add(header)
         return self._parsed(header)
 
     def _parse_header(self, header: tuple[int, ...]) -> Header:
@@ -194,61 +192,36 @@ class _HarmonyReply:
     """What was read of a reply so far."""
 
     def __init__(self) -> None:
-        self.errors: dict[str, None] = {}
-        """Each error once, in the order in which they were found."""
+        self.errors: list[str] = []
         self.has_first = False
         self.open_block: Literal["reasoning", "tool_call"] | None = None
         self.headers: set[tuple[int, ...]] = set()
-        self._reasoning: list[str] = []
-        self._content: list[str] = []
-        self._calls: list[ToolCall] = []
+        self.reasoning: list[str] = []
+        self.content: list[str] = []
+        self.calls: list[ToolCall] = []
 
-    def note(self, error: str | None) -> None:
-        """Add an error, if it is one."""
-        if error is not None:
-            self.errors[error] = None
-
-    def add(self, channel: str | None, recipient: str | None, text: str, *, is_open: bool) -> None:
-        """Add a message."""
+    def add(self, channel: str | None, recipient: str | None, text: str, *, is_open: bool) -> bool:
+        """Add a message; return whether it is a call."""
         self.open_block = None
-        if recipient is not None and _is_a_tool(recipient):
+        if recipient is not None and recipient != "assistant":
             if channel != "commentary":
-                self.note(f"a call is in the channel {channel}, not in commentary")
-            self._calls.append(_read_call(recipient.removeprefix(FUNCTIONS), text, is_open=is_open))
-            self.note(self._calls[-1].error)
+                self.errors.append(f"a call is in the channel {channel}, not in commentary")
+            call = _read_call(recipient.removeprefix(FUNCTIONS), text, is_open=is_open)
+            self.calls.append(call)
+            self.errors += [call.error] if call.error else []
             self.open_block = "tool_call" if is_open else None
-        elif channel == "analysis":
-            self._reasoning.append(text)
+            return True
+        if channel == "analysis":
+            self.reasoning.append(text)
             self.open_block = "reasoning" if is_open else None
-            self.note("the reasoning was not ended" if is_open else None)
-        else:
-            if channel not in ("final", "commentary"):
-                self.note("a message has no channel" if channel is None else f"there is no channel {channel!r:.80}")
-            self._content.append(text)
-
-    def message(self) -> Message:
-        """Return all of it as one message."""
-        return Message(
-            role="assistant",
-            content="\n".join(self._content),
-            reasoning="\n".join(self._reasoning) if self._reasoning else None,
-            tool_calls=tuple(self._calls),
-            errors=tuple(self.errors),
-            open_block=self.open_block,
-        )
-
-
-def _chunk(
-    ids: "NDArray[np.int32]", message: int | None, start: int, end: int | None, outside: "NDArray[np.int32]"
-) -> Chunk:
-    """Return the message of these tokens, which begin at `start`, with `<|message|>` at `message`."""
-    if message is None:
-        return Chunk(ids, None, end, outside)
-    return Chunk(ids[: message - start], ids[message - start + 1 :], end, outside)
-
-
-def _is_a_tool(recipient: str | None) -> bool:
-    return recipient is not None and recipient != "assistant"
+            self.errors += ["the reasoning was not ended"] if is_open else []
+            return False
+        if channel not in ("final", "commentary"):
+            self.errors.append(
+                "a message has no channel" if channel is None else f"there is no channel {channel!r:.80}"
+            )
+        self.content.append(text)
+        return False
 
 
 def write_arguments(call: ToolCall) -> str:
@@ -263,7 +236,19 @@ def write_arguments(call: ToolCall) -> str:
 
 
 def _read_call(name: str, text: str, *, is_open: bool) -> ToolCall:
-    call = read_arguments(name, text)
-    if is_open:
-        return call.model_copy(update={"error": "the tool call was not closed", "raw": text})
-    return call if call.error or write_arguments(call) == text else call.model_copy(update={"raw": text})
+    error = None
+    try:
+        value: Any = json.loads(text, object_pairs_hook=with_unique_keys)
+        call = ToolCall(name=name, arguments=cast("dict[str, Any]", value) if isinstance(value, dict) else text)
+        if not isinstance(value, dict):
+            error = "a tool call's arguments are not a JSON object"
+    except ValidationError as why:
+        call = ToolCall(name=name, arguments=text)
+        error = f"a tool call is not valid JSON: {why.errors()[0]['msg'].removeprefix('Value error, ')}"
+    except (ValueError, RecursionError) as why:
+        call = ToolCall(name=name, arguments=text)
+        error = f"a tool call is not valid JSON: {why}"
+    error = "the tool call was not closed" if is_open else error
+    return (
+        call if not error and write_arguments(call) == text else call.model_copy(update={"error": error, "raw": text})
+    )

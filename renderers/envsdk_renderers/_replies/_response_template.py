@@ -28,8 +28,27 @@ class ResponseTemplate:
         ConfigError: If it is invalid, or the installed version of transformers does not read it.
     """
 
+    _parse: Callable[[str, str], Mapping[str, Any]]
+    """Reads a reply, given the scaffold before it."""
+
     def __init__(self, template: Mapping[str, Any]) -> None:
-        self._parse = _parser(dict(template))
+        is_schema = "fields" not in template
+        try:
+            if is_schema:
+                recursive_parse: Any = import_module("transformers.utils.chat_parsing_utils").recursive_parse
+                self._parse = lambda text, _: recursive_parse(text, dict(template))
+            else:
+                parsing = import_module("transformers.utils.chat_parsing")
+                templates = import_module("transformers.utils.chat_parsing.response_templates")
+                compiled = templates.load_response_template(dict(template))
+                self._parse = lambda text, opening: parsing.parse_response(text, compiled, prefix=opening)
+        except ImportError as error:
+            raise ConfigError(
+                f"the tokenizer's response {'schema' if is_schema else 'template'} needs transformers "
+                f"{'before' if is_schema else 'from'} 5.13: {error}. Install that version, or give reply_format="
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"the response template is not valid: {error}") from error
 
     def read(self, opening: str, segments: Iterable[Segment], sampled: SplitReply, stops: Sequence[str]) -> Message:
         """Read a reply. A reply that cannot be read is content, with an error.
@@ -48,24 +67,6 @@ class ResponseTemplate:
         except Exception as error:  # the template's regular expressions and JSON may raise anything
             why = f"the reply does not fit the response template: {type(error).__name__}: {error!s:.200}"
             return Message(role="assistant", content=text, errors=(why, *errors))
-
-
-def _parser(template: Mapping[str, Any]) -> Callable[[str, str], Mapping[str, Any]]:
-    is_schema = "fields" not in template
-    try:
-        if is_schema:
-            recursive_parse: Any = import_module("transformers.utils.chat_parsing_utils").recursive_parse
-            return lambda text, opening: recursive_parse(text, template)
-        parsing = import_module("transformers.utils.chat_parsing")
-        compiled = import_module("transformers.utils.chat_parsing.response_templates").load_response_template(template)
-    except ImportError as error:
-        raise ConfigError(
-            f"the tokenizer's response {'schema' if is_schema else 'template'} needs transformers "
-            f"{'before' if is_schema else 'from'} 5.13: {error}. Install that version, or give reply_format="
-        ) from error
-    except ValueError as error:
-        raise ConfigError(f"the response template is not valid: {error}") from error
-    return lambda text, opening: parsing.parse_response(text, compiled, prefix=opening)
 
 
 def _message(found: Mapping[str, Any], errors: Sequence[str]) -> Message:

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import marshal
 import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, Literal
@@ -18,8 +20,10 @@ from ._chat_template import ChatTemplate, TemplateFailed
 from ._forgery import ForgeryCheck
 from ._mask import PROBE_NAME, STEM, TextMask
 from ._sentinels import KEY, PROBE_TOOL, QUESTION, REASONING, REPLY, reply_of, results, user
+from ._store import remember
 
 _LETTERS = string.ascii_lowercase + string.digits
+_LONGEST_KEPT = 2**16
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,11 @@ class Dialect:
     arguments: Literal["dict", "text"] = "dict"
     """True if a call's arguments are a dict or its JSON text."""
     takes_text: bool = True
-    """Whether arguments given as a string may stay a string; if not, they are parsed if they are JSON."""
+    """True if arguments given as a string may stay a string; if not, they are parsed if they are JSON."""
     call_content: Literal["empty", "none", "absent"] = "empty"
     """The content of a message that only calls tools."""
     no_tools: Literal["none", "empty"] = "none"
-    """What the template receives as tools in an episode without tools."""
+    """The value that the template receives as tools in an episode without tools."""
     ids: Literal["word", "function"] = "word"
     """The id given to a call without one: nine letters and digits, or `functions.name:0` (Kimi K2 names the function
     nowhere else)."""
@@ -107,52 +111,45 @@ class Dialect:
         return STEM + letters[len(STEM) :] if is_probe else letters
 
     def _message(self, message: Message) -> dict[str, Any]:
-        content: Any = message.content
-        only_calls = bool(message.tool_calls) and not content
-        if only_calls and self.call_content == "none":
-            content = None
-        elif message.images:
-            content = _typed_parts(message)
-        elif self.content == "parts":
-            content = [{"type": "text", "text": content}]
-        if self.reasoning == "part" and message.reasoning is not None:
-            content = [{"type": "thinking", "thinking": message.reasoning}]
-            content += [{"type": "text", "text": message.content}] if message.content else []
-            only_calls = False
-        read: dict[str, Any] = {"role": message.role, "content": content}
-        if only_calls and self.call_content == "absent":
-            del read["content"]
+        read: dict[str, Any] = {"role": message.role, "content": self._content(message)}
         if self.reasoning == "field" and message.reasoning is not None:  # under all names, as transformers does
             read |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
         if message.tool_calls:
-            read["tool_calls"] = [self._call(call) for call in message.tool_calls]
+            calls: list[dict[str, Any]] = []
+            for call in message.tool_calls:
+                arguments: Any = call.arguments
+                if self.arguments == "text" and not isinstance(arguments, str):
+                    arguments = json.dumps(arguments, ensure_ascii=False)
+                function = {"name": call.name, "arguments": arguments}
+                calls.append({"id": call.id, "type": "function", "function": function})
+            read["tool_calls"] = [{k: v for k, v in call.items() if v is not None} for call in calls]
+            if not (message.content or (self.reasoning == "part" and message.reasoning is not None)):
+                if self.call_content == "none":
+                    read["content"] = None
+                elif self.call_content == "absent":
+                    del read["content"]
         names = {"tool_call_id": message.tool_call_id, "name": message.name}
         return read | {name: value for name, value in names.items() if value is not None}
+
+    def _content(self, message: Message) -> Any:
+        """Return the content of a message as templates read it: a part for an image does not have its bytes."""
+        if self.reasoning == "part" and message.reasoning is not None:
+            parts = [{"type": "thinking", "thinking": message.reasoning}]
+            return [*parts, {"type": "text", "text": message.content}] if message.content else parts
+        if message.images:
+            parts = message.parts or ()
+            return [part.model_dump() if isinstance(part, TextPart) else {"type": "image"} for part in parts]
+        return [{"type": "text", "text": message.content}] if self.content == "parts" else message.content
 
     def in_openai_form(self, message: Message) -> dict[str, Any]:
         """Return the message in OpenAI's form, with reasoning where the template reads it."""
         read = message.to_openai()
-        if message.images:
-            read["content"] = _typed_parts(message)
-        elif self.content == "parts":
-            read["content"] = [{"type": "text", "text": message.content}]
-        if self.reasoning == "part" and message.reasoning is not None:
+        is_part = self.reasoning == "part" and message.reasoning is not None
+        if is_part:
             read.pop("reasoning_content", None)
-            read["content"] = self._message(message)["content"]
+        if is_part or message.images or self.content == "parts":
+            read["content"] = self._content(message)
         return read
-
-    def _call(self, call: ToolCall) -> dict[str, Any]:
-        arguments: Any = call.arguments
-        if self.arguments == "text" and not isinstance(arguments, str):
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        read: dict[str, Any] = {"type": "function", "function": {"name": call.name, "arguments": arguments}}
-        return read if call.id is None else {"id": call.id, **read}
-
-
-def _typed_parts(message: Message) -> list[dict[str, Any]]:
-    """Return the content as templates of vision models read it: a part for an image does not have its bytes."""
-    parts = message.parts or ()
-    return [part.model_dump() if isinstance(part, TextPart) else {"type": "image"} for part in parts]
 
 
 @dataclass(frozen=True)
@@ -163,6 +160,8 @@ class BoundTemplate:
     mask: TextMask
     dialect: Dialect
     arguments: Mapping[str, Any]
+    _texts: dict[bytes, str | TemplateFailed] = field(default_factory=dict[bytes, "str | TemplateFailed"], repr=False)
+    """The renderings of short conversations, such as those of the probes, by the values that the template reads."""
 
     def text(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, generation_prompt: bool = False
@@ -172,12 +171,20 @@ class BoundTemplate:
         Raises:
             TemplateFailed: If the template refuses it.
         """
-        return self.chat_template.render(
-            self.dialect.messages(self.dialect.addressed(messages)),
-            tools=self.dialect.tools(tools),
-            generation_prompt=generation_prompt,
-            arguments=self.arguments,
-        )
+        shown, schemas = self.dialect.messages(self.dialect.addressed(messages)), self.dialect.tools(tools)
+        key = marshal.dumps((shown, schemas, generation_prompt), 2)  # this version does not depend on identities
+        text = self._texts.get(key)
+        if text is None:
+            options: Any = {"generation_prompt": generation_prompt, "arguments": self.arguments}
+            try:
+                text = self.chat_template.render(shown, tools=schemas, **options)
+            except TemplateFailed as error:
+                text = error
+            if len(key) <= _LONGEST_KEPT:
+                remember(self._texts, key, text)
+        if isinstance(text, TemplateFailed):
+            raise text.with_traceback(None)
+        return text
 
     def safe_text(
         self, messages: Sequence[Message], tools: Sequence[ToolSchema] = (), *, generation_prompt: bool = False
@@ -191,7 +198,14 @@ class BoundTemplate:
         text = self.text(messages, tools, generation_prompt=generation_prompt)
         twin = self._forgery_check.twin(messages, tools) if self.mask.hides_names else None
         if twin is not None:
-            self._forgery_check.refuse_forged(text, self.text(*twin, generation_prompt=generation_prompt))
+            texts = (text, self.text(*twin, generation_prompt=generation_prompt))
+            found, expected = (Counter(name for name, _ in self.mask.controls(given)) for given in texts)
+            if forged := found - expected:
+                raise TemplateUnsupported(
+                    "text of the conversation or of a tool's schema, together with the template's own text, makes the "
+                    f"control token {next(iter(forged))!r}",
+                    rendered=text,
+                )
         return text
 
     @cached_property
@@ -208,13 +222,18 @@ def bind_template(template: ChatTemplate, mask: TextMask, arguments: Mapping[str
     bound = _with_readable_text(template, mask, arguments)
     if "'thinking'" in template.text or '"thinking"' in template.text:  # reasoning may be a part of the content
         with_part = replace(bound, dialect=replace(bound.dialect, reasoning="part"))
-        bound = with_part if not _shows_reasoning(bound) and _shows_reasoning(with_part) else bound
-    dialects = [
-        replace(bound.dialect, arguments=given, call_content=content, ids=ids)
-        for ids, content, given in product(("word", "function"), ("empty", "none", "absent"), ("dict", "text"))
-    ]
-    readable = [form for dialect in dialects if _renders_calls(form := replace(bound, dialect=dialect))]
-    chosen = next(filter(_names_calls, readable), next(iter(readable), None))
+        bound = next(filter(_shows_reasoning, (bound, with_part)), bound)
+    chosen: BoundTemplate | None = None
+    for ids, content, given in product(("word", "function"), ("empty", "none", "absent"), ("dict", "text")):
+        dialect = replace(bound.dialect, arguments=given, call_content=content, ids=ids)
+        form = replace(bound, dialect=dialect)
+        if not _renders_calls(form):
+            continue
+        chosen = chosen or form
+        shown = [form.text([user(), *replies], [PROBE_TOOL]) for replies in ([], [reply_of([PROBE_NAME])])]
+        if shown[1].count(PROBE_NAME) > shown[0].count(PROBE_NAME):  # a call, too, shows the name of its tool
+            chosen = form
+            break
     if chosen is None:
         return bound
     given_text = replace(chosen, dialect=replace(chosen.dialect, arguments="text"))
@@ -255,9 +274,3 @@ def _renders_calls(bound: BoundTemplate) -> bool:
         if REPLY not in text or f"'{KEY}':" in text or f'\\"{KEY}\\"' in text or "None" in text:
             return False
     return True
-
-
-def _names_calls(bound: BoundTemplate) -> bool:
-    """Return whether a call shows the name of its tool, which the tool's schema shows as well."""
-    shown = [bound.text([user(), *replies], [PROBE_TOOL]) for replies in ([], [reply_of([PROBE_NAME])])]
-    return shown[1].count(PROBE_NAME) > shown[0].count(PROBE_NAME)

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 from envsdk.errors import ConfigError, RenderError, TemplateUnsupported
@@ -29,12 +28,12 @@ FIXED_DATE = "2025-01-01"
 MAX_TEXT = 2**20
 """The maximum number of characters in a template."""
 _VARIABLES = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
-"""What the process may need to start Python."""
+"""The environment variables that the process may need to start Python."""
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # from outside
 _SMALL = 2**20
 """A conversation of fewer bytes is not what made a template exceed its limits."""
 _MAX_TEMPLATES = 100
-"""How many templates a process keeps; then another one begins."""
+"""The number of templates that a process keeps; then another one begins."""
 
 
 class TemplateFailed(RenderError):
@@ -45,7 +44,7 @@ class ChatTemplate:
     """A compiled chat template.
 
     Args:
-        text: The Jinja text.
+        text: The template in Jinja.
         date: The date that `strftime_now` returns, as `YYYY-MM-DD`.
         special_tokens: The values of `bos_token`, `eos_token` and so on.
 
@@ -64,12 +63,15 @@ class ChatTemplate:
         self.text = text
         self.date = date
         self._special_tokens = dict(special_tokens or {})
-        literals, edges, variables = _described(text, date)
-        self.literals: tuple[str, ...] = literals
+        kind, answer = _process().ask(text, date)
+        if kind == NOT_A_TEMPLATE:
+            raise ConfigError(f"the chat template is not a Jinja template: {answer}")
+        literals, (starts, ends), variables = json.loads(answer)
+        self.literals: tuple[str, ...] = tuple(literals)
         """The strings in the template's code, with which it may compare content."""
-        self.edges: tuple[tuple[str, ...], tuple[str, ...]] = edges
+        self.edges: tuple[tuple[str, ...], tuple[str, ...]] = tuple(starts), tuple(ends)
         """The strings with which the template's code searches the start, and those with which it searches the end."""
-        self.variables: frozenset[str] = variables
+        self.variables: frozenset[str] = frozenset(variables)
         """The names that it reads without having set them: its arguments, and some of its own."""
 
     def render(
@@ -109,48 +111,15 @@ def is_one_of(text: str, hashes: Sequence[str]) -> bool:
     return any(digest.startswith(tuple(hashes)) for digest in {template_hash(text), template_hash(text.strip())})
 
 
-def template_variables(text: str) -> frozenset[str]:
-    """Return the names that a chat template reads without having set them: its arguments, and some of its own.
-
-    Raises:
-        ConfigError: If the text is not a Jinja template.
-    """
-    return ChatTemplate(text).variables
-
-
-@cache
-def _described(text: str, date: str) -> tuple[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]], frozenset[str]]:
-    """Return the literals, the edges and the variables of a template."""
-    kind, answer = _process().ask(text, date)
-    if kind == NOT_A_TEMPLATE:
-        raise ConfigError(f"the chat template is not a Jinja template: {answer}")
-    literals, (starts, ends), variables = json.loads(answer)
-    return tuple(literals), (tuple(starts), tuple(ends)), frozenset(variables)
-
-
 class _ProcessEnd(Exception):
-    """The process ended before it answered, or refused to answer.
-
-    Attributes:
-        status: Its exit status.
-    """
-
-    def __init__(self, status: int) -> None:
-        self.status = status
-        if status == -signal.SIGPROF:
-            why = f"takes more than {MAX_CPU_S} seconds to render"
-        elif status:
-            why = f"ended the process that renders it (status {status})"
-        else:
-            why = f"takes more than {MAX_MEMORY >> 20} MiB of memory, or writes more than {MAX_OUTPUT >> 20} MiB"
-        super().__init__(f"the chat template {why}")
+    """The process ended before it answered, or refused to answer; the argument is its exit status."""
 
 
 class _TemplateProcess:
     """The process that compiles and renders templates; another one is started when it has ended."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._keys: dict[tuple[str, str], int] = {}
         self._exceeded: dict[str, str] = {}  # what a template exceeded: it is not rendered again
@@ -169,7 +138,7 @@ class _TemplateProcess:
                 raise TemplateUnsupported(self._exceeded[text])
             was_killed = self._process is not None and self._process.poll() is not None
             if was_killed or len(self._keys) >= _MAX_TEMPLATES:
-                self._end()
+                self.end()
             try:
                 key = self._keys.get((text, date))
                 if key is None or values is None:
@@ -179,15 +148,21 @@ class _TemplateProcess:
                         return kind, answer
                 return self._exchange(("render", key, dict(values)))
             except _ProcessEnd as ended:
+                (status,) = ended.args
+                why = f"takes more than {MAX_MEMORY >> 20} MiB of memory, or writes more than {MAX_OUTPUT >> 20} MiB"
+                if status == -signal.SIGPROF:
+                    why = f"takes more than {MAX_CPU_S} seconds to render"
+                elif status:
+                    why = f"ended the process that renders it (status {status})"
                 is_small = values is None or len(marshal.dumps(dict(values))) < _SMALL
-                if is_small and ended.status not in _KILLED:
-                    self._exceeded[text] = str(ended)
-                raise TemplateUnsupported(str(ended)) from None
+                if is_small and status not in _KILLED:
+                    self._exceeded[text] = f"the chat template {why}"
+                raise TemplateUnsupported(f"the chat template {why}") from None
 
     def _exchange(self, request: tuple[Any, ...]) -> tuple[bytes, str]:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", template_process.__file__],
+                [sys.executable, "-P", template_process.__file__, str(MAX_CPU_S)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -203,24 +178,21 @@ class _TemplateProcess:
             head = process.stdout.read(9)
         answer = process.stdout.read(int.from_bytes(head[:8]))
         if not head or head[8:] == TOO_LARGE:
-            raise _ProcessEnd(self._end())
+            raise _ProcessEnd(self.end())
         return head[8:], answer.decode(errors="surrogatepass")
 
-    def end(self) -> None:
-        """End the process."""
+    def end(self) -> int:
+        """End the process, and return its exit status."""
         with self._lock:
-            self._end()
-
-    def _end(self) -> int:
-        process, self._process = self._process, None
-        self._keys.clear()
-        if process is None:
-            return 0
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        process.stdout.close()
-        return process.wait()
+            process, self._process = self._process, None
+            self._keys.clear()
+            if process is None:
+                return 0
+            assert process.stdin is not None and process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            process.stdout.close()
+            return process.wait()
 
 
 _PROCESSES: dict[int, _TemplateProcess] = {}

@@ -5,7 +5,7 @@ time. The strings in the template's code are tried as content, since it may comp
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ from envsdk.messages import Message
 
 from ._base import Base
 from ._chat_template import TemplateFailed
-from ._sentinels import REPLY, exchange, slot, user
+from ._sentinels import QUESTION, REPLY, Following, exchange, slot, user
 
 Transform: TypeAlias = Callable[[str], str]
 TRANSFORMS: tuple[Transform, ...] = (
@@ -49,45 +49,38 @@ class ContentRules:
         return TRANSFORMS[self.transforms.get(role, 0)](slot(index))
 
 
-def measure_content(base: Base, literals: Sequence[str]) -> ContentRules:
-    """Measure the rules.
+def measure_content(base: Base) -> ContentRules:
+    """Measure the rules on a fixed base."""
+    literals = [base.template.mask.hide(text) for text in base.template.chat_template.literals]
 
-    Args:
-        base: The fixed base to measure on.
-        literals: The strings in the template's code.
-    """
-
-    def rendered(messages: Sequence[Message]) -> str | None:
+    def with_content(role: Following, text: str, question: str = QUESTION) -> str | None:
+        reply, answers = exchange("call" if role == "tool" else "text", role)
+        answer = answers[0].model_copy(update={"content": text})
         try:
-            return base.text(messages, generation_prompt=True, is_rare=True).rpartition(REPLY)[2]
+            return base.text([user(question), reply, answer], generation_prompt=True).rpartition(REPLY)[2]
         except TemplateFailed:
             return None
 
-    def with_content(role: str, text: str) -> str | None:
-        reply, answers = exchange("call" if role == "tool" else "text", "system" if role == "system" else "user")
-        answer = exchange("call", "tool")[1][0] if role == "tool" else answers[0]
-        return rendered([user(), reply, answer.model_copy(update={"content": text})])
+    roles: tuple[Following, ...] = ("user", "tool", "system")
+    plain = {role: with_content(role, slot(0)) for role in roles}
 
-    plain = {role: with_content(role, slot(0)) for role in ("user", "tool", "system")}
-
-    def fits(role: str, transform: Transform, text: str) -> bool:
+    def fits(role: Following, transform: Transform, text: str) -> bool:
         expected = plain[role]
         return expected is not None and with_content(role, text) == expected.replace(
             transform(slot(0)), transform(text)
         )
 
     transforms: dict[str, int] = {}
-    for role in plain:
+    for role in roles:
         for index, transform in enumerate(TRANSFORMS):
             if role not in transforms and all(fits(role, transform, text) for text in _TEXTS[:2]):
                 transforms[role] = index
     texts = [*literals, *_TEXTS]
     special = {
         role: tuple(text for text in texts if not fits(role, TRANSFORMS[index], text))
-        for role, index in transforms.items()
+        for role in roles
+        if (index := transforms.get(role)) is not None
     }
-    reply, answers = exchange("text", "user")
-    normal = rendered([user(), reply, *answers])
-    changed = {text: rendered([user(text), reply, *answers]) for text in literals if normal is not None}
-    triggers = tuple(text for text, found in changed.items() if found not in (normal, None))
+    changed = {text: with_content("user", slot(0), text) for text in literals if plain["user"] is not None}
+    triggers = tuple(text for text, found in changed.items() if found not in (plain["user"], None))
     return ContentRules(transforms, special, triggers)

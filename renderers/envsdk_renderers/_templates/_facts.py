@@ -2,27 +2,29 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
-from envsdk.errors import RenderError, TemplateUnsupported
-from envsdk.messages import Message
+from envsdk.errors import ConfigError, RenderError, TemplateUnsupported
 
-from .._grammars._grammar import Grammar
+from .._grammars._grammar import CALL_FIELDS, Edge, Grammar
 from .._grammars._measuring import Renderings, Thought, measure
 from .._grammars._probes import SIMPLE_TOOLS, TOOLS, call_of, reply, two_arguments
-from .._grammars._proof import ReadingVerdict, prove
+from .._grammars._reading import GrammarReader
+from .._replies._formats import PLAIN, ReplyFormat, choose_format, get_format
+from .._replies._response_template import ResponseTemplate
+from ._conversation import ConversationWriter
+from ._mask import TextMask
 from ._reply import ReplyProbe
-from ._reply_formats import ReplyWriter, TemplateReplyReader
 from ._sentinels import PROBE_TOOL
 from ._turns import TemplateTurns
-from ._writer import Writer
+from ._writer import ReplyWriter, Writer
 
 _GRAMMAR = TypeAdapter(Grammar)
-_VERDICT = TypeAdapter(ReadingVerdict)
-_TAGS = TypeAdapter(tuple[str, str] | None)
+ReplyReader: TypeAlias = ResponseTemplate | ReplyFormat | GrammarReader
 
 
 class TemplateFacts:
@@ -36,21 +38,24 @@ class TemplateFacts:
         own_template: The tokenizer's own response template, which `"auto"` uses.
 
     Attributes:
+        probe: Measures the form of replies.
         generation_prompt: The scaffold after which a model samples a reply, as after a plain user message.
-        opening: The scaffold that begins every reply.
-        blocks: The control tokens that open a block inside a reply, with what closes it; reasoning comes first.
         text_stop: How a turn with text ends.
-        call_stop: How a turn with calls ends; None if the template has no calls.
         stop_tokens: The tokens that end a turn.
         unconfirmed_stops: Those of them that no file of the tokenizer specifies.
         openers: Those of them that open the next message.
         written_ends: Those of them that the template writes.
-        reader: Reads replies.
+        reader: Reads replies: by a response template if there is one, else by a format or the measured grammar.
+        is_measured: True if replies are read by the measured grammar, with calls.
+        structure: The control tokens that are distinguished from text, besides stop tokens and those that open blocks.
         writer: Writes rendered text.
         reply_writer: Writes replies.
+        conversation_writer: Writes whole conversations.
 
     Raises:
         TemplateUnsupported: If no token ends a turn with text.
+        ConfigError: If `response_template` cannot be used.
+        UnknownName: If there is no such reply format.
     """
 
     def __init__(
@@ -63,30 +68,42 @@ class TemplateFacts:
         own_template: Mapping[str, Any] | None,
     ) -> None:
         plain, with_tools = turns.base((), ()), turns.base((), (PROBE_TOOL,))
-        if plain.stops.of_text is None:
+        if plain.text_stop is None:
             raise TemplateUnsupported("no token ends a turn with text", pair=("text", "user"))
         self._turns, self._plain, self._mask = turns, plain, turns.template.mask
-        self.text_stop = plain.stops.of_text
+        self.text_stop = plain.text_stop
         self.generation_prompt = plain.generation_prompt
         self.probe = ReplyProbe(plain, with_tools, self.text_stop)
-        self.call_stop, self.opening, self.blocks = self.probe.call_stop, self.probe.opening, self.probe.blocks
-        self.stops = [stop for stop in (self.text_stop, self.call_stop) if stop]
-        self.stop_tokens = tuple(dict.fromkeys([*(name for stop in self.stops for name in stop.sampled), *ends]))
-        self.unconfirmed_stops = tuple(dict.fromkeys(n for s in self.stops if not s.is_confirmed for n in s.sampled))
-        self.openers = frozenset(n for s in self.stops if not (s.written or s.is_unwritten) for n in s.sampled)
-        self.written_ends = frozenset(name for stop in self.stops if stop.written for name in stop.sampled)
-        self.reader = TemplateReplyReader(
-            self.probe,
-            self._mask,
-            reply_format=reply_format,
-            response_template=response_template,
-            own_template=own_template,
-            known=[*self.stop_tokens, *self.blocks],
-            grammar=lambda: self.grammar,
-        )
-        grammar = self.grammar if self.reader.is_measured else None
+        stops = [stop for stop in (self.text_stop, self.probe.call_stop) if stop]
+        self.stop_tokens = tuple(dict.fromkeys([*(name for stop in stops for name in stop.sampled), *ends]))
+        self.unconfirmed_stops = tuple(dict.fromkeys(n for s in stops if not s.is_confirmed for n in s.sampled))
+        self.openers = frozenset(n for s in stops if not (s.written or s.is_unwritten) for n in s.sampled)
+        self.written_ends = frozenset(name for stop in stops if stop.written for name in stop.sampled)
+        found = _chosen_reader(self.probe.rendered, reply_format, response_template, own_template)
+        self.is_measured = found is None
+        if found is None or isinstance(found, str):
+            found = GrammarReader(without_calls(self.grammar, self._mask) if found else self.grammar)
+        self.reader: ReplyReader = found
+        self.structure = self._structure()
         self.writer = Writer(self._mask)
+        grammar = self.grammar if self.is_measured else None
+        openings, in_past = (self.generation_prompt, self.probe.opening), [stop for stop in stops if stop.written]
+        past_ends = {name for stop in in_past for name in (stop.written, *stop.sampled)}
+        self.conversation_writer = ConversationWriter(turns.template, self.writer, openings, past_ends)
         self.reply_writer = ReplyWriter(self.probe, self.writer, plain.generation_prompt, grammar)
+
+    def _structure(self) -> tuple[str, ...]:
+        match self.reader:
+            case ResponseTemplate():
+                names = list[str]()
+            case ReplyFormat(controls=controls):
+                names = [name for name in controls if self._mask.controls(name)]
+            case GrammarReader(grammar=grammar):
+                names = [name for name in grammar.controls if self._mask.controls(name)]
+        texts = *(self.probe.thinking or ()), self.probe.text_opener, self.text_stop.closing
+        names += [name for text in texts for name, _ in self._mask.controls(text)]
+        known = {*self.stop_tokens, *self.probe.blocks}
+        return tuple(name for name in dict.fromkeys(names) if name not in known)
 
     @property
     def grammar(self) -> Grammar:
@@ -94,18 +111,13 @@ class TemplateFacts:
 
         def measured() -> Grammar:
             thinking = self._grammar_probe.thinking
-            return measure(self._renderings, Thought(*thinking) if thinking else None, self.stop_tokens)
+            return measure(self.renderings, Thought(*thinking) if thinking else None, self.stop_tokens)
 
         return self._turns.measured(f"grammar {json.dumps(self.stop_tokens)}", _GRAMMAR, measured)
 
     @property
-    def reading(self) -> ReadingVerdict:
-        """What can be relied on when replies are read by the grammar."""
-        name = f"reading {json.dumps(self.stop_tokens)}"
-        return self._turns.measured(name, _VERDICT, lambda: prove(self.grammar, self._renderings))
-
-    @property
-    def _renderings(self) -> Renderings:
+    def renderings(self) -> Renderings:
+        """The renderings of probes, from which the grammar is measured and proved."""
         return Renderings(self._grammar_probe.probe, self._turns.template.dialect.addressed, self._mask)
 
     @cached_property
@@ -115,26 +127,39 @@ class TemplateFacts:
             ReplyProbe(self._plain, self._turns.base((), tools), self.text_stop) for tools in (TOOLS, SIMPLE_TOOLS)
         ]
         for probe in probes:
-            try:
+            with suppress(RenderError):
                 probe.probe(reply(calls=(call_of(0, two_arguments(0)),)), ())
-            except RenderError:
-                continue
-            return probe
+                return probe
         return probes[0]
 
-    @property
-    def reasoning_in_content(self) -> tuple[str, str] | None:
-        """The tags between which the template reads reasoning in the content; measured when it is needed."""
-        return self._turns.measured("reasoning in content", _TAGS, self.probe.tags_in_content)
 
-    @cached_property
-    def reasoning_closer(self) -> str:
-        """What closes a block of reasoning that several tokens open; empty if the end of a turn does (Harmony)."""
-        if not self.reader.is_measured or self.probe.thinking is None:
-            return ""
-        closer, stop = self.grammar.written.get(("reasoning", "text"), ""), self.text_stop.written
-        return "" if stop and closer.lstrip().startswith(stop) else closer
+def _chosen_reader(
+    rendered: str,
+    reply_format: str,
+    response_template: Mapping[str, Any] | None,
+    own_template: Mapping[str, Any] | None,
+) -> ResponseTemplate | ReplyFormat | str | None:
+    """Return what reads replies: a response template, a format, `PLAIN`, or None for the measured grammar.
 
-    def stop_of(self, reply: Message) -> str:
-        """Return what the template writes at the end of a turn; empty if that is the next message's opener."""
-        return ((self.call_stop if reply.tool_calls else None) or self.text_stop).written
+    Args:
+        rendered: A rendered reply that calls a tool.
+        reply_format: The name of the format, or `"auto"` for a registered one that fits.
+        response_template: The response template that the user gave.
+        own_template: The tokenizer's own response template, which `"auto"` uses.
+    """
+    if response_template:
+        return ResponseTemplate(response_template)
+    if response_template is None and reply_format == "auto" and own_template:
+        with suppress(ConfigError):  # the installed transformers may not read it; then the grammar is measured
+            return ResponseTemplate(own_template)
+    name = choose_format(rendered) if reply_format == "auto" else reply_format
+    return name if name in (None, PLAIN) else get_format(name)
+
+
+def without_calls(grammar: Grammar, mask: TextMask) -> Grammar:
+    """Return a grammar that reads calls as text, and reasoning between `<think>` tags if it has no tags for it."""
+    edges = [edge for edge in grammar.edges if not {edge.source, edge.target} & CALL_FIELDS]
+    if not any(edge.target == "reasoning" for edge in edges):
+        edges += [Edge("start", "reasoning", "<think>\n"), Edge("reasoning", "text", "\n</think>\n\n")]
+    controls = dict.fromkeys(name for edge in edges for name, _ in mask.controls(edge.constant))
+    return Grammar(tuple(edges), controls=tuple(controls))

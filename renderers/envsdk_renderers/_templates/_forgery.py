@@ -7,11 +7,9 @@ with more control tokens than that one is refused.
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from envsdk.errors import TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
 
 from ._mask import STEM, TextMask, map_texts, pattern_of_names
@@ -89,18 +87,3 @@ class ForgeryCheck:
         shown = [map_texts(message, replaced) for message in messages]
         schemas: list[Any] = [replaced_schema(tool, "") for tool in tools]
         return (shown, schemas) if words else None
-
-    def refuse_forged(self, text: str, harmless: str) -> None:
-        """Refuse a rendering with more control tokens than that of the harmless conversation.
-
-        Raises:
-            TemplateUnsupported: If the rendering has more.
-        """
-        found, expected = (Counter(name for name, _ in self._mask.controls(given)) for given in (text, harmless))
-        forged = found - expected
-        if forged:
-            raise TemplateUnsupported(
-                "text of the conversation or of a tool's schema, together with the template's own text, makes the "
-                f"control token {next(iter(forged))!r}",
-                rendered=text,
-            )

@@ -6,7 +6,7 @@ from itertools import cycle, pairwise, product
 from typing import Literal, TypeAlias
 
 from envsdk.contexts._context import Context
-from envsdk.contexts._history._thinking import Strip
+from envsdk.contexts._history import Strip
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.renderer import Renderer
@@ -84,56 +84,50 @@ _WITH_CALLS = ("uct", "uctct", "uctru", "uructct", "uctctru", "uctuct", "uctruct
 """The kinds of messages of a conversation: a user's, a reply, a reply with a call, a tool's result."""
 
 
-class HistoryProbe:
-    """Measures the rule of one template.
-
-    Args:
-        template: The template.
-    """
-
-    def __init__(self, template: BoundTemplate) -> None:
-        self._template = template
-
-    def rules(self) -> Iterator[HistoryRule]:
-        """Yield the rules that agree with all probes, those that are proved more often first."""
-        plain = [conversation_of(kinds) for kinds in _WITHOUT_CALLS]
-        calling = [messages for kinds in _WITH_CALLS if self._shown(messages := conversation_of(kinds)) is not None]
-        for probes in (plain + calling, plain) if calling else (plain,):
-            fitting = [rule for rule in _CANDIDATES if all(self._fits(rule, messages) for messages in probes)]
-            for rule in fitting[:1]:
+def candidate_rules(template: BoundTemplate) -> Iterator[HistoryRule]:
+    """Yield the rules that agree with all probes of a template, those that are proved more often first."""
+    plain = [conversation_of(kinds) for kinds in _WITHOUT_CALLS]
+    calling = [m for kinds in _WITH_CALLS if _shown(template, m := conversation_of(kinds)) is not None]
+    for probes in (plain + calling, plain) if calling else (plain,):
+        for rule in _CANDIDATES:
+            if all(_fits(template, rule, messages) for messages in probes):
                 found = replace(rule, has_calls=probes is not plain)
-                found = replace(found, triggers=self._triggers(found))
+                found = replace(found, triggers=_triggers(template, found))
                 yield from (found, replace(found, shows_empty=False))
+                break
 
-    def _fits(self, rule: HistoryRule, messages: Sequence[Message]) -> bool:
-        shown = self._shown(messages)
-        visible = [message.reasoning for message in rule.visible(messages) if message.reasoning]
-        return shown is None or shown == visible
 
-    def _shown(self, messages: Sequence[Message]) -> list[str] | None:
-        """Return the reasoning that the template shows in a prompt; None if it refuses the conversation."""
-        tools = [PROBE_TOOL] if any(message.tool_calls for message in messages) else []
-        try:
-            text = self._template.text(messages, tools, generation_prompt=True)
-        except TemplateFailed:
-            return None
-        return [message.reasoning for message in messages if message.reasoning and message.reasoning in text]
+def _fits(template: BoundTemplate, rule: HistoryRule, messages: Sequence[Message]) -> bool:
+    shown = _shown(template, messages)
+    visible = [message.reasoning for message in rule.visible(messages) if message.reasoning]
+    return shown is None or shown == visible
 
-    def _triggers(self, rule: HistoryRule) -> tuple[tuple[str, ...], ...]:
-        """Return the strings of the template that break the rule if a user's or the system's message has them."""
-        hide, template = self._template.mask.hide, self._template.chat_template
-        starts, ends = template.edges
-        texts = [(hide(text),) for text in template.literals]
-        texts += [(hide(start), hide(end)) for start, end in product(starts, ends)]
-        probe = conversation_of("uctuct" if rule.has_calls else "ururu")
-        return tuple(dict.fromkeys(found for found in texts if self._breaks(rule, found, probe)))
 
-    def _breaks(self, rule: HistoryRule, texts: tuple[str, ...], probe: Sequence[Message]) -> bool:
-        content = f"{STEM}midzq".join(texts if len(texts) > 1 else (*texts, ""))
-        last = max(index for index, message in enumerate(probe) if message.role == "user")
+def _shown(template: BoundTemplate, messages: Sequence[Message]) -> list[str] | None:
+    """Return the reasoning that the template shows in a prompt; None if it refuses the conversation."""
+    tools = [PROBE_TOOL] if any(message.tool_calls for message in messages) else []
+    try:
+        text = template.text(messages, tools, generation_prompt=True)
+    except TemplateFailed:
+        return None
+    return [message.reasoning for message in messages if message.reasoning and message.reasoning in text]
+
+
+def _triggers(template: BoundTemplate, rule: HistoryRule) -> tuple[tuple[str, ...], ...]:
+    """Return the strings of the template that break the rule if a user's or the system's message has them."""
+    hide, (starts, ends) = template.mask.hide, template.chat_template.edges
+    texts = [(hide(text),) for text in template.chat_template.literals]
+    texts += [(hide(start), hide(end)) for start, end in product(starts, ends)]
+    probe = conversation_of("uctuct" if rule.has_calls else "ururu")
+    last = max(index for index, message in enumerate(probe) if message.role == "user")
+    found: dict[tuple[str, ...], None] = {}
+    for given in texts:
+        content = f"{STEM}midzq".join(given if len(given) > 1 else (*given, ""))
         said = [*probe[:last], user(content), *probe[last + 1 :]]
         instructed = [Message(role="system", content=content), *said]
-        return not self._fits(rule, said if self._shown(instructed) is None else instructed)
+        if not _fits(template, rule, said if _shown(template, instructed) is None else instructed):
+            found[given] = None
+    return tuple(found)
 
 
 def conversation_of(kinds: str) -> list[Message]:
@@ -172,10 +166,8 @@ def refutation(renderer: Renderer, *, has_calls: bool) -> str | None:
         renderer: A renderer with a rule for past reasoning.
         has_calls: Whether to play episodes with calls, too.
     """
-    needed = (
-        _PLAYED[0],
-        _PLAYED_WITH_CALLS[0],
-    )  # a template may have no system message, no parallel calls, and no user's turn after a result
+    # A template may have no system message, no parallel calls, and no user's turn after a result.
+    needed = (_PLAYED[0], _PLAYED_WITH_CALLS[0])
     for kinds in (*_PLAYED, *(_PLAYED_WITH_CALLS if has_calls else ())):
         try:
             found = _difference(renderer, list(_conversation(kinds)), [TOOL] if "t" in kinds else [])

@@ -64,41 +64,38 @@ class TextMask:
         self._cut = re.compile(f"({pattern_of_names(self.names)})")
         self._whole = re.compile(f"{pattern_of_names(self.names)}|{_WORD.pattern}")
         firsts = {name[0] for name in self.names} if hides_names else set[str]()
-        self._firsts = sorted(firsts)
         # It matches the first character of each name, and of the stem in any case.
-        choices = {first: [name[1:] for name in self.names if name[0] == first] for first in self._firsts}
+        choices = {first: [name[1:] for name in self.names if name[0] == first] for first in sorted(firsts)}
         patterns = [f"(?<={re.escape(c)})(?={pattern_of_names(rests)})" for c, rests in choices.items()]
         patterns.append(f"(?<=[{STEM[0].upper()}{STEM[0].lower()}])(?=(?i:{STEM[1:]}))")
-        self._chars = sorted({*firsts, STEM[0].upper(), STEM[0].lower()})
-        self._hidden = re.compile(f"([{''.join(map(re.escape, self._chars))}])(?:{'|'.join(patterns)})")
-        self._end = next((letter for letter in reversed(string.ascii_lowercase) if letter not in firsts), "q")
-        self._words = {char: f"{STEM}{index}{self._end}" for index, char in enumerate(self._chars)}
+        chars = sorted({*firsts, STEM[0].upper(), STEM[0].lower()})
+        self._hidden = re.compile(f"([{''.join(map(re.escape, chars))}])(?:{'|'.join(patterns)})")
+        end = next((letter for letter in reversed(string.ascii_lowercase) if letter not in firsts), "q")
+        self._words = {char: f"{STEM}{index}{end}" for index, char in enumerate(chars)}
         self._hidden_by_word = {word: char for char, word in self._words.items()}
 
     def hide(self, text: str) -> str:
         """Return the text without names of control tokens and without the stem."""
         return self._hidden.sub(lambda match: self._words[match[1]], text)
 
-    def restore(self, text: str) -> str:
-        """Return the text with everything that was hidden.
+    def restore(self, text: str, *, is_compared: bool = False) -> str:
+        """Return a string with everything that was hidden. Words of probes stay in a string that is only compared.
 
         Raises:
-            TemplateUnsupported: If it contains a word of a probe, or a word of the mask that the template changed.
+            TemplateUnsupported: If another string contains a word of a probe, or a word of the mask that the template
+                changed.
         """
 
         def restored(word: re.Match[str]) -> str:
-            if word[0] not in self._hidden_by_word:
+            char = self._hidden_by_word.get(word[0])
+            if char is None and not is_compared:
                 raise TemplateUnsupported(
                     "the template writes a word of a probe, or changes a word that hides a control token",
                     rendered=word.string[max(word.start() - 40, 0) : word.end() + 40],
                 )
-            return self._hidden_by_word[word[0]]
+            return char or word[0]
 
         return _WORD.sub(restored, text) if has_stem(text) else text
-
-    def restore_compared(self, text: str) -> str:
-        """Do the same as `restore` for text that is only compared: words of probes stay in it."""
-        return _WORD.sub(lambda word: self._hidden_by_word.get(word[0], word[0]), text) if has_stem(text) else text
 
     def hide_message(self, message: Message) -> Message:
         """Hide in all strings of a message; return the message itself if there is nothing to hide.
@@ -107,15 +104,12 @@ class TextMask:
         it begins a stem.
         """
         hidden = map_texts(message, self.hide)
-        texts = {"content": hidden.content, "reasoning": hidden.reasoning}
-        hide_first: Callable[[re.Match[str]], str] = lambda found: self._words[found[0][0]] + found[0][1:]  # noqa: E731
-        begun = {name: _BEGUN.sub(hide_first, text) for name, text in texts.items() if text}
-        changed = {name: text for name, text in begun.items() if text != texts[name]}
+        changed: dict[str, str] = {}
+        for name, text in (("content", hidden.content), ("reasoning", hidden.reasoning)):
+            begun = _BEGUN.search(text) if text else None
+            if text and begun is not None:
+                changed[name] = text[: begun.start()] + self._words[text[begun.start()]] + text[begun.start() + 1 :]
         return hidden.model_copy(update=changed) if changed else hidden
-
-    def hide_all(self, value: Any) -> Any:
-        """Hide in all strings of a JSON value."""
-        return map_strings(value, self.hide)
 
     def parts(self, text: str) -> Iterator[tuple[str, bool]]:
         """Yield the parts of a rendered text cut at its control tokens, each with whether it is a control token."""
@@ -124,7 +118,7 @@ class TextMask:
                 yield part, index % 2 == 1
 
     def shared(self, first: str, second: str) -> int:
-        """Return the length of the common start of two texts, without cutting a control token or a mask's word."""
+        """Return the length of the common start of two strings, without cutting a control token or a mask's word."""
         length = shared_start([first, second])
         for text in (first, second):
             cut = self._cut_at(text, length)
@@ -163,7 +157,7 @@ def count_stems(text: str) -> int:
 
 
 def shared_start(texts: Sequence[str]) -> int:
-    """Return the length of the common start of all texts."""
+    """Return the length of the common start of all strings."""
     first, *others = texts
     length = min(map(len, texts))
     for other in others:

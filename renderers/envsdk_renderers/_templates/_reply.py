@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
 
-from envsdk.errors import TemplateUnsupported
+from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message
 
 from ._base import Base, Stop
@@ -26,16 +26,6 @@ class Thinking(NamedTuple):
     closer: str
     """The text between it and the reply's text."""
 
-    @property
-    def opening_tag(self) -> str:
-        """The opener without whitespace around it, as readers search for it."""
-        return self.opener.strip()
-
-    @property
-    def closing_tag(self) -> str:
-        """The closer without whitespace around it, as readers search for it."""
-        return self.closer.strip()
-
 
 class ReplyProbe:
     """The form of replies, measured on sentinel messages.
@@ -51,8 +41,7 @@ class ReplyProbe:
         self._with_tools = with_tools
         self._mask = plain.template.mask
         self.text_stop = text_stop
-        self.call_stop = with_tools.stops.of_call
-        self._checked: set[tuple[int, bool, bool]] = set()
+        self.call_stop = with_tools.call_stop
 
     @cached_property
     def rendered(self) -> str:
@@ -77,50 +66,36 @@ class ReplyProbe:
         is_block = any(at == 0 for _, at in self._mask.controls(rest))  # which this reply does not have
         return opening.removesuffix(rest) if is_block else opening
 
-    def _opening_of(self, base: Base) -> str:
-        is_same = base.generation_prompt.startswith(self.opening)
-        return self.opening if is_same else self._before_block(base)
-
     def _before_block(self, base: Base) -> str:
         prompt = base.generation_prompt
-        return prompt.split(self.thinking.opening_tag)[0] if self.thinking else prompt
+        return prompt.split(self.thinking.opener.strip())[0] if self.thinking else prompt
 
     @cached_property
     def blocks(self) -> Mapping[str, str]:
         """The control tokens that open a block inside a reply, with what closes it; reasoning comes first."""
-        found = {**self._think_block(), **self._call_block()}
-        return {name: end for name, end in found.items() if not has_stem(name + end)}
-
-    def _think_block(self) -> dict[str, str]:
+        found: dict[str, str] = {}
         if self.thinking is not None:
-            tag, closing_tag = self.thinking.opening_tag, self.thinking.closing_tag
-            names = [name for name, at in self._mask.controls(tag) if at == 0]
-            is_own = bool(names) and (names[0] not in self.text_opener or closing_tag in self.text_opener)
-            return {names[0]: self.thinking.closer} if is_own and names[0] not in closing_tag else {}
-        try:  # a template that shows reasoning only next to calls (Gemma 4)
-            reply = reply_of([PROBE_NAME], reasoning=REASONING)
-            text = self._with_tools.text([user(), reply], generation_prompt=False)
-        except TemplateFailed:
-            return {}
-        before, found, after = text.rpartition(QUESTION)[2].partition(REASONING)
-        tag = _partner(after, before) if found else ""
-        closing = _closing(tag) if tag else ""
-        return {tag: after[: after.index(closing) + len(closing)]} if tag in dict(self._mask.controls(before)) else {}
+            tag, closing_tag = self.thinking.opener.strip(), self.thinking.closer.strip()
+            name = next((name for name, at in self._mask.controls(tag) if at == 0), "")
+            is_own = bool(name) and (name not in self.text_opener or closing_tag in self.text_opener)
+            if is_own and name not in closing_tag:
+                found[name] = self.thinking.closer
+        else:
+            with suppress(TemplateFailed):  # a template that shows reasoning only next to calls (Gemma 4)
+                reply = reply_of([PROBE_NAME], reasoning=REASONING)
+                text = self._with_tools.text([user(), reply], generation_prompt=False)
+                before, is_shown, after = text.rpartition(QUESTION)[2].partition(REASONING)
+                tag = _partner(after, before) if is_shown else ""
+                if tag in dict(self._mask.controls(before)):
+                    closing = _closing(tag)
+                    found[tag] = after[: after.index(closing) + len(closing)]
+        found |= self._call_tags[0]
+        return {name: end for name, end in found.items() if not has_stem(name + end)}
 
     # Reasoning.
 
     @cached_property
-    def thinking(self) -> Thinking | None:
-        """The tags around reasoning; None if neither replies nor the generation prompt have a block for it."""
-        return self._shown_thinking or self._prompted_thinking
-
-    @cached_property
-    def writes_reasoning(self) -> bool:
-        """True if the template writes reasoning, in a form that can be measured or not."""
-        return self.thinking is not None or self._reasoned is not None
-
-    @cached_property
-    def _reasoned(self) -> tuple[str, str] | None:
+    def reasoned(self) -> tuple[str, str] | None:
         """The text around the reasoning of a reply: from the question on, and up to the reply's text."""
         try:
             text = self._plain.text([user(), reply_of(reasoning=REASONING)], generation_prompt=False)
@@ -130,16 +105,15 @@ class ReplyProbe:
         return (before, after.partition(REPLY)[0]) if found and REPLY in after else None
 
     @cached_property
-    def _shown_thinking(self) -> Thinking | None:
-        """The format of reasoning in a reply."""
-        if self._reasoned is None:
-            return None
-        before, closer = self._reasoned
-        header = self._mask.shared(before, self._head(self._plain))
+    def thinking(self) -> Thinking | None:
+        """The tags around reasoning; None if neither replies nor the generation prompt have a block for it."""
+        if self.reasoned is None:
+            return self._prompted_thinking()
+        before, closer = self.reasoned
+        head, prompt = self._head(self._plain), self._plain.generation_prompt
         tag = _partner(closer, before)
-        opener = before[before.rindex(tag) :] if tag else before[header:]
+        opener = before[before.rindex(tag) :] if tag else before[self._mask.shared(before, head) :]
         if not opener.strip():
-            head, prompt = self._head(self._plain), self._plain.generation_prompt
             opener = head[len(before) :] if head.startswith(before) and before.strip() else ""
             if self._mask.controls(opener) or opener not in prompt:
                 opener = ""  # else only the generation prompt opens reasoning (Apriel 1.6)
@@ -165,17 +139,17 @@ class ReplyProbe:
         starts = [start for name, start in self._mask.controls(prompt) if start + len(name) == at]
         return prompt[starts[0] :] if starts else ""
 
-    @cached_property
     def _prompted_thinking(self) -> Thinking | None:
-        """The block that the generation prompt opens, or opens and closes, and that no reply shows (DeepSeek R1)."""
+        """Return the block that the generation prompt opens, or opens and closes, and that no reply shows.
+
+        DeepSeek R1 has such a block.
+        """
         try:
             text = self._rendered(self._plain, reply_of())
         except TemplateFailed:
             return None
         head, shown = self._head(self._plain), text.rpartition(QUESTION)[2]
         prompt = head[self._mask.shared(head, shown) :]
-        if self._reasoned is not None:
-            return None
         if not prompt:  # it opens a block last that the reply without reasoning begins to close (Kimi K2.5)
             tags = [match for match in _TAG.finditer(head) if not head[match.end() :].strip()]
             opener = head[tags[0].start() :] if tags else ""
@@ -194,61 +168,60 @@ class ReplyProbe:
         return Thinking(prompt, f"{end}{closer}{end * 2}") if is_known and prompt == opened[0] else None
 
     def tags_in_content(self) -> tuple[str, str] | None:
-        """Return the tags between which the template reads reasoning in the content, as if it were in its field."""
-        measured = [(self.thinking.opening_tag, self.thinking.closing_tag)] if self.thinking else []
-        known = self._plain.template.chat_template.text
-        found = (tags for tags in (*measured, ("<think>", "</think>")) if tags[1] in known and self._reads(*tags))
-        return next(found, None)
+        """Return the tags between which the template reads reasoning in the content, as if it were in its field.
 
-    def _reads(self, opening: str, closing: str) -> bool:
-        """Return whether a past reply and a last one are written alike, apart from whitespace.
-
-        The tags of a last one may also stay as they are (QwQ, which reads reasoning in the content only).
+        A past reply and a last one are then written alike, apart from whitespace. The tags of a last one may also stay
+        as they are (QwQ, which reads reasoning in the content only).
         """
-        tagged = Message(role="assistant", content=f"{opening}{REASONING}{closing}{REPLY}")
-        replies = (tagged, reply_of(reasoning=REASONING), reply_of())
-        try:
-            past, last = (
-                [_squeezed(self._plain.text([user(), m, *end], generation_prompt=False)) for m in replies]
-                for end in ([user(slot(2))], [])
-            )
-        except TemplateFailed:
-            return False
-        return past[0] == past[1] and last[0] in (last[1], last[2].replace(REPLY, tagged.content))
+        measured = [(self.thinking.opener.strip(), self.thinking.closer.strip())] if self.thinking else []
+        for opening, closing in (*measured, ("<think>", "</think>")):
+            if closing not in self._plain.template.chat_template.text:
+                continue
+            tagged = Message(role="assistant", content=f"{opening}{REASONING}{closing}{REPLY}")
+            replies = (tagged, reply_of(reasoning=REASONING), reply_of())
+            with suppress(TemplateFailed):
+                past, last = (
+                    [_squeezed(self._plain.text([user(), m, *end], generation_prompt=False)) for m in replies]
+                    for end in ([user(slot(2))], [])
+                )
+                if past[0] == past[1] and last[0] in (last[1], last[2].replace(REPLY, tagged.content)):
+                    return opening, closing
+        return None
 
     # Calls.
 
-    def _call_block(self) -> dict[str, str]:
-        """Return the token that opens a call, with the scaffold that closes it."""
+    @cached_property
+    def _call_tags(self) -> tuple[Mapping[str, str], str]:
+        """The tokens that open a call, each with the scaffold that closes it; and `call_closing`."""
         if self.call_stop is None:
-            return {}
+            return {}, ""
         text, _, after = self.rendered.rpartition(REPLY)
         before = self._mask.controls(text.partition(PROBE_NAME)[0])
         scaffold = after[: len(self.call_stop.closing)]
         closers = self._mask.controls(scaffold)
-        prompt = [name for name, _ in self._mask.controls(self._plain.generation_prompt)]
         names = [name for name, _ in closers]
-        if not before or not closers or before[-1][0] in prompt or self.call_closing:
-            return {}
+        if before and before[-1][0] in names and not has_stem(scaffold):
+            return {}, scaffold
+        prompt = [name for name, _ in self._mask.controls(self._plain.generation_prompt)]
+        if not before or not closers or before[-1][0] in prompt:
+            return {}, ""
         found = {before[-1][0]: scaffold[len(scaffold[: closers[0][1]].rstrip()) :]}
         for opener, _ in before[:-1]:  # what is around all calls
             closer = opener.replace("begin", "end") if "begin" in opener else _closing(opener)
             if closer in names and opener not in prompt:
                 found[opener] = scaffold[closers[names.index(closer)][1] :]
-        return found
+        return found, ""
 
-    @cached_property
+    @property
     def call_closing(self) -> str:
         """The scaffold that closes a call whose tags all contain one control token (DeepSeek V4); else empty."""
-        if self.call_stop is None:
-            return ""
-        text, _, after = self.rendered.rpartition(REPLY)
-        before = self._mask.controls(text.partition(PROBE_NAME)[0])
-        scaffold = after[: len(self.call_stop.closing)]
-        is_same = bool(before) and before[-1][0] in (name for name, _ in self._mask.controls(scaffold))
-        return scaffold if is_same and not has_stem(scaffold) else ""
+        return self._call_tags[1]
 
     # A reply.
+
+    def stop_of(self, reply: Message) -> Stop:
+        """Return how a turn with this reply ends."""
+        return (self.call_stop if reply.tool_calls else None) or self.text_stop
 
     @cached_property
     def text_opener(self) -> str:
@@ -272,16 +245,14 @@ class ReplyProbe:
             TemplateFailed: If the template refuses it.
         """
         base = self._with_tools if reply.tool_calls else self._plain
-        shape = count, has_text, thinks = (len(reply.tool_calls), bool(reply.content), bool(reply.reasoning))
-        if count and shape not in self._checked:
-            # A template may drop some of several calls, or those next to text.
-            call_content, reasoning = CALL_CONTENT if has_text else "", REASONING if thinks else None
+        count = len(reply.tool_calls)
+        if count:  # a template may drop some of several calls, or those next to text
+            call_content, reasoning = CALL_CONTENT if reply.content else "", REASONING if reply.reasoning else None
             sentinel = reply_of([PROBE_NAME] * count, call_content=call_content, reasoning=reasoning)
             text = self._rendered(base, sentinel)
             if REPLY not in text or text.count(FIRST_CALL) < count - 1:
-                where = " next to text" if has_text else ""
+                where = " next to text" if reply.content else ""
                 raise TemplateUnsupported(f"not all of {count} calls{where} are rendered", rendered=text)
-            self._checked.add(shape)
         return self._cut(reply, opening, (slot(0), slot(1)), self._rendered(base, reply))
 
     def probe(self, reply: Message, words: Sequence[str]) -> str:
@@ -296,24 +267,25 @@ class ReplyProbe:
             TemplateFailed: If the template refuses it.
         """
         base = self._with_tools if reply.tool_calls else self._plain
-        error: TemplateUnsupported | TemplateFailed | None = None
+        errors: list[RenderError] = []
         for following in _followings(reply):
             try:
                 text = base.template.text([*base.start, user(), reply, *following], base.tools)
                 return self._cut(reply, self.opening, words, text)[0]
             except (TemplateUnsupported, TemplateFailed) as failed:
-                error = error or failed
-        raise error or TemplateUnsupported("nothing may follow the reply")
+                errors.append(failed)
+        raise errors[0]
 
     def _cut(self, reply: Message, opening: str | None, words: Sequence[str], text: str) -> tuple[str, Stop]:
         """Cut a reply out of a rendering, from its opening to its end."""
         base = self._with_tools if reply.tool_calls else self._plain
-        stop = (self.call_stop if reply.tool_calls else None) or self.text_stop
+        stop = self.stop_of(reply)
         text = text.rpartition(QUESTION)[2]
         head = self._head(base)
-        opened = head.removesuffix(base.generation_prompt) + self._opening_of(base)
+        begins = self.opening if base.generation_prompt.startswith(self.opening) else self._before_block(base)
+        opened = head.removesuffix(base.generation_prompt) + begins
         if not text.startswith(opened.rstrip()):
-            start = self._aligned(text, head, self._opening_of(base))
+            start = self._aligned(text, head, begins)
             if start is None:
                 why = "a reply opens differently from the generation prompt"
                 raise TemplateUnsupported(why, expected=opened, rendered=text)
@@ -359,12 +331,13 @@ class ReplyProbe:
             TemplateFailed: If the template refuses it, whatever follows the reply.
         """
         render = render or base.template.safe_text
-        first, *others = _followings(reply)
-        for following in others:
-            with suppress(TemplateFailed):
-                return render([*base.start, user(), reply, *first], base.tools)
-            first = following
-        return render([*base.start, user(), reply, *first], base.tools)
+        error = TemplateFailed("nothing may follow the reply")
+        for following in _followings(reply):
+            try:
+                return render([*base.start, user(), reply, *following], base.tools)
+            except TemplateFailed as failed:
+                error = failed
+        raise error
 
 
 def _followings(reply: Message) -> Iterator[Sequence[Message]]:

@@ -11,6 +11,7 @@ import platform
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,18 +24,26 @@ VARIABLE = "ENVSDK_TEMPLATE_CACHE"
 """The environment variable with the folder of the measurements; `off` keeps none."""
 VERSION = 1
 """The version of the code that measures. A test fails if that code changes and this number does not."""
+_Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
+def remember(memory: dict[_Key, _Value], key: _Key, value: _Value, *, at_most: int = 512) -> None:
+    """Add a value to a cache of bounded size in memory; drop the oldest one if it is full."""
+    if len(memory) >= at_most:
+        memory.pop(next(iter(tuple(memory))), None)  # other threads may share the cache
+    memory[key] = value
+
+
+@dataclass(frozen=True)
 class Store:
     """The measurements of one template with one vocabulary and one set of options.
 
-    Args:
+    Attributes:
         key: A hash of all of these.
     """
 
-    def __init__(self, key: str) -> None:
-        self._key = key
+    key: str
 
     def measured(self, name: str, adapter: TypeAdapter[_Value], measure: Callable[[], _Value]) -> _Value:
         """Return a measurement that is on disk, or measure it and keep it.
@@ -44,10 +53,14 @@ class Store:
             adapter: Reads and writes it as JSON.
             measure: Measures it. What it raises is not kept.
         """
-        folder = _folder()
-        if folder is None:
+        given = os.environ.get(VARIABLE)
+        if given == "off":
             return measure()
-        digest = _hash(str(VERSION), platform.python_version(), jinja2.__version__, self._key, name)
+        try:
+            folder = Path(given) if given else cache_folder() / "templates"
+        except RuntimeError:  # the user has no home folder
+            return measure()
+        digest = _hash(str(VERSION), platform.python_version(), jinja2.__version__, self.key, name)
         file = folder / f"{digest}.json"
         with suppress(OSError, ValidationError):
             kept = _StoredValue.model_validate_json(file.read_bytes())
@@ -70,16 +83,6 @@ class _StoredValue(BaseModel):
 
 def _hash(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:40]
-
-
-def _folder() -> Path | None:
-    given = os.environ.get(VARIABLE)
-    if given == "off":
-        return None
-    try:
-        return Path(given) if given else cache_folder() / "templates"
-    except RuntimeError:  # the user has no home folder
-        return None
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -13,7 +13,6 @@ import marshal
 import resource
 import signal
 import sys
-from collections.abc import Mapping
 from typing import Any, cast
 
 import jinja2.meta
@@ -70,65 +69,49 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _literals(tree: jinja2.nodes.Template) -> list[str]:
-    found = {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
-    return sorted(text for text in found if text.strip())
-
-
-def _edges(tree: jinja2.nodes.Template) -> list[list[str]]:
-    found: dict[str, dict[str, None]] = {"startswith": {}, "endswith": {}}
+def _compile(environment: _Sandbox, text: str) -> tuple[jinja2.Template, str]:
+    """Return a template with its description as JSON: its literals, the edges that it searches, and its variables."""
+    tree = environment.parse(text)
+    literals = {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+    edges: dict[str, dict[str, None]] = {"startswith": {}, "endswith": {}}
     for call in tree.find_all(jinja2.nodes.Call):
-        if isinstance(call.node, jinja2.nodes.Getattr) and call.node.attr in found:
+        if isinstance(call.node, jinja2.nodes.Getattr) and call.node.attr in edges:
             texts = [arg.value for arg in call.args if isinstance(arg, jinja2.nodes.Const)]
-            found[call.node.attr].update(dict.fromkeys(text for text in texts if isinstance(text, str)))
-    return [list(found["startswith"]), list(found["endswith"])]
+            edges[call.node.attr].update(dict.fromkeys(text for text in texts if isinstance(text, str)))
+    variables = sorted(jinja2.meta.find_undeclared_variables(tree))
+    described = [sorted(filter(str.strip, literals)), [*map(list, edges.values())], variables]
+    return environment.from_string(environment.parse(text)), json.dumps(described)  # the compiler changes the tree
 
 
-class _Templates:
-    """The templates that were compiled in this process, by the key that the other process gave them."""
-
-    def __init__(self) -> None:
-        self._compiled: dict[int, jinja2.Template] = {}
-
-    def compile(self, key: int, text: str, date: str) -> tuple[bytes, str]:
-        """Compile a template and describe it: the JSON text of its literals, its edges, and its variables."""
-        try:
-            environment = _Sandbox(datetime.datetime.fromisoformat(date))
-            tree = environment.parse(text)
-            described = [_literals(tree), _edges(tree), sorted(jinja2.meta.find_undeclared_variables(tree))]
-            self._compiled[key] = environment.from_string(environment.parse(text))  # the compiler changes the tree
-        except MemoryError:
-            return TOO_LARGE, ""
-        except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError, OverflowError) as error:
-            return NOT_A_TEMPLATE, str(error) or type(error).__name__
-        return DESCRIBED, json.dumps(described)
-
-    def render(self, key: int, values: Mapping[str, Any]) -> tuple[bytes, str]:
-        """Render a template."""
-        try:
-            return RENDERED, self._compiled[key].render(**values)
-        except MemoryError:
-            return TOO_LARGE, ""
-        except Exception as error:  # third-party code: any exception is a refusal
-            return REFUSED, f"{type(error).__name__}: {error}"
+def _answer(templates: dict[int, jinja2.Template], method: str, key: int, *arguments: Any) -> tuple[bytes, str]:
+    """Compile a template under a key, or render it; return the kind of the answer and its text."""
+    try:
+        if method == "render":
+            return RENDERED, templates[key].render(**arguments[0])
+        text, date = arguments
+        templates[key], described = _compile(_Sandbox(datetime.datetime.fromisoformat(date)), text)
+        return DESCRIBED, described
+    except MemoryError:
+        return TOO_LARGE, ""
+    except Exception as error:  # third-party code: any exception is a refusal
+        if method == "render":
+            return REFUSED, f"{type(error).__name__}: {error}"[:_MAX_ERROR]
+        return NOT_A_TEMPLATE, (str(error) or type(error).__name__)[:_MAX_ERROR]
 
 
-def main() -> None:
+def main(max_cpu_s: float) -> None:
     """Answer requests until the input ends. A request that takes too much CPU time ends this process (SIGPROF)."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    templates, requests, answers = _Templates(), sys.stdin.buffer, sys.stdout.buffer
+    templates, requests, answers = dict[int, jinja2.Template](), sys.stdin.buffer, sys.stdout.buffer
     while len(size := requests.read(8)) == 8:
-        method, *arguments = marshal.loads(requests.read(int.from_bytes(size)))
-        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
-        kind, text = templates.compile(*arguments) if method == "compile" else templates.render(*arguments)
-        answer = b""
-        if kind not in (RENDERED, DESCRIBED):
-            text = text[:_MAX_ERROR]
+        request = marshal.loads(requests.read(int.from_bytes(size)))
+        signal.setitimer(signal.ITIMER_PROF, max_cpu_s)
+        kind, text = _answer(templates, *request)
         try:
             answer = text.encode(errors="surrogatepass")
         except MemoryError:
-            kind = TOO_LARGE
+            kind, answer = TOO_LARGE, b""
         if len(answer) > MAX_OUTPUT:
             kind, answer = TOO_LARGE, b""
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -137,4 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(float(sys.argv[1]))

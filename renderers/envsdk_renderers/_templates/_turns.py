@@ -6,28 +6,25 @@ Knows nothing about tokens.
 import hashlib
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-import orjson
 from pydantic import TypeAdapter
 
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
 
-from ._base import Base, Pair, Tail, message_key, remember
+from ._base import Base, Tail
 from ._bound_template import BoundTemplate, Dialect, bind_template
 from ._chat_template import ChatTemplate
 from ._content import ContentRules, measure_content
-from ._mask import PROBE_NAME, TextMask
+from ._mask import PROBE_NAME, TextMask, map_strings
 from ._sentinels import CALL_CONTENT, PROBE_TOOL, REASONING, reply_of, slot, user
-from ._store import Store
-from ._verdicts import EXAMPLE_TOOL, Judge, rewritten_past, sentinel_past
+from ._store import Store, remember
+from ._verdicts import EXAMPLE_TOOL, judge, rewritten_past, sentinel_past
 
 _MANY_BASES = 256
-_NONE: Mapping[str, Any] = {}
 _CONTENT = TypeAdapter(ContentRules)
 _EXAMPLE = TypeAdapter(str)
 _Value = TypeVar("_Value")
@@ -48,8 +45,7 @@ class TemplateTurns:
         self._measured: dict[str, Any] = {}
         self._mask = template.mask
         self._ends = ends
-        self._judges: dict[tuple[object, ...], Judge] = {}
-        self._shapes: dict[tuple[object, ...], Message] = {}
+        self._bases: dict[str, Base] = {}
 
     def hide(self, message: Message) -> Message:
         """Return the message as the template may see it."""
@@ -57,22 +53,17 @@ class TemplateTurns:
 
     def hide_tools(self, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
         """Return the tools as the template may see them."""
-        return [self._mask.hide_all(tool) for tool in tools]
+        return [map_strings(tool, self._mask.hide) for tool in tools]
 
     def base(self, start: Sequence[Message], tools: Sequence[ToolSchema]) -> Base:
         """Return the fixed base of an episode, which has the episode's system message and tools."""
-        return self.judge(start, tools).base
-
-    def judge(self, start: Sequence[Message], tools: Sequence[ToolSchema]) -> Judge:
-        """Return the judge of an episode's turns."""
         system = start[0] if start and start[0].role == "system" else None
-        key = (message_key(system) if system else None, orjson.dumps(list(tools), default=_as_dict) if tools else b"")
-        judge = self._judges.get(key)
-        if judge is None:
+        key = repr((system, tools))
+        if key not in self._bases:
             shown = self.hide(system) if system else None
-            judge = Judge(Base(self.template, self._ends, shown, self.hide_tools(tools)))
-            remember(self._judges, key, judge, at_most=_MANY_BASES)
-        return judge
+            base = Base(self.template, self._ends, shown, self.hide_tools(tools))
+            remember(self._bases, key, base, at_most=_MANY_BASES)
+        return self._bases[key]
 
     def measured(self, name: str, adapter: TypeAdapter[_Value], measure: Callable[[], _Value]) -> _Value:
         """Return a measurement of this process or of an earlier one, or measure it; it depends on no episode.
@@ -95,23 +86,17 @@ class TemplateTurns:
             has_tools: Whether the model has tools.
         """
         start = [Message(role="system", content="Be brief.")] if has_system else []
-        tools = (EXAMPLE_TOOL,) if has_tools else ()
-        name = f"rewriting {has_system:d}{has_tools:d}"
-
-        def measure() -> str:
-            base = self.base(start, tools)
-            return rewritten_past(base, calls=False) or (rewritten_past(base, calls=True) if tools else "")
-
-        return self.measured(name, _EXAMPLE, measure)
+        base = self.base(start, (EXAMPLE_TOOL,) if has_tools else ())
+        return self.measured(
+            f"rewriting {has_system:d}{has_tools:d}",
+            _EXAMPLE,
+            lambda: rewritten_past(base, calls=False) or (rewritten_past(base, calls=True) if has_tools else ""),
+        )
 
     def _rules(self, has_tools: bool) -> ContentRules:
         """Return the rules by which content is written after a reply."""
-
-        def measure() -> ContentRules:
-            literals = [self._mask.hide(text) for text in self.template.chat_template.literals]
-            return measure_content(self.base((), (PROBE_TOOL,) * has_tools), literals)
-
-        return self.measured("content with tools" if has_tools else "content without tools", _CONTENT, measure)
+        name = "content with tools" if has_tools else "content without tools"
+        return self.measured(name, _CONTENT, lambda: measure_content(self.base((), (PROBE_TOOL,) * has_tools)))
 
     def refuse_triggers(self, hidden: Sequence[Message]) -> None:
         """Refuse messages that would change what the template writes after later replies."""
@@ -138,96 +123,65 @@ class TemplateTurns:
         Raises:
             TemplateUnsupported: If the tail is not known, or an answer contains a string that changes later turns.
         """
-        judge = self.judge(history[:1], tools)
+        base = self.base(history[:1], tools)
         previous = history[-1] if history else None
         hidden = [self.hide(answer) for answer in answers]
         self.refuse_triggers(hidden)
         rules = self._rules(bool(tools))
         contents = [rules.write(message) for message in hidden]
         is_known = None not in contents
-        writes_ids = bool(reply.tool_calls) and judge.base.writes_ids
-        if is_known and not writes_ids:
-            shape, *shown = self.template.dialect.addressed([self._shape(reply), *hidden], adds_ids=False)
-            without_ids = [
-                m.model_copy(
-                    update={
-                        "tool_calls": tuple([call.model_copy(update={"id": None}) for call in m.tool_calls]),
-                        "tool_call_id": None,
-                    }
-                )
-                for m in (shape, *shown)
-            ]
-            shape, *shown = without_ids
+        shape = self.hide(_shape(reply))
+        if is_known and not (reply.tool_calls and base.writes_ids):
+            shape, *shown = self.template.dialect.addressed([shape, *hidden], adds_ids=False)
+            calls = tuple([call.model_copy(update={"id": None}) for call in shape.tool_calls])
+            shape = shape.model_copy(update={"tool_calls": calls})
+            shown = [message.model_copy(update={"tool_call_id": None}) for message in shown]
         else:  # an id is made of the arguments
             shape, *shown = self.template.dialect.addressed([self.hide(reply), *hidden])
-        shape = _without_moved_text(judge.base, shape)
+        shape = base.without_moved_text(shape)
         if not is_known:
             # Where a slot is, is found without rendering the conversation up to it.
             is_rendered = any(c is None and not a.images for a, c in zip(hidden, contents, strict=True))
             held = {i: content for i, content in enumerate(contents) if content is not None and not is_rendered}
             shown = [m.model_copy(update={"content": slot(i)}) if i in held else m for i, m in enumerate(shown)]
-            tail = self._measured_tail(judge, previous, shape, shown)
+            tail = self._measured_tail(base, previous, shape, shown)
             return tail, {rules.slot(shown[index].role, index): content for index, content in held.items()}
         thinks = None if shape.reasoning is None else bool(shape.reasoning)
-        calls = tuple((call.name, call.id) for call in shape.tool_calls)
-        key: tuple[object, ...] = (previous is not None and previous.role == "tool", thinks, bool(shape.content), calls)
+        names = tuple((call.name, call.id) for call in shape.tool_calls)
+        key: tuple[object, ...] = (previous is not None and previous.role == "tool", thinks, bool(shape.content), names)
         key = (*key, *((answer.role, answer.tool_call_id, answer.name) for answer in shown))
-        tail = judge.base.tails.get(key)
+        tail = base.tails.get(key)
         if tail is None:
             slotted = [message.model_copy(update={"content": slot(i)}) for i, message in enumerate(shown)]
-            tail = self._measured_tail(judge, previous, shape, slotted)
-            remember(judge.base.tails, key, tail)
+            tail = self._measured_tail(base, previous, shape, slotted)
+            remember(base.tails, key, tail)
         slots = [rules.slot(message.role, index) for index, message in enumerate(answers)]
         return tail, {name: content or "" for name, content in zip(slots, contents, strict=True)}
 
-    def _shape(self, reply: Message) -> Message:
-        """Return the shape of a reply, as the template may see it."""
-        calls = tuple([(call.name, call.id) for call in reply.tool_calls])
-        key = (None if reply.reasoning is None else bool(reply.reasoning), bool(reply.content), calls)
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = self.hide(_shape(reply))
-            remember(self._shapes, key, shape)
-        return shape
+    def _measured_tail(self, base: Base, previous: Message | None, reply: Message, answers: Sequence[Message]) -> Tail:
+        """Measure what follows a sentinel of the reply's shape, if that can be relied on.
 
-    def _measured_tail(
-        self, judge: Judge, previous: Message | None, reply: Message, answers: Sequence[Message]
-    ) -> Tail:
-        """Measure what follows a sentinel of the reply's shape, if that can be relied on."""
-        names = [call.name for call in reply.tool_calls]
-        ids = [call.id for call in reply.tool_calls]
-        reasoning = None if reply.reasoning is None else REASONING if reply.reasoning else ""
-        call_content = CALL_CONTENT if reply.content else ""
+        The sentinel has no reasoning if the template has none.
+        """
+        calls, call_content = reply.tool_calls, CALL_CONTENT if reply.content else ""
+        reasoning = reply.reasoning and REASONING
+        names, ids = [call.name for call in calls], [call.id for call in calls]
         sentinel = reply_of(names, ids=ids, reasoning=reasoning, call_content=call_content)
-        pair = _pair(previous, sentinel, answers)
-        sentinel = self._reliable(judge, sentinel, answers, pair)
-        return judge.base.tail(sentinel_past(previous), sentinel, answers, pair)
-
-    def _reliable(self, judge: Judge, reply: Message, answers: Sequence[Message], pair: Pair) -> Message:
-        """Return the sentinel reply whose tail can be relied on: without reasoning if the template has none."""
-        names, reasoning = [PROBE_NAME] * len(reply.tool_calls), reply.reasoning
-        generic = reply_of(names, reasoning=reasoning, call_content=reply.content)
+        generic = reply_of([PROBE_NAME] * len(calls), reasoning=reasoning, call_content=sentinel.content)
+        is_after_tool = previous is not None and previous.role == "tool"
+        kind = "reasoned" if reasoning else "call" if len(calls) == 1 else "two calls" if calls else "text"
+        if is_after_tool:
+            kind = "tool" if kind == "text" else f"{kind} after a tool"
+        pair = kind, " then ".join(answer.role for answer in answers) or "nothing"
         slotted = [Message(role=answer.role, content=slot(index)) for index, answer in enumerate(answers)]
-        is_after_tool = pair[0] == "tool" or pair[0].endswith("after a tool")
-        judgement = judge.judge(generic, slotted, is_after_tool=is_after_tool, pair=pair)
+        judgement = judge(base, generic, slotted, is_after_tool=is_after_tool, pair=pair)
         if judgement.status == "not possible" and reasoning is not None:
-            return self._reliable(judge, reply.with_reasoning(None), answers, pair)
+            sentinel = sentinel.with_reasoning(None)
+            generic = generic.with_reasoning(None)
+            judgement = judge(base, generic, slotted, is_after_tool=is_after_tool, pair=pair)
         if judgement.error is not None:
             raise judgement.error.with_traceback(None)
-        return reply
-
-    def without_moved_texts(
-        self, shown: Sequence[Message], start: Sequence[Message], tools: Sequence[ToolSchema]
-    ) -> list[Message]:
-        """Return the messages of an episode without the content that the template moves from where they were sampled.
-
-        Args:
-            shown: The messages, as the template may see them.
-            start: The first message, as it was given.
-            tools: The tools that the model has.
-        """
-        base = self.judge(start, tools).base
-        return [_without_moved_text(base, message) for message in shown]
+        return base.tail(sentinel_past(previous), sentinel, answers, pair)
 
     def opener(self, reply: Message, following: Message) -> str | None:
         """Return the token that opens the next message, if it ends a reply; None if it is not known."""
@@ -245,35 +199,15 @@ def _shape(reply: Message) -> Message:
 
     Unless a template writes ids, which are made of the arguments, its text after a reply depends on nothing else.
     """
-    calls = tuple([call.model_copy(update={"arguments": _NONE}) for call in reply.tool_calls])
+    calls = tuple([call.model_copy(update={"arguments": {}}) for call in reply.tool_calls])
     reasoning = reply.reasoning and REASONING
     return reply.model_copy(update={"content": reply.content and "x", "reasoning": reasoning, "tool_calls": calls})
-
-
-def _without_moved_text(base: Base, reply: Message) -> Message:
-    """Return a reply without the text that was sampled before its calls, if the template writes it after them."""
-    if not (reply.tool_calls and reply.content and base.moves_text):
-        return reply
-    return reply.model_copy(update={"content": ""})
-
-
-def _as_dict(value: Any) -> Any:
-    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else str(value)
-
-
-def _pair(previous: Message | None, reply: Message, answers: Sequence[Message]) -> Pair:
-    """Return the names of a reply and of what comes next in errors."""
-    calls = len(reply.tool_calls)
-    name = "reasoned" if reply.reasoning else "call" if calls == 1 else "two calls" if calls else "text"
-    if previous is not None and previous.role == "tool":
-        name = "tool" if name == "text" else f"{name} after a tool"
-    return name, " then ".join(answer.role for answer in answers) or "nothing"
 
 
 _MANY = 64
 _DIALECT = TypeAdapter(Dialect)
 _LOCK = threading.Lock()
-_TURNS: OrderedDict[str, TemplateTurns] = OrderedDict()
+_TURNS: dict[str, TemplateTurns] = {}
 
 
 def turns_of(
@@ -302,30 +236,16 @@ def turns_of(
     try:
         key = hashlib.sha256(json.dumps(options).encode(errors="surrogatepass")).hexdigest()
     except TypeError:  # an argument that is not JSON, which may change
-        return TemplateTurns(_bound(source, tokenizer, date, arguments, hides_names), ends)
+        key = ""
     with _LOCK:
-        turns = _TURNS.get(key)
-        if turns is None:
-            store = Store(key)
-            template = _bound(source, tokenizer, date, arguments, hides_names, store)
-            turns = _TURNS[key] = TemplateTurns(template, ends, store)
-        _TURNS.move_to_end(key)
-        if len(_TURNS) > _MANY:
-            _TURNS.popitem(last=False)
-    return turns
-
-
-def _bound(
-    source: ChatTemplateSource,
-    tokenizer: Tokenizer,
-    date: str,
-    arguments: Mapping[str, Any],
-    hides_names: bool,
-    store: Store | None = None,
-) -> BoundTemplate:
-    compiled = ChatTemplate(source.text, date=date, special_tokens=source.special_tokens)
-    mask, given = TextMask(list(tokenizer.control_tokens), hides_names=hides_names), dict(arguments)
-    if store is None:
-        return bind_template(compiled, mask, given)
-    dialect = store.measured("dialect", _DIALECT, lambda: bind_template(compiled, mask, given).dialect)
-    return BoundTemplate(compiled, mask, dialect, given)
+        if key in _TURNS:
+            return _TURNS[key]
+        compiled = ChatTemplate(source.text, date=date, special_tokens=source.special_tokens)
+        mask, given = TextMask(list(tokenizer.control_tokens), hides_names=hides_names), dict(arguments)
+        if not key:
+            return TemplateTurns(bind_template(compiled, mask, given), ends)
+        store = Store(key)
+        dialect = store.measured("dialect", _DIALECT, lambda: bind_template(compiled, mask, given).dialect)
+        turns = TemplateTurns(BoundTemplate(compiled, mask, dialect, given), ends, store)
+        remember(_TURNS, key, turns, at_most=_MANY)
+        return turns

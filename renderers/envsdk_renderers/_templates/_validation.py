@@ -5,16 +5,20 @@ emitted deltas are compared: the replies were sampled, and a sentinel after each
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolSchema
+from envsdk.rendering.emission import Emission, Encoder
 
 from ._base import Pair, Stop
 from ._bound_template import BoundTemplate
 from ._chat_template import TemplateFailed
 from ._sentinels import KEY, REPLY, reply_of
 from ._verdicts import difference_of
+from ._writer import Writer
 
 
 class DeltaText(NamedTuple):
@@ -28,30 +32,25 @@ class DeltaText(NamedTuple):
     """True if the delta ends with a generation prompt."""
 
 
+@dataclass(frozen=True)
 class Validation:
     """Compares deltas with renderings.
 
-    Args:
+    Attributes:
         template: The template.
-        reencode: Encodes a rendered text and decodes it again.
-        stops: How turns end.
-        generation_prompt: The generation prompt, and the part of it that opens every reply.
+        encoder: Encodes text. It writes one token for an image, as the template does.
+        stop_of: Returns how the turn of a reply ends.
+        generation_prompt: The generation prompt.
+        opening: The part of it that opens every reply.
         tag: The tag that opens reasoning; empty if there is none.
     """
 
-    def __init__(
-        self,
-        template: BoundTemplate,
-        reencode: Callable[[str], str],
-        stops: Sequence[Stop],
-        generation_prompt: tuple[str, str],
-        tag: str,
-    ) -> None:
-        self._template = template
-        self._reencode = reencode
-        self._stops = stops
-        self._generation_prompt, self._opening = generation_prompt
-        self._tag = tag
+    template: BoundTemplate
+    encoder: Encoder
+    stop_of: Callable[[Message], Stop]
+    generation_prompt: str
+    opening: str
+    tag: str
 
     def episode(self, messages: Sequence[Message], deltas: Sequence[DeltaText], tools: Sequence[ToolSchema]) -> str:
         """Compare all deltas of an episode, and what was before them, with one rendering of the whole conversation.
@@ -80,8 +79,8 @@ class Validation:
             after = self._after(text, messages, delta.reply, end)
             if end < len(messages):
                 begins = [  # later messages may change its generation prompt
-                    delta.text.removesuffix(prompt) + self._opening
-                    for prompt in (self._generation_prompt, self._opening)
+                    delta.text.removesuffix(prompt) + self.opening
+                    for prompt in (self.generation_prompt, self.opening)
                     if delta.text.endswith(prompt)
                 ]
                 if after is None or not after.startswith(tuple(begins)):
@@ -98,12 +97,12 @@ class Validation:
 
     def _rewritten_before(self, text: str, messages: Sequence[Message], reply: int, tools: Sequence[ToolSchema]) -> str:
         """Return how a rendering rewrites what came right before a reply: the first prompt, or an earlier delta."""
-        past, restore = messages[:reply], self._template.mask.restore_compared
+        past, restore = messages[:reply], partial(self.template.mask.restore, is_compared=True)
         before = max((index for index, message in enumerate(past) if message.role == "assistant"), default=-1)
         try:
             if before < 0:
-                prompt, begun = (self._template.text(past, tools, generation_prompt=asks) for asks in (False, True))
-                return difference_of(restore(prompt[: self._template.mask.shared(prompt, begun)]), restore(text))
+                prompt, begun = (self.template.text(past, tools, generation_prompt=asks) for asks in (False, True))
+                return difference_of(restore(prompt[: self.template.mask.shared(prompt, begun)]), restore(text))
             then = self._after(self._whole(past, tools, ("", "")), past, before, reply)
         except RenderError:
             return ""
@@ -111,7 +110,7 @@ class Validation:
 
     def _rewritten(self, after: str | None, delta: DeltaText) -> str:
         """Return how the text after a reply differs from what was emitted there, apart from its generation prompt."""
-        prompts = (self._generation_prompt, self._opening, "")
+        prompts = (self.generation_prompt, self.opening, "")
         prompt = next(prompt for prompt in prompts if delta.text.endswith(prompt))
         return difference_of(delta.text.removesuffix(prompt), after) if after is not None else ""
 
@@ -125,10 +124,10 @@ class Validation:
         marks = [f"{REPLY}{index}e" if m.role == "assistant" else "" for index, m in enumerate(messages)]
         generation_prompt = generation_prompt and messages[-1].role != "assistant"
         error: TemplateFailed | None = None
-        for substitute in (_marked, _sentinel):
-            shown = [substitute(m, mark) if mark else m for m, mark in zip(messages, marks, strict=True)]
+        for is_whole in (True, False):
+            shown = [_marked(m, mark, is_whole) if mark else m for m, mark in zip(messages, marks, strict=True)]
             try:
-                return self._template.text(shown, tools, generation_prompt=generation_prompt)
+                return self.template.text(shown, tools, generation_prompt=generation_prompt)
             except TemplateFailed as failed:
                 error = failed
         raise TemplateUnsupported(str(error), pair=pair) from error
@@ -140,16 +139,23 @@ class Validation:
         after = after.partition(f"{REPLY}{end}e")[0]
         if not found:
             return None
-        stop = self._stops[-1] if messages[reply].tool_calls else self._stops[0]
+        stop = self.stop_of(messages[reply])
         if stop.is_unwritten:
             return self._reencode(after)
         closing = stop.closing_of(messages[reply])
-        control = next(iter(self._template.mask.controls(after[len(closing) :])), None)
+        control = next(iter(self.template.mask.controls(after[len(closing) :])), None)
         if control is None or not after.startswith(closing):
             return None
         if stop.written not in ("", control[0]) or control[1]:
             return None
         return self._reencode(after[len(closing) + len(control[0]) :])
+
+    def _reencode(self, text: str) -> str:
+        """Return a rendered text as it is after encoding and decoding."""
+        out, tokenizer = Emission(self.encoder), self.encoder.tokenizer
+        Writer(self.template.mask, is_emitted=False).write(out, text, is_scaffold=False)
+        # SentencePiece's vocabularies encode another text (Gemma).
+        return out.text() if tokenizer.normalize("a b") == "a b" else tokenizer.decode(out.tokens()[0])
 
     def _is_all(self, after: str, delta: DeltaText, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> bool:
         """Return whether the text is the delta, whose generation prompt may be absent, or shorter before a prefill."""
@@ -157,8 +163,8 @@ class Validation:
             return True
         without = self._whole(messages, tools, ("", ""), generation_prompt=False)
         whole = self._whole(messages, tools, ("", ""))
-        prompt = self._reencode(whole[self._template.mask.shared(whole, without) :])
-        given = (prompt.partition(self._tag)[0] if self._tag else prompt) if delta.generation_prompt else ""
+        prompt = self._reencode(whole[self.template.mask.shared(whole, without) :])
+        given = (prompt.partition(self.tag)[0] if self.tag else prompt) if delta.generation_prompt else ""
         return after.endswith(prompt) and delta.text == after.removesuffix(prompt) + given
 
 
@@ -168,17 +174,17 @@ def _pair(messages: Sequence[Message], reply: int, end: int) -> Pair:
     return previous, " then ".join(message.role for message in messages[reply + 1 : end]) or "nothing"
 
 
-def _marked(reply: Message, mark: str) -> Message:
-    """Return the reply with a sentinel at its end: in each argument of the last call, whichever is written last."""
+def _marked(reply: Message, mark: str, is_whole: bool) -> Message:
+    """Return a reply with a sentinel at its end: in each argument of the last call, whichever is written last.
+
+    If it is not whole, the sentinel is its only content.
+    """
+    if not is_whole:
+        names, ids = [call.name for call in reply.tool_calls], [call.id for call in reply.tool_calls]
+        return reply_of(names, sentinel=mark, ids=ids, reasoning=reply.reasoning)
     if not reply.tool_calls:
         return reply.model_copy(update={"content": reply.content + mark, "parts": None})
     *calls, last = reply.tool_calls
     names = last.arguments if isinstance(last.arguments, dict) and last.arguments else (KEY,)
     last = last.model_copy(update={"arguments": dict.fromkeys(names, mark)})
     return reply.model_copy(update={"tool_calls": (*calls, last)})
-
-
-def _sentinel(reply: Message, mark: str) -> Message:
-    """Return a reply of the same shape whose only content is the sentinel."""
-    names = [call.name for call in reply.tool_calls]
-    return reply_of(names, sentinel=mark, ids=[call.id for call in reply.tool_calls], reasoning=reply.reasoning)

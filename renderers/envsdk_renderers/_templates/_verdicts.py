@@ -4,13 +4,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple, TypeAlias
 
 from envsdk.errors import RenderError, TemplateUnsupported
 from envsdk.messages import Message, ToolCall, ToolSchema
 
 from .._grammars._proof import ReadingVerdict
-from ._base import Base, Pair, message_key, remember
+from ._base import Base, Judgement, Pair, Status
 from ._chat_template import TemplateFailed
 from ._history import HistoryRule
 from ._mask import PROBE_NAME, STEM, shared_start
@@ -27,8 +26,8 @@ from ._sentinels import (
     slot,
     user,
 )
+from ._store import remember
 
-Status: TypeAlias = Literal["exact", "keeps", "refused", "not possible"]
 _EARLIER_REASONING, _EARLIER_CONTENT = f"{STEM}thoughtzq", f"{STEM}spokenzq"
 
 
@@ -47,137 +46,115 @@ class Verdict:
     the template would rewrite what came before. `refused`: the delta is not known. `not possible`: the template cannot
     express it."""
     detail: str = ""
-    """What would be rewritten, or why the delta is refused or not possible."""
+    """The text that would be rewritten, or why the delta is refused or not possible."""
 
 
-class Judgement(NamedTuple):
-    """The proved facts about one turn."""
+def verdict_of(base: Base, previous: Previous, following: Following) -> Verdict:
+    """Judge a pair of a previous reply and a next message on a fixed base."""
+    reply, answers = exchange(previous, following)
+    found = judge(base, reply, answers, is_after_tool=previous == "tool", pair=(previous, following))
+    if found.status == "exact":  # unless it rewrites earlier text of users and tools in a longer conversation
+        calls = "tool" in following
+        if calls not in base.rewritten:
+            base.rewritten[calls] = rewritten_past(base, calls=calls)
+        if rewritten := base.rewritten[calls]:
+            found = Judgement("keeps", f"the template rewrites: {rewritten}")
+    return Verdict(previous, following, bool(base.tools), found.status, found.detail)
 
-    status: Status
-    detail: str = ""
-    error: TemplateUnsupported | None = None
-    """The error with which a turn is refused."""
+
+def judge(base: Base, reply: Message, answers: Sequence[Message], *, is_after_tool: bool, pair: Pair) -> Judgement:
+    """Judge what follows a reply, which has to be the same after each of many pasts; judgements are cached."""
+    key = repr((is_after_tool, reply, *answers))
+    if key not in base.judgements:
+        remember(base.judgements, key, _judge(base, reply, answers, is_after_tool, pair))
+    return base.judgements[key]
 
 
-class Judge:
-    """Judges pairs of a reply and what comes next, on one fixed base.
+def _judge(base: Base, reply: Message, answers: Sequence[Message], is_after_tool: bool, pair: Pair) -> Judgement:
+    first, *others = _pasts(base, is_after_tool)
+    reason = _impossible(base, first, reply, answers)
+    if reason:
+        return Judgement("not possible", reason, TemplateUnsupported(f"not possible: {reason}", pair=pair))
+    try:
+        expected, rewritten = _follow(base, first, reply, answers, pair)
+        for past in others:
+            try:
+                base.text(past, generation_prompt=True)
+            except TemplateFailed:
+                continue
+            rendered, detail = _follow(base, past, reply, answers, pair)
+            if rendered != expected:
+                why = "what follows depends on what came before"
+                raise TemplateUnsupported(why, pair=pair, expected=expected, rendered=rendered)
+            rewritten = rewritten or detail
+    except RenderError as error:
+        refusal = error if isinstance(error, TemplateUnsupported) else TemplateUnsupported(str(error), pair=pair)
+        where = f"{pair[0]} -> {pair[1]}: "
+        return Judgement("refused", str(refusal).removeprefix(where).removesuffix(refusal.advice).strip(), refusal)
+    return Judgement("keeps", f"the template rewrites: {rewritten}") if rewritten else Judgement("exact")
 
-    Args:
-        base: The fixed base.
-    """
 
-    def __init__(self, base: Base) -> None:
-        self.base = base
-        self._judgements: dict[tuple[object, ...], Judgement] = {}
-        self._rewritten_past: dict[bool, str] = {}
+def _follow(
+    base: Base, past: Sequence[Message], reply: Message, answers: Sequence[Message], pair: Pair
+) -> tuple[str, str]:
+    """Return what follows a reply, and what of the prompt and the reply it rewrites, or an empty string."""
+    text = base.text([*past, reply, *answers], generation_prompt=True)
+    _, stop, rest = base.cut(text, reply, pair)
+    prompt = base.text(past, generation_prompt=True)
+    sampled, ends = text[len(prompt) :], base.call_stop if reply.tool_calls else base.text_stop
+    rewritten = difference_of(prompt, text)
+    if not rewritten and reply.reasoning and reply.reasoning not in sampled:
+        rewritten = "the reasoning is dropped"
+    if not rewritten and reply.tool_calls and reply.content and reply.content not in sampled:
+        rewritten = "the text next to the calls is dropped"
+    if not rewritten and ends and ends.written and stop not in ends.sampled:
+        rewritten = f"{ends.sampled[0]!r} becomes {stop!r}"
+    if not rewritten and ends and ends.is_unwritten:
+        rewritten = f"{ends.sampled[0]!r} is dropped"
+    return stop + rest, rewritten
 
-    def verdict(self, previous: Previous, following: Following) -> Verdict:
-        """Judge a pair of a previous reply and a next message."""
-        reply, answers = exchange(previous, following)
-        found = self.judge(reply, answers, is_after_tool=previous == "tool", pair=(previous, following))
-        if found.status == "exact":  # unless it rewrites earlier text of users and tools in a longer conversation
-            calls = "tool" in following
-            if calls not in self._rewritten_past:
-                self._rewritten_past[calls] = rewritten_past(self.base, calls=calls)
-            if rewritten := self._rewritten_past[calls]:
-                found = Judgement("keeps", f"the template rewrites: {rewritten}")
-        return Verdict(previous, following, bool(self.base.tools), found.status, found.detail)
 
-    def judge(self, reply: Message, answers: Sequence[Message], *, is_after_tool: bool, pair: Pair) -> Judgement:
-        """Judge what follows a reply, which has to be the same after each of many pasts; judgements are cached."""
-        key = (is_after_tool, message_key(reply), *map(message_key, answers))
-        judgement = self._judgements.get(key)
-        if judgement is None:
-            judgement = self._judge(reply, answers, is_after_tool, pair)
-            remember(self._judgements, key, judgement)
-        return judgement
+def _impossible(base: Base, past: Sequence[Message], reply: Message, answers: Sequence[Message]) -> str:
+    """Return why the template cannot express this at all, or an empty string."""
+    if any(answer.role == "tool" for answer in answers) and not reply.tool_calls:
+        return "a tool's result answers no call"
+    try:
+        text = base.text([*past, reply, *answers], generation_prompt=True)
+        alone = base.text([*past, reply], generation_prompt=False) if reply.reasoning else ""
+    except TemplateFailed as error:
+        return str(error)
+    if len(reply.tool_calls) > 1 and FIRST_CALL not in text:
+        return "of several calls only one is rendered"
+    if REPLY not in text:
+        return "the reply is not rendered" + (": tool calls are not supported" if reply.tool_calls else "")
+    if reply.reasoning and REASONING not in text + alone:
+        return "reasoning is not rendered"
+    after = text[text.rfind(REPLY) :]
+    lost = next((a for i, a in enumerate(answers) if slot(i) not in after), None)
+    return f"a {lost.role} message is not rendered there" if lost else ""
 
-    def _judge(self, reply: Message, answers: Sequence[Message], is_after_tool: bool, pair: Pair) -> Judgement:
-        first, *others = self._pasts(is_after_tool)
-        reason = self._impossible(first, reply, answers)
-        if reason:
-            return Judgement("not possible", reason, TemplateUnsupported(f"not possible: {reason}", pair=pair))
-        try:
-            expected, rewritten = self._follow(first, reply, answers, pair)
-            for past in others:
-                try:
-                    self.base.text(past, generation_prompt=True)
-                except TemplateFailed:
-                    continue
-                rendered, detail = self._follow(past, reply, answers, pair)
-                if rendered != expected:
-                    why = "what follows depends on what came before"
-                    raise TemplateUnsupported(why, pair=pair, expected=expected, rendered=rendered)
-                rewritten = rewritten or detail
-        except RenderError as error:
-            refusal = error if isinstance(error, TemplateUnsupported) else TemplateUnsupported(str(error), pair=pair)
-            where = f"{pair[0]} -> {pair[1]}: "
-            return Judgement("refused", str(refusal).removeprefix(where).removesuffix(refusal.advice).strip(), refusal)
-        return Judgement("keeps", f"the template rewrites: {rewritten}") if rewritten else Judgement("exact")
 
-    def _follow(
-        self, past: Sequence[Message], reply: Message, answers: Sequence[Message], pair: Pair
-    ) -> tuple[str, str]:
-        """Return what follows a reply, and what of the past it rewrites."""
-        text = self.base.text([*past, reply, *answers], generation_prompt=True, is_rare=True)
-        _, stop, rest = self.base.cut(text, reply, pair)
-        return stop + rest, self._rewritten(text, past, reply, stop)
-
-    def _rewritten(self, text: str, past: Sequence[Message], reply: Message, stop: str) -> str:
-        """Return what of the prompt and the reply is rewritten, or an empty string."""
-        prompt = self.base.text(past, generation_prompt=True)
-        if not text.startswith(prompt):
-            same = shared_start([prompt, text])
-            return f"{prompt[max(same - 20, 0) : same + 40]!r} becomes {text[max(same - 20, 0) : same + 40]!r}"
-        if reply.reasoning and reply.reasoning not in text[len(prompt) :]:
-            return "the reasoning is dropped"
-        if reply.tool_calls and reply.content and reply.content not in text[len(prompt) :]:
-            return "the text next to the calls is dropped"
-        ends = self.base.stops.of(bool(reply.tool_calls))
-        if ends and ends.written and stop not in ends.sampled:
-            return f"{ends.sampled[0]!r} becomes {stop!r}"
-        return f"{ends.sampled[0]!r} is dropped" if ends and ends.is_unwritten else ""
-
-    def _impossible(self, past: Sequence[Message], reply: Message, answers: Sequence[Message]) -> str:
-        """Return why the template cannot express this at all, or an empty string."""
-        if any(answer.role == "tool" for answer in answers) and not reply.tool_calls:
-            return "a tool's result answers no call"
-        try:
-            text = self.base.text([*past, reply, *answers], generation_prompt=True)
-            alone = self.base.text([*past, reply], generation_prompt=False) if reply.reasoning else ""
-        except TemplateFailed as error:
-            return str(error)
-        if len(reply.tool_calls) > 1 and FIRST_CALL not in text:
-            return "of several calls only one is rendered"
-        if REPLY not in text:
-            return "the reply is not rendered" + (": tool calls are not supported" if reply.tool_calls else "")
-        if reply.reasoning and REASONING not in text + alone:
-            return "reasoning is not rendered"
-        after = text[text.rfind(REPLY) :]
-        lost = next((a for i, a in enumerate(answers) if slot(i) not in after), None)
-        return f"a {lost.role} message is not rendered there" if lost else ""
-
-    def _pasts(self, is_after_tool: bool) -> Iterator[list[Message]]:
-        """Yield conversations that may come before the reply; the first is the fixed base."""
-        plain = reply_of(sentinel=earlier_reply(0))
-        reasoned = plain.with_reasoning(_EARLIER_REASONING)
-        rounds = [tool_round(0), tool_round(1, reasoning=_EARLIER_REASONING), tool_round(2, calls=2)]
-        rounds.append(tool_round(3, call_content=_EARLIER_CONTENT))
-        rounds.append([*rounds[1], *tool_round(4)[1:]])
-        later = [tool_round(5), tool_round(6, reasoning=_EARLIER_REASONING)]
-        if is_after_tool:
-            yield from rounds
-            yield from ([user(), plain, *round_] for round_ in rounds[:2])
-            yield from ([*first, plain, *then] for first, then in zip(rounds, later, strict=False))
-            return
-        yield [user()]
-        yield [user(f"{STEM}otherzq"), plain, user()]
-        yield [user(), reasoned, user()]
-        yield [user(), plain] * 5 + [user(f"  {STEM}spaces\n\n")]
-        yield [user(), reasoned, user(), plain, user()]
-        if self.base.tools and not self._impossible([user()], *exchange("call", "tool")):
-            yield from ([*round_, plain, user()] for round_ in rounds)
-            yield [*rounds[0], user()]
+def _pasts(base: Base, is_after_tool: bool) -> Iterator[list[Message]]:
+    """Yield conversations that may come before the reply; the first is the fixed base."""
+    plain = reply_of(sentinel=earlier_reply(0))
+    reasoned = plain.with_reasoning(_EARLIER_REASONING)
+    rounds = [tool_round(0), tool_round(1, reasoning=_EARLIER_REASONING), tool_round(2, calls=2)]
+    rounds.append(tool_round(3, call_content=_EARLIER_CONTENT))
+    rounds.append([*rounds[1], *tool_round(4)[1:]])
+    later = [tool_round(5), tool_round(6, reasoning=_EARLIER_REASONING)]
+    if is_after_tool:
+        yield from rounds
+        yield from ([user(), plain, *round_] for round_ in rounds[:2])
+        yield from ([*first, plain, *then] for first, then in zip(rounds, later, strict=False))
+        return
+    yield [user()]
+    yield [user(f"{STEM}otherzq"), plain, user()]
+    yield [user(), reasoned, user()]
+    yield [user(), plain] * 5 + [user(f"  {STEM}spaces\n\n")]
+    yield [user(), reasoned, user(), plain, user()]
+    if base.tools and not _impossible(base, [user()], *exchange("call", "tool")):
+        yield from ([*round_, plain, user()] for round_ in rounds)
+        yield [*rounds[0], user()]
 
 
 def sentinel_past(previous: Message | None) -> list[Message]:
@@ -213,7 +190,7 @@ _TEXTS = (
     "Eight?",
     "Nine?",
 )
-"""What users and tools write in one conversation; a template may change each of them once it is in the past."""
+"""The contents of users and tools in one conversation; a template may change each of them once it is in the past."""
 _REPLIES = re.compile(f"({earlier_reply(0).replace('0', '[0-9]')})")
 
 
@@ -247,15 +224,15 @@ def rewritten_past(base: Base, *, calls: bool) -> str:
         messages, known = [user(_TEXTS[0])], dict[str, str]()
         for number, turn in enumerate(turns, start=1):
             try:
-                prompt, begun = (base.text(messages, generation_prompt=asks, is_rare=True) for asks in (False, True))
-                after = base.text([*messages, *turn], generation_prompt=True, is_rare=True)
+                prompt, begun = (base.text(messages, generation_prompt=asks) for asks in (False, True))
+                after = base.text([*messages, *turn], generation_prompt=True)
             except TemplateFailed:
                 break
             *_, last = by_reply(prompt[: mask.shared(prompt, begun)]).items()
             known |= dict([last])
             later = by_reply(after)
             changes = (difference_of(text, later[reply]) for reply, text in known.items() if reply in later)
-            change = mask.restore_compared(next(filter(None, changes), ""))
+            change = mask.restore(next(filter(None, changes), ""), is_compared=True)
             if change:
                 times = f", {number} times" if number > 1 else ""
                 kinds = ["a call" if m.tool_calls else "a reply" if m.role == "assistant" else m.role for m in turn]
@@ -274,7 +251,7 @@ def difference_of(before: str, after: str) -> str:
 
 @dataclass(frozen=True)
 class TemplateReport:
-    """What can be relied on with one chat template; printed, it has a line for each part.
+    """The facts that can be relied on with one chat template; printed, it has a line for each part.
 
     Attributes:
         turns: The verdict for each pair of a previous reply and a next message.
@@ -293,15 +270,17 @@ class TemplateReport:
     rewriting: str = ""
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        for turn in self.turns:
-            yield f"{turn.previous} -> {turn.following}: {turn.status}" + (f" ({turn.detail})" if turn.detail else "")
-        yield f"reading: {self.reading or 'by a format that was not measured'}"
+        lines = [
+            f"{turn.previous} -> {turn.following}: {turn.status}" + (f" ({turn.detail})" if turn.detail else "")
+            for turn in self.turns
+        ]
+        lines.append(f"reading: {self.reading or 'by a format that was not measured'}")
         rule = self.history_rule
-        yield f"past reasoning: {f'not known: {self.history_problem}' if rule is None else f'the template {rule}'}"
+        lines.append(
+            f"past reasoning: {f'not known: {self.history_problem}' if rule is None else f'the template {rule}'}"
+        )
         if self.rewriting:
-            yield f"earlier text: {self.rewriting}"
+            lines.append(f"earlier text: {self.rewriting}")
         if self.unconfirmed_stops:
-            yield f"stop tokens to check: {', '.join(self.unconfirmed_stops)}"
+            lines.append(f"stop tokens to check: {', '.join(self.unconfirmed_stops)}")
+        return "\n".join(lines)

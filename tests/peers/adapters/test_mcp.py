@@ -160,11 +160,7 @@ def test_results_of_every_kind_are_text(server: MCPServer):
     script = [(name, {}) for name in ("counter", "picture", "table", "note")]
     number, *texts = played(Tools(server, script))
     assert number.isdigit()
-    assert texts == [
-        "[image image/png, which cannot be shown]",
-        '{"rows":[1,2]}',
-        "a note:\nmilk",
-    ]
+    assert texts == ["[image image/png, which cannot be shown]", '{"rows":[1,2]}', "a note:\nmilk"]
 
 
 def test_a_call_that_fails_is_told_to_the_model(server: MCPServer):

@@ -236,13 +236,6 @@ def test_samples_that_stop_coming_leave_nothing_behind(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_list_of_samples_is_refused(tmp_path: Path):
-    for value in (None, kept().samples()[0], kept()):
-        for write in (partial(write_parquet, tmp_path / "samples.parquet"), to_dataset):
-            with pytest.raises(InvalidSample, match=f"samples is a {type(value).__name__}; expected a list of samples"):
-                write(value)
-
-
 VALUES = st.one_of(
     st.none(),
     st.booleans(),

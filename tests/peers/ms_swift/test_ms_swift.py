@@ -23,7 +23,7 @@ from envsdk_environments._guess_number import GuessNumber
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from program_environments import Continuing, Trimming
+from program_environments import Trimming
 from pydantic import BaseModel
 from swift.dataset import load_dataset
 from swift.infer_engine.protocol import (
@@ -258,26 +258,6 @@ def counts(env: Any) -> Message:
     return Message(role="assistant", content=f"There are {len(env.messages())}.")
 
 
-def counts_and_thinks(env: Any) -> Message:
-    return counts(env).with_reasoning("I count.")
-
-
-def test_its_trainer_trains_the_conversation_of_an_agent_program(
-    template: Any, enable_thinking: bool, compared: Counter[str]
-):
-    reply = counts_and_thinks if enable_thinking else counts
-    with contextlib.closing(Continuing(**options(enable_thinking))) as env:
-        run = Run(template, env, data={"seed": 7}, reply=reply)
-    (sample,) = env.trajectory.samples()
-    tokens, is_trained, logprobs = run.trained()
-    assert (tokens, is_trained) == (sample.tokens.tolist(), sample.mask.tolist())
-    assert sum(is_trained) == env.trajectory.sampled_tokens
-    assert logprobs == pytest.approx(sample.logprobs.tolist())
-    assert run.output.rollout_infos["total_reward"] == env.trajectory.reward > 0
-    compared.update(tokens=len(tokens), trained=sum(is_trained), prompts=len(run.engine.prompts))
-    assert len(run.engine.prompts) == 3
-
-
 HISTORIES = {
     "compact": {"name": "compact", "every": 2},
     "strip": "strip",
@@ -394,7 +374,7 @@ def test_a_reply_that_was_cut_and_closed_is_refused_as_ms_swift_would_train_its_
 ):
     with pytest.raises(InvalidSample, match="because its template ends a reply with them"):
         Run(template, Asks(**options(enable_thinking)), data={"seed": 0})
-    monkeypatch.setattr("envsdk.trainers.ms_swift.suffix_of", lambda scheduler: [])
+    monkeypatch.setattr("envsdk.trainers._ms_swift_records._check_suffix", lambda sample, suffix: None)
     run = Run(template, Asks(**options(enable_thinking)), data={"seed": 0})
     (sample,) = run.env.trajectory.samples()
     encoded = encode(template, run.samples()[0])
@@ -498,19 +478,6 @@ def trained_of(env: Env, context: str) -> list[tuple[list[int], list[bool]]]:
     """What is trained of a context, for each of its samples."""
     samples = [sample for sample in env.trajectory.samples() if sample.context == context]
     return [(sample.tokens.tolist(), sample.mask.tolist()) for sample in samples]
-
-
-def test_an_agent_program_that_drops_messages_is_refused_where_a_reply_would_not_be_rendered_as_sampled(
-    template: Any, enable_thinking: bool
-):
-    with contextlib.closing(Trimming(**options(enable_thinking))) as env:
-        reply = Message(role="assistant", content="Many.", reasoning="I count." if enable_thinking else None)
-        engine = Engine(template, lambda prompt: env.renderer.reply(reply).tolist())
-        scheduler = make_scheduler(lambda: env)(infer_engine=engine, max_turns=None)
-        request = RolloutInferRequest([], data_dict={"seed": 7})
-        with pytest.raises(PolicyError, match=r"ms-swift rendered another prompt: \d+ tokens instead of \d+"):
-            asyncio.run(scheduler.run(request, RequestConfig(temperature=0.5)))
-    assert len(engine.prompts) == 4
 
 
 class Draws(Env):
@@ -709,10 +676,6 @@ def test_the_messages_of_a_row_reach_the_environment_in_its_task(
     task = run.env.trajectory.task
     assert task["messages"] == messages
     assert task.get("answer") == data.get("answer")
-
-
-def test_a_row_with_a_seed_alone_has_no_task(template: Any, enable_thinking: bool):
-    assert Run(template, GuessNumber(**options(enable_thinking)), data={"seed": 7}).env.trajectory.task is None
 
 
 def test_the_code_of_its_page_registers_a_scheduler_and_writes_a_dataset(

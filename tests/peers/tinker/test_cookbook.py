@@ -233,23 +233,6 @@ def test_sampling_that_the_policy_would_not_hear_of_is_refused() -> None:
         asyncio.run(CookbookEnv(Hot()).initial_observation())
 
 
-def test_log_probabilities_of_another_episode_are_refused() -> None:
-    env, other = Talk(), Talk()
-    trajectory, _ = roll(env, says(env, [(None, "a")] * 4))
-    _, rollout = roll(other, says(other, [(None, "b")] * 4))
-    with pytest.raises(InvalidSample, match="not of the same episode"):
-        with_logprobs(trajectory, rollout)
-
-
-def test_without_log_probabilities_no_datum_is_made() -> None:
-    env = Talk()
-    wrapped = CookbookEnv(env)
-    asyncio.run(do_single_rollout(Completer(env, says(env, [(None, "a")] * 4)), wrapped))
-    assert wrapped.trajectory is not None
-    with pytest.raises(InvalidSample, match="log-probabilities"):
-        ours(wrapped.trajectory)
-
-
 # Groups.
 
 
@@ -338,30 +321,6 @@ def test_both_make_the_same_datums_of_an_agent_program(compared: Counter[str]) -
         assert [transition.logs.get("break") for transition in rollout.transitions] == [None, "handoff", "edit", None]
         assert [content(datum) for datum in ours(trajectory)] == [content(datum) for datum in theirs(rollout)]
         compared.update({"datums": len(ours(trajectory)), "trained tokens": trajectory.sampled_tokens})
-
-
-def test_a_group_of_agent_programs_is_rolled_out_by_a_builder_that_was_pickled() -> None:
-    builder = pickle.loads(pickle.dumps(CookbookEnvGroupBuilder(Trimming, PROGRAM_OPTIONS, seed=3, size=3)))
-    group = asyncio.run(do_group_rollout(builder, random_completer()))
-    assert [len(rollout.transitions) for rollout in group.trajectories_G] == [4, 4, 4]
-    assert len({tuple(rollout.transitions[0].ob.to_ints()) for rollout in group.trajectories_G}) == 1  # the same task
-    assert all(0 < rollout.transitions[-1].reward <= 1 for rollout in group.trajectories_G)
-
-
-def test_the_engine_gives_the_cookbooks_datums_of_an_agent_program() -> None:
-    async def play_in_cookbook() -> tuple[Trajectory, types.Trajectory]:
-        with contextlib.closing(Trimming(**PROGRAM_OPTIONS)) as env:
-            wrapped = CookbookEnv(env, seed=0)
-            rollout = await do_single_rollout(random_completer(), wrapped)
-            assert wrapped.trajectory is not None
-            return with_logprobs(wrapped.trajectory, rollout), rollout
-
-    expected, rollout = asyncio.run(play_in_cookbook())
-    policy = CompleterPolicy(random_completer(), "embedded")
-    [trajectory] = Rollouts(Trimming, policy, seeds=[0], group_size=1, env_options=PROGRAM_OPTIONS).run()
-    assert len(trajectory.contexts) == 2
-    datums = [content(datum) for datum in ours(trajectory)]
-    assert datums == [content(datum) for datum in ours(expected)] == [content(datum) for datum in theirs(rollout)]
 
 
 def test_a_completer_that_hangs_costs_its_own_episode() -> None:

@@ -373,30 +373,6 @@ def test_whatever_is_sampled_fits_and_is_trained_once(
 COUNTS = [f"{THINKS}There are {number}.<|im_end|>" for number in range(4)]
 
 
-@pytest.mark.parametrize("v1", [False, True])
-def test_a_worker_trains_what_the_server_said_to_an_agent_program(workplace: Workplace, v1: bool) -> None:
-    worker = workplace.worker(AgentLoopWorker, "verl_tests/Continuing-v0", COUNTS, v1=v1)
-    found = asyncio.run(worker.generate_sequences(batch([1, 1, 2])))
-    check_server(worker.llm_client)
-    episodes = list(worker.llm_client.asked.values())
-    assert len(episodes) == 3
-    tensors = found.batch
-    rows = [tensors["input_ids"][row][tensors["attention_mask"][row].bool()].tolist() for row in range(3)]
-    assert sorted(rows) == sorted([*asked[-1][0], *asked[-1][2]] for asked in episodes)
-    said = [token for _, _, tokens in episodes[0] for token in tokens]  # the same in each
-    for row in range(3):
-        mask = tensors["response_mask"][row].bool()
-        assert tensors["responses"][row][mask].tolist() == said
-        assert tensors["rollout_log_probs"][row].tolist() == [-0.25 if trained else 0.0 for trained in mask.tolist()]
-        assert 0 < tensors["rm_scores"][row].sum() < 1
-
-
-def test_an_agent_program_of_several_conversations_is_refused_where_one_sample_is_taken(workplace: Workplace) -> None:
-    worker = workplace.worker(AgentLoopWorker, "verl_tests/Trimming-v0", COUNTS, v1=False)
-    with pytest.raises(SingleSampleOnly, match="edit in 'main'"):
-        asyncio.run(worker.generate_sequences(batch([1])))
-
-
 def test_v1_takes_each_conversation_of_an_agent_program(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = workplace.worker(WORKER_V1, "verl_tests/Trimming-v0", COUNTS, v1=True)
     put = run_v1(worker, monkeypatch, seed=1)

@@ -122,7 +122,8 @@ def run_query(image: bytes, query: str, limits: QueryLimits, max_rows: int) -> Q
             cursor = connection.execute(query)
             rows: list[Row] = cursor.fetchmany(max_rows + 1)
         except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:
-            raise guard.error_of(error) from error
+            text = guard.refusal or _what_is_wrong(error, limits)
+            raise QueryRefused(text, is_too_long=guard.steps > limits.max_steps) from error
         except MemoryError as error:  # it needs more memory, or its program has more instructions, than it may
             raise QueryRefused(TOO_LARGE) from error
         if not cursor.description:
@@ -136,9 +137,9 @@ class _Guard:
 
     def __init__(self, connection: sqlite3.Connection, plain: sqlite3.Connection, limits: QueryLimits) -> None:
         self.refusal = ""
+        self.steps = 0
         self._limits = limits
         self._tables = _SCHEMA_TABLES | tables_in(connection).keys()  # this reads the schema before there are limits
-        self._steps = 0
         self._plain = plain
         self._time_functions = ClocklessFunctions(plain)
         connection.execute("PRAGMA query_only = ON")
@@ -151,11 +152,6 @@ class _Guard:
             connection.setlimit(limit, most)
         connection.set_progress_handler(lambda: self._charge(_STEPS_BETWEEN_CHECKS), _STEPS_BETWEEN_CHECKS)
         connection.set_authorizer(self._authorize)
-
-    def error_of(self, error: Exception) -> QueryRefused:
-        """Return what to raise after sqlite raised an error."""
-        is_too_long = self._steps > self._limits.max_steps
-        return QueryRefused(self.refusal or _what_is_wrong(error, self._limits), is_too_long=is_too_long)
 
     def _authorize(self, action: int, first: str | None, second: str | None, _schema: Any, _inner: Any) -> int:
         first, second = first or "", second or ""
@@ -177,8 +173,8 @@ class _Guard:
 
     def _charge(self, steps: int) -> bool:
         """Count steps; return whether there were too many."""
-        self._steps += steps
-        if self._steps <= self._limits.max_steps:
+        self.steps += steps
+        if self.steps <= self._limits.max_steps:
             return False
         self.refusal = f"the query takes more than {self._limits.max_steps:,} steps; make it simpler"
         return True

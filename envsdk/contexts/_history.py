@@ -1,0 +1,361 @@
+"""History policies: which part of the past stays visible to the model.
+
+A policy examines the messages that were added since its last call, and either keeps the past or declares a rewrite of
+it. Policies are immutable; their state is in the context, so one object serves many contexts.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+
+from pydantic import Field, ValidationError, model_validator
+
+from .._specifications import specification
+from ..errors import ConfigError, ContextFull, unknown_name, what_is_invalid
+from ..images import Image
+from ..messages import ImagePart, Message, TextPart, text_of
+from ..rendering._whole import WholeRenderer
+from ._history_policy import History as History
+from ._history_policy import HistoryPolicy as HistoryPolicy
+from ._history_policy import Rewrite as Rewrite
+from ._history_policy import SummaryRequest as SummaryRequest
+from ._history_policy import Writer, name_of
+
+Stage: TypeAlias = Literal["thinking", "tool_results", "oldest", "images"]
+DROPPED_RESULT = "[This result was dropped to save space.]"
+DROPPED_IMAGE = "[An image was dropped to save space.]"
+INSTRUCTION = (
+    "Stop here for a moment. Write a summary of everything above for yourself: the task, what was done, what came out "
+    "of it, and what is left to do. It takes the place of the conversation, so leave out nothing that you still need. "
+    "Answer with the summary alone."
+)
+HEADING = "Summary of the conversation so far:\n\n"
+
+
+class Keep(HistoryPolicy):
+    """Keep everything visible: each prompt extends the one before it."""
+
+    name: ClassVar[str] = "keep"
+
+    def view(self, history: History) -> Rewrite | None:
+        """Keep the past."""
+        return None
+
+
+class Strip(HistoryPolicy):
+    """Show what the model's own chat template shows: usually, reasoning before the last user query is dropped."""
+
+    name: ClassVar[str] = "strip"
+
+    def view(self, history: History) -> Rewrite | None:
+        """Rewrite the view, starting at the first message that the template shows differently."""
+        renderer, messages, state = history.renderer, history.messages, history.state
+        settles = [renderer.settles(message) for message in messages[history.new :]]
+        if None in settles:
+            state["unknown"] = True  # only a rendering of the whole conversation shows what the template shows
+        # A new query may change the messages since the last query (or since the last N queries, if the template shows
+        # the reasoning after N of them). Without a new query, only the message before the new ones may change.
+        settled, count = max(0, history.new - 1), renderer.settling_messages
+        if any(settles):
+            before: list[int] = state.get("queries", [])
+            settled = before[0] if len(before) == count else 0
+            state["queries"] = [*before, *(i for i, is_query in enumerate(settles, history.new) if is_query)][-count:]
+        is_whole = "unknown" in state or ("queries" not in state and isinstance(renderer, WholeRenderer))
+        if is_whole:  # O(context)
+            settled, shown = 0, renderer.visible(messages)
+        elif "queries" in state:
+            shown = renderer.visible(messages, settled)
+        else:  # no query so far, so the new messages are a conversation without one
+            shown = renderer.visible(messages[settled:])
+        changed = [i for i, message in enumerate(shown, settled) if message is not messages[i]]
+        if not changed and not is_whole:
+            return None
+        start = 0 if is_whole else changed[0]
+        reason = "thinking_stripped" if any(messages[i].reasoning for i in changed) else "template"
+        return Rewrite(start, shown[start - settled :], reason, as_template=True)
+
+
+class Compact(HistoryPolicy):
+    """Keep all reasoning for `every` steps, then drop the reasoning of older replies, after the current query as well.
+
+    Attributes:
+        every: The number of steps per segment: steps 1 to N form the first segment, steps N + 1 to 2N the next.
+        keep_last: The number of last replies that keep their reasoning when the older ones lose theirs.
+        keep_images: The number of last images that stay then; None keeps all of them. Images that the model has not
+            seen yet always stay.
+    """
+
+    name: ClassVar[str] = "compact"
+
+    every: int = Field(ge=1)
+    keep_last: int = Field(default=0, ge=0)
+    keep_images: int | None = Field(default=None, ge=0)
+
+    def view(self, history: History) -> Rewrite | None:
+        """Drop the reasoning of replies that are older than the last `keep_last`, every `every` steps."""
+        if not history.steps or history.steps % self.every:
+            return None
+        start = history.state.get("compacted", 0)
+        messages = history.messages[start:]
+        replies = [i for i, message in enumerate(messages) if message.role == "assistant"]
+        end = len(messages) if not self.keep_last else replies[-self.keep_last] if self.keep_last < len(replies) else 0
+        history.state["compacted"] = start + end
+        first, shown = start, [*(message.with_reasoning(None) for message in messages[:end]), *messages[end:]]
+        dropped: list[Image] = []
+        if self.keep_images is not None:
+            first, shown = 0, [*history.messages[:start], *shown]
+            images = [image for message in shown for image in message.images]
+            old = sum(len(message.images) for message in shown[: history.new])
+            dropped = images[: min(old, max(0, len(images) - self.keep_images))]
+            left = len(dropped)
+            for index, message in enumerate(shown):
+                shown[index] = without_images(message, left)
+                left -= min(left, len(message.images))
+        changed = next((i for i, one in enumerate(shown) if one is not history.messages[first + i]), None)
+        if changed is None:
+            return None
+        detail = f"after {history.steps} steps{names_of_images(dropped)}"
+        return Rewrite(first + changed, shown[changed:], "compaction", detail)
+
+
+class Budget(HistoryPolicy):
+    """Rewrite the past only when the prompt would exceed a limit, down to a fraction of it, so that rewrites are rare.
+
+    Attributes:
+        max_tokens: The longest prompt, in tokens.
+        target: The fraction of `max_tokens` that a rewrite aims at, above 0 and at most 1.
+        order: The stages of dropping, in order; each drops the oldest parts first: `thinking` (reasoning),
+            `tool_results` (their content is replaced by a notice), `oldest` (replies together with the messages that
+            answer them), `images` (each is replaced by a notice). The first turn stays, except its images, and so do
+            the last reply and the messages that answer it.
+        keep_images: The number of last images that the stage `images` keeps; it needs `images` in `order`.
+    """
+
+    name: ClassVar[str] = "budget"
+
+    max_tokens: int = Field(ge=1)
+    target: float = Field(default=0.5, gt=0, le=1)
+    order: Annotated[tuple[Stage, ...], Field(min_length=1)] = ("thinking", "tool_results", "oldest")
+    keep_images: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _keep_images_has_its_stage(self) -> Self:
+        if self.keep_images and "images" not in self.order:
+            raise ValueError(
+                f"keep_images is {self.keep_images}, but order does not drop images: add 'images' to order"
+            )
+        return self
+
+    @property
+    def full_beyond(self) -> int:
+        """See `HistoryPolicy.full_beyond`."""
+        return self.max_tokens
+
+    def view(self, history: History) -> Rewrite | None:
+        """Drop the oldest parts, stage by stage, until the target is reached."""
+        if history.length <= self.max_tokens:
+            return None
+        draft = _Draft(history, self)
+        for stage in self.order:
+            draft.drop(stage)
+        if draft.length > self.max_tokens:
+            raise ContextFull(
+                f"the prompt has {history.length} tokens, the budget is {self.max_tokens}, and dropping {self.order} "
+                f"leaves {draft.length}"
+            )
+        start = next(i for i, message in enumerate(draft.messages) if message is not history.messages[i])
+        left = [message for message in draft.messages[start:] if message is not None]
+        shown = Counter(image for message in left for image in message.images)
+        dropped = Counter(image for message in history.messages[start:] for image in message.images) - shown
+        detail = f"{history.length} to about {draft.length} tokens{names_of_images(dropped)}"
+        return Rewrite(start, left, "budget", detail)
+
+
+class _Draft:
+    """A view from which parts are dropped until it is short enough."""
+
+    def __init__(self, history: History, budget: Budget) -> None:
+        self.length = history.length
+        self.messages: list[Message | None] = list(history.messages)
+        self._history = history
+        self._goal, self._keep_images = int(budget.target * budget.max_tokens), budget.keep_images
+        self._tokens: dict[int, int] = {}  # of the messages that were replaced
+
+    def drop(self, stage: Stage) -> None:
+        """Drop the oldest parts of one kind, until the goal is reached."""
+        for index, message in enumerate(self.messages):
+            if self.length <= self._goal:
+                return
+            is_old = index < self._history.new
+            if message is None:
+                continue
+            if stage == "oldest":
+                self._drop_round(index)
+            elif stage == "thinking" and message.reasoning is not None:
+                self._replace(index, message.with_reasoning(None))
+            elif stage == "tool_results" and is_old and message.role == "tool" and message.content != DROPPED_RESULT:
+                self._replace(index, message.model_copy(update={"content": DROPPED_RESULT, "parts": None}))
+            elif stage == "images" and is_old:
+                # From the first image on, as long as the context has more than `keep_images` images.
+                later = sum(len(m.images) for m in self.messages[index + 1 :] if m is not None)
+                while self.length > self._goal and message.images and len(message.images) + later > self._keep_images:
+                    message = without_images(message, 1)
+                    if not self._replace(index, message):
+                        break
+
+    def _drop_round(self, index: int) -> None:
+        """Drop a reply and all messages up to the next reply, so that no tool result stays without its call."""
+        later = enumerate(self.messages[index:], index)
+        replies = (i for i, message in later if message is not None and message.role == "assistant")
+        if index < self._history.opening or next(replies, None) != index or (end := next(replies, None)) is None:
+            return
+        for position in range(index, end):
+            self.length -= self._tokens.get(position, self._history.tokens(position))
+            self.messages[position] = None
+
+    def _replace(self, index: int, message: Message) -> bool:
+        """Replace a message if the new one has fewer tokens; return whether it has."""
+        before = self._tokens.get(index, self._history.tokens(index))
+        after = self._history.measure(index, message)
+        if after < before:
+            self.length -= before - after
+            self._tokens[index] = after
+            self.messages[index] = message
+        return after < before
+
+
+def without_images(message: Message, count: int) -> Message:
+    """Return a message without its first `count` images, or itself if it has none."""
+    if message.parts is None or not message.images or not count:
+        return message
+    left, parts = count, list[TextPart | ImagePart]()
+    for part in message.parts:
+        is_dropped = left > 0 and isinstance(part, ImagePart)
+        parts.append(TextPart(text=DROPPED_IMAGE) if is_dropped else part)
+        left -= is_dropped
+    return message.model_copy(update={"parts": tuple(parts), "content": text_of(parts)})
+
+
+def names_of_images(images: Iterable[Image]) -> str:
+    """Return the end of a break's detail, which names the dropped images once each; empty if there are none."""
+    names = [image.sha256[:12] for image in dict.fromkeys(images)]
+    return f"; dropped image{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else ""
+
+
+class Summarize(HistoryPolicy):
+    """Replace old messages by a summary that the model or a function writes.
+
+    The first turn stays, and so do the last reply and the messages that answer it; the messages between become one user
+    message. The model writes the summary in a separate context that starts with all of this one; these tokens are
+    trained like any others. A summary that is rejected (empty, cut, not shorter than what it replaces, or not accepted)
+    is recorded with the reason and not trained; nothing is replaced, and another summary is requested after the next
+    reply.
+
+    Attributes:
+        threshold: A summary is requested when the context, the last reply included, has more tokens than this.
+        summarizer: The function that writes the summary of the messages. If it is None, the model writes it.
+        instruction: The user message that requests the summary from the model.
+        heading: The text before the summary.
+        max_tokens: The most tokens that the model may sample for it, its reasoning included; None for no limit.
+        accept: A function that returns whether a summary is good enough; None accepts all.
+    """
+
+    name: ClassVar[str] = "summarize"
+
+    threshold: int = Field(ge=1)
+    summarizer: Writer | None = Field(default=None, exclude=True)
+    instruction: str = Field(default=INSTRUCTION, min_length=1)
+    heading: str = HEADING
+    max_tokens: int | None = Field(default=None, ge=1)
+    accept: Callable[[str], bool] | None = Field(default=None, exclude=True)
+
+    def view(self, history: History) -> Rewrite | None:
+        """Replace the old messages by the summary, if there is one."""
+        if history.summary is None:
+            return None
+        message = Message(role="user", content=self.heading + history.summary)
+        start, stop = history.opening, _last_reply(history)
+        return Rewrite(start, [message, *history.messages[stop:]], "summary", f"{stop - start} messages")
+
+    def request(self, history: History) -> SummaryRequest | None:
+        """Request a summary when the context is too long and there is a reply to summarize."""
+        if history.length <= self.threshold:
+            return None
+        old = list(history.messages[history.opening : _last_reply(history)])
+        if not any(message.role == "assistant" for message in old):
+            return None
+        return SummaryRequest(old, self.summarizer, self.instruction, self.max_tokens)
+
+    def rejects(self, history: History, summary: str) -> str | None:
+        """Return why a summary is rejected: it is empty, not shorter than what it replaces, or not accepted."""
+        if not summary.strip():
+            return "it is empty"
+        old = sum(history.tokens(index) for index in range(history.opening, _last_reply(history)))
+        length = len(history.renderer.tokenizer.encode(self.heading + summary))
+        if length >= old:
+            return f"it has {length} tokens, and what it replaces has {old}"
+        if self.accept is not None and not self.accept(summary):
+            return "it was not accepted"
+        return None
+
+    @property
+    def needs_model(self) -> bool:
+        """True if the model writes the summaries."""
+        return self.summarizer is None
+
+    @property
+    def is_async(self) -> bool:
+        """True if the summarizer is `async def`."""
+        return inspect.iscoroutinefunction(self.summarizer)
+
+    def specification(self) -> dict[str, Any]:
+        """See `HistoryPolicy.specification`; functions by their names."""
+        functions = {"summarizer": self.summarizer, "accept": self.accept}
+        named = {key: name_of(value) for key, value in functions.items() if value is not None}
+        return {**super().specification(), **named}
+
+
+def _last_reply(history: History) -> int:
+    """Return the index of the last reply; without one, the index of the first message after the first turn."""
+    replies = range(len(history.messages) - 1, history.opening - 1, -1)
+    return next((index for index in replies if history.messages[index].role == "assistant"), history.opening)
+
+
+_POLICIES: dict[str, type[HistoryPolicy]] = {
+    policy.name: policy for policy in (Keep, Strip, Compact, Budget, Summarize)
+}
+
+
+def is_named(policy: HistoryPolicy) -> bool:
+    """Return whether `get_history` can make the policy from its name."""
+    return _POLICIES.get(policy.name) is type(policy)
+
+
+def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPolicy:
+    """Return a history policy, given as an object, a name, or a name with options.
+
+    Args:
+        value: A policy; a name (`"keep"`); or a name with options (`{"name": "compact", "every": 10}`, or
+            `"compact:every=10"`).
+
+    Raises:
+        UnknownName: If no policy has that name.
+        ConfigError: If an option is missing, unknown or out of range.
+    """
+    if isinstance(value, HistoryPolicy):
+        return value
+    if not isinstance(value, (str, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"history is {value!r:.80}; expected a name, a name with options, or a HistoryPolicy object")
+    given = specification(value) if isinstance(value, str) else value
+    options = {"name": given} if isinstance(given, str) else dict(given)
+    name = options.pop("name", None)
+    if name not in _POLICIES:
+        raise unknown_name(
+            "history policy", name, _POLICIES, "Pass a policy of your own as an object: history=MyPolicy(...)"
+        )
+    try:
+        return _POLICIES[name](**options)
+    except ValidationError as error:
+        known = ", ".join(_POLICIES[name].model_fields) or "none"
+        raise ConfigError(f"history policy {name!r}: {what_is_invalid(error)}. Its options: {known}") from error
