@@ -116,8 +116,8 @@ STEP = Row(
 UPDATE = Row(
     id="grpo-update",
     title="An update of GRPOTrainer",
-    measures="The wall-clock time on two threads of an update of TRL's GRPOTrainer over the same episode and model: its "
-    "loss, the backward pass, and a step of the optimizer.",
+    measures="The wall-clock time on two threads of an update of TRL's GRPOTrainer over the same episode and model: "
+    "its loss, the backward pass, and a step of the optimizer.",
     contenders=(Entry(OURS, "trl"), Entry("a row per segment", "trl")),
     sizes=(16, 64, 128),
     size_name="T",
