@@ -94,18 +94,9 @@ def read_lines(file: "IO[bytes]") -> Iterator[bytes]:
     """
     most = max_line_bytes()
     while line := file.readline(most + 1):
-        check_length(line)
+        if len(line) > most:
+            raise InvalidRecord(f"a line has more than {most // MIB:,} MiB, the most that is read{_raise()}")
         yield line
-
-
-def check_length(line: bytes) -> None:
-    """Check the length of a line, or of a part of one.
-
-    Raises:
-        InvalidRecord: If it is too long.
-    """
-    if len(line) > (most := max_line_bytes()):
-        raise InvalidRecord(f"a line has more than {most // MIB:,} MiB, the most that is read{_raise()}")
 
 
 def _raise(limit: int | None = None) -> str:
@@ -129,8 +120,13 @@ def parse_json(text: bytes | str, **hooks: Any) -> Any:
         if isinstance(error, InvalidRecord):
             raise
         raise InvalidRecord(f"not JSON: {error}") from error
-    _check_depth(value)
-    return value
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[Any] = [cast("dict[str, Any]", one).values() if type(one) is dict else one for one in level]
+        level = [one for values in inner for one in values if type(one) in (dict, list)]
+        if not level:
+            return value
+    raise InvalidRecord(f"not JSON that is read: it has more than {MAX_DEPTH} levels of lists and objects")
 
 
 def check_values(data: bytes) -> None:
@@ -149,18 +145,3 @@ def check_values(data: bytes) -> None:
             f"its {len(data):,} bytes of JSON may take up to {found // MIB:,} MiB of memory when parsed; the limit is "
             f"{most // MIB:,} MiB{_raise()}"
         )
-
-
-def _check_depth(value: Any) -> None:
-    """Check that a value is not nested too deeply, level by level."""
-    level: list[Any] = [[value]]
-    for _ in range(MAX_DEPTH + 1):
-        inner: list[Any] = [cast("dict[str, Any]", one).values() if type(one) is dict else one for one in level]
-        holding = [values for values in inner if not _CONTAINERS.isdisjoint(map(type, values))]
-        if not holding:
-            return
-        level = [value for values in holding for value in values if type(value) in _CONTAINERS]
-    raise InvalidRecord(f"not JSON that is read: it has more than {MAX_DEPTH} levels of lists and objects")
-
-
-_CONTAINERS = frozenset((dict, list))

@@ -224,7 +224,7 @@ class ToolCall(BaseModel):
     Attributes:
         name: The tool's name; empty if the call could not be read.
         arguments: The arguments by name; or the text that the model sampled instead of an object, verbatim.
-            `from_openai` reads JSON text; a text given to `ToolCall` directly stays a text.
+            `from_openai` reads JSON text; a string given to `ToolCall` directly stays a string.
         id: The call's id, in model families that have call ids; else None.
         error: What is wrong with the call (not JSON, unknown tool, missing argument, not closed), or None.
         raw: The sampled text of the call, if the model family would render the call differently; else None.
@@ -243,7 +243,7 @@ class ToolCall(BaseModel):
         """Return a call that is given in the OpenAI form, or as a flat mapping with `name` and `arguments`.
 
         As in inference servers, arguments that are the JSON text of an object become that object, which chat templates
-        expect. Any other text stays a text.
+        expect. Any other string stays a string.
 
         Raises:
             pydantic.ValidationError: If `data` is not a call.
@@ -256,7 +256,7 @@ class ToolCall(BaseModel):
     def to_openai(self) -> dict[str, Any]:
         """Return the call in the OpenAI form, with its arguments as a dict, which chat templates expect.
 
-        Arguments that are a text stay a text.
+        Arguments that are a string stay a string.
         """
         call: dict[str, Any] = {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
         return call if self.id is None else {"id": self.id, **call}

@@ -1,20 +1,10 @@
-"""Forged control tokens in every field of a conversation, for every renderer.
+"""Forged control tokens in every field of a conversation, for every renderer."""
 
-    python tests/forgeries.py FOLDER...
-
-counts them for each chat template in the folders, by default for those that the tests find.
-"""
-
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from envsdk_renderers._fixed_base import FixedBase
-from stand_in_tokenizers import options_of
-from template_conversations import templates
 
 from envsdk import Message, Renderer, ToolCall
 from envsdk.errors import EnvsdkError
@@ -182,25 +172,3 @@ def controls_of(renderer: Renderer, emit: Callable[[], Any]) -> list[int] | None
         return None
     control = np.array(sorted(renderer.tokenizer.control_tokens.values()), dtype=np.int32)
     return tokens[np.isin(tokens, control)].tolist()
-
-
-def main(folders: list[str]) -> None:
-    """Count what is forged on each template."""
-    files = [path for folder in folders for path in sorted(Path(folder).rglob("*.jinja"))]
-    given = {path.stem: path.read_bytes().decode() for path in files} or templates()
-    total: Counter[str] = Counter()
-    for name, text in given.items():
-        try:
-            renderer = FixedBase(**options_of(text))
-            found, counts = forged(renderer)
-        except EnvsdkError as error:
-            total["templates refused"] += 1
-            print(f"{name}: refused: {str(error)[:100]}", flush=True)
-            continue
-        total.update(counts + Counter({"templates": 1, "forged": len(found)}))
-        print(f"{name}: {len(found)} forged, {dict(counts)} {found[:3]}", flush=True)
-    print(dict(total))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

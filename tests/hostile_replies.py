@@ -1,12 +1,5 @@
-"""Hostile replies for every reader: random tokens, and a reader's own tags repeated, nested, interleaved and cut.
+"""Hostile replies for every reader: random tokens, and a reader's own tags repeated, nested, interleaved and cut."""
 
-    python tests/hostile_replies.py [COUNT [HOSTILE]]
-
-reads that many random and hostile replies with every reader, and prints how time and memory grow with the reply.
-"""
-
-import sys
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
@@ -143,49 +136,3 @@ def peak(name: str, tokens: "NDArray[np.int32]") -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def seconds(name: str, tokens: "NDArray[np.int32]") -> float:
-    """Return the time that reading a reply takes, the least of three."""
-
-    def once() -> float:
-        began = time.process_time()
-        read(name, tokens)
-        return time.process_time() - began
-
-    return min(once() for _ in range(3))
-
-
-def growth(name: str, measure: Callable[[str, Any], float], size: int, least: float) -> tuple[float, float]:
-    """Return the largest factor by which a measure grows as a hostile reply doubles, and the largest value.
-
-    Values below `least` are not compared: they are too small to measure.
-    """
-    factor, most = 0.0, 0.0
-    for shape in SHAPES:
-        for seed in range(3):
-            half, whole = (measure(name, hostile_reply(name, Random(seed), shape, n)) for n in (size, 2 * size))
-            factor = max(factor, whole / half) if whole >= least else factor
-            most = max(most, whole)
-    return factor, most
-
-
-def main(count: int = 1000, hostile: int = 20) -> None:
-    """Read with every reader, and print a row for each."""
-    print("| reader | random | hostile | time, doubled | seconds | memory, doubled | bytes a token |\n|" + "---|" * 7)
-    for name in READERS:
-        rng, generator = Random(name), np.random.default_rng(0)
-        for _ in range(count):
-            read(name, random_reply(name, generator))
-        for index in range(hostile):
-            read(name, hostile_reply(name, rng, SHAPES[index % len(SHAPES)], rng.choice((10, 100, 1000))))
-        slow, spent = growth(name, seconds, 20_000, least=0.005)
-        grown, taken = growth(name, peak, 5_000, least=100_000)
-        print(
-            f"| {name} | {count} | {hostile} | {slow:.1f} | {spent:.2f} | {grown:.1f} | {taken / 10_000:.0f} |",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

@@ -6,91 +6,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-TOOL: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "number"}}}
+from protocol_bodies import BODIES
+
 REAL: list[tuple[str, dict[str, Any]]] = [
-    (
-        "/v1/chat/completions",
-        {
-            "model": "m",
-            "messages": [
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": [{"type": "text", "text": "What is 1 + 1?"}]},
-                {
-                    "role": "assistant",
-                    "content": None,
-                    "reasoning_content": "I add.",
-                    "tool_calls": [
-                        {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
-                    ],
-                },
-                {"role": "tool", "tool_call_id": "call_1", "content": "2"},
-                {"role": "user", "content": "And now?", "name": "me"},
-            ],
-            "tools": [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": TOOL}}],
-            "tool_choice": "auto",
-            "parallel_tool_calls": True,
-            "max_completion_tokens": 1000,
-            "temperature": 0.5,
-            "top_p": 0.9,
-            "seed": 3,
-            "stop": ["END"],
-            "n": 1,
-            "logprobs": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "response_format": {"type": "text"},
-        },
-    ),
-    (
-        "/v1/responses",
-        {
-            "model": "m",
-            "instructions": "Be brief.",
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": "What is 1 + 1?"}]},
-                {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "I add."}]},
-                {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"x": 1}'},
-                {"type": "function_call_output", "call_id": "call_1", "output": "2"},
-                {"role": "assistant", "content": [{"type": "output_text", "text": "2", "annotations": []}]},
-                {"role": "user", "content": "And now?"},
-            ],
-            "tools": [{"type": "function", "name": "add", "parameters": TOOL, "strict": False}],
-            "tool_choice": {"type": "function", "name": "add"},
-            "max_output_tokens": 1000,
-            "temperature": 0.5,
-            "store": True,
-            "stream": True,
-            "metadata": {"a": "b"},
-            "text": {"format": {"type": "text"}},
-        },
-    ),
-    (
-        "/v1/messages",
-        {
-            "model": "m",
-            "max_tokens": 1000,
-            "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
-            "messages": [
-                {"role": "user", "content": "What is 1 + 1?"},
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "thinking", "thinking": "I add.", "signature": "s"},
-                        {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"x": 1}},
-                    ],
-                },
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "2"}]},
-                {"role": "assistant", "content": "2"},
-                {"role": "user", "content": [{"type": "text", "text": "And now?"}]},
-            ],
-            "tools": [{"name": "add", "description": "Adds.", "input_schema": TOOL}],
-            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-            "temperature": 0.5,
-            "stop_sequences": ["END"],
-            "stream": True,
-            "thinking": {"type": "enabled", "budget_tokens": 1024},
-        },
-    ),
+    ("/v1/chat/completions", BODIES["chat"]),
+    ("/v1/responses", BODIES["responses"]),
+    ("/v1/messages", BODIES["anthropic"]),
 ]
 ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**70), 1e308, 5e-324, 0.5, -0.0),

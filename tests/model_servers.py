@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,17 @@ class Fault:
     at: int = 0
 
 
+@cache
+def _table_of(vocab_size: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(scale=2.0, size=(_ROWS, vocab_size))
+
+
 class ToyModel:
     """Logits that depend on the last token of the prompt."""
 
     def __init__(self, vocab_size: int, stop_logit: float) -> None:
         self._stop_logit = stop_logit
-        self._table = np.random.default_rng(0).normal(scale=2.0, size=(_ROWS, vocab_size))
+        self._table = _table_of(vocab_size)
 
     def logprobs(self, last: int, stops: list[int], temperature: float, top_k: int) -> tuple[np.ndarray, np.ndarray]:
         """The raw log-probabilities, and those of the distribution that is sampled from."""

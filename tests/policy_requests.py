@@ -1,5 +1,6 @@
 """Calls of a policy on a server, without an environment."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -22,3 +23,14 @@ def request(**changes: Any) -> dict[str, Any]:
         "sampling": {},
     }
     return given | changes
+
+
+def ask(policy: Any, on_tokens: Any = None, *, prompt: Any = PROMPT, **changes: Any) -> Any:
+    """One reply of a policy, which is closed then."""
+    given = {} if on_tokens is None else {"on_tokens": on_tokens}
+
+    async def run() -> Any:
+        async with policy:
+            return await policy(prompt, **request(**changes), **given)
+
+    return asyncio.run(run())

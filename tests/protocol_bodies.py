@@ -1,10 +1,139 @@
-"""The requests of programs as the bodies of the three protocols, and the ids of calls in what is answered."""
+"""Requests in the three protocols: fixed bodies, those of random programs, and the ids of calls in the answers."""
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 from envsdk.gateway._requests import ModelRequest
+
+ROUTES = {"chat": "/chat/completions", "responses": "/responses", "anthropic": "/messages"}
+"""The route of each protocol, after /v1."""
+
+
+def body_of(protocol: str, said: Any, **fields: Any) -> dict[str, Any]:
+    """The body of a request with these messages, or with a question."""
+    messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+    more = {"max_tokens": 100_000} if protocol == "anthropic" else {}
+    return {"model": "m", ("input" if protocol == "responses" else "messages"): messages, **more, **fields}
+
+
+def text_of(protocol: str, reply: dict[str, Any]) -> str:
+    """The content of the reply in the body of a response."""
+    if protocol == "chat":
+        return reply["choices"][0]["message"]["content"]
+    if protocol == "responses":
+        return next(item for item in reply["output"] if item["type"] == "message")["content"][0]["text"]
+    return next(block for block in reply["content"] if block["type"] == "text")["text"]
+
+
+def check_error(protocol: str, body: dict[str, Any]) -> str:
+    """Check that an error has its protocol's form, and return its message."""
+    if protocol == "anthropic":
+        assert body["type"] == "error" and set(body["error"]) >= {"type", "message"}
+    else:
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]["message"]
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 600.0) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+FUNCTION: dict[str, Any] = {
+    "name": "add",
+    "description": "Add.",
+    "parameters": {"type": "object", "properties": {"a": {}}},
+}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat": {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "ann"},
+            {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "call_1", "content": "3"},
+        ],
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "parallel_tool_calls": False,
+        "stop": ["END"],
+        "max_tokens": 5,
+        "n": 2,
+        "logprobs": True,
+        "temperature": 0.5,
+        "response_format": {"type": "text"},
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "metadata": {"a": "b"},
+    },
+    "responses": {
+        "model": "m",
+        "instructions": "s",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            {
+                "type": "reasoning",
+                "id": "rs_r0",
+                "summary": [{"type": "summary_text", "text": "r"}],
+                "content": None,
+                "encrypted_content": "envsdk_r0",
+            },
+            {
+                "type": "message",
+                "role": "assistant",
+                "id": "msg_r0",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "x", "annotations": []}],
+            },
+            {"type": "function_call", "id": "fc_r0_0", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "call_1", "output": "3"},
+        ],
+        "tools": [{"type": "function", **FUNCTION, "strict": True}],
+        "tool_choice": "required",
+        "max_output_tokens": 5,
+        "include": ["reasoning.encrypted_content"],
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "store": False,
+        "stream": True,
+    },
+    "anthropic": {
+        "model": "m",
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "r", "signature": "envsdk_r0"},
+                    {"type": "text", "text": "x"},
+                    {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "3"}]},
+                    {"type": "text", "text": "Go on"},
+                ],
+            },
+        ],
+        "tools": [{"name": "add", "description": "Add.", "input_schema": FUNCTION["parameters"]}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "stop_sequences": ["END"],
+        "temperature": 0.5,
+        "stream": True,
+    },
+}
+"""A request in each protocol, with most of what it may have."""
 
 
 def _text(raw: dict[str, Any]) -> str:

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import benchmarks.__main__ as program
-from benchmarks import machine, worker
+from benchmarks import worker
 from benchmarks.contender import contender
 from benchmarks.formats import digits, figure
 from benchmarks.measuring import measure
-from benchmarks.page import _short, anchor, page
+from benchmarks.page import anchor, page
 from benchmarks.pool import NotMeasured, Pool, Taken
 from benchmarks.prompt_rows import PROMPT_ROWS
 from benchmarks.results import Cell, Measured, RowResult, RunResult
@@ -84,11 +84,6 @@ def test_a_figure_is_the_median_and_its_spread_the_half_distance_of_the_quartile
 def test_growth_is_the_exponent_of_a_power(exponent: float, factor: float):
     cells = [Cell(size=size, values=[factor * size**exponent]) for size in (10, 50, 200, 1000)]
     assert Measured(name="x", environment="x", cells=cells).growth == pytest.approx(exponent, abs=1e-6)
-
-
-def test_growth_needs_two_measured_sizes_that_are_numbers():
-    cells = [Cell(size=10, values=[1.0]), Cell(size=50, reason="too slow"), Cell(size="all", values=[2.0])]
-    assert Measured(name="x", environment="x", cells=cells).growth is None
 
 
 @given(st.floats(1e-9, 1e9))
@@ -163,14 +158,6 @@ def test_the_page_states_figures_reasons_targets_and_where_it_was_measured():
     assert "not for publication" not in text
 
 
-def test_the_page_of_a_busy_machine_warns():
-    row = made_row()
-    run = made_run(row)
-    assert "Other programs" not in page(run, [row])
-    run.machine["load at the start"] = 3.2
-    assert "Other programs" in page(run, [row])
-
-
 def test_a_page_is_not_made_of_other_rows():
     row = made_row()
     with pytest.raises(ValueError, match="not \\['other'\\]"):
@@ -192,14 +179,6 @@ def test_the_published_page_is_that_of_a_complete_run():
     assert run.is_complete
     assert f"Measured on {run.date} at commit `{run.commit}`" in text
     assert all(f"](benchmarks/{result.id}.svg)" in text for result in run.rows)
-
-
-def test_a_checkout_without_changes_is_named_by_its_commit_alone(monkeypatch: pytest.MonkeyPatch):
-    states = {"rev-parse": "0123456789ab", "status": ""}
-    monkeypatch.setattr(machine, "_git", lambda command, *_: states[command])
-    assert machine.commit() == "0123456789ab"
-    states["status"] = " M Makefile"
-    assert machine.commit() == "0123456789ab with local changes"
 
 
 # Measuring.
@@ -256,13 +235,6 @@ def test_what_takes_long_gets_fewer_repetitions_but_three():
     assert len(measured_by(MadePool(seconds=1.0), "a").named("a").cells[0].values) == 5
 
 
-def test_what_takes_longer_than_the_cap_of_the_run_gets_one_repetition_where_a_row_allows_it():
-    pool = MadePool(seconds=61.0)
-    assert len(measured_by(pool, "a", repetitions=2, cap_s=300.0).named("a").cells[0].values) == 1
-    assert pool.caps == {300.0}
-    assert len(measured_by(MadePool(seconds=61.0), "a", repetitions=2).named("a").cells[0].values) == 2
-
-
 # A worker.
 
 
@@ -302,8 +274,3 @@ def test_a_worker_answers_from_a_process_of_its_own(tmp_path: Path):
         pool.drop()
     finally:
         pool.close()
-
-
-def test_a_contender_that_could_not_be_imported_is_not_measured():
-    error = "LookupError: no module registers a contender 'verl' of the row 'prompts'; verl.prompts: ImportError: no"
-    assert _short(error) == "not measured: verl.prompts: ImportError: no"

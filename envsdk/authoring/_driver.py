@@ -96,7 +96,7 @@ class Driver:
         self.limits = Limits.of(limits, env.default_limits)
         self.why_not_sampled: Callable[[str, str, Any], str | None] | None = None
         """Returns why the policy of a role does not honor a sampling parameter with a value, or None if it does. A
-        rollout sets it for an episode."""
+        rollout sets it for an episode that a program plays; other environments may be copied, and a policy may not."""
         self.program: Any = None if env._envsdk_program is None else env._envsdk_program(self)
         """The `ProgramDriver` of an environment that a program plays; None if its methods play it."""
 
@@ -133,7 +133,7 @@ class Driver:
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
         """Begin a new episode. If an argument is refused, the running episode is unchanged."""
         seed, given = check_seed(seed), _check_options(options)
-        chosen = [self._chosen(given)] if "task" in given else None
+        chosen = [check_task(find_task(self.env.tasks, given["task"]), self.env.Task)] if "task" in given else None
         if chosen is None and self.is_running:
             bits = self.env.np_random.bit_generator
             state = bits.state
@@ -194,9 +194,6 @@ class Driver:
             self.env.task = copy.deepcopy(task)  # what the author does to it changes neither data nor record
         self.env._envsdk_prepare()
         self.waits = None
-
-    def _chosen(self, options: Mapping[str, Any]) -> Any:
-        return check_task(find_task(self.env.tasks, options["task"]), self.env.Task)
 
     def _drawn(self, seed: int | None) -> list[Any]:
         """Return a list of the task that the seed (or the random state without a seed) picks; empty without rows."""

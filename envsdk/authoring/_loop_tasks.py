@@ -59,7 +59,7 @@ class Tasks:
     """
 
     def __init__(self) -> None:
-        self._created: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.created: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     @contextlib.contextmanager
     def collecting(self) -> Generator[None]:
@@ -70,18 +70,14 @@ class Tasks:
         finally:
             _collector.reset(token)
 
-    def add(self, task: "asyncio.Task[Any]") -> None:
-        """Add a task."""
-        self._created.add(task)
-
     def are_left(self) -> bool:
         """Return whether any task has not ended."""
-        return any(not task.done() for task in self._created)
+        return any(not task.done() for task in self.created)
 
     def cancel(self) -> "list[asyncio.Task[Any]]":
         """Cancel the tasks that have not ended and return them. They end the next time their loop runs."""
-        left = [task for task in self._created if not task.done()]
-        self._created.clear()
+        left = [task for task in self.created if not task.done()]
+        self.created.clear()
         for task in left:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 task.get_loop().call_soon_threadsafe(task.cancel)
@@ -107,4 +103,4 @@ def collect(task: "asyncio.Task[Any]") -> None:
     """Add a task to the innermost enclosing `collecting()`, if there is one."""
     collector = _collector.get()
     if collector is not None:
-        collector.add(task)
+        collector.created.add(task)

@@ -165,7 +165,20 @@ def anchor_advantages(
         raise ConfigError(f"weight is {weight!r}; expected a finite number of at least 0")
     of_contexts = group_advantages(samples, baseline, rewards=rewards, by_role=by_role)
     values, keys = _returns_of_steps(of_contexts, returns)
-    states = {key: _anchor_of(anchors, *key) for own in keys for key in own}
+    states: dict[_Key, Hashable] = {}
+    for name, step in (key for own in keys for key in own):
+        given: Any = _entry("anchors", anchors, name)
+        is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+        found = cast("Sequence[Any]", given) if is_list else ()
+        if cast("int", step) >= len(found):
+            raise ConfigError(
+                f"anchors[{name!r}] is {given!r:.80}; expected one for each step: observation_anchors(trajectory)"
+            )
+        try:
+            hash(found[cast("int", step)])
+        except TypeError as error:
+            raise ConfigError(f"anchors[{name!r}][{step}] is {found[cast('int', step)]!r:.80}: {error}") from error
+        states[name, step] = (found[cast("int", step)],)
     of_steps = _over_groups(of_contexts, keys, values, baseline, by_role=by_role, states=states)
     added: list[Sample] = []
     for sample, own in zip(of_contexts, keys, strict=True):
@@ -372,22 +385,6 @@ def _returns_of_steps(
         keys.append([(name, step) for step in steps])
         values.update(zip(keys[-1], found[steps].tolist(), strict=True))
     return values, keys
-
-
-def _anchor_of(anchors: Any, trajectory: str, step: Any) -> Hashable:
-    given: Any = _entry("anchors", anchors, trajectory)
-    is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
-    found = cast("Sequence[Any]", given) if is_list else ()
-    if step >= len(found):
-        raise ConfigError(
-            f"anchors[{trajectory!r}] is {given!r:.80}; expected one for each step: observation_anchors(trajectory)"
-        )
-    anchor = found[step]
-    try:
-        hash(anchor)
-    except TypeError as error:
-        raise ConfigError(f"anchors[{trajectory!r}][{step}] is {anchor!r:.80}: {error}") from error
-    return (anchor,)
 
 
 def _entry(name: str, mapping: Any, key: str) -> Any:

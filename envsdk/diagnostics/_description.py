@@ -173,8 +173,8 @@ def describe(
     trained = flat["mask"].astype(np.bool_)
     logprobs: Any = flat["logprobs"][trained] if "logprobs" in flat else None
     advantage: Any = flat["advantage"][trained] if "advantage" in flat else None
-    forced = None if logprobs is None else float(np.mean(logprobs > FORCED_ABOVE)) if len(logprobs) else 0.0
-    starts = np.ones(len(trained), dtype=np.bool_)
+    forced = None if logprobs is None else float((logprobs > FORCED_ABOVE).mean()) if len(logprobs) else 0.0
+    starts: Any = np.ones(len(trained), dtype=np.bool_)
     starts[1:] = (np.diff(flat["sample_ids"]) != 0) | (np.diff(flat["step_ids"]) != 0)
     if layout == "tree":
         starts |= cast("TreeBatch", batch).parent != np.arange(-1, len(trained) - 1)

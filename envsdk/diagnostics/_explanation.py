@@ -137,7 +137,11 @@ def explain_break(first: Prompt, second: Prompt, tokenizer: Tokenizer | None = N
     left, right = (b"".join(pieces).decode(errors="replace") for pieces in (old, new))
     texts = PromptTexts(left, right, _shared(left, right))
     is_cut = texts.at == len(left) and position < len(ids)  # a token of the second reaches past the end of the first
-    if is_cut or (position < min(len(ids), len(others)) and _is_retokenized(old[position:], new[position:])):
+    # Both have the same text up to the first index at which a token ends in both.
+    ends, other_ends = (list(accumulate(map(len, pieces[position:]))) for pieces in (old, new))
+    end = min(set(ends).intersection(other_ends), default=0)
+    rest, other_rest = (b"".join(pieces[position:])[:end] for pieces in (old, new))
+    if is_cut or (position < min(len(ids), len(others)) and end > 0 and rest == other_rest):
         left, right = (
             " ".join(repr(piece.decode(errors="replace")) for piece in pieces[position : position + 4])
             for pieces in (old, new)
@@ -158,14 +162,6 @@ def _shared(first: Any, second: Any) -> int:
         return low
     differs = first[:length] != second[:length]
     return int(np.argmax(differs)) if differs.any() else length
-
-
-def _is_retokenized(old: Sequence[bytes], new: Sequence[bytes]) -> bool:
-    """Return whether two token sequences have the same text up to the first index at which a token ends in both."""
-    ends, others = set(accumulate(map(len, old))), accumulate(map(len, new))
-    text, other = b"".join(old), b"".join(new)
-    end = next((end for end in others if end in ends), 0)
-    return end > 0 and text[:end] == other[:end]
 
 
 def _explained(texts: PromptTexts, position: int, length: int) -> Explanation:

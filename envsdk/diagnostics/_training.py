@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
 from .._packages import load
@@ -78,9 +77,10 @@ class TrainMode:
         lines = [f"{self.training} of {self.modules} modules in training mode, {' and '.join(self.dtypes)}{kernel}"]
         if not self.differs:
             lines.append("no module makes the forward pass differ from that of a sampler")
-        ordered = sorted(self.differences, key=_sort_of)
-        for (is_off, effect, setting), found in groupby(ordered, key=_sort_of):
-            names = [difference.module or "the model" for difference in found]
+        groups: dict[tuple[bool, str, str], list[str]] = {}
+        for each in self.differences:
+            groups.setdefault((not each.is_active, each.effect, each.setting), []).append(each.module or "the model")
+        for (is_off, effect, setting), names in sorted(groups.items()):
             state = "off now" if is_off else "active"
             lines.append(f"{state}: {effect}, {setting} in {len(names)} modules, such as {names[0]}")
         return "\n".join(lines)
@@ -132,7 +132,3 @@ def _differences(name: str, module: Any) -> Iterator[TrainingDifference]:
         found: Effect | None = next((effect for part, effect in _EFFECTS.items() if part in attribute.lower()), None)
         if found is not None and type(value) in (int, float) and value > 0:
             yield TrainingDifference(name, found, f"{attribute}={value:g}", found in _ALWAYS or bool(module.training))
-
-
-def _sort_of(difference: TrainingDifference) -> tuple[bool, str, str]:
-    return not difference.is_active, difference.effect, difference.setting

@@ -129,29 +129,9 @@ class Turn:
     """
 
     __slots__ = (
-        "context",
-        "context_rewards",
-        "continuation",
-        "edit",
-        "functions",
-        "info",
-        "keep_reply",
-        "mask",
-        "max_tokens",
-        "messages",
-        "metrics",
-        "opening",
-        "prefill",
-        "reward",
-        "rewards",
-        "sampling",
-        "stop",
-        "system",
-        "terminated",
-        "tools",
-        "train_dropped",
-        "truncated",
-        "up_to",
+        *("context", "context_rewards", "continuation", "edit", "functions", "info", "keep_reply", "mask"),
+        *("max_tokens", "messages", "metrics", "opening", "prefill", "reward", "rewards", "sampling"),
+        *("stop", "system", "terminated", "tools", "train_dropped", "truncated", "up_to"),
     )
 
     def __init__(

@@ -426,7 +426,14 @@ class Conversations:
             is_known = (head in reading.named or last is not head) and may_follow
             if is_named or is_known or (is_same and self._is_evidence(whole, reading.path[:reach], keep)):
                 return replace(fit, reach=reach, changed=changed)
-        elif is_same and following and keep == len(whole) - 2 and following[0].is_extended(whole[keep]):
+        elif (
+            is_same
+            and keep == len(whole) - 2
+            and following
+            and not following[0].is_assistant
+            and following[0].form[:-1] == whole[keep].form[:-1]
+            and following[0].text.startswith(whole[keep].text)  # programs merge messages of one role
+        ):
             return replace(fit, reach=keep, changed=f"the reply {conversation.position(keep + 1)} was left out")
         elif is_same and following and keep == len(whole) - 1:
             if not following[0].is_assistant:

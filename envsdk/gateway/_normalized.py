@@ -52,11 +52,6 @@ class RecordedMessage:
         """The text, without white space at its ends."""
         return cast("str", self.form[-1])
 
-    def is_extended(self, other: "RecordedMessage") -> bool:
-        """Return whether it is another message of the program with text added: programs merge messages of one role."""
-        is_same = self.form[:-1] == other.form[:-1] and not self.is_assistant
-        return is_same and self.text.startswith(other.text)
-
     @property
     def is_assistant(self) -> bool:
         """True if the assistant is its author."""

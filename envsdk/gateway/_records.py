@@ -108,7 +108,7 @@ class RecordReader:
             raise body.get("input" if name == "responses" else "messages").invalid("at least one message")
         given = None if response.value is None else response
         if isinstance(response.value, list | tuple):
-            given = assembled(name, response)
+            given = _assembled(name, response)
         response_id = None if given is None else given.get("id").text()
         left_out = self._left_out(found, given, response_id)
         answers = tuple(_answers(name, given)) if given is not None and not left_out else ()
@@ -318,16 +318,8 @@ def with_unique_call_ids(exchanges: Sequence[Exchange]) -> tuple[list[Exchange],
 # Streams.
 
 
-def assembled(name: str, events: LoggedValue) -> LoggedValue | None:
-    """Return the body of the response that was sent as these events, or None if they end before the reply does.
-
-    Args:
-        name: The protocol: `"chat"`, `"responses"` or `"anthropic"`.
-        events: The parsed events (chunks) in their order.
-
-    Raises:
-        InvalidRecord: If an event is damaged; the message names it and the field.
-    """
+def _assembled(name: str, events: LoggedValue) -> LoggedValue | None:
+    """Return the body of the response that was sent as these events, or None if they end before the reply does."""
     found = events.items()
     for event in found:
         if event.get("error").value is not None or event.get("type").value == "error":

@@ -119,14 +119,19 @@ class KVCache:
         shared_with = [(key[0], base), (key[0].rpartition(FORK)[0], base)]
         others = (self._entries.get(other) for other in shared_with)
         computed = found or next((other.copy() for other in others if other is not None), None)
-        if computed is None or computed.weights != weights:
-            return self._empty(weights)
-        usable = min(keep, len(prompt) - 1, len(computed.tokens))
-        differs = np.asarray(computed.tokens[:usable], dtype=np.int64) != prompt[:usable]
-        shared = int(np.argmax(differs)) if differs.any() else usable
-        while shared > 0 and prompt[shared] < 0 and prompt[shared] == prompt[shared - 1]:
-            shared -= 1  # it is inside an image
-        return computed if computed.crop(shared) else self._empty(weights)
+        if computed is not None and computed.weights == weights:
+            usable = min(keep, len(prompt) - 1, len(computed.tokens))
+            differs = np.asarray(computed.tokens[:usable], dtype=np.int64) != prompt[:usable]
+            shared = int(np.argmax(differs)) if differs.any() else usable
+            while shared > 0 and prompt[shared] < 0 and prompt[shared] == prompt[shared - 1]:
+                shared -= 1  # it is inside an image
+            if computed.crop(shared):
+                return computed
+        if self._kind == "off":
+            return Computed(None, weights)
+        dynamic_cache: Any = importlib.import_module("transformers").DynamicCache
+        is_full = self._kind == "full" and self._outlives_reply
+        return Computed(dynamic_cache() if is_full else dynamic_cache(config=self._config), weights)
 
     def put(self, key: Key, computed: Computed) -> None:
         """Put an entry into the cache, and drop the least recently used entries that exceed its size."""
@@ -147,10 +152,3 @@ class KVCache:
     def clear(self) -> None:
         """Drop all entries."""
         self._entries.clear()
-
-    def _empty(self, weights: object) -> Computed:
-        if self._kind == "off":
-            return Computed(None, weights)
-        dynamic_cache: Any = importlib.import_module("transformers").DynamicCache
-        is_full = self._kind == "full" and self._outlives_reply
-        return Computed(dynamic_cache() if is_full else dynamic_cache(config=self._config), weights)

@@ -33,7 +33,8 @@ class ModelSequence:
         self._tokens: list[int] = prompt.tolist()
         self.prompt_keys = keyed(prompt, media)
         """The tokens, with a number for each image in place of its placeholders: int64, shape (n,)."""
-        self._keys: list[int] = self.prompt_keys.tolist()
+        self.keys: list[int] = self.prompt_keys.tolist()
+        """The same, with the sampled tokens."""
         self._positions: Any = images.positions(prompt, media) if images.has_positions else None
         self._next = 0 if self._positions is None else int(self._positions.max()) + 1
 
@@ -43,11 +44,7 @@ class ModelSequence:
     def append(self, token: int) -> None:
         """Add a sampled token."""
         self._tokens.append(token)
-        self._keys.append(token)
-
-    def keys(self, start: int) -> list[int]:
-        """Return the tokens from `start` on, as in `prompt_keys`."""
-        return self._keys[start:]
+        self.keys.append(token)
 
     def inputs(self, start: int, device: Any) -> dict[str, Any]:
         """Return the arguments of the model for the tokens from `start` on.

@@ -151,7 +151,22 @@ class OpenAIChat:
             ServerReplyError: If the answer is not a message, or the server refuses the request (`RequestRefused`).
             UnknownName: If a sampling parameter is unknown.
         """
-        body = self._body(messages, tools, stop, max_tokens, sampling or {})
+        wanted = {**self._sampling, **_honored(sampling or {})}
+        limits = [count for count in (max_tokens, self._max_tokens) if count is not None]
+        body = {
+            "model": self.model,
+            "messages": chat_messages(messages, with_reasoning=self._send_reasoning),
+            **{name: value for name, value in wanted.items() if value is not None},
+        }
+        if limits:
+            body[self._max_tokens_name] = min(limits)
+        if stop:
+            body["stop"] = list(stop)
+        if tools:
+            body["tools"] = [
+                dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools
+            ]
+        body |= self._extra_body
 
         async def attempt(server: ModelServer) -> ChatReply:
             return self._read(await self._client.request(server, "POST", "/chat/completions", body))
@@ -161,28 +176,6 @@ class OpenAIChat:
     async def aclose(self) -> None:
         """Close the connections of the running event loop. The policy may be used again, with new ones."""
         await self._client.aclose()
-
-    def _body(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSchema],
-        stop: tuple[str, ...],
-        max_tokens: int | None,
-        sampling: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        limits = [count for count in (max_tokens, self._max_tokens) if count is not None]
-        wanted = {**self._sampling, **_honored(sampling)}
-        body = {name: value for name, value in wanted.items() if value is not None}
-        if limits:
-            body[self._max_tokens_name] = min(limits)
-        if stop:
-            body["stop"] = list(stop)
-        if tools:
-            body["tools"] = [
-                dict(tool) if "function" in tool else {"type": "function", "function": dict(tool)} for tool in tools
-            ]
-        sent = chat_messages(messages, with_reasoning=self._send_reasoning)
-        return {"model": self.model, "messages": sent, **body, **self._extra_body}
 
     def _read(self, response: Any) -> "ChatReply":
         where = f"the answer of {self._base_url}"

@@ -269,7 +269,7 @@ class TransformersPolicy:
         use_cache = {"past_key_values": computed.layers, "use_cache": computed.layers is not None}
         with self._torch.no_grad():
             logits = self.model(**inputs, logits_to_keep=1, **use_cache).logits
-        computed.tokens += sequence.keys(len(computed.tokens))
+        computed.tokens += sequence.keys[len(computed.tokens) :]
         self.statistics.computed += len(sequence) - start
         return logits[0, -1].float()
 

@@ -552,7 +552,7 @@ class _Attempt:
         env, job, player = self.seat.env, self._job, self._player
         driver = driver_of(env)
         policy = find_policy(self._policy, env, job.seed)
-        driver.why_not_sampled = partial(why_not_sampled, policy)
+        driver.why_not_sampled = partial(why_not_sampled, policy) if driver.program is not None else None
         await player.take_turn()
         await self._call(env, "reading the task", lambda: driver.begin(job.seed, job.options))
         try:

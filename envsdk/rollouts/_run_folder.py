@@ -391,25 +391,10 @@ def _continued(folder: Path, given: RunDescription, resume: bool, allow_changed:
         )
     if stored is None or (file is None and (manifest is None or not manifest.episodes)):
         return None
-    changed = _check_same_run(folder, stored, given, resume, allow_changed)
-    found = recover(folder / given.trajectories, manifest)
-    if changed:  # from now on, `run.json` has the configuration that the run continues with
-        count = len(found.episodes)
-        _log.warning("%s: the run continues after %d episodes, although this changed: %s", folder, count, changed)
-        entry = {"at": now(), "episodes": count, "changed": changed}
-        changes = [*stored.configuration.get(CHANGES, ()), entry]
-        stored.model_copy(update={"configuration": {**given.configuration, CHANGES: changes}}).write(folder)
-    return found
-
-
-def _check_same_run(
-    folder: Path, stored: RunDescription, given: RunDescription, resume: bool, allow_changed: bool
-) -> list[str]:
-    """Check that a folder with a run has this run, which is to be continued; return the changes."""
-    found = stored.differences_to(given)
-    changed = list(map(described, found))
-    may_change = all(one.path.partition("configuration.")[2].partition(".")[0] in CHANGEABLE for one in found)
-    if found and not (allow_changed and may_change):
+    differences = stored.differences_to(given)
+    changed = list(map(described, differences))
+    may_change = all(one.path.partition("configuration.")[2].partition(".")[0] in CHANGEABLE for one in differences)
+    if changed and not (allow_changed and may_change):
         instead = "choose another folder, or give the same"
         if may_change:
             instead += (
@@ -426,7 +411,14 @@ def _check_same_run(
     versions = "; ".join(map(described, unequal(stored.versions, given.versions)))
     if versions:
         _log.warning("%s: the run continues with other versions: %s", folder, versions)
-    return changed
+    found = recover(folder / given.trajectories, manifest)
+    if changed:  # from now on, `run.json` has the configuration that the run continues with
+        count = len(found.episodes)
+        _log.warning("%s: the run continues after %d episodes, although this changed: %s", folder, count, changed)
+        entry = {"at": now(), "episodes": count, "changed": changed}
+        changes = [*stored.configuration.get(CHANGES, ()), entry]
+        stored.model_copy(update={"configuration": {**given.configuration, CHANGES: changes}}).write(folder)
+    return found
 
 
 def _write_tokenizer(folder: Path, tokenizer: Any) -> None:

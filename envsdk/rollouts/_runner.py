@@ -261,7 +261,7 @@ async def arollout(
     check_is_env(env, "rollout() got")
     found = find_policy(policy, env, seed)
     driver = driver_of(env)
-    driver.why_not_sampled = partial(why_not_sampled, found)
+    driver.why_not_sampled = partial(why_not_sampled, found) if driver.program is not None else None
     try:
         if reset:
             observation, info = await env.areset(seed=seed, options=options)

@@ -399,36 +399,17 @@ def recover(file: Path, manifest: Manifest | None) -> StoredEpisodes:
             others follow; or two lines have the same id. The message names the line.
     """
     difference = None if manifest is None else difference_from_manifest(file, manifest)
-    known = 0 if manifest is None else manifest.bytes
-    found = _read_episodes(file, known, is_intact=difference is None) if file.exists() else StoredEpisodes()
-    if difference is not None:
-        raise RunFolderError(f"{difference}, or begin another run folder")
-    if manifest is not None and len(found.episodes) < manifest.episodes:
-        raise RunFolderError(
-            f"{file} has {len(found.episodes)} episodes, but {Manifest.file_name} counts {manifest.episodes}"
-        )
-    cut = (file.stat().st_size if file.is_file() else 0) - found.length
-    if cut > 0:
-        _log.warning(
-            "%s: the last %d bytes were cut off when the run was interrupted; they are removed, and their episodes "
-            "run again",
-            *(file, cut),
-        )
-    return found
-
-
-def _read_episodes(file: Path, known: int, *, is_intact: bool) -> StoredEpisodes:
-    """Read the lines. The first `known` bytes must not be damaged; if they are intact, they are not checked."""
-    found, lines, damage = StoredEpisodes(), dict[str, int](), None
-    number = 0
+    known = 0 if manifest is None else manifest.bytes  # these bytes must not be damaged
+    found, lines, number = StoredEpisodes(), dict[str, int](), 0
+    damage: RunFolderError | None = None
     try:
-        for batch in read_batches(file, inside=file.parent):
+        for batch in read_batches(file, inside=file.parent) if file.exists() else ():
             if damage is not None:
                 raise damage
             for line in batch.lines:
                 number += 1
                 try:
-                    episode = StoredEpisode.of_line(line, is_known=is_intact and batch.stop <= known)
+                    episode = StoredEpisode.of_line(line, is_known=difference is None and batch.stop <= known)
                 except InvalidRecord as error:
                     damage = RunFolderError(f"{file}, line {number} is damaged: {error}. Restore the file")
                     if file.name == COMPRESSED or batch.stop <= known:  # a line that was cut off has no checksum
@@ -444,4 +425,17 @@ def _read_episodes(file: Path, known: int, *, is_intact: bool) -> StoredEpisodes
                 found.length = batch.stop
     except InvalidRecord as error:
         raise RunFolderError(f"{file}, after line {number}: {error}. Restore the file") from error
+    if difference is not None:
+        raise RunFolderError(f"{difference}, or begin another run folder")
+    if manifest is not None and len(found.episodes) < manifest.episodes:
+        raise RunFolderError(
+            f"{file} has {len(found.episodes)} episodes, but {Manifest.file_name} counts {manifest.episodes}"
+        )
+    cut = (file.stat().st_size if file.is_file() else 0) - found.length
+    if cut > 0:
+        _log.warning(
+            "%s: the last %d bytes were cut off when the run was interrupted; they are removed, and their episodes "
+            "run again",
+            *(file, cut),
+        )
     return found

@@ -267,54 +267,40 @@ def evaluate(
     runs: dict[tuple[str, str], StoredRun] = {}
     for environment in suite.environments:
         for name, model in suite.models.items():
-            result, run = _evaluated(suite, environment, name, model, out, resume, on_begin)
-            results.append(result)
-            runs[result.env, result.model] = run
+            options: dict[str, Any] = {} if model.renderer is None else {"renderer": model.renderer}
+            options |= environment.options
+            if model.tokenizer is not None:
+                options["tokenizer"] = model.tokenizer
+            policy = policy_of(model.policy, **model.options)
+            label = environment.name or environment.id
+            first = environment.first_seed
+            rollouts = Rollouts(
+                find_class(environment.id) if ":" in environment.id else environment.id,
+                policy,
+                env_options=options,
+                seeds=range(first, first + (environment.seeds or suite.seeds)),
+                group_size=suite.samples,
+                out=out / _folder_name(label) / _folder_name(name),
+                resume=resume,
+                **suite.rollouts,
+            )
+            if on_begin is not None:
+                on_begin(label, name, rollouts)
+            success = environment.success
+            if success is None:
+                highest = rollouts.reward_range[1]
+                success = highest if highest < float("inf") else 1.0
+            rollouts.run()
+            assert rollouts.folder is not None
+            run = runs[label, name] = StoredRun(rollouts.folder.path)
+            score = Score.of(run.trajectories(), success_reward=success, not_scored=suite.not_scored)
+            price = getattr(getattr(policy, "usage", None), "price", 0.0)
+            results.append(EvaluationResult(label, name, score, rollouts.statistics.elapsed_s, price or None))
     evaluation = Evaluation(suite.name, tuple(results))
     if against is not None:
         evaluation = compared(evaluation, runs, against, not_scored=suite.not_scored)
     evaluation.write(out)
     return evaluation
-
-
-def _evaluated(
-    suite: Suite,
-    environment: SuiteEnvironment,
-    name: str,
-    model: Model,
-    out: Path,
-    resume: bool,
-    on_begin: Callable[[str, str, Rollouts], None] | None,
-) -> tuple[EvaluationResult, StoredRun]:
-    options: dict[str, Any] = {} if model.renderer is None else {"renderer": model.renderer}
-    options |= environment.options
-    if model.tokenizer is not None:
-        options["tokenizer"] = model.tokenizer
-    policy = policy_of(model.policy, **model.options)
-    label = environment.name or environment.id
-    rollouts = Rollouts(
-        find_class(environment.id) if ":" in environment.id else environment.id,
-        policy,
-        env_options=options,
-        seeds=range(environment.first_seed, environment.first_seed + (environment.seeds or suite.seeds)),
-        group_size=suite.samples,
-        out=out / _folder_name(label) / _folder_name(name),
-        resume=resume,
-        **suite.rollouts,
-    )
-    if on_begin is not None:
-        on_begin(label, name, rollouts)
-    success = environment.success
-    if success is None:
-        highest = rollouts.reward_range[1]
-        success = highest if highest < float("inf") else 1.0
-    rollouts.run()
-    assert rollouts.folder is not None
-    run = StoredRun(rollouts.folder.path)
-    score = Score.of(run.trajectories(), success_reward=success, not_scored=suite.not_scored)
-    usage: Any = getattr(policy, "usage", None)
-    price = getattr(usage, "price", 0.0)
-    return EvaluationResult(label, name, score, rollouts.statistics.elapsed_s, price or None), run
 
 
 def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:

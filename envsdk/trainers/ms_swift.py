@@ -34,7 +34,6 @@ from ..messages import Message, TextPart, ToolSchema
 from ..rollouts._jobs import EpisodeJob
 from ..rollouts._player import Deadlines, PlaySettings, check_deadlines, play_one
 from ..trajectories._samples import Sample
-from ..trajectories._steps import Step
 from ..trajectories._tally import sum_by_name
 from ..trajectories._trajectory import Trajectory
 from ._capability import Capability
@@ -249,7 +248,12 @@ class _Rollout:
         given = {"messages": call.messages, "tools": opening.tools, **self._media, **images}
         fields = copy.deepcopy(given)  # engines change them
         own = dataclasses.replace(self._request, **fields, uuid=uuid4().hex)  # vLLM runs each id once at a time
-        response = await self._scheduler.infer_engine.infer_async(own, self._request_config(request), **self._kwargs)
+        check_sampling(request["sampling"], self._temperature)
+        limits = [limit for limit in (request["max_tokens"], self._config.max_tokens or None) if limit is not None]
+        stop = [*self._config.stop, *request["stop"]]
+        requested = {**request["sampling"], "max_tokens": min(limits, default=None), "stop": stop}
+        config = dataclasses.replace(self._config, **requested)
+        response = await self._scheduler.infer_engine.infer_async(own, config, **self._kwargs)
         _check_prompt(prompt, response.prompt_token_ids)
         self._responses[context] = response
         choice = response.choices[0]
@@ -287,14 +291,6 @@ class _Rollout:
     def _take_media(self, turn: Turn) -> None:
         info = turn.info
         self._media |= {kind: list(info[kind]) for kind in MEDIA if kind in info}
-
-    def _request_config(self, request: dict[str, Any]) -> Any:
-        """Return the configuration of the request with the options that the environment requests."""
-        check_sampling(request["sampling"], self._temperature)
-        limits = [limit for limit in (request["max_tokens"], self._config.max_tokens or None) if limit is not None]
-        stop = [*self._config.stop, *request["stop"]]
-        requested = {**request["sampling"], "max_tokens": min(limits, default=None), "stop": stop}
-        return dataclasses.replace(self._config, **requested)
 
     def output(self, trajectory: Trajectory) -> Any:
         """Return the record of the finished episode; with `on_break="split"`, a list of the records of its samples."""
@@ -357,9 +353,14 @@ class _Rollout:
         replies = [{**m, "content": next(texts)} if m["role"] == "assistant" else m for m in messages[begun:]]
         if images:
             infos = {**infos, "images": self._images(images)}
+        # The engine's last response in the context, as if it were the one to that step: ms-swift finds the sample of a
+        # record by the id of the request, and masks records that were cut if requested.
+        given = self._responses[last.context]
+        finish_reason = "length" if last.finish_reason == "length" else "stop"
+        choice = dataclasses.replace(given.choices[0], finish_reason=finish_reason)
         output: Any = load("swift.infer_engine.protocol", "ms_swift").RolloutOutput
         return output(
-            response=self._response_of(last),
+            response=dataclasses.replace(given, id=self._request.uuid or given.id, choices=[choice]),
             messages=[*opening.messages, *replies],
             rollout_infos=copy.deepcopy(infos),  # ms-swift changes it
             **dataclasses.asdict(response),
@@ -377,16 +378,6 @@ class _Rollout:
                 "the first reply"
             )
         return min(fitting, key=lambda opening: len(opening.tokens))
-
-    def _response_of(self, step: Step) -> Any:
-        """Return the engine's last response in the context of a step, as if it were the response to that step.
-
-        ms-swift finds the sample of a record by the id of the request, and masks records that were cut if asked to.
-        """
-        response = self._responses[step.context]
-        finish_reason = "length" if step.finish_reason == "length" else "stop"
-        choice = dataclasses.replace(response.choices[0], finish_reason=finish_reason)
-        return dataclasses.replace(response, id=self._request.uuid or response.id, choices=[choice])
 
 
 def _tagged(message: Message) -> dict[str, Any]:

@@ -126,7 +126,15 @@ def to_training_samples(
         for sample, temperature in zip(valid, all_temperatures, strict=True)
     ]
     for record, sample in zip(records, valid, strict=True):
-        _add_streams(record, sample)
+        if sample.reference_logprobs is not None:
+            record["ref_logprobs"] = sample.reference_logprobs.tolist()
+        for name, weights in sample.stream_weights.items():
+            if name not in _STREAMS:
+                raise InvalidSample(
+                    f"a sample of trajectory {sample.trajectory_id!r} has stream_weights[{name!r}]; prime-rl has the "
+                    f"streams {list(_STREAMS)}"
+                )
+            record[_STREAMS[name]] = weights.tolist()
         if sample.media:
             images = [
                 MMImageRef(rgb_image(placed.image).url, placed.start, placed.stop - placed.start)
@@ -135,24 +143,7 @@ def to_training_samples(
             record["mm_refs"] = MMRefs(images)
             record["mm_token_type_ids"] = token_types(sample.media, len(sample)).tolist()
         if routed_experts:
-            record["routed_experts"] = _routed_experts(sample)
+            known = experts_of(sample)
+            experts = np.concatenate([known, np.zeros((1, *known.shape[1:]), dtype=known.dtype)])
+            record["routed_experts"] = RoutedExperts(experts.tobytes(), list(experts.shape), experts.dtype.name)
     return records
-
-
-def _add_streams(record: TrainingSample, sample: Sample) -> None:
-    """Add the log-probabilities of the reference, and the weights of the losses, if the sample has them."""
-    if sample.reference_logprobs is not None:
-        record["ref_logprobs"] = sample.reference_logprobs.tolist()
-    for name, weights in sample.stream_weights.items():
-        if name not in _STREAMS:
-            raise InvalidSample(
-                f"a sample of trajectory {sample.trajectory_id!r} has stream_weights[{name!r}]; prime-rl has the "
-                f"streams {list(_STREAMS)}"
-            )
-        record[_STREAMS[name]] = weights.tolist()
-
-
-def _routed_experts(sample: Sample) -> RoutedExperts:
-    known = experts_of(sample)
-    experts = np.concatenate([known, np.zeros((1, *known.shape[1:]), dtype=known.dtype)])
-    return RoutedExperts(experts.tobytes(), list(experts.shape), experts.dtype.name)

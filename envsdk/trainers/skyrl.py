@@ -130,22 +130,19 @@ def to_generator_output(
             output["is_last_step"].append(is_last)
             if routed_experts:
                 output.setdefault("rollout_expert_indices", []).append(experts_of(sample))
-            if vision is not None and any(other.media for other in valid):
-                _add_images(output, sample, vision)
+            if vision is None or not any(other.media for other in valid):
+                continue
+            if not sample.media:
+                raise InvalidSample(
+                    f"a sample of trajectory {sample.trajectory_id!r} has no images, but others of the batch do, and "
+                    "SkyRL takes images in all rows or in none: convert them separately"
+                )
+            torch, arrays = load("torch", "skyrl"), image_arrays(sample, vision)
+            if set(arrays) != set(_IMAGES):
+                raise InvalidSample(
+                    f"the image processor makes {', '.join(sorted(arrays))}, but SkyRL has fields for "
+                    f"{', '.join(_IMAGES)}"
+                )
+            for field in _IMAGES:
+                output.setdefault(field, []).append(torch.from_numpy(arrays[field]))
     return output
-
-
-def _add_images(output: GeneratorOutput, sample: Sample, vision: Vision) -> None:
-    """Add the tensors of the images of a row."""
-    if not sample.media:
-        raise InvalidSample(
-            f"a sample of trajectory {sample.trajectory_id!r} has no images, but others of the batch do, and SkyRL "
-            "takes images in all rows or in none: convert them separately"
-        )
-    torch, arrays = load("torch", "skyrl"), image_arrays(sample, vision)
-    if set(arrays) != set(_IMAGES):
-        raise InvalidSample(
-            f"the image processor makes {', '.join(sorted(arrays))}, but SkyRL has fields for {', '.join(_IMAGES)}"
-        )
-    for name in _IMAGES:
-        output.setdefault(name, []).append(torch.from_numpy(arrays[name]))

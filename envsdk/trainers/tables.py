@@ -15,7 +15,7 @@ from ..errors import InvalidRecord, InvalidSample
 from ..trajectories._fragments import fragment
 from ..trajectories._samples import Sample
 from ..trajectories._stored import dump_media, pack
-from ..trajectories.records import SCHEMA_VERSION, check_version, storing, whole_file
+from ..trajectories.records import SCHEMA_VERSION, build, check_version, storing, whole_file
 from ._capability import Capability
 from ._checks import check_samples
 from ._rows import IGNORED, BatchLayout, check_lengths, check_max_length, labels
@@ -190,7 +190,7 @@ def from_row(row: Mapping[str, Any]) -> Sample:
     fields = {name: _plain(row[name]) for name in (*_LISTS, *_VALUES)}
     given = {name: _plain(row[name]) for name in _OPTIONAL_LISTS if row.get(name) is not None}
     texts = [*_JSON, *(name for name in _OPTIONAL if row.get(name) is not None)]
-    sample = Sample.from_fields({**fields, **given, **{name: _parsed(name, row[name]) for name in texts}}).validate()
+    sample = build(Sample, {**fields, **given, **{name: _parsed(name, row[name]) for name in texts}}).validate()
     column: Any = row.get("images") if sample.media else None
     files: list[Any] = [] if column is None else list(column)
     if any(type(file) is not dict or not isinstance(file.get("bytes"), bytes) for file in files):

@@ -343,8 +343,21 @@ class RolloutFunc:
             model = trainer.accelerator.unwrap_model(trainer.model)
             was_training = model.training
             model.eval()
+            # A seed that no other batch or process uses.
+            number = np.random.SeedSequence([trainer.args.seed, trainer.accelerator.process_index, self._calls])
+            given = trainer.processing_class
+            sees = getattr(trainer, "takes_images", False) and _tokenizer_in(given) is not given
+            policy = TransformersPolicy(
+                model,
+                self._tokenizer_of(trainer),
+                vision=trainer.image_processor() if sees else None,
+                seed=int(number.generate_state(1)[0]),
+                temperature=trainer.temperature,
+                max_tokens=trainer.max_completion_length,
+                policy_version=trainer.state.global_step,
+            )
             try:
-                self.trajectories = self._run(episodes, self._policy_of(trainer, model), trainer.temperature)
+                self.trajectories = self._run(episodes, policy, trainer.temperature)
             finally:
                 model.train(was_training)
         has_failed = bool(episodes) and all(trajectory.status == "error" for trajectory in self.trajectories)
@@ -407,21 +420,6 @@ class RolloutFunc:
         if self._tokenizer is None or self._tokenizer[0] is not given:
             self._tokenizer = given, load_tokenizer(_tokenizer_in(given))
         return self._tokenizer[1]
-
-    def _policy_of(self, trainer: Any, model: Any) -> TransformersPolicy:
-        """Return a policy for one batch, with a seed that no other batch or process uses."""
-        number = np.random.SeedSequence([trainer.args.seed, trainer.accelerator.process_index, self._calls])
-        given = trainer.processing_class
-        sees = getattr(trainer, "takes_images", False) and _tokenizer_in(given) is not given
-        return TransformersPolicy(
-            model,
-            self._tokenizer_of(trainer),
-            vision=trainer.image_processor() if sees else None,
-            seed=int(number.generate_state(1)[0]),
-            temperature=trainer.temperature,
-            max_tokens=trainer.max_completion_length,
-            policy_version=trainer.state.global_step,
-        )
 
 
 def _tokenizer_in(processing_class: Any) -> Any:

@@ -3,30 +3,16 @@
 import base64
 import binascii
 import hashlib
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ..errors import InvalidRecord
-from ..images import Image, PlacedImage
-from ._steps import Step
+from ..images import Image
 from .records import storing, whole_file
-
-if TYPE_CHECKING:
-    from ._context_log import ContextLog
 
 MEDIA = "media"
 """The folder of a run in which the images are, each in a file that is named by its hash."""
-
-
-def observed_images(steps: Iterable[Step], contexts: "Mapping[str, ContextLog]") -> Iterator[PlacedImage]:
-    """Yield the images that policies observed before steps, each as often as it was observed."""
-    for step in steps:
-        media = contexts[step.context].media
-        first, stop = (bisect_left(media, at, key=attrgetter("start")) for at in (step.start, step.action_start))
-        yield from media[first:stop]
 
 
 def embedded(images: Iterable[Image]) -> dict[str, str]:

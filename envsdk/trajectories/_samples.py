@@ -221,7 +221,8 @@ class Sample(StoredRecord):
         if isinstance(advantage, (float, Real)):
             numbers["advantage"] = advantage
         for name, value in numbers.items():
-            if not _is_finite(value):
+            # An integer may be beyond all floats, so it is compared as it is.
+            if isinstance(value, bool) or not isinstance(value, Real) or not abs(cast("Any", value)) <= LARGEST:
                 raise InvalidSample(f"{name} is {value!r:.80}; expected a finite number of float32")
         if not 0 <= self.segment_index < self.n_segments:
             raise InvalidSample(
@@ -334,34 +335,15 @@ class Sample(StoredRecord):
         try:
             fields = load(line, "sample")
             images = read_embedded(fields.pop("images", {}))
-            sample = cls.from_fields(fields).validate()
+            sample = build(cls, fields).validate()
         except InvalidSample as error:
             raise InvalidRecord(f"the sample is not sound: {error}") from error
         for placed in sample.media:
             placed.image.find_in(None, images)
         return sample
 
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> "Sample":
-        """Make a sample from its stored fields: lists for arrays, `breaks` and `extra` as in JSON.
-
-        Raises:
-            InvalidRecord: If the fields are not those of a sample, or damaged; the message names them.
-        """
-        return build(cls, fields)
-
 
 def loss_weights(trained: Sequence[int]) -> list[float]:
     """Return the loss weight of each sample of a rollout, given how many tokens each of them trains."""
     total = sum(trained)
     return [count / total for count in trained]
-
-
-def _is_finite(value: Any) -> bool:
-    """Return whether a value is a number that is finite in float32, which trainers use."""
-    if not isinstance(value, (float, int, Real)) or isinstance(value, bool):
-        return False
-    try:
-        return abs(float(value)) <= LARGEST
-    except OverflowError:  # an integer beyond all floats
-        return False

@@ -13,7 +13,7 @@ from ..images import PlacedImage
 from ._context_log import ContextLog
 from ._replay import OBSERVATION, LogPiece, Path, Paths, ReplayedStep, placed_images, replay
 from ._roles import Roles
-from ._steps import Origin, Part, Step
+from ._steps import Part, Step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -210,7 +210,7 @@ def _close(
 def trained_steps(
     steps: Sequence[Step],
     contexts: Mapping[str, ContextLog],
-    origins: Sequence[Origin],
+    is_copied: Callable[[Step], bool],
     loss: LossRule,
     *,
     include_failed: bool = False,
@@ -234,7 +234,7 @@ def trained_steps(
     }
 
     def is_trained(step: Step) -> bool:
-        if is_copied(step, origins) or step.context in left_out:
+        if is_copied(step) or step.context in left_out:
             return False
         if callable(loss):
             return loss(step)
@@ -243,8 +243,3 @@ def trained_steps(
         return loss == "all" or last[step.context] == id(step)
 
     return is_trained
-
-
-def is_copied(step: Step, origins: Sequence[Origin]) -> bool:
-    """Return whether a step was answered before the episode was forked: it is trained in the original's samples."""
-    return bool(origins and step.parts) and step.stop <= origins[-1].tokens.get(step.context, 0)

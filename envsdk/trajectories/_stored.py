@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast, get_type_hints
 
 import numpy as np
-from pydantic import AfterValidator, GetCoreSchemaHandler, GetPydanticSchema, PlainValidator, ValidationError
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetPydanticSchema, PlainValidator, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from ..contexts._protocol import Break
@@ -48,38 +48,28 @@ def _record_schema(cls: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
     from numpy.typing import NDArray
 
     hints = get_type_hints(cls, localns={"NDArray": NDArray, "np": np}, include_extras=True)
-    names = [field.name for field in fields(cast("Any", cls))]
-    left_out = optional_fields(cls)
     members = {
-        name: core_schema.typed_dict_field(handler.generate_schema(hints[name]), required=name not in left_out)
-        for name in names
+        field.name: core_schema.typed_dict_field(
+            handler.generate_schema(hints[field.name]), required=not field.metadata.get("optional")
+        )
+        for field in fields(cast("Any", cls))
     }
     record = core_schema.typed_dict_schema(members, extra_behavior="forbid", config=core_schema.CoreConfig(strict=True))
     return core_schema.no_info_after_validator_function(lambda values: cls(**values), record)
 
 
-def optional_fields(cls: type[Any]) -> frozenset[str]:
-    """Return the fields that a record leaves out where they have their default, so that they take no space."""
-    return frozenset(field.name for field in fields(cast("Any", cls)) if field.metadata.get("optional"))
-
-
 def record_of(value: Any) -> dict[str, Any]:
     """Return the fields of a stored dataclass by name, without optional ones that have nothing in them."""
-    left_out = optional_fields(cast("type[Any]", type(value)))
-    given = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: own for name, own in given.items() if name not in left_out or (own is not None and len(own))}
+    given = [(field, getattr(value, field.name)) for field in fields(value)]
+    return {
+        field.name: own for field, own in given if not field.metadata.get("optional") or (own is not None and len(own))
+    }
 
 
 def _number(value: Any) -> Any:
     kind = cast("type[object]", type(value))  # of integers, True is another type
     if not (kind is float and abs(value) <= LARGEST) and not (kind is int and abs(value) <= _LARGEST_INTEGER):
         raise ValueError("expected a number that is finite in float32, and an integer of at most 63 bits")
-    return value
-
-
-def _at_least_0(value: Any) -> Any:
-    if _number(value) < 0:
-        raise ValueError("expected a number of at least 0")
     return value
 
 
@@ -92,21 +82,10 @@ def _check_json(value: Any) -> Any:
 
 
 Number: TypeAlias = Annotated[float, PlainValidator(_number)]
-Temperature: TypeAlias = Annotated[float, PlainValidator(_at_least_0)]
+Temperature: TypeAlias = Annotated[float, PlainValidator(_number), Field(ge=0)]
 Json: TypeAlias = Annotated[Any, AfterValidator(_check_json)]
 """Any value of JSON."""
 JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_check_json)]
-
-
-def read_array(values: Any, dtype: type[np.generic]) -> "NDArray[Any]":
-    """Read a list as a one-dimensional array of this dtype, without conversion; null is NaN.
-
-    Raises:
-        ValueError: If a value is of another type; the message names the position.
-    """
-    if type(values) is not list:
-        raise ValueError(f"expected a list, got a {type(values).__name__}")
-    return _array(cast("list[Any]", values), np.dtype(dtype), missing=True)
 
 
 _KINDS: Mapping[str, frozenset[type]] = {
@@ -118,7 +97,15 @@ _KINDS: Mapping[str, frozenset[type]] = {
 _NONE = frozenset((type(None),))
 
 
-def _array(values: list[Any], dtype: "np.dtype[Any]", *, missing: bool = False) -> "NDArray[Any]":
+def read_array(values: Any, dtype: "type[np.generic] | np.dtype[Any]", *, missing: bool = True) -> "NDArray[Any]":
+    """Read a list as a one-dimensional array of this dtype, without conversion; null is NaN if values may be missing.
+
+    Raises:
+        ValueError: If a value is of another type; the message names the position.
+    """
+    if type(values) is not list:
+        raise ValueError(f"expected a list, got a {type(values).__name__}")
+    values, dtype = cast("list[Any]", values), np.dtype(dtype)
     allowed = _KINDS[dtype.kind] | _NONE if missing and dtype.kind == "f" else _KINDS[dtype.kind]
     if not set(map(type, values)) <= allowed:
         at = next(index for index, value in enumerate(values) if type(value) not in allowed)
@@ -288,7 +275,7 @@ def _unpacked(key: str, packed: Any) -> "NDArray[Any]":
         if np.dtype(name).kind == "f":
             named = {at: _NOT_FINITE[one] for at, one in enumerate(numbers) if type(one) is str and one in _NOT_FINITE}
             numbers = [0.0 if at in named else one for at, one in enumerate(numbers)]
-        array = _array(numbers, np.dtype(name))
+        array = read_array(numbers, np.dtype(name), missing=False)
         array[list(named)] = list(named.values())
         return array.reshape(cast("list[int]", shape))
     except ValueError as error:

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ._media import observed_images
 from ._trajectory import Trajectory
 
 
@@ -69,7 +68,12 @@ class Tally:
         """
         steps = [step for step in trajectory.steps if copied or not trajectory.is_copied(step)]
         breaks = [step.break_ for step in steps] + [trajectory.final_break]
-        images = [placed.stop - placed.start for placed in observed_images(steps, trajectory.contexts)]
+        images = [
+            placed.stop - placed.start
+            for step in steps
+            for placed in trajectory.contexts[step.context].media
+            if step.start <= placed.start < step.action_start
+        ]
         versions = {part.policy_version for step in steps for part in step.parts}
         replies = {(step.context, step.reply) for step in steps if step.reply is not None}
         is_failed, why = trajectory.status == "error", trajectory.not_scored_because

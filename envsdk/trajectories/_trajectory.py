@@ -22,7 +22,7 @@ from ._media import embedded, read_embedded
 from ._replay import Paths, Prompt, placed_images, replay
 from ._samples import Sample, loss_weights
 from ._scoring import is_judged, why_not_scored
-from ._segments import LossRule, TrainedSegment, is_copied, segments, trained_steps
+from ._segments import LossRule, TrainedSegment, segments, trained_steps
 from ._steps import Origin, Step
 from ._stored import Json, JsonObject, StoredBreak, StoredRecord, dump_media, pack, record_of
 from .records import build, dump, load
@@ -190,7 +190,7 @@ class Trajectory(StoredRecord):
 
     def is_copied(self, step: Step) -> bool:
         """Return whether a step was answered before the episode was forked: the original's samples train it."""
-        return is_copied(step, self.origins)
+        return bool(self.origins and step.parts) and step.stop <= self.origins[-1].tokens.get(step.context, 0)
 
     @property
     def sampled_tokens(self) -> int:
@@ -348,7 +348,7 @@ class Trajectory(StoredRecord):
         """Return the segments in which a token is trained; see `samples`."""
         if self.status == "error" and not include_failed:
             return []
-        is_trained = trained_steps(self.steps, self.contexts, self.origins, loss, include_failed=include_failed)
+        is_trained = trained_steps(self.steps, self.contexts, self.is_copied, loss, include_failed=include_failed)
         return segments(self.steps, self.contexts, is_trained)
 
     @property

@@ -348,8 +348,8 @@ def tree_batch(
 ) -> TreeBatch:
     """Merge samples that share prefixes into one tree. `TreeBatch.split` splits it to fit a token budget.
 
-    - One trajectory gives the tree of its own deltas, and no tokens are compared. If all steps are trained, N is
-      `trajectory.tree_size()`.
+    - One trajectory gives the tree of its own deltas: its samples share the tokens that its steps kept, and no other
+      ones, even if they are equal. If all steps are trained, N is `trajectory.tree_size()`.
     - Several trajectories, or samples, share the tokens that are equal from the first token on: the prompt of a group,
       or the common past of a trajectory and its fork. A trained token may serve as the (untrained) past of any number
       of other samples, but two trained tokens are never merged, even if they are equal. So each reply of a group has

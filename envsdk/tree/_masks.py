@@ -89,16 +89,13 @@ def block_mask(tree: TreeArrays, window: int | None, device: Any) -> Any:
         is_visible = (key <= query) & (query < exits[key])
         return is_visible if window is None else is_visible & (positions[query] - positions[key] < window)
 
-    def counts_and_columns(blocks: "NDArray[np.bool_]") -> tuple[Any, Any]:
-        """Return for each row the number of selected blocks, and all columns, with the selected ones first."""
-        counts, columns = blocks.sum(axis=1, dtype=np.int32), np.argsort(~blocks, axis=1, kind="stable")
-        return tuple(torch.as_tensor(array.astype(np.int32), device=device)[None, None] for array in (counts, columns))
-
     some, full = _blocks(tree, window)
+    arrays: list[NDArray[Any]] = []
+    for blocks in (some & ~full, full):  # for each row the number of blocks, and all columns with these blocks first
+        arrays += [blocks.sum(axis=1), np.argsort(~blocks, axis=1, kind="stable")]
     count = len(tree.tokens)
     return flex.BlockMask.from_kv_blocks(
-        *counts_and_columns(some & ~full),
-        *counts_and_columns(full),
+        *(torch.as_tensor(array.astype(np.int32), device=device)[None, None] for array in arrays),
         BLOCK_SIZE=_BLOCK,
         mask_mod=sees,
         seq_lengths=(count, count),

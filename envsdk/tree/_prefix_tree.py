@@ -88,7 +88,8 @@ class PrefixTree:
         Returns:
             The numbers of the tokens: int64, shape (n,).
         """
-        parent, matched = self._node_of(last), 0
+        parent = self._root if last == NO_TOKEN else self._nodes[bisect_right(self._starts, last) - 1]
+        matched = 0
         self._cut(parent, last + 1 - parent.start)
         pieces: list[NDArray[np.int64]] = []
         for match in self._longest_match(parent, tokens, is_trained):
@@ -106,9 +107,6 @@ class PrefixTree:
             self._starts.append(start)
             pieces.append(np.arange(start, new.stop))
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
-
-    def _node_of(self, token: int) -> PrefixNode:
-        return self._root if token == NO_TOKEN else self._nodes[bisect_right(self._starts, token) - 1]
 
     def _cut(self, node: PrefixNode, count: int) -> None:
         """Cut a node after its first `count` tokens, if it has more."""

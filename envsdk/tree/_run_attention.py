@@ -208,12 +208,21 @@ def attend_by_runs(
         its_keys, its_values = (
             torch.cat([parts[run] for run in view.runs], 2)[:, :, -view.keys :] for parts in (keys, values)
         )
+        groups = own.shape[1] // its_keys.shape[1]
         if softcap is None and sinks is None:
-            is_grouped = own.shape[1] != its_keys.shape[1]
             fused = torch.nn.functional.scaled_dot_product_attention
-            outputs.append(fused(own, its_keys, its_values, attn_mask=view.mask, scale=scale, enable_gqa=is_grouped))
-        else:
-            outputs.append(_bounded(torch, own, its_keys, its_values, view.mask, scale, softcap, sinks))
+            outputs.append(fused(own, its_keys, its_values, attn_mask=view.mask, scale=scale, enable_gqa=groups > 1))
+            continue
+        its_keys, its_values = (each.repeat_interleave(groups, 1) for each in (its_keys, its_values))
+        scores = own @ its_keys.transpose(2, 3) * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores = scores + view.mask
+        if sinks is not None:  # a sink is a key without a value that every query sees
+            column = sinks.reshape(1, -1, 1, 1).expand(1, -1, scores.shape[2], 1).to(scores.dtype)
+            scores = torch.cat([scores, column], 3)
+        shares = scores.softmax(3, dtype=torch.float32).to(own.dtype)
+        outputs.append(shares[..., : its_keys.shape[2]] @ its_values)
     return torch.cat(outputs, 2)
 
 
@@ -251,20 +260,3 @@ def attend_in_one_call(
         enable_gqa=own.shape[1] != keys.shape[1],
     )
     return output.transpose(0, 1)[None]
-
-
-def _bounded(
-    torch: Any, query: Any, key: Any, value: Any, mask: Any, scale: float, softcap: float | None, sinks: Any
-) -> Any:
-    """Compute attention with bounded scores, or with a sink: a key without a value that every query sees."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.transpose(2, 3) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores + mask
-    if sinks is not None:
-        column = sinks.reshape(1, -1, 1, 1).expand(1, -1, scores.shape[2], 1).to(scores.dtype)
-        scores = torch.cat([scores, column], 3)
-    shares = scores.softmax(3, dtype=torch.float32).to(query.dtype)
-    return shares[..., : key.shape[2]] @ value

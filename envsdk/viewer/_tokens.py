@@ -59,11 +59,14 @@ def context_tokens(
         for own in ranges.dropped:
             if own.context == context == ranges.step.step.context:
                 dropped_by[own.start : own.stop] = ranges.step.step_index
-    is_in = np.zeros((len(numbered), length), dtype=np.bool_)  # for each sample, whether it contains each token
-    for index, (_, segment) in enumerate(numbered):
-        for own, at in _placed(segment, context):
-            is_in[index, own.start : own.stop] = True
+    placed = [(index, segment, [*_placed(segment, context)]) for index, (_, segment) in enumerate(numbered)]
+    placed = [one for one in placed if one[2]]  # the samples that have tokens of this context
+    is_in = np.zeros((len(placed), length), dtype=np.bool_)
+    for row, (index, segment, found) in zip(is_in, placed, strict=True):
+        for own, at in found:
+            row[own.start : own.stop] = True
             trained_by[own.start : own.stop][segment.mask[at : at + own.length]] = index
+    in_sample = np.array([index for index, *_ in placed], dtype=np.int64)
     added = _added(trajectory, context, numbered, samples)
     texts, partial, controls = _pieces(log.tokens, tokenizer)
     roles = () if log.roles is None else zip(log.roles.starts.tolist(), log.roles.run_codes.tolist(), strict=True)
@@ -81,7 +84,7 @@ def context_tokens(
         "steps": [(step.start, index) for index, step in steps if step.start < step.stop],
         "sampled": _runs(is_sampled),
         "trained": _runs(trained_by),
-        "samples": [(int(at), np.flatnonzero(is_in[:, at]).tolist()) for at in _run_starts(is_in)],
+        "samples": [(int(at), in_sample[is_in[:, at]].tolist()) for at in _run_starts(is_in)],
         "nodes": [(node["start"], node["number"]) for node in tree_nodes(trajectory) if node["context"] == context],
         "dropped": _runs(dropped_by),
         "images": [(placed.start, placed.stop, placed.image.sha256) for placed in log.media],

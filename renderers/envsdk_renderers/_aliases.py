@@ -101,7 +101,19 @@ class Alias:
                 raise ConfigError(f"the renderer {self.name!r} has no option {name!r}; {advice}")
         switches = {name: value for name, value in options.items() if name in self.switches}
         for name, value in switches.items():
-            self._check_switch(name, value, text)
+            accepted = self.switches[name]
+            if isinstance(accepted, type):
+                is_accepted, expected = type(value) is accepted, f"a value of type {accepted.__name__}"
+            else:
+                is_accepted = any(value == one and type(value) is type(one) for one in accepted)
+                expected = " or ".join(map(repr, accepted))
+            if not is_accepted:
+                raise ConfigError(f"{name} is {value!r}; expected {expected}")
+            if name not in ChatTemplate(text).variables:
+                raise ConfigError(
+                    f"{name} is {value!r}, but this chat template of the family {self.name!r} has no such argument: "
+                    "leave it out, or give the template of a model that has it as template="
+                )
         given = {name: value for name, value in options.items() if name not in switches}
         arguments: dict[str, Any] = {**(given.pop("template_arguments", None) or {})}
         if twice := sorted(arguments.keys() & switches.keys()):
@@ -113,18 +125,3 @@ class Alias:
         names |= given.pop("special_tokens", None) or {}
         found = {"stop": self.stop, "template_arguments": arguments | switches, "special_tokens": names}
         return {**{name: value for name, value in found.items() if value}, **given}
-
-    def _check_switch(self, name: str, value: object, text: str) -> None:
-        accepted = self.switches[name]
-        if isinstance(accepted, type):
-            is_accepted, expected = type(value) is accepted, f"a value of type {accepted.__name__}"
-        else:
-            is_accepted = any(value == one and type(value) is type(one) for one in accepted)
-            expected = " or ".join(map(repr, accepted))
-        if not is_accepted:
-            raise ConfigError(f"{name} is {value!r}; expected {expected}")
-        if name not in ChatTemplate(text).variables:
-            raise ConfigError(
-                f"{name} is {value!r}, but this chat template of the family {self.name!r} has no such argument: leave "
-                "it out, or give the template of a model that has it as template="
-            )

@@ -258,35 +258,5 @@ QWEN3_VL = Alias(
     special_tokens={"eos_token": "<|im_end|>"},
 )
 
-ALIASES: Mapping[str, Alias] = {
-    alias.name: alias
-    for alias in (
-        DEEPSEEK_V3,
-        DEEPSEEK_V3_1,
-        DEEPSEEK_R1,
-        DEEPSEEK_V4,
-        KIMI_K2,
-        KIMI_K2_5,
-        MINIMAX_M2,
-        LLAMA_3,
-        LLAMA_4,
-        GEMMA_3,
-        GEMMA_4,
-        MISTRAL_3,
-        NEMOTRON_3,
-        GRANITE_4,
-        SEED_OSS,
-        HUNYUAN,
-        HY_3,
-        PHI_4,
-        SMOLLM2,
-        SMOLLM3,
-        OLMO_3,
-        GLM_4_6,
-        GLM_5,
-        QWEN3_CODER,
-        QWEN2_5_VL,
-        QWEN3_VL,
-    )
-}
-"""All aliases by their names."""
+ALIASES: Mapping[str, Alias] = {alias.name: alias for alias in [*globals().values()] if isinstance(alias, Alias)}
+"""All aliases of this module by their names."""

@@ -144,6 +144,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--figures", type=Path, help="write the rows as figures that can be compared into this file")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without measurements, a benchmark runs once. The full run has its other rows, and those with a server."""
+    seen = set[str]()
+    for item in items:
+        if config.getoption("benchmark_disable") and Path(__file__).parent in item.path.parents:
+            name = item.nodeid.partition("[")[0]
+            if name in seen or "load" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.full)
+            seen.add(name)
+
+
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     """Add a line to the table: what was measured and its target, if it has one; `note` says what it is made of.

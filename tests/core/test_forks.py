@@ -1,6 +1,7 @@
 """A running episode is copied: both go on, and what was sampled before is trained once."""
 
 import asyncio
+import threading
 from random import Random
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from soundness import check
-from toy_policies import in_any_vocabulary
+from toy_policies import ANY_TOKENIZER, in_any_vocabulary
 
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolEnv, Trajectory, Turn, arollout, rollout, tool
@@ -339,13 +340,18 @@ def test_a_policy_may_fork_what_it_plays() -> None:
     env = Draws()
     looked: list[Trajectory] = []
 
-    @in_any_vocabulary
-    async def policy(prompt: Any, **others: Any) -> Any:
-        if len(env.drawn) == 4 and "fork" not in others["episode_id"]:
-            looked.append(await arollout(env.fork(), RANDOM, reset=False))
-        return RANDOM(prompt, **others)
+    class Looks:
+        tokenizer = ANY_TOKENIZER
 
-    trajectory = asyncio.run(arollout(env, policy, seed=1))
+        def __init__(self) -> None:
+            self.lock = threading.Lock()  # it cannot be copied
+
+        async def __call__(self, prompt: Any, **others: Any) -> Any:
+            if len(env.drawn) == 4 and "fork" not in others["episode_id"]:
+                looked.append(await arollout(env.fork(), RANDOM, reset=False))
+            return RANDOM(prompt, **others)
+
+    trajectory = asyncio.run(arollout(env, Looks(), seed=1))
     check(trajectory, *looked)
     assert len(looked) == 1
 

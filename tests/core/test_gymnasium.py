@@ -11,8 +11,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 import envsdk
 from envsdk import Action, Observation
+from envsdk._registry import find_creator
 
 ENVS = envsdk.list_envs()
+IMAGES = [name for name in ENVS if getattr(find_creator(name), "shows_images", False)]
+FEWER = [pytest.param(name, marks=pytest.mark.full) if name in IMAGES[1:] else name for name in ENVS]
+"""All environments; of those with images, which take long, a short run takes one."""
 
 
 def make(id: str) -> gymnasium.Env:
@@ -20,13 +24,13 @@ def make(id: str) -> gymnasium.Env:
     return gymnasium.make(id, disable_env_checker=True)
 
 
-@pytest.mark.parametrize("id", ENVS)
+@pytest.mark.parametrize("id", FEWER)
 @pytest.mark.filterwarnings("ignore:.*rendering without a render mode.*")
 def test_gymnasiums_checker_accepts_it(id: str) -> None:
     check_env(envsdk.make(id), skip_render_check=False)
 
 
-@pytest.mark.parametrize("id", ENVS)
+@pytest.mark.parametrize("id", FEWER)
 def test_gymnasium_make_gives_it_with_its_wrappers(id: str) -> None:
     env = gymnasium.make(id, history="strip")
     observation, info = env.reset(seed=1)
@@ -38,7 +42,7 @@ def test_gymnasium_make_gives_it_with_its_wrappers(id: str) -> None:
     env.close()
 
 
-@pytest.mark.parametrize("id", ENVS)
+@pytest.mark.parametrize("id", FEWER)
 def test_its_specification_survives_json(id: str) -> None:
     options = {"history": {"name": "compact", "every": 2}, "limits": {"max_steps": 3}}
     if not envsdk.make(id).shows_images:
@@ -70,7 +74,7 @@ def test_vector_environments_take_arrays_and_actions(id: str, vector: Callable, 
         envs.close()
 
 
-@pytest.mark.parametrize("id", ENVS)
+@pytest.mark.parametrize("id", FEWER)
 def test_info_values_keep_their_type_from_step_to_step(id: str) -> None:
     env = envsdk.make(id, history="strip", limits={"max_steps": 5, "max_sampled_tokens": 200})
     observation, info = env.reset(seed=0)

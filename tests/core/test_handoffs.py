@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from soundness import check
 from toy_policies import in_any_vocabulary
@@ -26,6 +26,7 @@ from envsdk import (
     rollout,
     tool,
 )
+from envsdk.episodes import _agent
 from envsdk.errors import ConfigError, EpisodeError, HandoffError, PolicyError, RenderError, TurnError
 from envsdk.policies import RandomPolicy
 
@@ -514,6 +515,7 @@ def grow(seed: int, strips: bool) -> Tree:
     return Tree(seed, history="strip" if strips else "keep", limits=Limits(max_steps=40, end_on_cut=False))
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(seed=st.integers(0, 1 << 30), strips=st.booleans())
 def test_every_tree_of_handoffs_players_and_forks_is_sound(seed: int, strips: bool) -> None:
     rng = Random(seed)
@@ -534,6 +536,7 @@ def test_every_tree_of_handoffs_players_and_forks_is_sound(seed: int, strips: bo
     check(*done)
 
 
+@settings(max_examples=settings.default.max_examples // 2)
 @given(seed=st.integers(0, 1 << 30), strips=st.booleans())
 def test_every_tree_is_the_same_whether_it_is_stepped_or_rolled_out(seed: int, strips: bool) -> None:
     policy = RandomPolicy(TOKENIZER.vocab_size, seed=1, stop_probability=0.3)
@@ -663,12 +666,14 @@ def test_what_makes_no_sense_before_the_first_turn_is_refused(said: list[Any], e
         rollout(Orders(*said), says("I"), seed=1)
 
 
-def test_an_agent_that_only_hands_over_to_what_fails_is_told_so() -> None:
+def test_an_agent_that_only_hands_over_to_what_fails_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_agent, "STEPS_WITHOUT_LIMIT", 50)  # a thousand outside of this test
+
     class Loops(Orders):
         def resume(self, result: Any) -> Any:
             return Handoff(FailsAtOnce())
 
-    with pytest.raises(HandoffError, match=r"handed over 1,000 times in a row"):
+    with pytest.raises(HandoffError, match=r"handed over 50 times in a row"):
         Loops(Handoff(FailsAtOnce())).reset(seed=0)
 
 

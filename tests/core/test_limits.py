@@ -332,12 +332,6 @@ def test_a_first_prompt_may_be_as_long_as_the_budget(offered: Offered, tokens: i
     assert offered([first()], [], history={"name": "budget", "max_tokens": tokens}) == expected
 
 
-# Several limits at a time.
-
-
-# A policy that samples more than it was offered.
-
-
 # Interrupted replies.
 
 
@@ -353,9 +347,6 @@ def test_a_reply_that_is_interrupted_where_nothing_is_left_ends_by_that_limit(
 def test_a_reply_that_used_up_what_its_turn_offered_is_answered(offered: Offered):
     for limits in ({}, MAY_BE_CUT):
         assert offered([first(max_tokens=20), closing()], [part(15), part(5)], **limits) == [20, 5, 60]
-
-
-# Cut replies.
 
 
 # Whose cut it is.
@@ -638,9 +629,6 @@ def test_a_later_prompt_must_have_room_for_its_prefill(offered: Offered, tokens:
 @pytest.mark.parametrize(("tokens", "expected"), [(4, [90, 1]), (5, [90, CONTEXT])])
 def test_a_reply_goes_on_where_there_is_room_for_one_token(offered: Offered, tokens: int, expected: list[Any]):
     assert offered([first(), goes_on(tokens)], [opens(85)]) == expected
-
-
-# A rewrite frees room.
 
 
 # One reason, the first of those that hold.

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
+from protocol_bodies import ROUTES
 from trainers import test_atif
 from trainers.episodes import all_kinds, delegated, kept, played, stripped, truncated
 
@@ -85,9 +86,6 @@ def add_ids(events: list[Any], prompt: list[int], tokens: list[int], logprobs: l
         for place, choice in enumerate(chunks):
             own = slice(place, place + 1 if choice is not chunks[-1] else None)
             choice |= {"token_ids": tokens[own], "logprobs": {"content": content[own]}}
-
-
-ROUTES = {"chat": "/chat/completions", "responses": "/responses", "anthropic": "/messages"}
 
 
 @contextlib.contextmanager

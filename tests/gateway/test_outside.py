@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import httpx
 import pytest
 import soundness
 from commanded_policies import SECRET, Commanded
+from protocol_bodies import ROUTES, body_of, check_error, text_of, until
 from scripted_sessions import RunningGateway
 
 from envsdk import Message, Trajectory
@@ -27,7 +28,6 @@ from envsdk.gateway._standalone import SessionLimits
 from envsdk.rollouts import StoredRun
 
 OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded", "limits": {"max_steps": 50}}
-ROUTES = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "anthropic": "/v1/messages"}
 PROTOCOLS = tuple(ROUTES)
 
 
@@ -75,17 +75,16 @@ class Program:
     def ask(self, text: str, protocol: str = "chat", status: int = 200, **options: Any) -> str:
         """Say something in the conversation; return the reply, or the message of the error."""
         asked = [*self.said, {"role": "user", "content": text}]
-        reply = self.gateway.post(self.base + ROUTES[protocol], body_of(protocol, asked), status, **options)
+        reply = self.gateway.post(self.base + "/v1" + ROUTES[protocol], body_of(protocol, asked), status, **options)
         if status != 200:
-            check_error(protocol, reply)
-            return reply["error"]["message"]
+            return check_error(protocol, reply)
         self.said = [*asked, {"role": "assistant", "content": text_of(protocol, reply)}]
         return text_of(protocol, reply)
 
     @contextlib.contextmanager
     def asking(self, text: str, *, stream: bool = False) -> Iterator[socket.socket]:
         """Ask, and close the connection at the end of the block, whether there is an answer or not."""
-        url = httpx.URL(self.base + ROUTES["chat"])
+        url = httpx.URL(self.base + "/v1" + ROUTES["chat"])
         body = json.dumps(body_of("chat", [*self.said, {"role": "user", "content": text}], stream=stream)).encode()
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -107,34 +106,6 @@ class Program:
 
     def close(self) -> dict[str, Any]:
         return self.gateway.post(f"/sessions/{self.id}/close", {})["summary"]
-
-
-def body_of(protocol: str, messages: Any, **fields: Any) -> dict[str, Any]:
-    more = {"max_tokens": 100_000} if protocol == "anthropic" else {}
-    return {"model": "m", ("input" if protocol == "responses" else "messages"): messages, **more, **fields}
-
-
-def text_of(protocol: str, reply: dict[str, Any]) -> str:
-    if protocol == "chat":
-        return reply["choices"][0]["message"]["content"]
-    if protocol == "responses":
-        return next(item for item in reply["output"] if item["type"] == "message")["content"][0]["text"]
-    return next(block for block in reply["content"] if block["type"] == "text")["text"]
-
-
-def check_error(protocol: str, reply: dict[str, Any]) -> None:
-    """Check that an error has its protocol's form."""
-    if protocol == "anthropic":
-        assert reply["type"] == "error" and set(reply["error"]) >= {"type", "message"}
-    else:
-        assert set(reply["error"]) == {"message", "type", "param", "code"}
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 600.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +148,7 @@ def test_a_session_without_a_request_is_not_recorded(gateway: Standalone) -> Non
 def test_a_session_whose_requests_were_all_refused_is_recorded_with_the_last_refusal(gateway: Standalone) -> None:
     program = gateway.open(episode_id="e")
     for text in (7, {}):
-        gateway.post(program.base + ROUTES["chat"], {"model": "m", "messages": text}, 400)
+        gateway.post(program.base + "/v1" + ROUTES["chat"], {"model": "m", "messages": text}, 400)
     assert program.close()["status"] == "error"
     assert "2 requests were refused, the last one because: messages" in (gateway.trajectories["e"].error or "")
 
@@ -323,7 +294,7 @@ def test_closing_a_session_or_the_gateway_does_not_wait_for_a_policy_that_hangs(
 
     def hang(program: Program, name: str) -> None:
         body = body_of("chat", [*program.said, {"role": "user", "content": "hang"}])
-        statuses[name] = httpx.post(program.base + ROUTES["chat"], json=body, timeout=600).status_code
+        statuses[name] = httpx.post(program.base + "/v1" + ROUTES["chat"], json=body, timeout=600).status_code
 
     with Standalone(close_timeout_s=0.3) as gateway:
         other = gateway.open(episode_id="other")
@@ -353,7 +324,7 @@ def test_a_message_that_the_model_family_cannot_express_is_refused() -> None:
         tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
         body = body_of("chat", [{"role": "user", "content": "a"}], tools=tools)
         program.ask("a")
-        refused = gateway.post(program.base + ROUTES["chat"], body, 400)
+        refused = gateway.post(program.base + "/v1" + ROUTES["chat"], body, 400)
         assert "tools" in refused["error"]["message"]
         assert program.ask("b") == "answer to b"
         assert other.ask("still here") == "answer to still here"
@@ -493,7 +464,7 @@ def test_the_command_serves_until_sigterm_and_leaves_a_whole_run_folder(tmp_path
             for name in ("closed", "open", "other"):
                 session = client.post("/sessions", json={"episode_id": name}).json()
                 body = body_of("chat", [{"role": "user", "content": name}])
-                assert client.post(session["anthropic_base_url"] + ROUTES["chat"], json=body).status_code == 200
+                assert client.post(session["anthropic_base_url"] + "/v1" + ROUTES["chat"], json=body).status_code == 200
                 if name == "closed":
                     client.post(f"/sessions/{session['id']}/close")
         process.send_signal(signal.SIGTERM)

@@ -21,6 +21,7 @@ import openai
 import pytest
 import soundness
 from model_servers import Fault, ModelServer
+from protocol_bodies import ROUTES, until
 
 import envsdk
 from envsdk import Action, Limits, Message, Trajectory, Turn, arollout, rollout
@@ -80,13 +81,6 @@ def played(program: Callable[[Callable[..., str]], Outcome], *says: str, **optio
     if env.trainable_roles is None:
         soundness.check(trajectory)
     return trajectory
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 600
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class InFlight:
@@ -558,7 +552,6 @@ def test_sampling_is_the_programs_unless_the_environment_sets_it(sampling: Any, 
     assert seen == [told]
 
 
-ROUTES = {"chat": "v1/chat/completions", "responses": "v1/responses", "anthropic": "v1/messages"}
 NEUTRAL = {
     "chat": {
         "frequency_penalty": 0,
@@ -585,7 +578,7 @@ class AsksFor(ProgramEnv):
             for sampling in (*self.wanted, {}):
                 asked = {"input" if self.protocol == "responses" else "messages": [{"role": "user", "content": "a"}]}
                 body = {"model": "m", "max_tokens": 20, **asked, **sampling}
-                response = client.post(ROUTES[self.protocol], json=body, headers={"x-api-key": model.api_key})
+                response = client.post(f"/v1{ROUTES[self.protocol]}", json=body, headers={"x-api-key": model.api_key})
                 error = response.json().get("error") or {}
                 self.answers.append((response.status_code, str(error.get("message", "")).partition(":")[0]))
         return 1.0
@@ -704,7 +697,7 @@ def test_close_ends_a_plain_program_that_waits_for_its_reply():
     env = env_of(program)
     env.reset(seed=0)
     env.close()
-    wait_until(lambda: bool(seen))
+    until(lambda: bool(seen))
     assert isinstance(seen[0], openai.BadRequestError)
 
 
@@ -733,7 +726,7 @@ class LeavesItsReplies(ProgramEnv):
                     body = json.dumps({"model": "m", "messages": said})
                     head = f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                     connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
-                    wait_until(lambda: not self.server.faults)
+                    until(lambda: not self.server.faults)
             said += [] if self.again else [{"role": "user", "content": "Stop."}]
             reply = client.post(url, json={"model": "m", "messages": said}).json()
             assert reply["choices"][0]["message"]["content"] == "x" or not self.stream
@@ -827,7 +820,7 @@ def test_what_fails_while_a_program_waits_is_a_server_error_that_its_client_does
     (ended,) = Rollouts(Asking, policy, seeds=[0], group_size=1, max_retries=0, **options).run()
     assert (ended.status, ended.error_kind) == ("error", kind)
     assert text in (ended.error or "")
-    wait_until(lambda: bool(seen))
+    until(lambda: bool(seen))
     assert isinstance(seen[0], package.InternalServerError)
     assert seen[0].status_code == status
     assert "secret" not in str(seen[0])
@@ -850,7 +843,7 @@ def test_what_fails_in_a_single_rollout_is_the_same_server_error(error: Exceptio
 
     with contextlib.closing(env_of(program)) as env, pytest.raises(type(error)):
         rollout(env, failing_with(error), seed=0)
-    wait_until(lambda: bool(seen))
+    until(lambda: bool(seen))
     assert seen[0].status_code == status
 
 
@@ -871,7 +864,7 @@ def test_an_environment_that_fails_while_a_program_waits_is_a_plain_server_error
 
     (ended,) = Rollouts(lambda: env_of(program, history=Failing()), saying("x"), seeds=[0], group_size=1).run()
     assert (ended.error_kind, "broken history" in (ended.error or "")) == ("environment", True)
-    wait_until(lambda: bool(seen))
+    until(lambda: bool(seen))
     assert (seen[0].status_code, seen[0].code) == (500, "episode_failed")
 
 
@@ -965,7 +958,7 @@ ask({{"role": "user", "content": "a"}})
         env.close()
     else:
         rollout(env, saying("hello"), seed=0)
-    wait_until(lambda: not processes_with(mark))
+    until(lambda: not processes_with(mark))
     env.close()
 
 

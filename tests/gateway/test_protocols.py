@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from protocol_bodies import BODIES
 from wire_clients import CREATED, a_reply
 
 from envsdk import Message
@@ -18,91 +19,6 @@ from envsdk.messages import ToolCall
 
 PROTOCOLS = ("chat", "responses", "anthropic")
 each_protocol = pytest.mark.parametrize("name", PROTOCOLS)
-FUNCTION = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {"a": {}}}}
-CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-BODIES: dict[str, dict[str, Any]] = {
-    "chat": {
-        "model": "m",
-        "messages": [
-            {"role": "system", "content": "s"},
-            {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "ann"},
-            {"role": "assistant", "content": None, "reasoning_content": "r", "tool_calls": [CALL]},
-            {"role": "tool", "tool_call_id": "call_1", "content": "3"},
-        ],
-        "tools": [{"type": "function", "function": FUNCTION}],
-        "tool_choice": {"type": "function", "function": {"name": "add"}},
-        "parallel_tool_calls": False,
-        "stop": ["END"],
-        "max_tokens": 5,
-        "n": 2,
-        "logprobs": True,
-        "temperature": 0.5,
-        "response_format": {"type": "text"},
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "metadata": {"a": "b"},
-    },
-    "responses": {
-        "model": "m",
-        "instructions": "s",
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
-            {
-                "type": "reasoning",
-                "id": "rs_r0",
-                "summary": [{"type": "summary_text", "text": "r"}],
-                "content": None,
-                "encrypted_content": "envsdk_r0",
-            },
-            {
-                "type": "message",
-                "role": "assistant",
-                "id": "msg_r0",
-                "status": "completed",
-                "content": [{"type": "output_text", "text": "x", "annotations": []}],
-            },
-            {"type": "function_call", "id": "fc_r0_0", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'},
-            {"type": "function_call_output", "call_id": "call_1", "output": "3"},
-        ],
-        "tools": [{"type": "function", **FUNCTION, "strict": True}],
-        "tool_choice": "required",
-        "max_output_tokens": 5,
-        "include": ["reasoning.encrypted_content"],
-        "text": {"format": {"type": "text"}},
-        "reasoning": {"effort": "low", "summary": "auto"},
-        "store": False,
-        "stream": True,
-    },
-    "anthropic": {
-        "model": "m",
-        "max_tokens": 5,
-        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
-        "messages": [
-            {"role": "user", "content": "Hi"},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "r", "signature": "envsdk_r0"},
-                    {"type": "text", "text": "x"},
-                    {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "call_1", "content": [{"type": "text", "text": "3"}]},
-                    {"type": "text", "text": "Go on"},
-                ],
-            },
-        ],
-        "tools": [{"name": "add", "description": "Add.", "input_schema": FUNCTION["parameters"]}],
-        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
-        "thinking": {"type": "enabled", "budget_tokens": 1024},
-        "stop_sequences": ["END"],
-        "temperature": 0.5,
-        "stream": True,
-    },
-}
 
 texts = st.text(st.characters(), max_size=8)  # with halves of surrogate pairs
 odd = st.sampled_from(

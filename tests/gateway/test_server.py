@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +19,7 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from protocol_bodies import ROUTES, body_of, check_error, text_of, until
 from scripted_sessions import SECRET, ScriptedSession
 
 from envsdk.errors import ConfigError
@@ -29,42 +30,14 @@ from envsdk.gateway._sessions import Sessions, TokenBucket
 from envsdk.images import Image
 
 PROTOCOLS = ("chat", "responses", "anthropic")
-ROUTES = {"chat": "chat/completions", "responses": "responses", "anthropic": "messages"}
-
-
-def body_of(protocol: str, text: str, **fields: Any) -> dict[str, Any]:
-    asked: Any = [{"role": "user", "content": text}]
-    more = {"max_tokens": 100} if protocol == "anthropic" else {}
-    return {"model": "m", ("input" if protocol == "responses" else "messages"): asked, **more, **fields}
-
-
-def text_of(protocol: str, reply: dict[str, Any]) -> str:
-    if protocol == "chat":
-        return reply["choices"][0]["message"]["content"]
-    if protocol == "responses":
-        return reply["output"][0]["content"][0]["text"]
-    return reply["content"][0]["text"]
 
 
 def assert_error(protocol: str, response: httpx.Response, status: int) -> str:
     """Check that a response is an error in a protocol's form, and return its message."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
-    error = response.json()["error"]
-    if protocol == "anthropic":
-        assert response.json()["type"] == "error"
-    else:
-        assert set(error) == {"message", "type", "param", "code"}
     assert "Traceback" not in response.text
-    return error["message"]
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 600.0) -> None:
-    """Wait until something holds."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
+    return check_error(protocol, response.json())
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +89,7 @@ def test_a_session_is_identified_by_its_key_or_by_the_path(
         "path and key": {"authorization": f"Bearer {session.key}"},
     }[way]
     path = f"/s/{session.id}" if way.startswith("path") else ""
-    response = http.post(f"{root}{path}{base}/{ROUTES[protocol]}", json=body_of(protocol, "hi"), headers=headers)
+    response = http.post(f"{root}{path}{base}{ROUTES[protocol]}", json=body_of(protocol, "hi"), headers=headers)
     assert response.status_code == 200, response.text
     assert text_of(protocol, response.json()) == "session: hi"
 
@@ -126,10 +99,10 @@ def test_without_the_key_of_an_open_session_nothing_is_answered(
     http: httpx.Client, root: str, session: ScriptedSession, protocol: str
 ) -> None:
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic x"}, {"x-api-key": session.id}):
-        response = http.post(f"{root}/v1/{ROUTES[protocol]}", json=body_of(protocol, "hi"), headers=headers)
+        response = http.post(f"{root}/v1{ROUTES[protocol]}", json=body_of(protocol, "hi"), headers=headers)
         assert_error(protocol, response, 401)
         assert response.headers["www-authenticate"] == "Bearer"
-    response = http.post(f"{root}/s/{session.key}/v1/{ROUTES[protocol]}", json=body_of(protocol, "hi"))
+    response = http.post(f"{root}/s/{session.key}/v1{ROUTES[protocol]}", json=body_of(protocol, "hi"))
     assert_error(protocol, response, 404)
     assert session.asked == []
 
@@ -185,7 +158,7 @@ def test_a_body_that_is_not_a_request_is_refused_in_the_form_of_the_protocol(
     http: httpx.Client, url: str, protocol: str, status: int, content: bytes, content_type: str | None
 ) -> None:
     headers = {"content-type": content_type} if content_type else {}
-    assert_error(protocol, http.post(f"{url}/{ROUTES[protocol]}", content=content, headers=headers), status)
+    assert_error(protocol, http.post(f"{url}{ROUTES[protocol]}", content=content, headers=headers), status)
 
 
 def test_an_encoded_body_is_refused(http: httpx.Client, url: str) -> None:
@@ -214,12 +187,12 @@ def test_a_body_that_does_not_arrive_is_refused_in_time(http: httpx.Client, url:
 def test_unknown_routes_and_methods_are_refused_in_the_form_of_the_protocol(
     http: httpx.Client, url: str, root: str, protocol: str
 ) -> None:
-    assert_error(protocol, http.post(f"{url}/{ROUTES[protocol]}/an/unknown", json={}), 404)
-    assert_error(protocol, http.post(f"{url}/{ROUTES[protocol]}/", json={}), 404)
-    response = http.get(f"{url}/{ROUTES[protocol]}")
+    assert_error(protocol, http.post(f"{url}{ROUTES[protocol]}/an/unknown", json={}), 404)
+    assert_error(protocol, http.post(f"{url}{ROUTES[protocol]}/", json={}), 404)
+    response = http.get(f"{url}{ROUTES[protocol]}")
     assert_error(protocol, response, 405)
     assert response.headers["allow"] == "POST"
-    assert_error(protocol, http.request("WEIRD", f"{url}/{ROUTES[protocol]}"), 405)
+    assert_error(protocol, http.request("WEIRD", f"{url}{ROUTES[protocol]}"), 405)
     assert_error("anthropic", http.get(f"{root}/unknown", headers={"anthropic-version": "2023-06-01"}), 404)
 
 
@@ -254,7 +227,7 @@ def test_a_session_that_asks_too_often_is_told_when_to_come_back(session: Script
     async def ask() -> list[httpx.Response]:
         headers = {"x-api-key": session.key}
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
-            return [await client.post(f"/v1/{ROUTES[p]}", json=body_of(p, "hi")) for p in ("chat", *PROTOCOLS)]
+            return [await client.post(f"/v1{ROUTES[p]}", json=body_of(p, "hi")) for p in ("chat", *PROTOCOLS)]
 
     first, second, *refused = asyncio.run(ask())
     assert first.status_code == second.status_code == 200
@@ -293,7 +266,7 @@ def test_a_session_may_not_have_any_number_of_requests_waiting(
 def test_an_error_of_the_session_has_its_status_in_the_form_of_the_protocol(
     http: httpx.Client, url: str, protocol: str, stream: bool
 ) -> None:
-    response = http.post(f"{url}/{ROUTES[protocol]}", json=body_of(protocol, "fail", stream=stream))
+    response = http.post(f"{url}{ROUTES[protocol]}", json=body_of(protocol, "fail", stream=stream))
     assert assert_error(protocol, response, 502) == "the policy failed"
 
 
@@ -303,7 +276,7 @@ def test_an_error_of_the_session_has_its_status_in_the_form_of_the_protocol(
 def test_an_unexpected_error_is_logged_and_answered_with_its_id_only(
     http: httpx.Client, url: str, caplog: pytest.LogCaptureFixture, protocol: str, stream: bool
 ) -> None:
-    response = http.post(f"{url}/{ROUTES[protocol]}", json=body_of(protocol, "break", stream=stream))
+    response = http.post(f"{url}{ROUTES[protocol]}", json=body_of(protocol, "break", stream=stream))
     message = assert_error(protocol, response, 500)
     request_id = response.headers["x-request-id"]
     assert message == f"the gateway failed; its log has the cause under {request_id}"
@@ -524,7 +497,7 @@ def test_the_log_has_routes_and_times_but_no_content_and_no_key(
         caplog.set_level(logging.DEBUG, logger=name)
     for protocol in PROTOCOLS:
         for text in (SECRET, "break", "fail"):
-            http.post(f"{url}/{ROUTES[protocol]}?q={SECRET}", json=body_of(protocol, text, user=SECRET))
+            http.post(f"{url}{ROUTES[protocol]}?q={SECRET}", json=body_of(protocol, text, user=SECRET))
     http.post(f"{root}/v1/chat/completions", json={SECRET: 1}, headers={"x-api-key": session.key})
     http.post(f"{url}/{SECRET}", content=SECRET)
     http.request(SECRET.upper(), f"{url}/models")

@@ -1,6 +1,5 @@
 """Images in the prompts of policies on servers: the tokens that a server makes of them are checked."""
 
-import asyncio
 import base64
 import io
 
@@ -8,7 +7,7 @@ import numpy as np
 import PIL.Image
 import pytest
 from model_servers import ModelServer
-from policy_requests import request
+from policy_requests import ask
 from vision_models import picture, qwen_processor, vision_renderer
 
 import envsdk
@@ -29,14 +28,6 @@ MEDIA = tuple(RENDERER.vision.places(PROMPT, IMAGES))
 PAD = RENDERER.tokenizer.token_id("<|image_pad|>")
 
 
-def ask(policy, **changes):
-    async def run():
-        async with policy:
-            return await policy(PROMPT, **request(media=MEDIA, **changes))
-
-    return asyncio.run(run())
-
-
 def server_of(kind="vllm", **options):
     return ModelServer(kind, tokenizer=RENDERER.tokenizer, **options)
 
@@ -47,7 +38,7 @@ def test_vllm_gets_one_placeholder_for_each_image_and_samples_from_our_prompt(st
     with server_of() as server:
         server.vision = RENDERER.vision
         given = {"on_tokens": lambda tokens: seen.extend(tokens)} if streams else {}
-        action = ask(VLLM(server.url, check=False), max_tokens=5, **given)
+        action = ask(VLLM(server.url, check=False), prompt=PROMPT, media=MEDIA, max_tokens=5, **given)
         (body,) = server.bodies(GENERATE)
     assert len(action.tokens)
     assert seen == (action.tokens.tolist() if streams else [])
@@ -71,7 +62,7 @@ def test_a_transparent_image_is_sent_with_the_pixels_that_a_processor_sees(mode)
 def test_the_probe_of_a_server_has_no_placeholders():
     with server_of() as server:
         server.vision = RENDERER.vision
-        ask(VLLM(server.url), max_tokens=5)
+        ask(VLLM(server.url), prompt=PROMPT, media=MEDIA, max_tokens=5)
         probes = [body for path, body, _ in server.requests if path == GENERATE][:-1]
     assert probes
     assert not any(PAD in body["token_ids"] for body in probes)
@@ -84,24 +75,24 @@ def test_a_server_with_another_image_processor_is_refused():
         with pytest.raises(
             ServerReplyError, match=r"sampled from a different prompt: .* Start vLLM with the image processor"
         ):
-            ask(VLLM(server.url, check=False), max_tokens=5)
+            ask(VLLM(server.url, check=False), prompt=PROMPT, media=MEDIA, max_tokens=5)
 
 
 def test_a_server_that_does_not_return_its_prompt_is_refused():
     with server_of() as server, pytest.raises(ServerReplyError, match="did not return prompt_token_ids"):
-        ask(VLLM(server.url, check=False), max_tokens=5)
+        ask(VLLM(server.url, check=False), prompt=PROMPT, media=MEDIA, max_tokens=5)
 
 
 def test_completions_take_no_images():
     with server_of(has_token_endpoint=False) as server, pytest.raises(ServerMismatch, match="--enable-scale-out"):
-        ask(VLLM(server.url, check=False), max_tokens=5)
+        ask(VLLM(server.url, check=False), prompt=PROMPT, media=MEDIA, max_tokens=5)
         assert not server.bodies("/v1/completions")
 
 
 def test_sglang_refuses_images_before_it_asks_a_server():
     with server_of("sglang") as server:
         with pytest.raises(ConfigError, match=r"the prompt has an image: SGLang's /generate"):
-            ask(SGLang(server.url), max_tokens=5)
+            ask(SGLang(server.url), prompt=PROMPT, media=MEDIA, max_tokens=5)
         assert not server.requests
 
 

@@ -6,7 +6,7 @@ import base64
 import numpy as np
 import pytest
 from model_servers import Fault, ModelServer, encoded_npy
-from policy_requests import PROMPT, STOP, request
+from policy_requests import PROMPT, STOP, ask, request
 
 import envsdk
 from envsdk.errors import ConfigError, ServerReplyError, UnknownName
@@ -26,48 +26,19 @@ def served(name, **options):
     return policy, ModelServer("sglang" if policy is SGLang else "vllm", **given, **options)
 
 
-async def ask(policy, **changes):
-    """One reply of a policy, which is closed then."""
-    async with policy:
-        return await policy(changes.pop("prompt", PROMPT), **request(**changes))
-
-
 @pytest.mark.parametrize("name", KINDS)
-def test_a_reply_has_ids_and_logprobs_and_ends_at_the_stop_token(name):
+def test_a_reply_is_sampled_with_the_parameters_of_the_turn_and_no_default_of_the_server(name):
     kind, server = served(name)
     with server:
-        action = asyncio.run(ask(kind(server.url, "toy", seed=3)))
-    assert action.finish_reason == "stop"
-    assert action.tokens[-1] == STOP
-    assert action.logprobs.shape == action.tokens.shape
-    assert (action.logprobs <= 0).all()
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_reply_that_reaches_max_tokens_was_cut(name):
-    kind, server = served(name, stop_logit=-9.0)
-    with server:
-        action = asyncio.run(ask(kind(server.url, "toy", check=False), max_tokens=5))
-    assert action.finish_reason == "length" and len(action.tokens) == 5
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_sampling_of_a_turn_takes_precedence(name):
-    kind, server = served(name)
-    with server:
-        action = asyncio.run(ask(kind(server.url, temperature=0.7), sampling={"temperature": 1.5}))
+        action, again = (
+            ask(kind(server.url, "toy", temperature=0.7, seed=5), sampling={"temperature": 1.5}) for _ in range(2)
+        )
         sent = server.requests[-1][1]
-    assert action.temperature == 1.5
-    assert sent.get("sampling_params", sent)["temperature"] == 1.5
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_no_default_of_the_server_shapes_the_distribution(name):
-    kind, server = served(name)
-    with server:
-        asyncio.run(ask(kind(server.url)))
-        sent = server.requests[-1][1]
+    assert action.finish_reason == "stop" and action.tokens[-1] == STOP
+    assert np.array_equal(action.tokens, again.tokens)
+    assert action.logprobs.shape == action.tokens.shape and (action.logprobs <= 0).all()
     given = sent.get("sampling_params", sent)
+    assert action.temperature == given["temperature"] == 1.5
     neutral = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_p": 1.0}
     assert {key: given[key] for key in neutral} == neutral
     assert given["top_k"] == (-1 if name == "sglang" else 0)
@@ -75,9 +46,20 @@ def test_no_default_of_the_server_shapes_the_distribution(name):
     assert given["stop_token_ids"] == [STOP]
 
 
+@pytest.mark.parametrize("name", ["native", "completions", "sglang"])
+def test_at_temperature_0_logprobs_are_0_and_without_a_seed_none_is_sent(name):
+    kind, server = served(name)
+    with server:
+        action = ask(kind(server.url, check=False), sampling={"temperature": 0.0})
+        sent = server.requests[-1][1]
+    assert not action.logprobs.any()
+    given = sent.get("sampling_params", sent)
+    assert given.get("seed") is None and "sampling_seed" not in given
+
+
 def test_an_unknown_sampling_parameter_is_an_error():
     with pytest.raises(UnknownName, match="sampling parameter of VLLM"):
-        asyncio.run(ask(VLLM("http://localhost:1"), sampling={"temprature": 1.0}))
+        ask(VLLM("http://localhost:1"), sampling={"temprature": 1.0})
 
 
 @pytest.mark.parametrize("temperature", [1e-7, 0.005])
@@ -92,32 +74,11 @@ def test_sglang_refuses_parameters_that_its_logprobs_do_not_reflect(options):
         SGLang("http://localhost:1", **options)
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_at_temperature_0_logprobs_are_0(name):
-    kind, server = served(name)
-    with server:
-        action = asyncio.run(ask(kind(server.url), sampling={"temperature": 0.0}))
-    assert not action.logprobs.any()
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_the_same_seed_gives_the_same_replies_and_no_seed_sends_none(name):
-    kind, server = served(name)
-    with server:
-        first = asyncio.run(ask(kind(server.url, seed=5)))
-        again = asyncio.run(ask(kind(server.url, seed=5)))
-        asyncio.run(ask(kind(server.url)))
-        sent = server.requests[-1][1]
-    assert np.array_equal(first.tokens, again.tokens)
-    given = sent.get("sampling_params", sent)
-    assert given.get("seed") is None and "sampling_seed" not in given
-
-
 def test_seeds_depend_on_the_episode_the_context_and_the_length_of_the_prompt():
     changes = [{}, {"episode_id": "f"}, {"context": "main/a-1"}, {"prompt": PROMPT[:3]}]
     with ModelServer() as server:
         for change in changes:
-            asyncio.run(ask(VLLM(server.url, seed=5, check=False), **change))
+            ask(VLLM(server.url, seed=5, check=False), **change)
         seeds = {body["sampling_params"]["seed"] for body in server.bodies("/inference/v1/generate")}
     assert len(seeds) == len(changes)
 
@@ -203,7 +164,7 @@ def test_a_reply_that_is_not_legal_is_an_error_and_is_not_asked_for_again(violat
         server.faults.append(fault)
         policy = VLLM(server.url, tokenizer="embedded", seed=1)
         with pytest.raises(ServerReplyError, match=message) as caught:
-            asyncio.run(ask(policy, prompt=PROMPT[:2]))
+            ask(policy, prompt=PROMPT[:2])
         assert len(server.bodies("/inference/v1/generate")) == 1
     assert server.url in str(caught.value)
 
@@ -216,7 +177,7 @@ def test_sglang_must_return_logprobs():
     with ModelServer("sglang") as server:
         server.faults.append(Fault(change=drop))
         with pytest.raises(ServerReplyError, match="no output_token_logprobs"):
-            asyncio.run(ask(SGLang(server.url)))
+            ask(SGLang(server.url))
 
 
 def test_sglang_ends_a_reply_at_a_nan_and_says_so():
@@ -227,7 +188,7 @@ def test_sglang_ends_a_reply_at_a_nan_and_says_so():
     with ModelServer("sglang") as server:
         server.faults.append(Fault(change=nan))
         with pytest.raises(ServerReplyError, match="NaN happened"):
-            asyncio.run(ask(SGLang(server.url)))
+            ask(SGLang(server.url))
 
 
 def test_sglang_may_end_a_reply_at_the_end_token_of_its_model():
@@ -238,7 +199,7 @@ def test_sglang_may_end_a_reply_at_the_end_token_of_its_model():
 
     with ModelServer("sglang") as server:
         server.faults.append(Fault(change=own_end))
-        action = asyncio.run(ask(SGLang(server.url)))
+        action = ask(SGLang(server.url))
     assert action.tokens[-1] == 9 and action.finish_reason == "stop"
 
 
@@ -251,7 +212,7 @@ def test_a_reply_may_end_at_a_stop_string(name):
     kind, server = served(name, stop_logit=-9.0)
     with server:
         server.faults.append(Fault(change=stopped))
-        action = asyncio.run(ask(kind(server.url), stop=("END",), max_tokens=3))
+        action = ask(kind(server.url), stop=("END",), max_tokens=3)
         sent = server.requests[-1][1]
     assert action.finish_reason == "stop"
     assert sent.get("sampling_params", sent)["stop"] == ["END"]
@@ -262,13 +223,13 @@ def test_a_reply_may_end_at_a_stop_string(name):
 
 def test_a_reply_of_one_weight_version_is_one_action():
     with ModelServer(versions=lambda position: "12") as server:
-        action = asyncio.run(ask(VLLM(server.url)))
+        action = ask(VLLM(server.url))
     assert action.policy_version == 12
 
 
 def test_a_version_without_a_number_is_side_data():
     with ModelServer(versions=lambda position: "step-7") as server:
-        action = asyncio.run(ask(VLLM(server.url)))
+        action = ask(VLLM(server.url))
     assert action.policy_version is None
     assert action.extra == {"weight_version": "step-7"}
 
@@ -305,21 +266,21 @@ def test_an_sglang_without_spans_names_one_version_for_the_whole_reply():
 
     with ModelServer("sglang", versions=lambda position: "12") as server:
         server.faults.append(Fault(change=without_spans))
-        action = asyncio.run(ask(SGLang(server.url)))
+        action = ask(SGLang(server.url))
     assert action.policy_version == 12
 
 
 @pytest.mark.parametrize("check", [True, False])
 def test_sglang_samples_from_the_adapter_that_is_named(check):
     with ModelServer("sglang", adapters=("other", "mine")) as server:
-        asyncio.run(ask(SGLang(server.url, "mine", check=check)))
+        ask(SGLang(server.url, "mine", check=check))
         assert {body["lora_path"] for path, body, _ in server.requests if path == "/generate"} == {"mine"}
 
 
 @pytest.mark.parametrize("model", ["toy", None])
 def test_sglang_samples_from_its_own_model_without_an_adapter(model):
     with ModelServer("sglang", adapters=("mine",)) as server:
-        asyncio.run(ask(SGLang(server.url, model)))
+        ask(SGLang(server.url, model))
         assert not any("lora_path" in body for _, body, _ in server.requests)
 
 
@@ -347,7 +308,7 @@ def test_routed_experts_and_sampling_masks_are_side_data_of_their_tokens():
             return value
 
         server.faults.append(Fault(change=add))
-        action = asyncio.run(ask(VLLM(server.url, seed=2)))
+        action = ask(VLLM(server.url, seed=2))
     experts = action.extra["routed_experts"]
     rows = len(PROMPT) + len(action.tokens)
     assert experts.over == "all" and experts.values.dtype == np.int32 and experts.values.shape == (rows, 3, 2)
@@ -362,7 +323,7 @@ def test_side_data_with_other_rows_is_an_error():
     with ModelServer() as server:
         server.faults.append(change_choice(lambda choice: choice.update(routed_experts=wrong)))
         with pytest.raises(ServerReplyError, match="routed_experts has 50 rows"):
-            asyncio.run(ask(VLLM(server.url)))
+            ask(VLLM(server.url))
 
 
 def test_sglang_returns_routed_experts_on_request():
@@ -375,18 +336,9 @@ def test_sglang_returns_routed_experts_on_request():
             return value
 
         server.faults.append(Fault(change=add))
-        action = asyncio.run(ask(SGLang(server.url, routed_experts=True)))
+        action = ask(SGLang(server.url, routed_experts=True))
         assert server.requests[-1][1]["return_routed_experts"] is True
     assert action.extra["routed_experts"].values.shape == (len(PROMPT) + len(action.tokens), 6)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_an_episode_gives_samples_with_the_logprobs_of_the_server(name):
-    kind, server = served(name)
-    with server:
-        trajectory = rollout(kind(server.url, seed=1))
-    (sample,) = trajectory.samples()
-    assert sample.mask.any() and np.isfinite(sample.logprobs[sample.mask]).all()
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -394,6 +346,6 @@ def test_a_reply_fills_at_most_the_context_of_the_server(name):
     kind, server = served(name, max_model_len=8, stop_logit=-9.0)
     with server:
         policy = kind(server.url)
-        action = asyncio.run(ask(policy, max_tokens=None, stop_token_ids=(4000,)))
+        action = ask(policy, max_tokens=None, stop_token_ids=(4000,))
     room = 8 - len(PROMPT) - policy.spare_tokens
     assert len(action.tokens) == room and action.finish_reason == "length"

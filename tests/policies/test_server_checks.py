@@ -5,23 +5,13 @@ import asyncio
 import numpy as np
 import pytest
 from model_servers import ModelServer
-from policy_requests import PROMPT, request
+from policy_requests import PROMPT, ask, request
 
 import envsdk
 from envsdk.errors import ServerMismatch, ServerUnreachable, TokenizerMismatch
 from envsdk.policies import VLLM, SGLang
 
 KINDS = [(VLLM, "vllm"), (SGLang, "sglang")]
-
-
-def ask(policy, **changes):
-    """One reply of a policy, which is closed then."""
-
-    async def run():
-        async with policy:
-            return await policy(PROMPT, **request(**changes))
-
-    return asyncio.run(run())
 
 
 def play(policy, tokenizer="embedded", **limits):
@@ -36,26 +26,16 @@ def play(policy, tokenizer="embedded", **limits):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "flag"),
-    [(VLLM, "vllm", "--logprobs-mode processed_logprobs"), (SGLang, "sglang", "SGLANG_RETURN_ORIGINAL_LOGPROB")],
+    ("kind", "options", "flag"),
+    [
+        (VLLM, {}, "--logprobs-mode processed_logprobs"),
+        (VLLM, {"has_token_endpoint": False}, "--logprobs-mode processed_logprobs"),
+        (SGLang, {"kind": "sglang"}, "SGLANG_RETURN_ORIGINAL_LOGPROB"),
+    ],
 )
-@pytest.mark.parametrize("prompt", [[0, 1], [5, 96], [40, 41, 42]])
-def test_raw_logprobs_are_detected(kind, name, flag, prompt):
-    with ModelServer(name, processed=False) as server, pytest.raises(ServerMismatch, match=flag):
-
-        async def run(policy):
-            async with policy:
-                await policy(np.array(prompt, dtype=np.int32), **request())
-
-        asyncio.run(run(kind(server.url)))
-
-
-def test_raw_logprobs_are_detected_on_a_server_without_a_token_endpoint():
-    with (
-        ModelServer(processed=False, has_token_endpoint=False) as server,
-        pytest.raises(ServerMismatch, match="--logprobs-mode"),
-    ):
-        ask(VLLM(server.url))
+def test_raw_logprobs_are_detected(kind, options, flag):
+    with ModelServer(processed=False, **options) as server, pytest.raises(ServerMismatch, match=flag):
+        ask(kind(server.url))
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)
@@ -63,7 +43,7 @@ def test_processed_logprobs_pass(kind, name):
     with ModelServer(name) as server:
 
         async def run():
-            for last in range(30):
+            for last in range(6):
                 async with kind(server.url) as policy:
                     await policy(np.array([last], dtype=np.int32), **request())
 
@@ -95,13 +75,10 @@ def test_a_given_tokenizer_is_compared_with_the_server_and_with_the_environment(
 
 
 def test_contexts_that_are_longer_than_the_servers_are_refused():
-    with ModelServer(max_model_len=500) as server, pytest.raises(ServerMismatch, match="--max-model-len 501"):
-        play(VLLM(server.url), max_context_tokens=501)
-
-
-def test_contexts_as_long_as_the_servers_pass():
     with ModelServer(max_model_len=500) as server:
         assert play(VLLM(server.url), max_context_tokens=500).steps
+        with pytest.raises(ServerMismatch, match="--max-model-len 501"):
+            play(VLLM(server.url), max_context_tokens=501)
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)
@@ -110,43 +87,27 @@ def test_a_model_that_is_not_served_is_named_with_those_that_are(kind, name):
         ask(kind(server.url, "other"))
 
 
-def test_a_server_that_does_not_tokenize_is_refused():
-    with ModelServer() as server:
-        server._tokenize = None
-        route = server._route
-
-        async def without(path, body):
-            return (404, {"detail": "Not Found"}) if path == "/tokenize" else await route(path, body)
-
-        server._route = without
-        with pytest.raises(ServerMismatch, match="--skip-tokenizer-init"):
-            play(VLLM(server.url))
+REFUSED = {"error": {"message": "Requested sample logprobs of 5, which is greater than max allowed: 0"}}
 
 
-def test_a_reply_of_another_form_is_not_blamed_on_a_flag():
+@pytest.mark.parametrize(
+    ("path", "answer", "message"),
+    [
+        ("/tokenize", (404, {"detail": "Not Found"}), "cannot tokenize.*--skip-tokenizer-init"),
+        ("/inference/v1/generate", (200, {"outputs": []}), "form that VLLM cannot read: .*choices"),
+        ("/inference/v1/generate", (400, REFUSED), r"max allowed: 0.*--max-logprobs 5"),
+    ],
+)
+def test_what_the_checks_need_is_named_if_a_server_lacks_it(path, answer, message):
     with ModelServer() as server:
         route = server._route
 
-        async def changed(path, body):
-            return (200, {"outputs": []}) if path == "/inference/v1/generate" else await route(path, body)
+        async def changed(asked, body):
+            return answer if asked == path else await route(asked, body)
 
         server._route = changed
-        with pytest.raises(ServerMismatch, match=r"form that VLLM cannot read: .*choices") as caught:
-            ask(VLLM(server.url))
-    assert "--max-logprobs" not in str(caught.value)
-
-
-def test_a_server_that_allows_too_few_logprobs_is_told_its_flag():
-    with ModelServer() as server:
-        route = server._route
-
-        async def refusing(path, body):
-            refused = {"error": {"message": "Requested sample logprobs of 5, which is greater than max allowed: 0"}}
-            return (400, refused) if path == "/inference/v1/generate" else await route(path, body)
-
-        server._route = refusing
-        with pytest.raises(ServerMismatch, match=r"max allowed: 0.*--max-logprobs 5"):
-            ask(VLLM(server.url))
+        with pytest.raises(ServerMismatch, match=message):
+            play(VLLM(server.url))
 
 
 def test_the_checks_send_no_seed():

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from model_servers import Fault, ModelServer
-from policy_requests import PROMPT, request
+from policy_requests import PROMPT, ask, request
 
 import envsdk
 from envsdk.errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerUnreachable
@@ -19,16 +19,6 @@ from envsdk.policies._client import base_urls
 from envsdk.rollouts import Rollouts
 
 GENERATE = "/inference/v1/generate"
-
-
-def ask(policy, **changes):
-    """One reply of a policy, which is closed then."""
-
-    async def run():
-        async with policy:
-            return await policy(changes.pop("prompt", PROMPT), **request(**changes))
-
-    return asyncio.run(run())
 
 
 FAULTS = {
@@ -47,12 +37,14 @@ FAULTS = {
 CAUSES = {"reset": "connection", "short": "connection", "html": "partial", "slow": "timeout"}
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize("kind", ["vllm", pytest.param("sglang", marks=pytest.mark.full)])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_failed_request_is_repeated_once_with_the_same_id(fault, kind):
     with ModelServer(kind) as server:
         server.faults.append(FAULTS[fault])
-        policy = (VLLM if kind == "vllm" else SGLang)(server.url, timeout_s=2.0, seed=1, check=False)
+        policy = (VLLM if kind == "vllm" else SGLang)(
+            server.url, timeout_s=0.5 if fault in ("timeout", "slow") else 60.0, seed=1, check=False
+        )
         action = ask(policy)
         bodies = server.bodies(GENERATE if kind == "vllm" else "/generate")
     assert action.finish_reason == "stop"
@@ -62,7 +54,7 @@ def test_a_failed_request_is_repeated_once_with_the_same_id(fault, kind):
     assert policy.usage.sampled_tokens == len(action.tokens)
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 409, 413, 422, 501])
+@pytest.mark.parametrize("status", [400, 404, 501])
 def test_a_request_that_is_refused_is_not_repeated(status):
     with ModelServer() as server:
         server.faults += [Fault(status, text=b'{"error": {"message": "the prompt is too long"}}')] * 3
@@ -450,7 +442,7 @@ def test_options_that_are_not_valid_are_refused(options):
         VLLM("http://localhost:1", **options)
 
 
-@pytest.mark.parametrize("kind", [VLLM, SGLang])
+@pytest.mark.parametrize("kind", [VLLM, pytest.param(SGLang, marks=pytest.mark.full)])
 def test_no_episode_is_lost_on_servers_that_fail_at_random(kind):
     rng = random.Random(0)
     name = "sglang" if kind is SGLang else "vllm"

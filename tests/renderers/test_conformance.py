@@ -33,7 +33,7 @@ RENDERERS = {
 
 @pytest.mark.parametrize("make", RENDERERS.values(), ids=list(RENDERERS))
 def test_our_renderers_conform(make: Any, is_full: bool):
-    report = check_renderer(make(), random_replies=300 if is_full else 60).raise_if_failed()
+    report = check_renderer(make(), random_replies=300 if is_full else 20).raise_if_failed()
     possible = [check for check in report.checks if check.verdict == "PASS"]
     assert len(possible) >= 39
 
@@ -99,11 +99,6 @@ class LosesReasoning(Qwen3):
         return message.model_copy(update={"reasoning": message.reasoning and "hm"})
 
 
-class ReadsNoReasoning(Qwen3):
-    def parse(self, tokens: Any, *, prompt_tail: Any = (), tools: Any = ()) -> Message:
-        return super().parse(tokens, prompt_tail=prompt_tail, tools=tools).with_reasoning(None)
-
-
 class ShowsReasoningThatItNeverWrites(ChatML):
     def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
         return list(messages[settled:])
@@ -137,9 +132,8 @@ MUTANTS: Sequence[tuple[type[Renderer], str]] = (
     (ForgetsANewline, "extension"),
     (ForgetsToCloseThinking, "cut anywhere: reasoned"),
     (MatchesControlTokens, "no forgery: user"),
-    (RaisesOnJunk, "60 random replies"),
+    (RaisesOnJunk, "20 random replies"),
     (LosesReasoning, "parse what was rendered: reasoned"),
-    (ReadsNoReasoning, "parse what was rendered: reasoned"),
     (ShowsReasoningThatItNeverWrites, "parse what was rendered: reasoned"),
     (LosesACall, "parse what was rendered: two calls"),
     (StopsElsewhere, "stop tokens"),
@@ -149,8 +143,8 @@ MUTANTS: Sequence[tuple[type[Renderer], str]] = (
 
 
 @pytest.mark.parametrize(("mutant", "check"), MUTANTS, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_renderer_with_a_bug_fails_and_is_told_where(mutant: type[Renderer], check: str):
-    report = check_renderer(mutant(load_tokenizer("embedded")), random_replies=60)
+def test_a_renderer_with_a_bug_fails_with_the_place(mutant: type[Renderer], check: str):
+    report = check_renderer(mutant(load_tokenizer("embedded")), random_replies=20)
     if mutant is ForgetsANewline:
         # The whole conversation lacks it, too: only the model's template knows that it is there.
         assert report.failed == []
@@ -161,7 +155,7 @@ def test_a_renderer_with_a_bug_fails_and_is_told_where(mutant: type[Renderer], c
         report.raise_if_failed()
 
 
-def test_a_renderer_whose_visible_shows_reasoning_that_no_reply_has_is_told_what_to_change():
+def test_a_renderer_whose_visible_shows_reasoning_that_no_reply_has_fails_with_what_to_change():
     report = check_renderer(ShowsReasoningThatItNeverWrites(load_tokenizer("embedded")), random_replies=0)
     (failed,) = report.failed
     assert failed.detail == (

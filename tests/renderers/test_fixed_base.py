@@ -118,8 +118,11 @@ def test_on_qwen3_a_whole_conversation_is_rendered_as_by_qwen3s_own_renderer(is_
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen3", "glm4moe", "llama3_1"]
-    + [pytest.param(name, marks=pytest.mark.full) for name in ("qwen2_5", "qwen3_thinking_2507", "qwen3_8", "phi3")],
+    [
+        *("qwen3", "glm4moe"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("llama3_1", "qwen2_5", "qwen3_8", "phi3")),
+        pytest.param("qwen3_thinking_2507", marks=pytest.mark.full),
+    ],
 )
 def test_it_conforms(name: str) -> None:
     if name not in templates():

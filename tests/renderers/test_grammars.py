@@ -209,7 +209,7 @@ def test_what_the_template_does_not_write_is_not_written() -> None:
         write_reply(BARE, said("So.", None, call()))
     with pytest.raises(TemplateUnsupported, match="not all of 2 calls"):
         write_reply(BARE, said("", None, call(), call()))
-    with pytest.raises(RenderError, match="are a text"):
+    with pytest.raises(RenderError, match="are a string"):
         write_reply(XML, said("", None, ToolCall(name="f", arguments="{")))
 
 
@@ -262,7 +262,7 @@ def test_reading_takes_linear_time(name: str) -> None:
     reader = GrammarReader(GRAMMARS[grammar])
     code = reader.patterns.code
     times: list[float] = []
-    for count in (1_000, 10_000):
+    for count in (500, 5_000):
         segments = code.cut(code.constant(unit * count))
         begun = time.process_time()
         reader.read(segments, ENDED, TOOLS)

@@ -94,7 +94,7 @@ def with_noise(of: Renderer, tokens: Any, rng: Random) -> Any:
 def test_the_events_of_any_reply_agree_with_the_parsed_message(name: str, is_full: bool) -> None:
     of, rng = renderer(name), Random(name)
     pieces = [piece for group in PIECES.values() for piece in group]
-    for _ in range(400 if is_full else 12):
+    for _ in range(400 if is_full else 5):
         tokens = as_tokens(of, "".join(rng.choice(pieces) for _ in range(rng.randint(0, 25))))
         check_reader(of, tokens, rng, tools=[TOOL])
         check_reader(of, rng.choices(range(of.tokenizer.vocab_size), k=20), rng)  # most of these are no UTF-8
@@ -104,7 +104,7 @@ def test_the_events_of_any_reply_agree_with_the_parsed_message(name: str, is_ful
 def test_the_events_agree_for_every_template(name: str, is_full: bool) -> None:
     of, rng = fixed_base(name), Random(name)
     tails = prompt_tail(of), ()
-    for _ in range(80 if is_full else 5):
+    for _ in range(80 if is_full else 2):
         try:
             tokens = of.reply(random_reply(rng))
         except RenderError:  # the template does not write it
@@ -234,7 +234,7 @@ def test_what_waits_is_not_searched_again_with_each_token(name: str, monkeypatch
     code = reader.patterns.code
     for opening in ("", '<tool_call>\n{"', "[CALL]", "<call>\n<f=f>\n<p=", "f(a='"):
         for unit in ("x", " ", "</p>", "}"):
-            reading, text = reader.begin(TOOLS), code.constant(opening + unit * (4_000 // len(unit)))
+            reading, text = reader.begin(TOOLS), code.constant(opening + unit * (2_000 // len(unit)))
             searched = 0
             for position in range(0, len(text), 2):
                 reading.feed(code.cut(text[position : position + 2]))

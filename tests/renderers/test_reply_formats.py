@@ -227,23 +227,7 @@ def test_an_argument_that_spells_a_tag_reads_back_exactly(text: str) -> None:
     assert (calls(reply), reply.errors) == ([("f", {"city": text})], ())
 
 
-@pytest.mark.parametrize(
-    ("format_name", "text"),
-    [
-        ("xml", "<tool_call><function=f><parameter=x>1</parameter><parameter=x>2</parameter></function></tool_call>"),
-        (
-            "glm",
-            "<tool_call>f<arg_key>x</arg_key><arg_value>1</arg_value><arg_key>x</arg_key><arg_value>2</arg_value></tool_call>",
-        ),
-    ],
-)
-def test_an_argument_that_comes_twice_is_noted(format_name: str, text: str) -> None:
-    reply = read(text, template=TEMPLATES[format_name])
-    assert reply.errors == ("f: the argument 'x' comes twice",)
-    assert reply.tool_calls[0].error == reply.errors[0]
-
-
-@pytest.mark.parametrize("depth", [100, 500, 900, 984, 990, 3000, 100_000])
+@pytest.mark.parametrize("depth", [100, 984, 100_000])
 def test_a_list_of_calls_that_is_nested_deeply_is_an_error_and_no_exception(depth: int) -> None:
     reply = read("[TOOL_CALLS][" + "[" * depth + "]" * depth + "]", template=TEMPLATES["mistral"])
     assert reply.errors
@@ -338,7 +322,7 @@ def test_what_a_response_template_cannot_read_is_content() -> None:
 def test_a_response_template_reads_any_tokens(is_full: bool) -> None:
     reader, rng = renderer(response_template=RESPONSE), np.random.default_rng(1)
     controls = np.array(list(reader.tokenizer.control_tokens.values()))
-    for _ in range(500 if is_full else 100):
+    for _ in range(500 if is_full else 30):
         tokens = rng.integers(0, reader.tokenizer.vocab_size, 20)
         is_control = rng.random(20) < 0.4
         tokens[is_control] = rng.choice(controls, is_control.sum())

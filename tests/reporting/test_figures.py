@@ -230,7 +230,8 @@ def test_the_interval_of_the_mean_is_that_of_the_tasks_and_not_of_the_episodes(t
         found = report(store(tmp_path / str(copies), episodes([own * copies for own in rewards]))).runs[0].mean_reward
         assert found is not None and found.low is not None and found.high is not None
         widths.append(found.high - found.low)
-    assert widths[0] == widths[1] == pytest.approx(2 * 1.96 * np.std(rewards) / 50**0.5, rel=0.1)
+    assert widths[0] == pytest.approx(widths[1])
+    assert widths[0] == pytest.approx(2 * 1.96 * np.std(rewards) / 50**0.5, rel=0.2)
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path):

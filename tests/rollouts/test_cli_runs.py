@@ -134,7 +134,12 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
 
 
 @pytest.mark.parametrize(
-    ("number", "ignores_ctrl_c"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+    ("number", "ignores_ctrl_c"),
+    [
+        (signal.SIGINT, False),
+        pytest.param(signal.SIGTERM, False, marks=pytest.mark.full),
+        (signal.SIGTERM, True),
+    ],
 )
 def test_an_interrupt_ends_a_run_whose_methods_hang(
     tmp_path: Path, number: signal.Signals, ignores_ctrl_c: bool

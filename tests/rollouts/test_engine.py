@@ -42,15 +42,15 @@ def contents(trajectories: list[Trajectory]) -> list[bytes]:
     return [trajectory.to_json() for trajectory in trajectories]
 
 
-@pytest.mark.parametrize("env", ["envsdk/Calculator-v1", "envsdk/Delegate-v1", "envsdk/KuhnPoker-v1"])
+@pytest.mark.parametrize("env", ["envsdk/Delegate-v1", "envsdk/KuhnPoker-v1"])
 def test_the_number_of_concurrent_episodes_does_not_change_them(env: str) -> None:
     for policy in ("reference", "random"):
-        one = Rollouts(env, policy, seeds=range(4), group_size=3, max_concurrency=1).run()
-        many = Rollouts(env, policy, seeds=range(4), group_size=3, max_concurrency=256).run()
+        one = Rollouts(env, policy, seeds=range(2), group_size=3, max_concurrency=1).run()
+        many = Rollouts(env, policy, seeds=range(2), group_size=3, max_concurrency=256).run()
         assert contents(one) == contents(many)
         assert [trajectory.id for trajectory in one[:3]] == [f"{env}/0", f"{env}/0#1", f"{env}/0#2"]
-        single = envsdk.rollout(env, policy, seed=2, options={"group_id": f"{env}/2"})
-        assert single.to_json() == one[6].to_json()
+        single = envsdk.rollout(env, policy, seed=1, options={"group_id": f"{env}/1"})
+        assert single.to_json() == one[3].to_json()
 
 
 def test_tasks_are_the_first_of_the_environment_or_given() -> None:
@@ -92,10 +92,6 @@ def test_an_environment_that_is_made_already_is_refused_with_what_to_pass() -> N
         play(partial(Counts, history="strip"), answers, seeds=[0])
 
 
-def test_each_task_is_played_once_by_default() -> None:
-    assert [one.seed for one in Rollouts(Counts, answers, seeds=range(2)).run()] == [0, 1]
-
-
 def test_groups_come_whole_and_say_so() -> None:
     class Fails(Counts):
         def respond(self, reply: Message) -> Turn:
@@ -118,7 +114,6 @@ class Breaks(Counts):
     """Fails in the method and the way that its options name."""
 
     where = ""
-    asynchronous = False
     hangs = False
 
     def __init__(self, **options: Any) -> None:
@@ -153,30 +148,24 @@ class Breaks(Counts):
         super().close()
 
 
-class BreaksAsync(Env):
-    where = ""
-    hangs = False
+class BreaksAsync(Breaks):
+    """The same with `async def`."""
 
-    async def fail_now(self) -> None:
-        if not self.hangs:
-            raise RuntimeError(f"{self.where} is broken")
-        await asyncio.sleep(1000)
+    async def start(self) -> Turn:  # type: ignore[override]
+        await self.hang_or_not("start")
+        return super().start()
 
-    async def start(self) -> Turn:
-        if self.where == "start":
-            await self.fail_now()
-        self.said = 0
-        return Turn("Go.")
+    async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
+        await self.hang_or_not("respond")
+        return super().respond(reply)
 
-    async def respond(self, reply: Message) -> Turn:
-        if self.where == "respond":
-            await self.fail_now()
-        self.said += 1
-        return Turn("More.") if self.said < 3 else Turn("Done.", reward=1.0, terminated=True)
+    async def hang_or_not(self, where: str) -> None:
+        if self.hangs and self.where == where:
+            await asyncio.sleep(1000)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-@pytest.mark.parametrize("blocking", [None, True])
+@pytest.mark.parametrize("blocking", [None, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.parametrize("where", ["start", "respond"])
 @pytest.mark.parametrize("base", [Breaks, BreaksAsync])
 def test_a_method_that_raises_or_hangs_costs_its_own_episode(
@@ -308,9 +297,12 @@ class WaitsInTool(ToolEnv):
 @pytest.mark.parametrize(
     ("kind", "where"),
     [
-        *((WaitsForOthers, where) for where in ("start", "respond", "resume", "sub-agent", "reference_reply")),
-        *((WaitsForOthersAsync, where) for where in ("start", "respond", "sub-agent")),
-        *((WaitsInTool, where) for where in ("a tool", "an async tool")),
+        *((WaitsForOthers, where) for where in ("respond", "sub-agent", "reference_reply")),
+        (WaitsForOthersAsync, "start"),
+        (WaitsInTool, "an async tool"),
+        *(pytest.param(WaitsForOthers, where, marks=pytest.mark.full) for where in ("start", "resume")),
+        *(pytest.param(WaitsForOthersAsync, where, marks=pytest.mark.full) for where in ("respond", "sub-agent")),
+        pytest.param(WaitsInTool, "a tool", marks=pytest.mark.full),
     ],
 )
 def test_code_of_an_author_that_blocks_holds_no_other_episode_up(
@@ -358,32 +350,6 @@ def test_an_async_method_that_blocks_its_event_loop_for_ever_is_abandoned() -> N
     assert [one.status for one in trajectories] == ["terminated", "error", "terminated"]
     assert "respond() of Blocks took longer than 0.3 s" in (trajectories[1].error or "")
     assert rollouts.statistics.play.abandoned == 1
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_two_hundred_episodes_of_which_five_block_are_all_accounted_for(is_async: bool) -> None:
-    """All others end while the five still block, although neither is declared."""
-    blocked, released = set[int](), threading.Event()
-
-    class Plain(Counts):
-        def respond(self, reply: Message) -> Turn:
-            seed = self.episode.seed or 0
-            if seed % 40 == 7:
-                blocked.add(seed)
-                released.wait(600)
-            return super().respond(reply)
-
-    class Async(Plain):
-        async def respond(self, reply: Message) -> Turn:  # type: ignore[override]
-            return super().respond(reply)
-
-    rollouts = Rollouts(Async if is_async else Plain, answers, seeds=range(200), method_timeout_s=5)
-    trajectories = rollouts.run()  # which returns while they block
-    released.set()
-    failed = [one for one in trajectories if one.status == "error"]
-    assert len(trajectories) == 200
-    assert [one.seed for one in failed] == sorted(blocked) == [7, 47, 87, 127, 167]
-    assert all("took longer than 5 s" in (one.error or "") for one in failed)
 
 
 def test_a_parent_goes_on_after_a_sub_agent_that_never_returns() -> None:
@@ -797,30 +763,6 @@ def test_stale_episodes_are_dropped_or_kept(on_stale: Any) -> None:
 
 
 # Statistics.
-
-
-def test_the_lag_is_measured_where_nothing_has_a_deadline() -> None:
-    @in_any_vocabulary
-    async def slow(prompt: np.ndarray, **_: object) -> Action:
-        await asyncio.sleep(0.05)
-        return Action([5], [-0.5])
-
-    rollouts = Rollouts(Counts, slow, seeds=[0], group_size=1, policy_timeout_s=None, method_timeout_s=None)
-    rollouts.run()
-    assert rollouts.statistics.play.lag.buckets.total() > 2
-
-
-def test_statistics_count_what_happened() -> None:
-    rollouts = Rollouts(Counts, answers, seeds=range(5), group_size=2)
-    trajectories = rollouts.run()
-    statistics = rollouts.statistics
-    assert (statistics.total, statistics.episodes, statistics.tally.scored) == (10, 10, 10)
-    assert statistics.tally.steps == sum(len(one.steps) for one in trajectories) == 30
-    assert statistics.tally.sampled_tokens == 30
-    assert statistics.mean_reward == 1.0
-    assert statistics.tally.stop_reasons == {"terminated": 10}
-    assert statistics.elapsed_s > 0
-    assert statistics.play.waiting_s["policy"] > 0
 
 
 def test_rollout_many_runs_in_the_order_of_the_seeds() -> None:

@@ -22,8 +22,8 @@ from envsdk.rollouts._run_folder import RunFolder
 @pytest.mark.parametrize(
     ("tasks", "kills", "executor", "env"),
     [
-        (10, 2, "", ""),
-        (4, 2, "", "envsdk/GridScreen-v1"),
+        (2, 1, "", "envsdk/GridScreen-v1"),
+        pytest.param(10, 4, "", "", marks=pytest.mark.full),
         pytest.param(40, 2, "processes", "", marks=pytest.mark.full),
         pytest.param(40, 4, "processes", "envsdk/GridScreen-v1", marks=pytest.mark.full),
         pytest.param(500, 30, "", "", marks=pytest.mark.full),
@@ -162,13 +162,6 @@ def test_a_run_may_resume_with_other_deadlines_and_another_concurrency(tmp_path:
     again = Rollouts(Counts, "random", seeds=range(4), group_size=2, out=tmp_path, resume=True, method_timeout_s=5)
     assert again.run() == []
     assert again.statistics.resumed == 8
-
-
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    first = Rollouts(Counts, "random", seeds=range(3), out=tmp_path)
-    with pytest.raises(errors.RunFolderError, match="in use"):
-        Rollouts(Counts, "random", seeds=range(3), out=tmp_path, resume=True)
-    first.run()
 
 
 def test_a_group_that_was_interrupted_comes_whole(tmp_path: Path) -> None:

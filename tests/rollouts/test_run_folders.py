@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import real_models
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import envsdk
@@ -390,6 +390,7 @@ def ends_of_batches(file: Path) -> list[tuple[int, int]]:
 
 
 @both_formats
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_run_that_was_cut_at_any_byte_keeps_its_whole_batches(
     data: st.DataObject,
@@ -496,11 +497,11 @@ def test_a_last_line_that_lost_its_middle_is_cut_off_like_a_torn_one(
 
 
 def test_a_damaged_frame_is_reported_if_others_follow(
-    stored: dict[bool, Path], renderers: dict[str, Renderer], episodes: list[Trajectory], tmp_path: Path
+    stored: dict[bool, Path], renderers: dict[str, Renderer], episodes: list[Trajectory], tmp_path: Path, is_full: bool
 ) -> None:
     rng, intact = random.Random(0), (stored[True] / FILES[True]).read_bytes()
     end = ends_of_batches(stored[True] / FILES[True])[2][1]
-    for number in range(40):
+    for number in range(200 if is_full else 15):
         path = tmp_path / str(number) / "run"
         shutil.copytree(stored[True], path)
         content = bytearray(intact)
@@ -576,6 +577,7 @@ def test_on_a_full_disk_what_was_reported_is_kept_and_the_run_continues_later(
     assert append(again, episodes[2:]) == [None] * 4
 
 
+@pytest.mark.full
 def test_a_small_disk_fills_up_and_the_run_continues_when_there_is_room(
     create: Callable[..., RunFolder], episodes: list[Trajectory], tmp_path: Path
 ) -> None:
@@ -701,7 +703,7 @@ def test_after_kill_9_at_random_moments_nothing_is_lost_and_nothing_is_there_twi
 ) -> None:
     lines = tmp_path / "lines"
     lines.write_bytes(b"".join(one.to_json() + b"\n" for one in episodes))
-    count, kills = (4000, 30) if is_full else (150, 8)
+    count, kills = (4000, 30) if is_full else (100, 4)
     arguments = [tmp_path / "run", lines, str(count), str(kills), "zst" if compress else "plain"]
     script = [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, *map(str, arguments)]
     played = subprocess.run(script, capture_output=True, text=True)

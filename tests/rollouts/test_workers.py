@@ -26,7 +26,7 @@ def test_workers_use_nothing_that_outlives_killed_processes(monkeypatch: pytest.
         raise AssertionError("a semaphore stays in shared memory if its processes are killed")
 
     monkeypatch.setattr(multiprocessing.synchronize.SemLock, "__init__", refused)
-    rollouts = Rollouts(Counts, Answers(), seeds=range(4), executor="processes", n_workers=2)
+    rollouts = Rollouts(Counts, Answers(), seeds=range(4), executor="processes", n_workers=1)
     assert [one.status for one in rollouts.run()] == ["terminated"] * 4
 
 

@@ -95,6 +95,7 @@ def policy_of(kind: str, **options: Any) -> TransformersPolicy:
     return TransformersPolicy(model_of(kind), renderer.tokenizer, vision=renderer.vision, **options)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_trainer_computes_is_what_the_sampler_with_a_cache_reported(kind: str, history: str) -> None:
@@ -137,6 +138,7 @@ def logprobs_of_tree(model: Any, tree: TreeBatch, vision: Any, **options: Any) -
     return logits.log_softmax(-1).gather(1, torch.as_tensor(tree.tokens[tree.mask]).long()[:, None])[:, 0]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("history", ["strip", "budget"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tree_is_what_its_samples_are(kind: str, history: str) -> None:
@@ -176,6 +178,7 @@ def test_a_tree_has_the_gradient_of_its_samples(kind: str) -> None:
     assert sum(p.numel() for p in model.model.visual.parameters())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_collated_batch_is_what_its_samples_are(kind: str, layout: str) -> None:

@@ -122,6 +122,7 @@ def following(prompt: np.ndarray, action: Action, text: str = "Go on.") -> np.nd
 # The cache.
 
 
+@pytest.mark.matrix
 @MODELS
 @pytest.mark.parametrize("episode", EPISODES)
 def test_with_a_cache_the_policy_samples_what_it_samples_without(kind: str, episode: str):
@@ -140,6 +141,7 @@ def test_with_a_cache_the_policy_samples_what_it_samples_without(kind: str, epis
                 np.testing.assert_allclose(log.logprobs, other.contexts[key].logprobs, 1e-5, 1e-5)
 
 
+@pytest.mark.matrix
 @MODELS
 @pytest.mark.parametrize("episode", EPISODES)
 def test_the_log_probabilities_are_those_of_a_forward_pass_over_the_sample(kind: str, episode: str):

@@ -354,6 +354,7 @@ def varlen(
     return torch.cat(outputs, 1).transpose(0, 1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("case", ["strip", "parallel", "group, compact", "forks, strip"])
 def test_one_call_of_a_kernel_for_a_gpu_gives_what_separate_calls_give(case: str, window: int | None) -> None:

@@ -184,13 +184,26 @@ class _DocumentReader:
         if not steps.items():
             raise steps.invalid("at least one step")
         for step in steps.items():
-            self._read_step(step)
+            message, extra = _message_of_step(step), step.get("extra").object()
+            is_reply = message.role == "assistant" and step.get("llm_call_count").integer() != 0
+            is_reply = is_reply and not step.get("is_copied_context").value
+            reply = self._reply(step, message) if is_reply else None
+            if reply is not None:
+                added = self._importer.add(self._name, reply, message, base=self._base, change=self._change(extra))
+                self._is_return = False
+                metrics = extra.get("metrics").object()
+                added.metrics = {key: metrics.get(key).number() or 0.0 for key in metrics.mapping()}
+                added.masked = tuple(_masked(extra.get("masked"), added))
+            else:
+                self._untrained += [len(self._log.messages)] if is_reply else []
+                self._log.messages.append(message)
+            self._importer.earn(extra.get("rewards").rewards() or extra.get("reward").rewards())
             for result in step.get("observation").object().get("results").items():
                 for reference in result.get("subagent_trajectory_ref").items():
                     self._read_child(reference.get("trajectory_id").text(), reference)
-                message = _message_of_result(step, result)
-                if message is not None:
-                    self._log.messages.append(message)
+                answer = _message_of_result(step, result)
+                if answer is not None:
+                    self._log.messages.append(answer)
         for trajectory_id in list(self._children):  # those that no step refers to
             self._read_child(trajectory_id, self._document)
         self._importer.train(self._name, self._log.messages, self._untrained, self._log.tools)
@@ -205,22 +218,6 @@ class _DocumentReader:
         elif trajectory_id not in self._known:
             text = "the sub-agent's document is not in its parent's: it is left out"
             self._importer.note("left_out", where.where, text)
-
-    def _read_step(self, step: LoggedValue) -> None:
-        message, extra = _message_of_step(step), step.get("extra").object()
-        is_reply = message.role == "assistant" and step.get("llm_call_count").integer() != 0
-        is_reply = is_reply and not step.get("is_copied_context").value
-        reply = self._reply(step, message) if is_reply else None
-        if reply is not None:
-            added = self._importer.add(self._name, reply, message, base=self._base, change=self._change(extra))
-            self._is_return = False
-            metrics = extra.get("metrics").object()
-            added.metrics = {key: metrics.get(key).number() or 0.0 for key in metrics.mapping()}
-            added.masked = tuple(_masked(extra.get("masked"), added))
-        else:
-            self._untrained += [len(self._log.messages)] if is_reply else []
-            self._log.messages.append(message)
-        self._importer.earn(extra.get("rewards").rewards() or extra.get("reward").rewards())
 
     def _reply(self, step: LoggedValue, message: Message) -> LoggedReply | None:
         """Return the reply of a step with its ids, or None with a note."""

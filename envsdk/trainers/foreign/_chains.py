@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ._differences import common_prefix
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -66,6 +68,4 @@ class OpenPrompts:
 
 def _common(first: bytes, second: bytes) -> int:
     """Return the number of tokens in the common prefix of two sequences."""
-    count = min(len(first), len(second)) // _DTYPE.itemsize
-    differs = np.frombuffer(first, _DTYPE, count) != np.frombuffer(second, _DTYPE, count)
-    return int(np.argmax(differs)) if differs.any() else count
+    return common_prefix(np.frombuffer(first, _DTYPE), np.frombuffer(second, _DTYPE))

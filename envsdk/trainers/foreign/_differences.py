@@ -2,7 +2,7 @@
 
 from array import array
 from bisect import bisect_left
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class HeldTokens:
 
     def shared(self, prompt: "NDArray[np.int32]") -> int:
         """Return the number of tokens that a prompt begins with, of those that are held."""
-        return _common(np.asarray(self._tokens), prompt)
+        return common_prefix(np.asarray(self._tokens), prompt)
 
     def branch(self, keep: int) -> "HeldTokens":
         """Return a copy of the first `keep` tokens."""
@@ -84,7 +84,7 @@ class HeldTokens:
         for reply in self._replies:
             if reply.stop <= at:
                 continue
-            same = _common(tokens[at : reply.stop], prompt[new:])
+            same = common_prefix(tokens[at : reply.stop], prompt[new:])
             at, new = at + same, new + same
             if at == reply.stop:
                 continue
@@ -98,7 +98,7 @@ class HeldTokens:
         return at == len(tokens)
 
 
-def _common(one: "NDArray[np.int32]", other: "NDArray[np.int32]") -> int:
+def common_prefix(one: "NDArray[Any]", other: "NDArray[Any]") -> int:
     """Return the number of tokens in the common prefix of two sequences."""
     count = min(len(one), len(other))
     differs = one[:count] != other[:count]

@@ -166,7 +166,8 @@ def _content(
         if not text:
             continue
         found: list[tuple[int, int]] = []  # the start of the text, and the last token that holds a part of it
-        for start, stop in _runs(flags):
+        edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0)).tolist()
+        for start, stop in zip(edges[::2], edges[1::2], strict=True):  # each run of True
             run = b"".join(pieces[start:stop])
             if start >= begin and (text in run or (stop < len(tokens) and text in run + pieces[stop])):
                 found.append((start, stop - 1 if text in run else stop))
@@ -179,9 +180,3 @@ def _content(
         last = min(found)[1]
         flags[last], begin = True, last + 1
     return flags
-
-
-def _runs(flags: "NDArray[np.bool_]") -> list[tuple[int, int]]:
-    """Return the (start, stop) of each run of True."""
-    edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0)).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))

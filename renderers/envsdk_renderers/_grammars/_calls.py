@@ -8,8 +8,8 @@ from envsdk.errors import RenderError
 from envsdk.messages import ToolCall, ToolSchema
 
 from .._replies._argument_types import ArgumentTypes
-from ._grammar import Field, Grammar, Path
-from ._patterns import CodedReply, Constant, Patterns
+from ._grammar import Field, Path
+from ._patterns import CodedReply, Constant, Patterns, strip_end
 from ._styles import (
     CONTROL,
     JSON,
@@ -28,7 +28,7 @@ _PYTHON_NAME = re.compile(r"\s*([^\W\d][\w.\-]*+)\s*(?=\()")
 _MAX_REPORTED = 3
 _MISSING = object()
 _WORK = 32
-"""How often the text of a reply may be searched without a result."""
+"""The number of times that the text of a reply may be searched without a result."""
 
 
 class ReadCall(NamedTuple):
@@ -78,21 +78,20 @@ class CallReader:
     """Reads the calls of one reply.
 
     Args:
-        grammar: The grammar.
-        patterns: Its patterns.
+        patterns: The patterns of the grammar.
         source: The reply.
         tools: JSON schemas of the tools, which specify the types of values that are written without quotes.
     """
 
-    def __init__(self, grammar: Grammar, patterns: Patterns, source: CodedReply, tools: Sequence[ToolSchema]) -> None:
-        self._grammar = grammar
+    def __init__(self, patterns: Patterns, source: CodedReply, tools: Sequence[ToolSchema]) -> None:
+        self._grammar = patterns.grammar
         self._source = source
         self._searched = 0  # characters that were searched for calls that are broken
         self._patterns = patterns
         self._types = ArgumentTypes(tools, parse_value, patterns.parse_exactly)
-        self._writer = CallWriter(grammar)
+        self._writer = CallWriter(patterns.grammar)
 
-    def read(self, start: int, since: int) -> ReadCall:
+    def read(self, start: int, since: int, *, begins: bool = True) -> ReadCall:
         """Read the call whose first field begins at `start`; a broken call ends where a call is closed or opened.
 
         If `CodedReply.undecided` is set then, what follows the call depends on text that has not come yet, and so does
@@ -101,9 +100,12 @@ class CallReader:
         Args:
             start: The position.
             since: Where the constant before it begins.
+            begins: Whether the call begins as the template's calls do.
         """
         searched, source = self._searched, self._source
         try:
+            if not begins:
+                raise self._misformed("a tool call does not begin as one", start)
             first = self._grammar.call[0]
             read = {"object": self._read_object, "python": self._read_python}.get(first, self._read_parts)
             found = read(start)
@@ -145,10 +147,6 @@ class CallReader:
         path = self._grammar.arguments_path
         has_arguments = path[-1:] == ("",) or _at(value, path, _MISSING) is not _MISSING
         return _at(value, self._grammar.name_path) is not None and has_arguments
-
-    def broken(self, start: int, since: int) -> ReadCall:
-        """Return the call that was opened before `start`, but does not begin as the template's calls do; see `read`."""
-        return self._broken(start, since, self._misformed("a tool call does not begin as one", start))
 
     def _misformed(self, error: str, position: int, name: str = "", *, is_open: bool = False) -> Unreadable:
         """Return the error of a call without the template's form, with that form."""
@@ -285,7 +283,7 @@ class CallReader:
             is_open = found is None and any(self._patterns.closers)
             raise self._misformed(f"a tool call has no end of its {field}", where, name, is_open=is_open)
         constant = found.constant
-        text = constant.strip_before(source.text[start : found.start])
+        text = strip_end(source.text[start : found.start], constant.lead)
         has_opener = self._patterns.opener.whole.search(text) is not None
         if field != "value" and (not text.strip() or "\n" in text.strip() or has_opener):
             raise self._misformed(f"a tool call has no {field}", start, name)
@@ -304,32 +302,29 @@ class CallReader:
     def _read_pairs(self, position: int, name: str, texts: dict[str, str]) -> ReadCall:
         arguments: dict[str, Any] = {}
         errors: list[str] = []
+        source = self._source
         read: _ReadField | None = None
         while read is None or read.following.target == "key":
-            key, position, types = self._read_key(position, name)
+            found = source.search(self._patterns.after["key"], position)
+            if found is None or found.constant is None:
+                where = found.start if found else position
+                raise self._misformed(f"{name:.80}: a key has no value", where, name, is_open=found is None)
+            constant = found.constant
+            key = strip_end(source.text[position : found.start], constant.lead)
+            if "\n" in key:
+                raise self._misformed(f"{name:.80}: a key has a line break", position, name)
+            begun, position = position, source.skip(constant.tail, found.end, position)
+            if constant.tail and position == found.end and source.text.startswith(constant.core, found.end):
+                error = f"{name:.80}: {constant.core * 2!r} follows the key {key[:40]!r}"
+                raise self._misformed(error, begun, name)
             read = self._read_field(position, "value", name)
             position = read.position
             is_twice = key in arguments
-            arguments[key], error = self._typed(name, key, read.text, types)
+            arguments[key], error = self._typed(name, key, read.text, constant.types)
             if is_twice:
                 error = f"{name}: the argument {key[:40]!r} comes twice"
             errors += [error] if error else []
         return ReadCall(self._made(name, texts, arguments, errors), read.end, position, read.following, read.ends_call)
-
-    def _read_key(self, start: int, name: str) -> tuple[str, int, tuple[str, ...]]:
-        source = self._source
-        found = source.search(self._patterns.after["key"], start)
-        if found is None or found.constant is None:
-            where = found.start if found else start
-            raise self._misformed(f"{name:.80}: a key has no value", where, name, is_open=found is None)
-        constant = found.constant
-        key = constant.strip_before(source.text[start : found.start])
-        if "\n" in key:
-            raise self._misformed(f"{name:.80}: a key has a line break", start, name)
-        position = source.skip(constant.tail, found.end, start)
-        if constant.tail and position == found.end and source.text.startswith(constant.core, found.end):
-            raise self._misformed(f"{name:.80}: {constant.core * 2!r} follows the key {key[:40]!r}", start, name)
-        return key, position, constant.types
 
     def _typed(self, name: str, key: str, text: str, types: tuple[str, ...]) -> tuple[Any, str | None]:
         """Return the value that a text spells, and what is wrong with it."""

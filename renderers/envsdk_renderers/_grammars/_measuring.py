@@ -187,7 +187,7 @@ class _GrammarProbes:
 
     @cached_property
     def _string_style(self) -> Style:
-        """How a string is written as a value of a pair, or as an argument of a call in Python's syntax."""
+        """The spelling of a string that is the value of a pair, or an argument of a call in Python's syntax."""
         message = reply(calls=(call_of(0, {KEYS["string"]: HARD_TEXT}),))
         _, text = self._text(message)
         for style in (JSON, replace(JSON, escapes="ascii"), PYTHON):
@@ -201,7 +201,7 @@ class _GrammarProbes:
 
     @cached_property
     def values(self) -> tuple[Values, ...] | None:
-        """How values of each JSON type are written as pairs; None if that cannot be measured."""
+        """The format of values of each JSON type in pairs; None if it cannot be measured."""
         if self.form is None:
             return None
         is_python, texts = "python" in self.form.call, {kind: self._text(typed(kind, TYPED[kind]))[1] for kind in TYPED}
@@ -229,7 +229,7 @@ class _GrammarProbes:
 
     @property
     def quoted(self) -> Style | None:
-        """How values of other types are spelled in the quotes of a string, if a notation writes all of them there."""
+        """The spelling of other types in the quotes of a string, if a notation writes all values there."""
         style = self.style
         if self.form is None or self.form.call[-1] != "arguments" or style.is_json or style.escapes != "none":
             return None
@@ -242,7 +242,7 @@ class _GrammarProbes:
 
     @property
     def wrapper(self) -> tuple[str, str]:
-        """What is written around a string that needs it, and not around a usual one."""
+        """The text around a string that needs it, and not around a usual one."""
         before, after = self._constant("key", "value") or "", self._constant("value", "end") or ""
         _, text = self._text(reply(calls=(call_of(0, {KEYS["string"]: HARD_TEXT}),)))
         opened, found, closed = (text or "").partition(HARD_TEXT)
@@ -255,7 +255,7 @@ class _GrammarProbes:
 
     @cached_property
     def style(self) -> Style:
-        """How the arguments are written, with the spelling of words and the order of keys."""
+        """The spelling of the arguments, with that of words and the order of keys."""
         style = self.form.style if self.form else JSON
         call = self.form.call if self.form else ()
         if call[-1:] in (("arguments",), ("object",)) and not style.is_json and style.escapes == "none":

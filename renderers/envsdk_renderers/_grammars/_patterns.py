@@ -68,10 +68,6 @@ class Constant:
     closes_one: bool = False
     """True if it closes one call, but not all calls of a reply as the template does."""
 
-    def strip_before(self, text: str) -> str:
-        """Return the text before the constant without the whitespace that belongs to the constant."""
-        return strip_end(text, self.lead)
-
 
 @dataclass(frozen=True, eq=False)
 class Alternative:
@@ -82,7 +78,7 @@ class Alternative:
 
     parts: Sequence[str]
     ahead: Sequence[str] = ()
-    """What has to follow, which is not part of the match."""
+    """The parts that have to follow; they are not part of the match."""
     is_last: bool = False
     """True if only whitespace may follow."""
     kind: Kind = "constant"
@@ -113,15 +109,11 @@ class Found(NamedTuple):
     constant: Constant | None
 
 
+@dataclass(frozen=True, eq=False)
 class Pattern:
-    """A pattern of alternatives, of which the first one that matches is chosen.
+    """A pattern of alternatives, of which the first one that matches is chosen."""
 
-    Args:
-        alternatives: The alternatives.
-    """
-
-    def __init__(self, alternatives: Iterable[Alternative]) -> None:
-        self.alternatives = [*alternatives]
+    alternatives: Sequence[Alternative]
 
     @cached_property
     def whole(self) -> re.Pattern[str]:
@@ -360,7 +352,7 @@ class Patterns:
         """Return a pattern of the constants between two fields that are not blank, the longest first."""
         found = [c for c in self._between((source,), (target,)) if c.core.strip()]
         found.sort(key=lambda c: -len(c.core))
-        return Pattern(Alternative(parts_of(c.core), kind=kind, constant=c) for c in found)
+        return Pattern([Alternative(parts_of(c.core), kind=kind, constant=c) for c in found])
 
     def _following(self, source: Field) -> Pattern:
         """Return a pattern of what may follow a field."""

@@ -149,7 +149,7 @@ class _Proof:
             return None
         if read.errors:
             return _Failure(f"a reply reads back with an error: {read.errors[0]}")
-        return _Failure(f"a reply reads back as another message: {_short(read)}", is_wrong=tools is TOOLS)
+        return _Failure(f"a reply reads back as another message: {read.to_openai()!r:.200}", is_wrong=tools is TOOLS)
 
     def misread(self, message: Message) -> _Failure | None:
         """Return how what the template writes for a message does not read back; None if it does.
@@ -173,7 +173,9 @@ class _Proof:
             is_wrong = bool(read.tool_calls or write_reply(self._grammar, message))
         except RenderError:  # nothing else is written for it
             is_wrong = False
-        return _Failure(f"the template writes {rendered!r:.200}, which reads back as {_short(read)}", is_wrong=is_wrong)
+        return _Failure(
+            f"the template writes {rendered!r:.200}, which reads back as {read.to_openai()!r:.200}", is_wrong=is_wrong
+        )
 
     def difference(self, message: Message) -> str:
         """Return how the template writes a message differently; empty if it does not, or does not write it."""
@@ -223,7 +225,3 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(item) for item in cast("list[Any]", value)]
     return value.strip() if isinstance(value, str) else value
-
-
-def _short(message: Message) -> str:
-    return repr({k: v for k, v in message.to_openai().items() if k != "role"})[:200]

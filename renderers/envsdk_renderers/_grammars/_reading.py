@@ -24,9 +24,9 @@ from ._styles import CONTROL
 _AFTER_CALL = "there is text after a tool call"
 _SECTION_OPEN = "the section of tool calls was not closed"
 _SHORT = 256
-"""How much undecided text is read again whenever more comes; longer text is when it has grown by an eighth."""
+"""The length of undecided text that is read again whenever more comes; longer text has to grow by an eighth."""
 _RATE = 32
-"""How many characters may be read again early, because a call may end, for each character of the reply."""
+"""The number of characters, for each of the reply, that may be read again early because a call may end."""
 _patterns_of = lru_cache(maxsize=64)(Patterns)  # each environment has a renderer, and most of them the same grammar
 
 
@@ -94,16 +94,16 @@ class GrammarReading:
         self._is_in_text = False
         """True if the beginning of the current text was already added."""
         self._events: list[ReplyEvent | tuple[int, ToolCall]] = []
-        """What was read since `events` was called; a call with its index."""
+        """The events since `events` was called; a call with its index."""
         self._reported: int = 0
-        """How many parts of the content were reported."""
+        """The number of parts of the content that were reported."""
         self._waiting = ""
-        """What has come and was not read yet."""
+        """The text that was not read yet."""
         self._is_call_reported = False
         """True if the current call was reported, although it is undecided what follows it."""
         self._read_early: int = 0
-        """How many characters were read again because a call may end."""
-        self._call_reader = CallReader(patterns.grammar, patterns, self._source, tools)
+        """The number of characters that were read again because a call may end."""
+        self._call_reader = CallReader(patterns, self._source, tools)
 
     def feed(self, segments: Iterable[Segment]) -> None:
         """Read more of the reply."""
@@ -227,7 +227,7 @@ class GrammarReading:
         after = source.skip(constant.tail, found.end, found.start)
         if source.undecided is not None:
             return None
-        self._think(constant.strip_before(source.text[self._position : found.start]))
+        self._think(strip_end(source.text[self._position : found.start], constant.lead))
         self._position, self._since = after, found.start
         return constant.target
 
@@ -269,7 +269,7 @@ class GrammarReading:
             return "reasoning"
         match kind:
             case "constant" if constant is not None:
-                self._add(constant.strip_before(before))
+                self._add(strip_end(before, constant.lead))
                 self._position = after if constant.target != "end" else found.end
                 return constant.target
             case "opener":  # of a call, but it does not go on as one
@@ -277,7 +277,7 @@ class GrammarReading:
                 return "broken"
             case "closer" if self._reasoning is None and not self._calls and constant is not None:
                 self._note("a think block was closed that was never opened: the text before it is reasoning")
-                self._add(constant.strip_before(before))
+                self._add(strip_end(before, constant.lead))
                 text, self._content, self._position = "".join(self._content), [], after
                 self._think(text)  # none of it was reported as content
             case "reasoning" if self._reasoning is None and not CONTROL.search(found.text):
@@ -338,10 +338,7 @@ class GrammarReading:
     # Calls.
 
     def _read_call(self) -> Field | None:
-        if self._state == "broken":
-            read = self._call_reader.broken(self._position, self._since)
-        else:
-            read = self._call_reader.read(self._position, self._since)
+        read = self._call_reader.read(self._position, self._since, begins=self._state != "broken")
         is_decided = self._source.undecided is None
         if not self._is_call_reported and (is_decided or read.is_ended):
             self._report_content(is_settled=True)

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
 from envsdk.errors import RenderError, TemplateUnsupported
@@ -116,8 +116,17 @@ class CallWriter:
         pieces: list[TextPiece] = []
         position = 0
         for value, field, constant in zip(values, fields, constants, strict=True):
-            at = self._end_of(raw, position, value, constant, is_verbatim=field.is_verbatim)
-            for tag in tags(constant):
+            marks = tags(constant)
+            if field.is_verbatim:  # perhaps after whitespace
+                begins = (position, len(raw) - len(raw[position:].lstrip()))
+                ends = [at + len(value) for at in begins if raw.startswith(value, at)]
+            elif marks:
+                found = islice(re.finditer(re.escape(marks[0]), raw[position:]), _MAX_TRIED)
+                ends = [at for at in (position + each.start() for each in found) if _spells(raw[position:at], value)]
+            else:
+                ends = [len(raw)]
+            at = ends[0] if ends else -1
+            for tag in marks:
                 at = -1 if at < 0 else raw.find(tag, at)
                 if at >= 0:
                     pieces += [TextPiece(raw[position:at], False), TextPiece(tag, True)]
@@ -125,22 +134,6 @@ class CallWriter:
             if at < 0:
                 return [TextPiece(raw, False)]
         return [*pieces, TextPiece(raw[position:], False)]
-
-    @staticmethod
-    def _end_of(raw: str, position: int, value: Any, constant: str, *, is_verbatim: bool) -> int:
-        """Return where a field ends that begins at a position, perhaps after whitespace; -1 if it is not there."""
-        if is_verbatim:
-            begins = (position, len(raw) - len(raw[position:].lstrip()))
-            return next((at + len(value) for at in begins if raw.startswith(value, at)), -1)
-        tag, at = next(iter(tags(constant)), ""), position - 1
-        for _ in range(_MAX_TRIED if tag else 0):
-            at = raw.find(tag, at + 1)
-            if at < 0:
-                return -1
-            with suppress(ValueError):
-                if parse_value(raw[position:at]) == value:
-                    return at
-        return -1 if tag else len(raw)
 
     def _between(self, item: WrittenField, following: WrittenField) -> str:
         """Return the constant between two fields of a call."""
@@ -208,10 +201,16 @@ class CallWriter:
     def _by_name(self, call: ToolCall) -> Iterable[tuple[str, Any]]:
         if isinstance(call.arguments, str):
             raise RenderError(
-                f"the arguments of the call of {call.name!r} are a text, {call.arguments!r:.80}; the format needs them "
-                "by name, so give a dict"
+                f"the arguments of the call of {call.name!r} are a string, {call.arguments!r:.80}; the format needs "
+                "them by name, so give a dict"
             )
         return [(key, call.arguments[key]) for key in in_order(call.arguments, self._grammar.style.order)]
+
+
+def _spells(text: str, value: Any) -> bool:
+    with suppress(ValueError):
+        return parse_value(text) == value
+    return False
 
 
 def write_reply(grammar: Grammar, message: Message) -> list[TextPiece]:

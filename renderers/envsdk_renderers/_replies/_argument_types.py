@@ -28,9 +28,6 @@ class Admitted(NamedTuple):
         shared = {v for v in self.values if other.has(v)} | {v for v in other.values if self.has(v)}
         return Admitted(self.types & other.types, frozenset(shared))
 
-    def __or__(self, other: "Admitted") -> "Admitted":
-        return Admitted(self.types | other.types, self.values | other.values)
-
     def has(self, value: tuple[str, str]) -> bool:
         """Return whether a value, given as (type, JSON text), is admitted."""
         return value[0] in self.types or value in self.values
@@ -134,10 +131,9 @@ def _admitted(schema: Any, root: Any, references: dict[str, Admitted]) -> Admitt
         found &= _admitted(part, root, references)
     for key in ("anyOf", "oneOf"):
         if options := _items(fields.get(key)):
-            either = _NOTHING
-            for option in options:
-                either |= _admitted(option, root, references)
-            found &= either
+            admitted = [_admitted(option, root, references) for option in options]
+            types = frozenset(kind for each in admitted for kind in each.types)
+            found &= Admitted(types, frozenset(value for each in admitted for value in each.values))
     return found
 
 

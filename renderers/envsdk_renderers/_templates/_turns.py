@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -30,30 +31,29 @@ _EXAMPLE = TypeAdapter(str)
 _Value = TypeVar("_Value")
 
 
+@dataclass
 class TemplateTurns:
     """The turns of all episodes with one template.
 
-    Args:
+    Attributes:
         template: The template.
         ends: The tokens that are known to end a turn.
         store: Keeps measurements on disk.
     """
 
-    def __init__(self, template: BoundTemplate, ends: Sequence[str], store: Store | None = None) -> None:
-        self.template = template
-        self._store = store
-        self._measured: dict[str, Any] = {}
-        self._mask = template.mask
-        self._ends = ends
-        self._bases: dict[str, Base] = {}
+    template: BoundTemplate
+    ends: Sequence[str]
+    store: Store | None = None
+    _measured: dict[str, Any] = field(default_factory=dict[str, Any])
+    _bases: dict[str, Base] = field(default_factory=dict[str, Base])
 
     def hide(self, message: Message) -> Message:
         """Return the message as the template may see it."""
-        return self._mask.hide_message(self.template.dialect.readable(message))
+        return self.template.mask.hide_message(self.template.dialect.readable(message))
 
     def hide_tools(self, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
         """Return the tools as the template may see them."""
-        return [map_strings(tool, self._mask.hide) for tool in tools]
+        return [map_strings(tool, self.template.mask.hide) for tool in tools]
 
     def base(self, start: Sequence[Message], tools: Sequence[ToolSchema]) -> Base:
         """Return the fixed base of an episode, which has the episode's system message and tools."""
@@ -61,7 +61,7 @@ class TemplateTurns:
         key = repr((system, tools))
         if key not in self._bases:
             shown = self.hide(system) if system else None
-            base = Base(self.template, self._ends, shown, self.hide_tools(tools))
+            base = Base(self.template, self.ends, shown, self.hide_tools(tools))
             remember(self._bases, key, base, at_most=_MANY_BASES)
         return self._bases[key]
 
@@ -74,8 +74,7 @@ class TemplateTurns:
             measure: Measures it. What it raises is not kept.
         """
         if name not in self._measured:
-            store = self._store
-            self._measured[name] = store.measured(name, adapter, measure) if store else measure()
+            self._measured[name] = self.store.measured(name, adapter, measure) if self.store else measure()
         return self._measured[name]
 
     def rewriting(self, *, has_system: bool, has_tools: bool) -> str:
@@ -105,8 +104,8 @@ class TemplateTurns:
             found = next((text for text in triggers if text in message.content), None)
             if found is not None:
                 raise TemplateUnsupported(
-                    f"a {message.role} message contains {self._mask.restore(found)!r}, which changes how this template "
-                    "renders all turns after it"
+                    f"a {message.role} message contains {self.template.mask.restore(found)!r}, which changes how this "
+                    "template renders all turns after it"
                 )
 
     def tail(

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from datasets import concatenate_datasets
-from program_environments import Trimming
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
 
 from envsdk import Env, Limits, Message, Sample, Trajectory, Turn
@@ -235,24 +234,6 @@ def test_each_part_of_a_reply_has_the_probabilities_of_its_version_while_weights
     for group_id, rows in worker.made.items():
         own = [sample for trajectory in worker.groups[group_id] for sample in trajectory.samples()]
         assert [row.model_version for row in rows] == [sample.policy_version.min() for sample in own]
-
-
-def test_at_the_first_step_the_ratio_is_one_for_an_agent_program(
-    worker_of: Any, trainer_of: Any, renderer: Any, compared: Counter[str]
-) -> None:
-    def make_env(env_id: str) -> Env:
-        return Trimming(renderer=renderer, limits={"end_on_cut": False})
-
-    worker = worker_of(["any"], make_env=make_env, max_groups=2)
-    play(worker, lambda: broken_episodes(worker.trajectories)["edit"] >= 4)
-    first = first_step(worker, trainer_of)
-    compared.update(tokens=int(first["batch/trained_tokens_per_step"]), **broken_episodes(worker.trajectories))
-    for group_id, rows in list(worker.made.items()):
-        samples = [sample for trajectory in worker.groups[group_id] for sample in trajectory.samples()]
-        assert [row.input_ids.tolist() for row in rows] == [sample.tokens.tolist() for sample in samples]
-        assert [row.completion_mask.tolist() for row in rows] == [sample.mask.tolist() for sample in samples]
-        trained = sum(int(row.completion_mask.sum()) for row in rows)
-        assert trained == sum(trajectory.sampled_tokens for trajectory in worker.groups[group_id])
 
 
 class Fragile(Env):

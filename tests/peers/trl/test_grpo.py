@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from envsdk_environments._guess_number import GuessNumber
-from program_environments import Continuing, Trimming
 from trl import GRPOConfig, GRPOTrainer
 
 from envsdk import Env, Mask, Message, Renderer, Sample, Turn
@@ -209,31 +208,6 @@ def test_tokens_that_the_environment_left_out_are_not_trained(
 
 def program_of(kind: type[Env], renderer: Renderer) -> Callable[[str], Env]:
     return lambda env_id: kind(renderer=renderer, limits={"end_on_cut": False})
-
-
-def test_an_agent_program_trains_exactly_what_was_sampled(
-    renderer: Renderer, trainer_of: Callable[..., Any], compared: Counter[str]
-) -> None:
-    rollout_func = Remembering(program_of(Continuing, renderer))
-    trainer = trainer_of("any", rollout_func, max_steps=2)
-    trainer.train()
-    assert np.isfinite(logged(trainer, "loss")).all()
-    assert logged(trainer, "envsdk/failed") == logged(trainer, "envsdk/dropped_share") == [0.0] * 2
-    assert {len(trajectory.steps) for trajectory in rollout_func.trajectories} == {3}
-    assert len(trainer.rows) == 2 * 2 * GENERATIONS
-    check_rows(trainer, rollout_func, compared)
-
-
-def test_an_agent_program_of_several_conversations_is_refused_unless_one_segment_was_chosen(
-    renderer: Renderer, trainer_of: Callable[..., Any]
-) -> None:
-    make_env = program_of(Trimming, renderer)
-    with pytest.raises(SingleSampleOnly, match="edit in 'main'"):
-        trainer_of("any", RolloutFunc(make_env)).train()
-    rollout_func = Remembering(make_env, on_break="last_segment")
-    trainer = trainer_of("any", rollout_func)
-    trainer.train()
-    check_last_segments(trainer, rollout_func)
 
 
 class Fragile(Env):

@@ -229,7 +229,7 @@ def test_a_placeholder_that_is_not_an_image_is_never_taken_for_one(served: Serve
             return await policy(prompt, **request(media=media, max_tokens=4))
 
     if is_before:
-        with pytest.raises(ServerReplyError, match="another prompt"):
+        with pytest.raises(ServerReplyError, match="a different prompt"):
             asyncio.run(sample())
     else:
         assert len(asyncio.run(sample()).tokens)
