@@ -934,41 +934,19 @@ TEXTS = (
 
 
 def some_value(rng: Random, depth: int = 0) -> Any:
-    kinds = ["text", "int", "float", "bool", "none", "huge"] + ["list", "dict"] * (depth < 4)
-    match rng.choice(kinds):
-        case "text":
-            return "".join(rng.choices(TEXTS, k=rng.randint(0, 3)))
-        case "int":
-            return rng.randint(-(10**6), 10**6)
-        case "float":
-            return rng.choice([0.5, -1e300, 1e-300, 3.0])
-        case "bool":
-            return rng.random() < 0.5
-        case "none":
-            return None
-        case "huge":
-            return 10 ** rng.choice([20, 400, 3_999])
-        case "list":
-            return [some_value(rng, depth + 1) for _ in range(rng.randint(0, 4))]
-        case _:
-            return {rng.choice(TEXTS)[:20] or "k": some_value(rng, depth + 1) for _ in range(rng.randint(0, 4))}
+    if depth < 4 and rng.random() < 0.25:
+        values = [some_value(rng, depth + 1) for _ in range(rng.randint(0, 4))]
+        return values if rng.random() < 0.5 else {rng.choice(TEXTS)[:20] or "k": value for value in values}
+    numbers = [rng.randint(-(10**6), 10**6), 0.5, -1e300, 1e-300, 3.0, 10 ** rng.choice([20, 400, 3_999])]
+    return rng.choice(["".join(rng.choices(TEXTS, k=rng.randint(0, 3))), rng.choice(numbers), True, False, None])
 
 
 def some_call(rng: Random) -> str:
     """What a model may write between the tags of a call."""
     names = (
-        "add",
-        "look",
-        "say",
-        "fail",
-        "nothing",
-        "weather",
-        "everything",
-        "",
-        "Add",
         *CONTROL,
-        "__class__",
-        "finish",
+        *["add", "look", "say", "fail", "nothing", "weather", "everything", "Add", "__class__", "finish"],
+        "",
     )
     parameters = ("a", "b", "what", "text", "kind", "place", "days", "number", "count", "when", "items", "self", "unit")
     fitting: Any = [

@@ -163,8 +163,10 @@ def test_a_format_that_no_template_writes_is_refused_at_the_smallest_prompt_that
 class MarksAQuestion(Qwen3):
     """A family that writes one text differently from all others."""
 
-    def emit_block(self, out: Emission, message: Message) -> None:
-        super().emit_block(out, message)
+    def emit_message(
+        self, out: Emission, message: Message, previous: Message | None, following: Message | None
+    ) -> None:
+        super().emit_message(out, message, previous, following)
         out.scaffold("!" * (message.content == "And of Italy?"))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 from envsdk.errors import RenderError
-from envsdk.messages import ToolCall, ToolSchema
+from envsdk.messages import Message, ToolCall, ToolSchema
 
 from .._replies._argument_types import ArgumentTypes
 from ._grammar import Field, Path
@@ -21,7 +21,7 @@ from ._styles import (
     read_value,
     skip_space,
 )
-from ._writing import CallWriter, write_form
+from ._writing import CallWriter, write_reply
 
 NOT_CLOSED = "the tool call was not closed"
 _PYTHON_NAME = re.compile(r"\s*([^\W\d][\w.\-]*+)\s*(?=\()")
@@ -150,7 +150,12 @@ class CallReader:
 
     def _misformed(self, error: str, position: int, name: str = "", *, is_open: bool = False) -> Unreadable:
         """Return the error of a call without the template's form, with that form."""
-        form = write_form(self._grammar)
+        call = ToolCall(name="NAME", arguments={"KEY": "VALUE"}, id="ID")
+        try:
+            pieces = write_reply(self._grammar, Message(role="assistant", tool_calls=(call,)))
+        except RenderError:
+            pieces = []
+        form = "".join(piece.text for piece in pieces).strip()
         return Unreadable(error + (f"; calls are written as {form!r}" if form else ""), position, name, is_open=is_open)
 
     def _broken(self, start: int, since: int, broken: Unreadable) -> ReadCall:

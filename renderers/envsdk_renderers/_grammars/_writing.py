@@ -272,16 +272,6 @@ def write_after(grammar: Grammar, message: Message, prompted: str) -> list[TextP
     return [TextPiece(rest, True), *pieces[1:]]
 
 
-def write_form(grammar: Grammar) -> str:
-    """Return how a reply with a call is written, for errors; empty if that is not known."""
-    call = ToolCall(name="NAME", arguments={"KEY": "VALUE"}, id="ID")
-    try:
-        pieces = write_reply(grammar, Message(role="assistant", tool_calls=(call,)))
-    except RenderError:
-        return ""
-    return "".join(piece.text for piece in pieces).strip()
-
-
 def _fields(grammar: Grammar, message: Message) -> Iterator[WrittenField]:
     writer = CallWriter(grammar)
     calls: list[WrittenField] = []

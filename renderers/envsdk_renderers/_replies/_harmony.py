@@ -5,6 +5,7 @@ The package openai-harmony reads the headers. Everything else is read here, sinc
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -188,17 +189,17 @@ class HarmonyReader:
         return self.decode(tokens[:40])[:40]
 
 
+@dataclass
 class _HarmonyReply:
-    """What was read of a reply so far."""
+    """The parts of a reply that were read so far."""
 
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self.has_first = False
-        self.open_block: Literal["reasoning", "tool_call"] | None = None
-        self.headers: set[tuple[int, ...]] = set()
-        self.reasoning: list[str] = []
-        self.content: list[str] = []
-        self.calls: list[ToolCall] = []
+    errors: list[str] = field(default_factory=list[str])
+    has_first: bool = False
+    open_block: Literal["reasoning", "tool_call"] | None = None
+    headers: set[tuple[int, ...]] = field(default_factory=set[tuple[int, ...]])
+    reasoning: list[str] = field(default_factory=list[str])
+    content: list[str] = field(default_factory=list[str])
+    calls: list[ToolCall] = field(default_factory=list[ToolCall])
 
     def add(self, channel: str | None, recipient: str | None, text: str, *, is_open: bool) -> bool:
         """Add a message; return whether it is a call."""
