@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import inspect
 import logging
 import sys
@@ -62,12 +61,6 @@ _GRACE_S = 5.0
 _MAX_ABANDONED = 256
 """The maximum number of hanging methods; with more, the run ends."""
 _TICK_S = 0.05
-_FULL_COLLECTION = 100
-"""The third threshold of the garbage collector while episodes run.
-
-Two thousand episodes hold half a million objects. Searching all of them for cycles stops the event loop for a quarter
-of a second, and with Python's own threshold that happens every few seconds.
-"""
 _TURNS = 8
 """The maximum number of steps that begin in an iteration of the event loop, so that timers and sockets are on time.
 
@@ -235,8 +228,6 @@ class Player:
         self._no_call.set()
         self._in_flight = 0
         self._starter = ThreadPoolExecutor(1, "envsdk-starter")  # starting a thread waits until it runs
-        self._gc_thresholds = gc.get_threshold()
-        gc.set_threshold(*self._gc_thresholds[:2], max(self._gc_thresholds[2], _FULL_COLLECTION))
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def play(self, job: EpisodeJob, policy: PolicyLike | None = None) -> EpisodeResult:
@@ -309,7 +300,6 @@ class Player:
             await until_ended(closing)
         finally:
             self._starter.shutdown(wait=False)
-            gc.set_threshold(*self._gc_thresholds)
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
 
