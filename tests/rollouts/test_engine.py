@@ -151,7 +151,7 @@ class Breaks(Counts):
 class BreaksAsync(Breaks):
     """The same with `async def`."""
 
-    async def start(self) -> Turn:  # type: ignore[override]
+    async def start(self) -> Turn | Handoff:  # type: ignore[override]
         await self.hang_or_not("start")
         return super().start()
 
