@@ -1,6 +1,6 @@
 """The rows about programs: requests to a gateway, imports, and installations."""
 
-from .row import OURS, Bound, Entry, Growth, Row, ahead, at_most
+from .row import OURS, Bound, Entry, Row, ahead, at_most
 
 GATEWAY = Row(
     id="gateway",
@@ -11,7 +11,7 @@ GATEWAY = Row(
     sizes=(10, 200, 1000),
     size_name="N",
     quick_sizes=(10,),
-    targets=(ahead(1, "LiteLLM proxy", "verifiers"), Growth(0.05)),
+    targets=(ahead(1, "LiteLLM proxy", "verifiers"),),
 )
 IMPORT = Row(
     id="import-time",
@@ -29,7 +29,6 @@ IMPORT = Row(
     sizes=("import",),
     size_name="what",
     quick_sizes=("import",),
-    targets=(at_most(1.3, "gymnasium and pydantic"),),
     limit="python",
 )
 INSTALLED = tuple(Entry(name, OURS) for name in (OURS, "gymnasium and pydantic", "verifiers", "tinker-cookbook"))

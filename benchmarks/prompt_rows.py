@@ -29,7 +29,7 @@ TOOL_TURNS = Row(
     quick_sizes=QUICK,
     limit="encode",
     targets=(
-        at_most(3, "encode"),
+        at_most(6, "encode"),
         ahead(10, "renderers, bridge", at=(200,)),
         ahead(250, "chat template", at=(50,)),
     ),
@@ -51,7 +51,7 @@ USER_TURNS = Row(
     quick_sizes=QUICK,
     limit="encode",
     targets=(
-        at_most(4, "encode"),
+        at_most(6, "encode"),
         Growth(0.1),
         ahead(100, "renderers", "tinker-cookbook", "chat template", at=(200,)),
     ),
@@ -76,7 +76,7 @@ UNKNOWN_TEMPLATE = Row(
     size_name="T",
     quick_sizes=QUICK,
     limit="encode",
-    targets=(at_most(4, "encode"),),
+    targets=(at_most(6, "encode"),),
 )
 REPLY = Row(
     id="reply",

@@ -58,7 +58,7 @@ SAMPLES = Row(
     sizes=tuple(LOGS),
     size_name="episode",
     quick_sizes=("8 agents",),
-    targets=(ahead(50, "tinker-cookbook"), ahead(50, "verifiers")),
+    targets=(ahead(50, "tinker-cookbook"),),
 )
 BATCHES = Row(
     id="batches",
@@ -113,4 +113,21 @@ STEP = Row(
     repetitions=2,
     cap_s=300.0,
 )
-TRAJECTORY_ROWS = (SAMPLES, BATCHES, TOKENS, STEP, MEMORY, ROLLOUT)
+UPDATE = Row(
+    id="grpo-update",
+    title="An update of GRPOTrainer",
+    measures="The wall-clock time on two threads of an update of TRL's GRPOTrainer over the same episode and model: "
+    "its loss, the backward pass, and a step of the optimizer.",
+    contenders=(Entry(OURS, "trl"), Entry("a row per segment", "trl")),
+    sizes=(16, 64, 128),
+    size_name="T",
+    quick_sizes=(16,),
+    targets=(
+        ahead(2, "a row per segment", at=(16,)),
+        ahead(4.5, "a row per segment", at=(64,)),
+        ahead(7, "a row per segment", at=(128,)),
+    ),
+    repetitions=2,
+    cap_s=300.0,
+)
+TRAJECTORY_ROWS = (SAMPLES, BATCHES, TOKENS, STEP, UPDATE, MEMORY, ROLLOUT)

@@ -46,8 +46,11 @@ RUN_BY = {
     "docs/trainers/ms_swift.md": "tests/peers/ms_swift/test_ms_swift.py",
     "docs/trainers/tables.md": "tests/peers/datasets/test_tables.py",
     "docs/trainers/tinker.md": "tests/peers/tinker/test_cookbook.py",
-    **{f"docs/trainers/{name}.md": f"tests/trainers/test_{name}.py" for name in ("atif", "foreign", "plain")},
-    **{f"docs/trainers/{name}.md": f"tests/trainers/test_{name}.py" for name in ("prime_rl", "skyrl", "slime")},
+    **{f"docs/trainers/{name}.md": f"tests/trainers/test_{name}.py" for name in ("atif", "foreign")},
+    **dict.fromkeys(
+        (f"docs/trainers/{name}.md" for name in ("plain", "prime_rl", "skyrl", "slime")),
+        "tests/trainers/test_adapters.py",
+    ),
 }
 """The pages whose code a test of their own runs. The others are in `RUNNABLE`."""
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -74,7 +77,7 @@ def test_the_test_that_runs_a_page_names_it(name: str):
     stem = Path(name).stem.lower()
     source = (CHECKOUT / RUN_BY[name]).read_text(encoding="utf-8").lower()
     assert (CHECKOUT / name).is_file()
-    assert any(text in source for text in (f'run_page("{stem}")', f"{stem}.md", f"{stem}_page"))
+    assert any(text in source for text in (f'run_page("{stem}")', f"{stem}.md", f"{stem}_page", f'"{stem}"'))
 
 
 def test_every_block_has_a_language():

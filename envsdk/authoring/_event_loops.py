@@ -407,6 +407,7 @@ class _Server(threading.Thread):
         if self.loop is None:
             self.loop = self._runner.get_loop()
         call.task = self.loop.create_task(self._await(call, result), context=call.context)
+        call.task.add_done_callback(partial(self._end_if_not_begun, call, result))
         if call.is_cancelled:
             call.task.cancel()
 
@@ -417,6 +418,13 @@ class _Server(threading.Thread):
             self._end(call, None, error)
         else:
             self._end(call, result, None)
+
+    def _end_if_not_begun(self, call: MethodCall, awaitable: Awaitable[Any], _: "asyncio.Task[None]") -> None:
+        """End a call that was cancelled before its task ran: the task has not touched the awaitable then."""
+        if not call.has_ended:
+            if inspect.iscoroutine(awaitable):
+                awaitable.close()
+            self._end(call, None, asyncio.CancelledError())
 
     def _end(self, call: MethodCall, result: Any, error: BaseException | None) -> None:
         """Mark a call as ended, and wake its caller."""

@@ -98,25 +98,32 @@ class SGLang(ServedPolicy):
         """Request a reply from a server."""
         if self.model is not None and not server.has_model:  # without the startup checks
             await check_model(self, client, server)
-        response = await client.request(server, "POST", "/generate", self._body(server, request), id=request.id)
-        return _reply_of(read_response(_SGLangReply, response), request)
-
-    async def abort_requests(self, client: ServerClient, server: ModelServer, ids: Sequence[str]) -> None:
-        """Ask a server to end requests, which then return the tokens sampled so far."""
-        bodies = [{"rid": one, "abort_all": False} for one in ids]
-        calls = (client.request(server, "POST", "/abort_request", body, has_value=False) for body in bodies)
-        await asyncio.gather(*calls)
-
-    def _body(self, server: ModelServer, request: ServerRequest) -> dict[str, Any]:
         if request.max_tokens is None:
             raise ConfigError(
                 f"the reply has no length limit, not even the context of {server.url}: set one with "
                 "SGLang(max_tokens=...), Limits(...), or Turn(max_tokens=...)"
             )
+        # All parameters that shape the distribution, so that no default of the server or the model applies.
+        parameters: dict[str, Any] = {
+            "max_new_tokens": request.max_tokens,
+            "temperature": request.sampling.temperature,
+            "top_p": request.sampling.top_p,
+            "top_k": request.sampling.top_k or _ALL,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "stop_token_ids": request.stop_token_ids,
+            "stop": request.stop,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if request.seed is not None:
+            parameters["sampling_seed"] = request.seed
         body: dict[str, Any] = {
             "rid": request.id,
             "input_ids": request.prompt,
-            "sampling_params": _parameters(request),
+            "sampling_params": parameters,
             "return_logprob": True,
             "logprob_start_len": -1,
             "top_logprobs_num": request.top_logprobs,
@@ -128,26 +135,14 @@ class SGLang(ServedPolicy):
             body["return_routed_experts"] = True
         if request.priority is not None:
             body["priority"] = request.priority
-        return body
+        response = await client.request(server, "POST", "/generate", body, id=request.id)
+        return _reply_of(read_response(_SGLangReply, response), request)
 
-
-def _parameters(request: ServerRequest) -> dict[str, Any]:
-    """Return all parameters that shape the distribution, so that no default of the server or the model applies."""
-    parameters: dict[str, Any] = {
-        "max_new_tokens": request.max_tokens,
-        "temperature": request.sampling.temperature,
-        "top_p": request.sampling.top_p,
-        "top_k": request.sampling.top_k or _ALL,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "stop_token_ids": request.stop_token_ids,
-        "stop": request.stop,
-        "skip_special_tokens": False,
-        "no_stop_trim": True,
-    }
-    return parameters if request.seed is None else {**parameters, "sampling_seed": request.seed}
+    async def abort_requests(self, client: ServerClient, server: ModelServer, ids: Sequence[str]) -> None:
+        """Ask a server to end requests, which then return the tokens sampled so far."""
+        bodies = [{"rid": one, "abort_all": False} for one in ids]
+        calls = (client.request(server, "POST", "/abort_request", body, has_value=False) for body in bodies)
+        await asyncio.gather(*calls)
 
 
 class _FinishReason(BaseModel):
@@ -191,7 +186,12 @@ def _reply_of(response: _SGLangReply, request: ServerRequest) -> ServerReply:
     extra: dict[str, Any] = {}
     if found.routed_experts is not None and tokens:
         rows = len(request.prompt) + len(tokens) - 1
-        extra["routed_experts"] = routed_experts(_rows(found.routed_experts, rows), len(request.prompt), len(tokens))
+        try:  # it is a base64 string of an int32 array, which does not contain its shape
+            experts = np.frombuffer(base64.b64decode(found.routed_experts, validate=True), dtype=np.int32)
+            experts = experts.reshape(rows, -1)
+        except ValueError as error:
+            raise ServerReplyError(f"routed_experts is not a base64 string of {rows} rows of int32: {error}") from error
+        extra["routed_experts"] = routed_experts(experts, len(request.prompt), len(tokens))
     spans = [Weights(span.version, span.start, span.end) for span in found.weight_versions or ()]
     if not spans and found.weight_version not in (None, ""):
         spans = [Weights(str(found.weight_version), 0, len(tokens))]
@@ -206,12 +206,3 @@ def _reply_of(response: _SGLangReply, request: ServerRequest) -> ServerReply:
         counts=cache_counts(found.cached_tokens, found.prompt_tokens),
         top_logprobs=[[logprob for logprob, _, _ in top or ()] for top in found.output_top_logprobs or ()],
     )
-
-
-def _rows(encoded: str, rows: int) -> Any:
-    """Decode the experts from a base64 string of an int32 array, which does not contain its shape."""
-    try:
-        values = np.frombuffer(base64.b64decode(encoded, validate=True), dtype=np.int32)
-        return values.reshape(rows, -1)
-    except ValueError as error:
-        raise ServerReplyError(f"routed_experts is not a base64 string of {rows} rows of int32: {error}") from error

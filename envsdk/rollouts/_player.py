@@ -10,6 +10,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
@@ -233,6 +234,7 @@ class Player:
         self._may_sample.set()
         self._no_call.set()
         self._in_flight = 0
+        self._starter = ThreadPoolExecutor(1, "envsdk-starter")  # starting a thread waits until it runs
         self._gc_thresholds = gc.get_threshold()
         gc.set_threshold(*self._gc_thresholds[:2], max(self._gc_thresholds[2], _FULL_COLLECTION))
         self._housekeeping = asyncio.create_task(self._keep_house())
@@ -306,6 +308,7 @@ class Player:
         try:
             await until_ended(closing)
         finally:
+            self._starter.shutdown(wait=False)
             gc.set_threshold(*self._gc_thresholds)
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
@@ -380,7 +383,7 @@ class Player:
         is_first, self._is_first = self._is_first, False
         if not is_first:
             await self._has_made.wait()  # the others use the caches that the first one filled
-        thread = await asyncio.to_thread(MethodThread)  # starting a thread waits until Python has switched to it
+        thread = await asyncio.get_running_loop().run_in_executor(self._starter, MethodThread)
         try:
             env = await self.call(None, thread, "making the environment", self.settings.make_env)
         except BaseException:

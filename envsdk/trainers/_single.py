@@ -64,8 +64,13 @@ def single_sample(trajectory: Trajectory, trainer: str, on_break: OnBreak = "rai
         if on_break == "raise":
             raise SingleSampleOnly(trainer, trajectory.id, trajectory.breaks, len(samples))
         last = None if on_break == "drop" else last
-    steps = [step for step in trajectory.steps if not trajectory.is_copied(step)]
-    runs = [run for step in steps for run in step.runs(step.action_start, step.stop)]
-    trainable = sum(stop - start for start, stop, is_masked in runs if not is_masked)
+    trainable = trainable_tokens(trajectory)
     trained = 0 if last is None else int(np.count_nonzero(last.mask))
     return SingleSample(last, 1.0 - trained / trainable if trainable else 0.0)
+
+
+def trainable_tokens(trajectory: Trajectory) -> int:
+    """Return the number of sampled tokens of a rollout, without those that `Turn(mask=)` left out of training."""
+    steps = [step for step in trajectory.steps if not trajectory.is_copied(step)]
+    runs = [run for step in steps for run in step.runs(step.action_start, step.stop)]
+    return sum(stop - start for start, stop, is_masked in runs if not is_masked)

@@ -1,6 +1,6 @@
 """The adapter for TRL's GRPOTrainer: a `rollout_func` for any environment, its dataset, and its reward function.
 
-    trainer = GRPOTrainer(
+    trainer = tree_trainer()(
         model=model, processing_class=tokenizer, args=args,
         train_dataset=dataset("envsdk/GuessNumber-v1", range(1000)),
         rollout_func=RolloutFunc(partial(envsdk.make, renderer="qwen3", tokenizer=tokenizer)),
@@ -8,9 +8,9 @@
     )
 
 GRPOTrainer passes each prompt `num_generations` times, takes one row for each, and compares the rewards of these rows.
-See `trl_async` for the trainer that takes several rows of a rollout. This module does not import TRL.
-
-A `rollout_func` has no field for images: `image_trainer` makes a GRPOTrainer that takes them from the `RolloutFunc`.
+The rows of a `tree_trainer` are whole rollouts, with all their samples and images; GRPOTrainer itself trains one sample
+of a rollout, without images. See `trl_async` for the trainer that takes several rows of a rollout. This module does not
+import TRL.
 """
 
 import json
@@ -19,7 +19,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack
+from itertools import islice
+from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, cast
 
 import numpy as np
 
@@ -37,36 +38,40 @@ from ._checks import check_samples, guard_policy
 from ._conversations import split_conversation, to_conversations
 from ._packages import load
 from ._rows import split_response
-from ._single import OnBreak, SingleSample, check_on_break, single_sample
-from ._trl_images import image_trainer as image_trainer
+from ._single import OnBreak, check_on_break, single_sample, trainable_tokens
 from ._trl_rewards import conversational as conversational
 from ._trl_rewards import reward_func as reward_func
 from ._trl_rewards import scored as scored
+from ._trl_trees import TreeRow, TreeRows
+from ._trl_trees import tree_trainer as tree_trainer
 
 __all__ = [
     "RolloutFunc",
     "conversational",
     "dataset",
-    "image_trainer",
     "reward_func",
     "scored",
     "to_batch",
     "to_row",
+    "tree_trainer",
 ]
 
 _log = logging.getLogger(__name__)
 
 CAPABILITY = Capability(
     trainer="TRL's GRPOTrainer",
-    several_samples=False,
+    several_samples=True,
     loss_weight="Not needed: a rollout is one row.",
-    images="Tensors of the image processor (`pixel_values`, `image_grid_thw`, ...), with `image_trainer()`.",
+    images="Tensors of the image processor (`pixel_values`, `image_grid_thw`, ...), with `tree_trainer()`.",
 )
 
 
 _NO_IMAGES = (
-    "GRPOTrainer's rollout_func has no field for images: make the trainer with envsdk.trainers.trl.image_trainer()"
+    "GRPOTrainer's rollout_func has no field for images: make the trainer with envsdk.trainers.trl.tree_trainer()"
 )
+_RowChoice: TypeAlias = OnBreak | Literal["tree"]
+"""The row of a rollout: `"tree"` is all of it, for a `tree_trainer`; else `OnBreak` chooses one sample."""
+_Credit: TypeAlias = Callable[[list[Sample]], Sequence[Sample]]
 _COLUMNS = (
     *("prompt_ids", "completion_ids", "logprobs", "env_mask"),
     *("reward", "dropped_share", "failed", "steps", "trajectory_id"),
@@ -129,7 +134,7 @@ def to_row(sample: Sample, *, temperature: float | None = None, images: bool = F
         sample: The sample.
         temperature: The temperature by which the trainer divides logits, which must be that of the sample. None skips
             the check.
-        images: Whether the trainer gets the images of the sample besides the row; see `image_trainer`.
+        images: Whether the trainer gets the images of the sample besides the row; see `tree_trainer`.
 
     Raises:
         InvalidSample: If the sample is invalid, has no log-probabilities, was sampled at another temperature, or has
@@ -171,35 +176,75 @@ def to_batch(
         InvalidSample: If a sample is invalid; see `to_row`.
     """
     trajectories = list(trajectories)
-    chosen = [_choose(trajectory, on_break) for trajectory in trajectories]
-    return _batch(trajectories, chosen, temperature, pad_token_id, images=False)
+    rows = [_sample_row(trajectory, on_break) for trajectory in trajectories]
+    return _columns(trajectories, rows, temperature, pad_token_id, images=False)
 
 
-def _choose(trajectory: Trajectory, on_break: OnBreak) -> SingleSample:
-    """Return the sample of a rollout that is trained; None if the rollout does not count."""
+class _Row(NamedTuple):
+    """What of a rollout is trained."""
+
+    trained: Sample | TreeRow | None
+    """None if the rollout does not count."""
+    reward: float | None
+    dropped_share: float
+
+
+def _sample_row(trajectory: Trajectory, on_break: OnBreak) -> _Row:
+    """Return the row of one sample of a rollout."""
     single = single_sample(trajectory, CAPABILITY.trainer, on_break)
-    is_counted = single.sample is not None and trajectory.is_scored(single.sample.context)
-    return single if is_counted else replace(single, sample=None)
+    sample = single.sample
+    if sample is None or not trajectory.is_scored(sample.context):
+        return _Row(None, None, single.dropped_share)
+    return _Row(sample, sample.reward, single.dropped_share)
 
 
-def _batch(
+def _tree_rows(trajectories: Sequence[Trajectory], prompts: Sequence[str], credit: _Credit | None) -> list[_Row]:
+    """Return the rows of whole rollouts, with the advantages of `credit`."""
+    main = [next(iter(trajectory.contexts), "") for trajectory in trajectories]
+    counted = [
+        number
+        for number, trajectory in enumerate(trajectories)
+        if trajectory.status != "error" and trajectory.is_scored(main[number])
+    ]
+    samples = {
+        number: [replace(sample, group_id=prompts[number]) for sample in trajectories[number].samples()]
+        for number in counted
+    }
+    if credit is not None:
+        given = iter(credit([sample for own in samples.values() for sample in own]))
+        samples = {number: list(islice(given, len(own))) for number, own in samples.items()}
+    rows: list[_Row] = []
+    for number, trajectory in enumerate(trajectories):
+        own = samples.get(number)
+        tree = TreeRow.of(own) if own else None
+        total = trainable_tokens(trajectory)
+        dropped = 1.0 - (0 if tree is None else len(tree.tree.trained)) / total if total else 0.0
+        rows.append(_Row(tree, None if tree is None else trajectory.reward_of(main[number]), dropped))
+    return rows
+
+
+def _columns(
     trajectories: Sequence[Trajectory],
-    chosen: Sequence[SingleSample],
+    rows: Sequence[_Row],
     temperature: float | None,
     pad_token_id: int,
     *,
     images: bool,
 ) -> dict[str, list[Any]]:
-    """Return the columns of rollouts of which these samples are trained; see `to_batch`."""
-    empty_row = {"prompt_ids": [pad_token_id], "completion_ids": [pad_token_id], "logprobs": [0.0], "env_mask": [0]}
+    """Return the columns of rollouts with these rows; see `to_batch`."""
+    blank = {"prompt_ids": [pad_token_id], "completion_ids": [pad_token_id], "logprobs": [0.0], "env_mask": [0]}
     columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-    for trajectory, single in zip(trajectories, chosen, strict=True):
-        sample = single.sample
+    for trajectory, row in zip(trajectories, rows, strict=True):
         main = next(iter(trajectory.contexts.values()), None)
         prompt, completion = split_conversation(() if main is None else main.messages)
-        extra_columns = {
-            "reward": None if sample is None else sample.reward,
-            "dropped_share": single.dropped_share,
+        if isinstance(row.trained, TreeRow):
+            tokens = row.trained.columns(temperature)
+        else:
+            tokens = blank if row.trained is None else to_row(row.trained, temperature=temperature, images=images)
+        values = {
+            **tokens,
+            "reward": row.reward,
+            "dropped_share": row.dropped_share,
             "failed": float(trajectory.status == "error"),
             "steps": len(trajectory.steps),
             "trajectory_id": trajectory.id,
@@ -207,8 +252,7 @@ def _batch(
             "completion_messages": completion,
             "trajectory": to_conversations(trajectory),
         }
-        row = empty_row if sample is None else to_row(sample, temperature=temperature, images=images)
-        for name, value in {**row, **extra_columns}.items():
+        for name, value in values.items():
             columns[name].append(value)
     return columns
 
@@ -233,7 +277,11 @@ class RolloutFunc:
         policy: A policy with the trainer's weights. If it declares no tokenizer, it is assumed to have the trainer's.
             By default, a `TransformersPolicy` samples from the trainer's own model, at the trainer's temperature, with
             at most `max_completion_length` tokens in a reply. This needs the whole model in one process.
-        on_break: What to do with a rollout of several samples; see `OnBreak`.
+        on_break: The row of a rollout: `"tree"` is all of it, each token once; else what to do with a rollout of
+            several samples, see `OnBreak`. By default, `"tree"` in a `tree_trainer`, and `"raise"` in others.
+        credit: A function that gives the samples of a batch advantages, such as `envsdk.credit.group_advantages`, and
+            returns them in the same order. They replace those that TRL computes from rewards, so that sub-agents and
+            roles can have their own. A group is the rollouts of one prompt in this process. For `"tree"` only.
         max_concurrency: The number of episodes of an environment that run concurrently.
         max_failed_batches: The number of consecutive batches in which all episodes fail after which training ends.
         **deadlines: `policy_timeout_s`, `method_timeout_s`, `episode_timeout_s` and `max_retries`; see `Rollouts`. By
@@ -241,7 +289,9 @@ class RolloutFunc:
 
     Attributes:
         trajectories: The trajectories of the last batch, in the order of its prompts.
-        envsdk_samples: The samples of the last batch, in the same order; None for a row that trains nothing.
+        envsdk_samples: The samples of the last batch, in the same order; None for a row that is not a single sample.
+        tree_rows: The trees of the last batch in training (`"train"`) and in evaluation (`"eval"`); None if its rows
+            are single samples.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -252,7 +302,8 @@ class RolloutFunc:
         make_env: Callable[[str], Env],
         policy: PolicyLike | None = None,
         *,
-        on_break: OnBreak = "raise",
+        on_break: _RowChoice | None = None,
+        credit: _Credit | None = None,
         max_concurrency: int = 16,
         max_failed_batches: int = 4,
         **deadlines: Unpack[Deadlines],
@@ -263,11 +314,15 @@ class RolloutFunc:
                 "least 1"
             )
         self.make_env, self.policy = make_env, policy
-        self.on_break: OnBreak = check_on_break(on_break)
+        self.on_break: _RowChoice | None = on_break if on_break in (None, "tree") else check_on_break(on_break, "tree")
+        if credit is not None and self.on_break not in (None, "tree"):
+            raise ConfigError(f"credit= needs rows of whole rollouts, but on_break is {on_break!r}: leave it out")
+        self.credit = credit
         self.max_concurrency, self._deadlines = max_concurrency, check_deadlines(deadlines)
         self._max_failed_batches, self._failed_batches = max_failed_batches, 0
         self.trajectories: list[Trajectory] = []
         self.envsdk_samples: list[Sample | None] = []
+        self.tree_rows: dict[str, TreeRows | None] = {"train": None, "eval": None}
         self._calls = 0
         self._tokenizer: tuple[Any, Tokenizer] | None = None
 
@@ -309,11 +364,24 @@ class RolloutFunc:
         self._failed_batches = self._failed_batches + 1 if has_failed else 0
         if self._failed_batches >= self._max_failed_batches:
             raise_if_all_failed(self.trajectories)
-        chosen = [_choose(trajectory, self.on_break) for trajectory in self.trajectories]
-        self.envsdk_samples = [single.sample for single in chosen]
+        takes_trees = getattr(trainer, "takes_trees", False)
+        on_break = self.on_break or ("tree" if takes_trees else "raise")
         pad_token_id = _tokenizer_in(trainer.processing_class).pad_token_id
+        trees: TreeRows | None = None
+        if on_break == "tree":
+            if not takes_trees:
+                raise ConfigError("on_break='tree' needs a tree_trainer() of envsdk.trainers.trl as the trainer")
+            rows = _tree_rows(self.trajectories, prompts, self.credit)
+            trees = TreeRows([cast("TreeRow | None", row.trained) for row in rows], [pad_token_id] * 2)
+        else:
+            if self.credit is not None:
+                raise ConfigError("credit= needs a tree_trainer() of envsdk.trainers.trl as the trainer")
+            rows = [_sample_row(trajectory, on_break) for trajectory in self.trajectories]
+        if takes_trees:
+            self.tree_rows["train" if trainer.model.training else "eval"] = trees
+        self.envsdk_samples = [row.trained if isinstance(row.trained, Sample) else None for row in rows]
         images = getattr(trainer, "takes_images", False)
-        batch = _batch(self.trajectories, chosen, trainer.temperature, pad_token_id, images=images)
+        batch = _columns(self.trajectories, rows, trainer.temperature, pad_token_id, images=images)
         if untrained := batch["reward"].count(None):
             _log.warning("%d of %d rollouts train nothing", untrained, len(prompts))
             for function in getattr(trainer, "reward_funcs", ()):

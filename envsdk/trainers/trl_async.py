@@ -61,7 +61,7 @@ CAPABILITY = Capability(
     loss_weight="Left out: it averages over tokens, independently of the number of rows.",
     images="Refused: its rows have no field for images.",
 )
-_NO_IMAGES = "the rows of TRL's AsyncGRPOTrainer have no field for images: use GRPOTrainer with image_trainer()"
+_NO_IMAGES = "the rows of TRL's AsyncGRPOTrainer have no field for images: use GRPOTrainer with tree_trainer()"
 
 
 def to_fields(

@@ -546,3 +546,33 @@ print(event_loops.run(wait_in_a_thread()), asyncio.run(main()))
 def test_a_process_whose_episodes_waited_in_threads_ends_without_a_word() -> None:
     ended = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True, timeout=600, check=False)
     assert (ended.stdout, ended.stderr, ended.returncode) == ("3 3\n", "", 0)
+
+
+def test_a_call_that_is_cancelled_before_its_coroutine_begins_ends_without_a_trace():
+    thread = event_loops.MethodThread()
+    has_started = threading.Event()
+
+    async def never_begins() -> None:
+        raise AssertionError("it was cancelled")
+
+    def method() -> Awaitable[None]:
+        has_started.set()
+        while not call.is_cancelled:
+            pass
+        return never_begins()  # a coroutine that is not awaited warns, which fails the test
+
+    call = event_loops.MethodCall(method)
+
+    async def cancel() -> None:
+        task = asyncio.ensure_future(thread.result(call))
+        await asyncio.to_thread(has_started.wait)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(cancel())
+    assert thread.wait(lambda: 1) == 1
+    with pytest.raises(asyncio.CancelledError):
+        call.future.result(timeout=10)
+    assert not thread.is_busy
+    gc.collect()

@@ -76,6 +76,7 @@ def random_samples(seed: int) -> tuple[list[Sample], list[list[float]]]:
     return samples, trainer
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("level", "mode", "ratio"), EVERY)
 @given(seed=st.integers(0, 2**32))
 def test_weights_are_those_of_a_plain_loop(level: Any, mode: Any, ratio: Any, seed: int):
@@ -91,6 +92,7 @@ def test_weights_are_those_of_a_plain_loop(level: Any, mode: Any, ratio: Any, se
     assert (found.touched, found.tokens) == (touched, sum(int(one.mask.sum()) for one in samples))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("level", "mode", "ratio"), EVERY)
 def test_equal_log_probabilities_have_the_weight_1(level: Any, mode: Any, ratio: Any):
     samples = [two_steps(), replace(two_steps(), context="other")]

@@ -173,6 +173,18 @@ def test_sessions_do_not_see_each_other(gateway: Standalone) -> None:
     soundness.check(*gateway.trajectories.values())
 
 
+def test_the_tasks_of_a_session_end_with_it(gateway: Standalone) -> None:
+    witness = gateway.open()
+    tasks = int(witness.ask("tasks").split()[0])
+    programs = [gateway.open() for _ in range(5)]
+    for program in programs[1:]:  # the first one asks nothing
+        program.ask("a")
+    assert int(witness.ask("tasks").split()[0]) > tasks + 5
+    for program in programs:
+        program.close()
+    until(lambda: int(witness.ask("tasks").split()[0]) <= tasks)
+
+
 def test_an_idle_session_is_recorded_as_such() -> None:
     with Standalone(session_limits=SessionLimits(idle_timeout_s=0.5)) as gateway:
         program = gateway.open(episode_id="e")

@@ -151,7 +151,7 @@ class Breaks(Counts):
 class BreaksAsync(Breaks):
     """The same with `async def`."""
 
-    async def start(self) -> Turn:  # type: ignore[override]
+    async def start(self) -> Turn | Handoff:  # type: ignore[override]
         await self.hang_or_not("start")
         return super().start()
 
@@ -577,6 +577,19 @@ def test_errors_that_are_not_in_a_row_do_not_end_the_run() -> None:
 
 
 # Leaving.
+
+
+def test_full_garbage_collections_are_rarer_only_while_episodes_run() -> None:
+    before, seen = gc.get_threshold(), set[int]()
+
+    @in_any_vocabulary
+    def policy(prompt: np.ndarray, **_: object) -> Action:
+        seen.add(gc.get_threshold()[2])
+        return Action([5], [-0.5])
+
+    Rollouts(Counts, policy, seeds=[0]).run()
+    assert seen == {max(100, before[2])}
+    assert gc.get_threshold() == before
 
 
 def test_a_run_that_is_left_early_leaves_no_task_and_no_thread() -> None:

@@ -109,7 +109,7 @@ def test_what_was_appended_is_read_back(
 
 
 @pytest.mark.parametrize(
-    "family", [*(pytest.param(name, marks=pytest.mark.full) for name in ("qwen3", "harmony")), "fixed_base"]
+    "family", ["qwen3", *(pytest.param(name, marks=pytest.mark.full) for name in ("harmony", "fixed_base"))]
 )
 def test_a_run_is_decoded_without_the_environment_and_without_a_hub(family: str, tmp_path: Path) -> None:
     options = real_models.FAMILIES[family]()

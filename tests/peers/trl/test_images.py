@@ -16,7 +16,8 @@ from vision_models import qwen_processor, vision_renderer
 from envsdk import Action, Env, Message, Turn
 from envsdk.errors import InvalidSample
 from envsdk.rendering._vision import token_types
-from envsdk.trainers.trl import RolloutFunc, dataset, image_trainer, reward_func
+from envsdk.trainers._trl_images import image_trainer
+from envsdk.trainers.trl import RolloutFunc, dataset, reward_func, tree_trainer
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -91,7 +92,7 @@ def make_env(env_id: str) -> Env:
     return {"pictures": Scored, "words": Words}[env_id](renderer=vision_renderer(), limits={"end_on_cut": False})
 
 
-class Watched(image_trainer()):
+class Watching:
     """Keeps the log-probabilities that the model gives the completions, in the loss."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -107,8 +108,16 @@ class Watched(image_trainer()):
                 model, ids, seen, inputs["completion_ids"].size(1), **{name: inputs.get(name) for name in names}
             )
         mask = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
-        self.compared.append((inputs["num_images"], inputs["sampling_per_token_logps"][mask], logprobs[mask]))
+        self.compared.append((inputs.get("num_images"), inputs["sampling_per_token_logps"][mask], logprobs[mask]))
         return super()._compute_loss(model, inputs)
+
+
+class Watched(Watching, image_trainer()):
+    pass
+
+
+class WatchedTrees(Watching, tree_trainer()):
+    pass
 
 
 def trainer_of(
@@ -142,19 +151,22 @@ def trainer_of(
     )
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_a_step_trains_what_was_sampled_with_the_images_of_every_row(vision_model: Any, tmp_path: Path, beta: float):
+@pytest.mark.parametrize(("kind", "beta"), [(Watched, 0.0), (Watched, 0.1), (WatchedTrees, 0.0), (WatchedTrees, 0.1)])
+def test_a_step_trains_what_was_sampled_with_the_images_of_every_row(
+    vision_model: Any, tmp_path: Path, kind: Any, beta: float
+):
     """One group of the batch has images, which the environment shows during the episode, the other one has none."""
     import datasets
 
     rows = datasets.concatenate_datasets([dataset("pictures", [0]), dataset("words", [1])])
-    trainer = trainer_of(Watched, vision_model, rows, tmp_path, beta=beta)
+    trainer = trainer_of(kind, vision_model, rows, tmp_path, beta=beta)
     before = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
     trainer.train()
     assert np.isfinite([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]).all()
     changed = [name for name, value in trainer.model.named_parameters() if not torch.equal(value, before[name])]
     assert any("visual" in name for name in changed)
-    assert sorted(chain.from_iterable(numbers for numbers, *_ in trainer.compared)) == [0, 0, 3, 3]
+    if kind is Watched:
+        assert sorted(chain.from_iterable(numbers for numbers, *_ in trainer.compared)) == [0, 0, 3, 3]
     for _, sampled, trained in trainer.compared:
         assert len(sampled)
         assert (sampled - trained).abs().max() < 1e-4
@@ -171,5 +183,5 @@ def test_the_trainer_s_own_model_samples_with_the_images(vision_model: Any, tmp_
 
 
 def test_a_trainer_without_images_refuses_the_rollout(vision_model: Any, tmp_path: Path):
-    with pytest.raises(InvalidSample, match=r"it has images \(3, .* make the trainer with .*image_trainer"):
+    with pytest.raises(InvalidSample, match=r"it has images \(3, .* make the trainer with .*tree_trainer"):
         trainer_of(GRPOTrainer, vision_model, dataset("pictures", [0, 1]), tmp_path).train()
