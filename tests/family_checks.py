@@ -207,7 +207,7 @@ def _check_replies(renderer: FixedBase, found: Figures, rng: random.Random, coun
 
 
 def _check_doctor(renderer: FixedBase, found: Figures) -> None:
-    for failed in check_renderer(renderer, random_replies=50).failed:
+    for failed in check_renderer(renderer, random_replies=20).failed:
         found.wrong.append(f"doctor: {failed.name}: {failed.detail}")
 
 

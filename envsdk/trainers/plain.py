@@ -121,16 +121,7 @@ def collate(
     places = BatchLayout(lengths, 0 if layout == "packed" else max(lengths) if pad_to == "longest" else max_length or 0)
     batch = _columns(valid, places, pad_token_id)
     if observation_weight is not None:
-        for label, weight in observation_weight.items():
-            if label.partition(":")[0] not in _OBSERVED or (":" in label and not label.startswith("tool:")):
-                raise ConfigError(
-                    f"observation_weight has the label {label!r:.80}; expected one of {_OBSERVED}, or tool:NAME"
-                )
-            if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= weight <= LARGEST:
-                raise ConfigError(
-                    f"observation_weight[{label!r}] is {weight!r:.80}; expected a finite number of at least 0"
-                )
-        own = [observation_weights(sample, observation_weight) for sample in valid]
+        own = _observed(valid, observation_weight)
         batch["observation_weight"] = places.array(own, np.float32)
     if importance is not None:
         batch["importance_weight"] = places.array(_importance(valid, importance), np.float32)
@@ -204,6 +195,20 @@ def _columns(samples: Sequence[Sample], places: BatchLayout, pad_token_id: int) 
     if samples[0].advantage is not None:
         batch["advantage"] = places.array([advantages(sample) for sample in samples], np.float32)
     return batch
+
+
+def _observed(samples: Sequence[Sample], weights: Mapping[str, float]) -> "list[NDArray[np.float32]]":
+    """Return the weights of observed tokens, after checking their labels."""
+    for label, weight in weights.items():
+        if label.partition(":")[0] not in _OBSERVED or (":" in label and not label.startswith("tool:")):
+            raise ConfigError(
+                f"observation_weight has the label {label!r:.80}; expected one of {_OBSERVED}, or tool:NAME"
+            )
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= weight <= LARGEST:
+            raise ConfigError(
+                f"observation_weight[{label!r}] is {weight!r:.80}; expected a finite number of at least 0"
+            )
+    return [observation_weights(sample, weights) for sample in samples]
 
 
 def _importance(samples: Sequence[Sample], importance: ImportanceWeights) -> "list[NDArray[np.float32]]":

@@ -46,8 +46,8 @@ def test_a_family_renders_reads_and_strips_as_each_of_its_templates(name: str, i
     text = templates()[name]
     alias = family_of(text)
     assert alias is not None
-    found = check(alias, stand_in(alias.name, text), text, conversations=600 if is_full else 6)
-    assert found.conversations == (600 if is_full else 6)
+    found = check(alias, stand_in(alias.name, text), text, conversations=600 if is_full else 4)
+    assert found.conversations == (600 if is_full else 4)
     assert found.deltas > found.conversations
     assert found.reading not in ("refused", "partly")
     assert found.prompts > 0 or found.history.startswith("O(context): ")

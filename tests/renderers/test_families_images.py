@@ -24,7 +24,7 @@ WITH_IMAGES = [name for name, family in FAMILIES.items() if family.tools == "ima
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rendering_is_the_processors_own_to_the_token(name: str, is_full: bool) -> None:
     family, renderer, rng = FAMILIES[name], renderer_of(name), Random(f"images {name}")
-    images, count = 0, 300 if is_full else 12
+    images, count = 0, 300 if is_full else 5
     for _ in range(count):
         messages = random_conversation(rng, family)
         tools: Any = TOOLS if any(message.role == "tool" for message in messages) else ()
