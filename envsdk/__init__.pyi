@@ -21,7 +21,7 @@ from .authoring._tool_env import ToolEnvConfig as ToolEnvConfig
 from .authoring._tools import Tool as Tool
 from .authoring._tools import tool as tool
 from .contexts._edits import Edit as Edit
-from .contexts._history_policy import HistoryPolicy as HistoryPolicy
+from .contexts._history import HistoryPolicy as HistoryPolicy
 from .contexts._protocol import Action as Action
 from .contexts._protocol import Break as Break
 from .contexts._protocol import Observation as Observation

@@ -18,7 +18,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ._specifications import specification
-from .contexts._history_policy import HistoryPolicy
+from .contexts._history import HistoryPolicy
 from .errors import ConfigError, PluginError, UnknownName, unknown_name
 from .limits import Limits
 from .rendering import tokenizers

@@ -13,7 +13,7 @@ import gymnasium
 from pydantic import ValidationError
 
 from .._registry import find_renderer, refuse_history_options
-from ..contexts._history_policy import HistoryPolicy
+from ..contexts._history import HistoryPolicy
 from ..episodes._agent import Agent, EpisodeHeader, StepResult
 from ..episodes._episode import CallMethod, Episode, EpisodeGenerator, Join, Request, RunChildren
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from .._visible import visible
-from ..contexts._history_policy import HistoryPolicy, SummaryRequest
+from ..contexts._history import HistoryPolicy, SummaryRequest
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import MAIN, StepResult
 from ..episodes._episode import Episode, SummarizerFactory

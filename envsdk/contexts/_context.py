@@ -20,7 +20,7 @@ from ..limits import StopReason
 from ..messages import Message, ToolSchema, check_calls
 from ..rendering.renderer import NOT_ENDED, Renderer, WrittenPrompt, as_given, as_prefill
 from ._edits import Edit, among, edited
-from ._history_policy import History, HistoryPolicy, Rewrite, SummaryRequest
+from ._history import History, HistoryPolicy, Rewrite, SummaryRequest
 from ._protocol import Break, RewriteReason
 from ._roles import RoleLog
 

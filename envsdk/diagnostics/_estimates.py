@@ -14,8 +14,7 @@ from .._packages import load
 from .._registry import find_renderer
 from ..authoring._env import Env
 from ..authoring._making import make
-from ..contexts._history import get_history
-from ..contexts._history_policy import HistoryPolicy
+from ..contexts._history import HistoryPolicy, get_history
 from ..episodes._turn import Turn
 from ..errors import ConfigError
 from ..limits import plain_integer

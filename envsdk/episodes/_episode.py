@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from ..contexts._context import Context, Delta
-from ..contexts._history_policy import SummaryRequest
+from ..contexts._history import SummaryRequest
 from ..contexts._protocol import Break, Observation
 from ..errors import EpisodeError, NoEndWarning, TurnError, UndeclaredBreak, describe_error
 from ..limits import STEPS_WITHOUT_LIMIT, Limits, StopReason

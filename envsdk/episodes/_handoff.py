@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
-from ..contexts._history_policy import HistoryPolicy, SummaryRequest
+from ..contexts._history import HistoryPolicy, SummaryRequest
 from ..errors import ConfigError, HandoffError
 from ..limits import Limits
 from ..messages import Message, ToolSchema, to_messages

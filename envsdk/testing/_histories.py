@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from ..authoring._env import Env, EnvConfig
 from ..authoring._loop_tasks import in_event_loop
-from ..contexts._history import get_history
-from ..contexts._history_policy import HistoryPolicy
+from ..contexts._history import HistoryPolicy, get_history
 from ..episodes._turn import Turn
 from ..errors import ConfigError
 from ..limits import Limits

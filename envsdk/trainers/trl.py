@@ -180,7 +180,7 @@ def to_batch(
     return _columns(trajectories, rows, temperature, pad_token_id, images=False)
 
 
-class _Row(NamedTuple):
+class _RolloutRow(NamedTuple):
     """What of a rollout is trained."""
 
     trained: Sample | TreeRow | None
@@ -189,16 +189,16 @@ class _Row(NamedTuple):
     dropped_share: float
 
 
-def _sample_row(trajectory: Trajectory, on_break: OnBreak) -> _Row:
+def _sample_row(trajectory: Trajectory, on_break: OnBreak) -> _RolloutRow:
     """Return the row of one sample of a rollout."""
     single = single_sample(trajectory, CAPABILITY.trainer, on_break)
     sample = single.sample
     if sample is None or not trajectory.is_scored(sample.context):
-        return _Row(None, None, single.dropped_share)
-    return _Row(sample, sample.reward, single.dropped_share)
+        return _RolloutRow(None, None, single.dropped_share)
+    return _RolloutRow(sample, sample.reward, single.dropped_share)
 
 
-def _tree_rows(trajectories: Sequence[Trajectory], prompts: Sequence[str], credit: _Credit | None) -> list[_Row]:
+def _tree_rows(trajectories: Sequence[Trajectory], prompts: Sequence[str], credit: _Credit | None) -> list[_RolloutRow]:
     """Return the rows of whole rollouts, with the advantages of `credit`."""
     main = [next(iter(trajectory.contexts), "") for trajectory in trajectories]
     counted = [
@@ -213,19 +213,19 @@ def _tree_rows(trajectories: Sequence[Trajectory], prompts: Sequence[str], credi
     if credit is not None:
         given = iter(credit([sample for own in samples.values() for sample in own]))
         samples = {number: list(islice(given, len(own))) for number, own in samples.items()}
-    rows: list[_Row] = []
+    rows: list[_RolloutRow] = []
     for number, trajectory in enumerate(trajectories):
         own = samples.get(number)
         tree = TreeRow.of(own) if own else None
         total = trainable_tokens(trajectory)
         dropped = 1.0 - (0 if tree is None else len(tree.tree.trained)) / total if total else 0.0
-        rows.append(_Row(tree, None if tree is None else trajectory.reward_of(main[number]), dropped))
+        rows.append(_RolloutRow(tree, None if tree is None else trajectory.reward_of(main[number]), dropped))
     return rows
 
 
 def _columns(
     trajectories: Sequence[Trajectory],
-    rows: Sequence[_Row],
+    rows: Sequence[_RolloutRow],
     temperature: float | None,
     pad_token_id: int,
     *,

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 from envsdk.errors import RenderError
@@ -88,8 +89,13 @@ class CallReader:
         self._source = source
         self._searched = 0  # characters that were searched for calls that are broken
         self._patterns = patterns
-        self._types = ArgumentTypes(tools, parse_value, patterns.parse_exactly)
+        self._tools = tools
         self._writer = CallWriter(patterns.grammar)
+
+    @cached_property
+    def _types(self) -> ArgumentTypes:
+        """The types of the tools' arguments, which only calls with values without quotes need."""
+        return ArgumentTypes(self._tools, parse_value, self._patterns.parse_exactly)
 
     def read(self, start: int, since: int, *, begins: bool = True) -> ReadCall:
         """Read the call whose first field begins at `start`; a broken call ends where a call is closed or opened.
