@@ -227,6 +227,7 @@ class Player:
         self._may_sample.set()
         self._no_call.set()
         self._in_flight = 0
+        self._is_closed = False
         self._starter = ThreadPoolExecutor(1, "envsdk-starter")  # starting a thread waits until it runs
         self._housekeeping = asyncio.create_task(self._keep_house())
 
@@ -295,6 +296,7 @@ class Player:
 
     async def aclose(self) -> None:
         """End the running episodes, and close the environments."""
+        self._is_closed = True
         closing, self._seats = [asyncio.create_task(self._close(seat)) for seat in self._seats], []
         try:
             await until_ended(closing)
@@ -316,14 +318,15 @@ class Player:
             finally:  # keep the environment for the next episode, unless one of its methods has not returned
                 for thread in seat.others.values():
                     thread.stop()
-                if not seat.is_stuck():
-                    seat.others.clear()
-                    self._seats.append(seat)
-                else:
+                if seat.is_stuck():
                     self.statistics.abandoned += 1
                     self._stuck.append(seat.is_stuck)
-                    if seat.thread is not None:
-                        seat.thread.stop()
+                else:
+                    seat.others.clear()
+                if not seat.is_stuck() and not self._is_closed:
+                    self._seats.append(seat)
+                elif seat.thread is not None:
+                    seat.thread.stop()
         except Exception as error:  # users' code may raise any exception
             kind = self._kind_of(error, attempt)
             if kind is None:
@@ -385,6 +388,7 @@ class Player:
         finally:
             self._has_made.set()
         if env in self._made:
+            thread.stop()
             raise _SharedEnvironment(
                 "the function that makes environments returned the same environment object twice; expected a new one "
                 "from each call, because each episode that runs at the same time needs its own"
@@ -397,8 +401,9 @@ class Player:
             await self.call(seat, seat.thread_of(seat.env), "close()", seat.env.close)
         except Exception as error:
             _log.warning("%r could not be closed", seat.env, exc_info=error)
-        if seat.thread is not None:
-            seat.thread.stop()
+        finally:  # also if closing takes too long, and is cancelled
+            if seat.thread is not None:
+                seat.thread.stop()
 
     # Calls.
 
