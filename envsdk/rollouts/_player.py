@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import logging
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -227,7 +228,6 @@ class Player:
         self._may_sample.set()
         self._no_call.set()
         self._in_flight = 0
-        self._is_closed = False
         self._starter = ThreadPoolExecutor(1, "envsdk-starter")  # starting a thread waits until it runs
         self._housekeeping = asyncio.create_task(self._keep_house())
 
@@ -296,7 +296,6 @@ class Player:
 
     async def aclose(self) -> None:
         """End the running episodes, and close the environments."""
-        self._is_closed = True
         closing, self._seats = [asyncio.create_task(self._close(seat)) for seat in self._seats], []
         try:
             await until_ended(closing)
@@ -321,12 +320,11 @@ class Player:
                 if seat.is_stuck():
                     self.statistics.abandoned += 1
                     self._stuck.append(seat.is_stuck)
+                    if seat.thread is not None:
+                        seat.thread.stop()
                 else:
                     seat.others.clear()
-                if not seat.is_stuck() and not self._is_closed:
                     self._seats.append(seat)
-                elif seat.thread is not None:
-                    seat.thread.stop()
         except Exception as error:  # users' code may raise any exception
             kind = self._kind_of(error, attempt)
             if kind is None:
@@ -377,9 +375,20 @@ class Player:
         if not is_first:
             await self._has_made.wait()  # the others use the caches that the first one filled
         thread = await asyncio.get_running_loop().run_in_executor(self._starter, MethodThread)
+        made, is_dropped = list[Env](), threading.Event()
+
+        def make_env() -> Env:
+            made.append(env := self.settings.make_env())
+            if is_dropped.is_set() and made:  # the run has ended in the meantime
+                made.pop().close()
+            return env
+
         try:
-            env = await self.call(None, thread, "making the environment", self.settings.make_env)
+            env = await self.call(None, thread, "making the environment", make_env)
         except BaseException:
+            is_dropped.set()
+            if made:
+                await self._close(_Seat(made.pop(), thread))
             thread.stop()
             if thread.is_busy:
                 self.statistics.abandoned += 1
