@@ -6,7 +6,7 @@ those of the samples to it.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -98,19 +98,24 @@ def image_trainer(trainer: type[Any] | None = None) -> type[Any]:
 
         def _images(self, ids: Any, completion_length: int, first: int = 0) -> dict[str, Any]:
             """Return the images of rows, from the row `first` of the batch on, whose padded tokens these are."""
-            rollouts = cast("_HasSamples | None", getattr(self, "rollout_func", None))
-            if not hasattr(rollouts, "envsdk_samples"):
-                raise ConfigError(
-                    "the rollout_func of this trainer has no envsdk_samples: pass a RolloutFunc of "
-                    "envsdk.trainers.trl, or use GRPOTrainer"
-                )
-            samples = cast("_HasSamples", rollouts).envsdk_samples[first : first + ids.size(0)]
+            rollouts: _HasSamples = self.rollouts_with("envsdk_samples")
+            samples = rollouts.envsdk_samples[first : first + ids.size(0)]
             fields = batch_images(samples, ids.cpu().numpy(), ids.size(1) - completion_length, self.image_processor)
             torch = load("torch", "trl")
             return {
                 name: torch.from_numpy(value).to(ids.device) if isinstance(value, np.ndarray) else value
                 for name, value in fields.items()
             }
+
+        def rollouts_with(self, attribute: str) -> Any:
+            """Return the `RolloutFunc` of the trainer, after checking that it has an attribute."""
+            rollouts: Any = getattr(self, "rollout_func", None)
+            if not hasattr(rollouts, attribute):
+                raise ConfigError(
+                    f"the rollout_func of this trainer has no {attribute}: pass a RolloutFunc of envsdk.trainers.trl, "
+                    "or use GRPOTrainer"
+                )
+            return rollouts
 
         def image_processor(self) -> Vision:
             """Return the trainer's own processor, which caches the last images."""

@@ -162,13 +162,7 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
 
         def _tree_rows(self) -> TreeRows | None:
             """Return the rows of the last rollouts; None if they are single samples."""
-            rollouts: Any = getattr(self, "rollout_func", None)
-            if not hasattr(rollouts, "tree_rows"):
-                raise ConfigError(
-                    "the rollout_func of this trainer has no tree_rows: pass a RolloutFunc of envsdk.trainers.trl, or "
-                    "use GRPOTrainer"
-                )
-            return rollouts.tree_rows["train" if self.model.training else "eval"]
+            return self.rollouts_with("tree_rows").tree_rows["train" if self.model.training else "eval"]
 
         def _get_per_token_logps_and_entropies(
             self,
@@ -199,11 +193,13 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
 
         def _forest(self, model: Any, rows: Sequence[TreeRow | None], width: int) -> tuple[Any, Any]:
             """Return the log-probabilities and entropies of rows: shape (rows, width), 0.0 where nothing is trained."""
-            places, predecessors, labels, inputs = self._forest_inputs(model, rows, width)
+            patched: Any = self.accelerator.unwrap_model(model)
+            if hasattr(patched, "peft_config") and hasattr(patched, "get_base_model"):
+                patched = patched.get_base_model()  # whose forward pass TRL extended
+            places, predecessors, labels, inputs = self._forest_inputs(patched, rows, width)
             device = self.accelerator.device
             at, targets = (torch.from_numpy(each).to(device) for each in (predecessors, labels))
-            patched = _patched(self.accelerator.unwrap_model(model))
-            with _hidden_states_at(_backbone(patched), at), self.accelerator.autocast():
+            with _hidden_states_at(patched, at), self.accelerator.autocast():
                 output: Any = model(**inputs, shift_labels=targets[None], fused_lm_head=True)
             index = torch.from_numpy(places).to(device)
 
@@ -228,10 +224,9 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
                 return end, np.array([0]), none, {"input_ids": blank, "use_cache": False}
             forest = tree_batch([sample for row in distinct for sample in row.samples])
             vision = self.image_processor() if forest.media else None
-            base = _patched(self.accelerator.unwrap_model(model))
             inputs = {
                 name: value.to(device) if isinstance(value, torch.Tensor) else value
-                for name, value in forest.model_inputs(base, vision=vision).items()
+                for name, value in forest.model_inputs(model, vision=vision).items()
             }
             firsts = np.cumsum([0, *(len(row.samples) for row in distinct)])
             number_of = {id(row): int(first) for row, first in zip(distinct, firsts[:-1], strict=True)}
@@ -265,24 +260,15 @@ def _found(rows: TreeRows, ids: Any, seen: Any, width: int) -> list[TreeRow | No
     ]
 
 
-def _patched(model: Any) -> Any:
-    """Return the model whose forward pass TRL extended, which a PEFT model wraps."""
-    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
-
-
-def _backbone(model: Any) -> Any:
-    """Return the part of a model that makes the last hidden states."""
-    return model.model if model.base_model is model else model.base_model
-
-
 @contextmanager
-def _hidden_states_at(backbone: Any, indices: Any) -> Generator[None]:
+def _hidden_states_at(model: Any, indices: Any) -> Generator[None]:
     """Let a model return the last hidden states of these tokens only: one token may predict several ones of a tree."""
 
     def select(_: Any, __: Any, output: Any) -> Any:
         output["last_hidden_state"] = output["last_hidden_state"][:, indices]
         return output
 
+    backbone = model.model if model.base_model is model else model.base_model  # what makes the last hidden states
     handle = backbone.register_forward_hook(select)
     try:
         yield

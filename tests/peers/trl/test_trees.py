@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig
+from torch_models import tiny_qwen3
 from trl import GRPOConfig, GRPOTrainer
 
 from envsdk import Action, Env, Handoff, HandoffResult, Message, Renderer, Turn
@@ -22,6 +23,22 @@ from envsdk.trainers.trl import RolloutFunc, dataset, reward_func, tree_trainer
 pytestmark = pytest.mark.filterwarnings("default")
 
 GENERATIONS, TEMPERATURE, LIMIT = 4, 1.2, 1e-5
+CONFIG: dict[str, Any] = {
+    "max_steps": 1,
+    "per_device_train_batch_size": GENERATIONS,
+    "gradient_accumulation_steps": 1,
+    "num_generations": GENERATIONS,
+    "max_completion_length": 200,
+    "temperature": TEMPERATURE,
+    "learning_rate": 1e-3,
+    "logging_steps": 1,
+    "bf16": False,
+    "use_cpu": True,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+"""The options of GRPOConfig, unless a test says otherwise."""
 
 
 class Doubts(Env):
@@ -113,20 +130,8 @@ class TreeTrainer(tree_trainer()):
 @pytest.fixture(scope="module")
 def model_folder(renderer: Renderer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model in place of the fitted one: what is compared here is exact for any weights."""
-    torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=renderer.tokenizer.vocab_size,
-        hidden_size=32,
-        head_dim=8,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_hidden_layers=2,
-        intermediate_size=64,
-        initializer_range=0.2,  # with less, a random model hardly looks at what came before
-        tie_word_embeddings=False,
-    )
     folder = tmp_path_factory.mktemp("model")
-    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    tiny_qwen3(renderer.tokenizer.vocab_size, layers=2).save_pretrained(folder)
     return folder
 
 
@@ -137,26 +142,7 @@ def trainer_of(
     sampler = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype="float32").eval()
 
     def make(kind: type[Env] = Doubts, *, trainer: Any = TreeTrainer, rollout: Any = None, **changes: Any) -> Any:
-        options: dict[str, Any] = {
-            "max_steps": 1,
-            "per_device_train_batch_size": GENERATIONS,
-            "gradient_accumulation_steps": 1,
-            "num_generations": GENERATIONS,
-            "max_completion_length": 200,
-            "temperature": TEMPERATURE,
-            "learning_rate": 1e-3,
-            "logging_steps": 1,
-            "bf16": False,
-        }
         named = {name: changes.pop(name) for name in ("peft_config", "eval_dataset") if name in changes}
-        args = GRPOConfig(
-            output_dir=str(tmp_path),
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            **{**options, **changes},
-        )
 
         def make_env(env_id: str) -> Env:
             return kind(renderer=renderer, history="strip")
@@ -164,7 +150,7 @@ def trainer_of(
         return trainer(
             model=model,
             processing_class=tokenizer,
-            args=args,
+            args=GRPOConfig(output_dir=str(tmp_path), **{**CONFIG, **changes}),
             train_dataset=dataset("any", [0, 1]),
             rollout_func=(rollout or RolloutFunc)(make_env, Thinker(renderer, sampler)),
             reward_funcs=reward_func,
@@ -263,17 +249,17 @@ def test_every_sampled_token_of_a_stripped_rollout_is_in_the_loss(trainer_of: Ca
 def test_credit_gives_each_role_its_own_advantages(trainer_of: Callable[..., Any]):
     trainer = trainer_of(Lead, rollout=partial(RolloutFunc, credit=group_advantages))
     check(trainer)
-    for inputs, rows in zip(trainer.seen, [trainer.rollout_func.tree_rows["train"].rows], strict=False):
-        tokens = [row.tree.tokens.tolist() for row in rows]
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-        kept = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1).bool()
-        width = inputs["completion_ids"].shape[1]
-        for number in range(len(ids)):
-            row = rows[tokens.index(ids[number][kept[number]].tolist())]
-            own = row.tree.advantage[row.prompt_length :]
-            np.testing.assert_array_equal(inputs["advantages"][number][: len(own)].numpy(), own)
-            assert not inputs["advantages"][number][len(own) : width].any()
-            assert len({sample.role for sample in row.samples}) == 2
+    inputs, rows = trainer.seen[0], trainer.rollout_func.tree_rows["train"].rows
+    tokens = [row.tree.tokens.tolist() for row in rows]
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    kept = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1).bool()
+    width = inputs["completion_ids"].shape[1]
+    for number in range(len(ids)):
+        row = rows[tokens.index(ids[number][kept[number]].tolist())]
+        own = row.tree.advantage[row.prompt_length :]
+        np.testing.assert_array_equal(inputs["advantages"][number][: len(own)].numpy(), own)
+        assert not inputs["advantages"][number][len(own) : width].any()
+        assert len({sample.role for sample in row.samples}) == 2
 
 
 def test_a_rollout_that_failed_trains_nothing(trainer_of: Callable[..., Any]):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from test_trees import Doubts, Thinker, TreeTrainer
+from test_trees import CONFIG, Doubts, Thinker, TreeTrainer
 from trl import GRPOConfig
 
 import envsdk
@@ -16,6 +16,7 @@ from envsdk.rendering.tokenizers._load import DATA
 from envsdk.trainers.trl import RolloutFunc, dataset, reward_func
 
 MODEL, OUT, KIND = sys.argv[1:]
+OWN = {"per_device_train_batch_size": 2, "learning_rate": 0.1, "optim": "sgd", "ddp_backend": "gloo"}
 
 
 def main() -> None:
@@ -33,23 +34,7 @@ def main() -> None:
     trainer = TreeTrainer(
         model=load(),
         processing_class=transformers.PreTrainedTokenizerFast(tokenizer_file=str(DATA / "embedded.json"), **names),
-        args=GRPOConfig(
-            output_dir=OUT,
-            max_steps=1,
-            per_device_train_batch_size=2,
-            num_generations=4,
-            gradient_accumulation_steps=1,
-            max_completion_length=200,
-            temperature=1.2,
-            learning_rate=0.1,
-            optim="sgd",
-            bf16=False,
-            use_cpu=True,
-            ddp_backend="gloo",
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-        ),
+        args=GRPOConfig(output_dir=OUT, **CONFIG | OWN),
         train_dataset=dataset("any", [0, 1]),
         rollout_func=RolloutFunc(make_env, policy, max_concurrency=1),
         reward_funcs=reward_func,
