@@ -337,7 +337,8 @@ def test_two_processes_train_the_rows_that_they_played(model_folder: Path, tmp_p
     for kind in ("tree", "separate"):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         script = Path(__file__).with_name("two_processes.py")
-        subprocess.run([*command, script, model_folder, tmp_path, kind], check=True, timeout=600)
+        modules = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # the modules of the tests
+        subprocess.run([*command, script, model_folder, tmp_path, kind], check=True, timeout=600, env=modules)
         found |= {(kind, rank): torch.load(tmp_path / f"{kind}-{rank}.pt") for rank in range(2)}
     assert found["tree", 0]["played"] == found["separate", 0]["played"] != found["tree", 1]["played"]
     before = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype="float32").state_dict()
