@@ -136,6 +136,14 @@ class SandboxUnavailable(SandboxError):
     """This machine cannot isolate programs. The message names what is missing and what to do."""
 
 
+class ContainerError(EnvsdkError):
+    """A container could not be started or used. The command in it may be correct."""
+
+
+class ContainerLost(ContainerError, ConnectionError):
+    """A container ended while it was used. Rollouts play the episode again."""
+
+
 class MissingPackage(EnvsdkError, ImportError):
     """A required package is not installed. The message explains how to install it."""
 

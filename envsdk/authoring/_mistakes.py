@@ -35,7 +35,8 @@ METHODS = frozenset(
 DECLARATIONS = frozenset(
     {
         *("Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "reported_exceptions"),
-        *("blocking", "shows_images", "records_roles", "command", "trainable_roles", "sampling", "limit_grace_s"),
+        *("blocking", "shows_images", "records_roles", "command", "container", "trainable_roles"),
+        *("sampling", "limit_grace_s"),
     }
 )
 """Class attributes that authors may declare."""

@@ -153,9 +153,7 @@ class ProgramDriver:
             environ = endpoint.environ()
             if self.env.task is not None:
                 environ["ENVSDK_TASK"] = json.dumps(task_as_json(self.env.task), default=str)
-            self._program = CommandProgram(
-                lambda: self.env.command, self.env.prepare, self.env.score, environ, session.put, session.id
-            )
+            self._program = CommandProgram(self.env, environ, session.put, session.id)
         return session
 
     def end_program(self, error: RequestError = _OVER) -> None:

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
+from ..containers import ContainerConfig
 from ..episodes._turn import Turn
 from ..messages import Message
 from ._driver import ProgramDriver
@@ -39,6 +40,8 @@ class ProgramEnv(Env):
     blocking: ClassVar[bool | None] = False  # its program runs in its own thread
     command: Sequence[str] | None = None
     """The program and its arguments; it may be set in `__init__` or `prepare`. None calls `run`."""
+    container: ContainerConfig | None = None
+    """The container that `command` runs in; it may be set in `__init__` or `prepare`. None runs it on this machine."""
     trainable_roles: ClassVar[frozenset[str] | None] = None
     """The roles whose contexts are trained; None trains all. A context of another role gives no samples."""
     sampling: ClassVar[Mapping[str, Any] | None] = None
@@ -64,10 +67,16 @@ class ProgramEnv(Env):
         raise NotImplementedError(f"{type(self).__name__} has a command, and no run()")
 
     def prepare(self, folder: Path) -> None:
-        """Prepare the folder that `command` is started in: it is new and empty, and is removed after `score`."""
+        """Prepare the folder that `command` is started in: it is new and empty, and is removed after `score`.
 
-    def score(self, result: ProgramResult) -> Outcome:
-        """Return the reward of `command`, given its result."""
+        For a program in a container, its content is copied into `container.workdir`.
+        """
+
+    def score(self, result: ProgramResult) -> Outcome | Awaitable[Outcome]:
+        """Return the reward of `command`, given its result. It may be `async def`.
+
+        Score a program that ran in a container with `result.container`, where it cannot have changed the tests.
+        """
         raise NotImplementedError(f"{type(self).__name__} has a command, but no score(): it returns the reward")
 
     def role_of(self, messages: Sequence[Message]) -> str | None:

@@ -10,11 +10,14 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
+from ..authoring._event_loops import run
+from ..containers import Container, ContainerConfig, start
 from ..errors import ConfigError
 from ._session import ProgramEnd
 
@@ -64,13 +67,16 @@ class ProgramResult:
             reached.
         stdout: Its standard output, decoded; of a long output the end.
         stderr: Its standard error, in the same form.
-        folder: The folder that it was started in.
+        folder: The folder that it was started in; of a program in a container, the folder as `prepare` left it.
+        container: If the program ran in a container: a fresh one, from the same image, in whose `workdir` are the files
+            that the program left in its own. It has no network. None if the program ran on this machine.
     """
 
     returncode: int | None
     stdout: str
     stderr: str
     folder: Path
+    container: Container | None = None
 
 
 class ThreadProgram:
@@ -109,29 +115,34 @@ class ThreadProgram:
             self._ended(ProgramEnd(outcome))
 
 
+class CommandEnv(Protocol):
+    """What a program needs of its environment, a `ProgramEnv`."""
+
+    command: Sequence[str] | None
+    container: ContainerConfig | None
+
+    def prepare(self, folder: Path) -> None: ...
+    def score(self, result: ProgramResult) -> Any: ...
+
+
 class CommandProgram:
-    """A command that runs as a process, in a new folder.
+    """A command that runs as a process, in a new folder, or in a container.
 
     Args:
-        command: Returns the program and its arguments; it is called after `prepare`.
-        prepare: Prepares the folder.
-        score: Called with the result when it has ended.
-        environ: Environment variables for it, in addition to those of this process.
+        env: The environment: its `prepare`, and after that its `command` and `container`, and its `score`.
+        environ: Environment variables for it. On this machine, it has those of this process, too.
         ended: Called when it has been scored.
+        mark: A string that identifies its processes.
     """
 
     def __init__(
         self,
-        command: Callable[[], Any],
-        prepare: Callable[[Path], None],
-        score: Callable[[ProgramResult], Any],
+        env: CommandEnv,
         environ: Mapping[str, str],
         ended: Callable[[ProgramEnd], None],
         mark: str,
     ) -> None:
-        self._command, self._prepare, self._score, self._ended = command, prepare, score, ended
-        self._environ = {**os.environ, **environ, _MARK: mark}
-        self._mark = mark
+        self._env, self._environ, self._ended, self._mark = env, environ, ended, mark
         self._is_stopped = threading.Event()
         self._is_killed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="envsdk-program", daemon=True)
@@ -150,9 +161,12 @@ class CommandProgram:
     def _run(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="envsdk-program-"))
         try:
-            self._prepare(folder)
-            result = self._result(folder)
-            outcome = None if self._is_killed.is_set() else self._score(result)
+            self._env.prepare(folder)
+            if self._env.container is None:
+                result = self._on_this_machine(folder)
+                outcome = None if self._is_killed.is_set() else run(_awaited(self._env.score(result)))
+            else:
+                outcome = run(self._in_container(folder, self._env.container))
         except BaseException as error:  # the environment raises it
             self._ended(ProgramEnd(error=error))
         else:
@@ -160,17 +174,46 @@ class CommandProgram:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _result(self, folder: Path) -> ProgramResult:
-        command = self._command()
+    def _words(self) -> list[str]:
+        command: Any = self._env.command
         if command is None:
             raise ConfigError("there is nothing to run: write run(), or set command, at the latest in prepare()")
         if isinstance(command, str) or not command or not all(isinstance(part, str | os.PathLike) for part in command):
             raise ConfigError(f"command is {command!r:.80}; expected a list: the program and its arguments")
+        return [os.fspath(part) for part in command]
+
+    async def _in_container(self, folder: Path, config: ContainerConfig) -> Any:
+        """Run the command in a container, and score it with its files in a fresh one, where it changed nothing else."""
+        here = f"127.0.0.1:{urlsplit(self._environ['ANTHROPIC_BASE_URL']).port}"
+        async with await start(config.model_copy(update={"allow": (*config.allow, here)})) as container:
+            await container.copy_in(folder, config.workdir)
+            running = asyncio.create_task(
+                container.run(self._words(), timeout_s=config.lifetime_s, environ=self._environ)
+            )
+            try:
+                while not running.done() and not self._is_stopped.is_set():
+                    await asyncio.wait([running], timeout=_LOOK_S)
+                if self._is_killed.is_set():
+                    return None
+            finally:
+                was_stopped = running.cancel()
+                await asyncio.wait([running])
+            result = ProgramResult(None, "", "", folder)
+            if not was_stopped:
+                ended = running.result()
+                result = replace(result, returncode=ended.exit_status, stdout=ended.stdout, stderr=ended.stderr)
+            async with await start(config.model_copy(update={"allow": ()})) as fresh:
+                await container.copy_to(fresh)
+                await container.stop()
+                return await _awaited(self._env.score(replace(result, container=fresh)))
+
+    def _on_this_machine(self, folder: Path) -> ProgramResult:
+        words, environ = self._words(), {**os.environ, **self._environ, _MARK: self._mark}
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(
-                [os.fspath(part) for part in cast("list[str]", command)],
+                words,
                 cwd=folder,
-                env=self._environ,
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,
@@ -186,6 +229,10 @@ class CommandProgram:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _KEPT_OUTPUT))
             written, errors = (file.read().decode(errors="replace") for file in (stdout, stderr))
             return ProgramResult(None if was_stopped else process.returncode, written, errors, folder)
+
+
+async def _awaited(outcome: Any) -> Any:
+    return await outcome if inspect.isawaitable(outcome) else outcome
 
 
 def _end_processes(process: "subprocess.Popen[bytes]", mark: str) -> None:

@@ -27,6 +27,7 @@ from ..episodes._turn import Turn
 from ..errors import (
     ActionError,
     ConfigError,
+    ContainerLost,
     DeadlineExceeded,
     EngineDead,
     EpisodeError,
@@ -356,6 +357,8 @@ class Player:
             return None
         if isinstance(error, WorkerLost):
             return None if len(self._stuck) > _MAX_ABANDONED else "infrastructure"
+        if isinstance(error, ContainerLost):
+            return "infrastructure"
         if attempt is not None and error is attempt.policy_error:
             return "infrastructure" if isinstance(error, self.settings.infrastructure_errors) else "policy"
         return "policy" if isinstance(error, (ActionError, PolicyError)) else "environment"
