@@ -9,45 +9,81 @@ Each container carries the label `envsdk.owner`, which identifies the process th
 containers whose process has ended, such as those of a killed run.
 """
 
+import abc
 import asyncio
+import base64
 import contextlib
 import json
 import os
+import posixpath
 import re
 import secrets
 import shlex
 import shutil
 import socket
-import sys
 import tarfile
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from .authoring._event_loops import LoopThread
-from .errors import ConfigError, ContainerError, ContainerLost
-from .sandbox._process import Output
+from .authoring._tools import Tool, tool
+from .errors import ConfigError, ContainerError, ContainerLost, ToolError
+from .sandbox import SandboxLimits, arun_python
+from .sandbox._commands import Command, CommandLimit, output_of
+from .sandbox._forwarding import HERE, Forwarding, background_loop, locals_of
 
-EngineName = Literal["podman", "docker"]
+EngineName = Literal["podman", "docker", "sandbox"]
+ToolName = Literal["shell", "python", "read_file", "write_file", "edit_file"]
 _OWNER, _MARK = "envsdk.owner", "ENVSDK_COMMAND"
 _CLIENT_FAILED = 125
 """Exit statuses from this one on may be those of the engine's client: of 125, 126, 127, and 128 + a signal."""
-_ENGINE_S = 120.0
-"""The maximum time for a command of the engine that runs nothing of the user's, in seconds."""
-_LOOK_S = 0.2
-"""The interval between checks of the limits, in seconds."""
-_DRAIN_S = 1.0
-"""The maximum time for reading what a command wrote after it has ended: its children may keep the output open."""
-_MAX_OUTPUT = 16
-"""A command is stopped when it writes more than this many times the limit on its kept output."""
+_FILES_S = 120.0
+"""The maximum time for writing files, in seconds."""
+_IN_SANDBOX = """
+import base64, os, runpy, sys
+from pathlib import Path
+for name, data in JOB["files"].items():
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_bytes(base64.b64decode(data))
+os.environ.update(JOB["environ"])
+os.chdir(JOB["folder"])
+program, *arguments = JOB["words"] or [""]
+sys.path.insert(0, "")
+try:
+    if program in ("python", "python3") and arguments[:1] in (["-c"], ["-m"]):
+        sys.argv = arguments[1:] if arguments[0] == "-m" else ["-c", *arguments[2:]]
+        if arguments[0] == "-m":
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif program in ("python", "python3") and arguments:
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+    elif program == "cat":
+        for name in arguments:
+            print(Path(name).read_text(), end="")
+    elif program == "ls":
+        for folder in arguments or ["."]:
+            print(*sorted(path.name for path in Path(folder).iterdir() if path.name != "main.py"), sep="\\n")
+    else:
+        print(f"sh: {program}: not found; there are python, cat and ls", file=sys.stderr)
+        sys.exit(127)
+except OSError as error:
+    if program.startswith("python"):
+        raise
+    print(f"{program}: {error}", file=sys.stderr)
+    sys.exit(1)
+"""
 _ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5}")
-_HERE = ("127.0.0.1", "localhost")
 _KILL = f"""for round in 1 2 3 4 5; do
   left=
   for process in /proc/[0-9]*; do
@@ -55,19 +91,6 @@ _KILL = f"""for round in 1 2 3 4 5; do
   done 2> /dev/null
   if [ -z "$left" ]; then exit 0; fi
 done"""
-_JOIN = """import ctypes, os, socket, sys
-control, process, *addresses = sys.argv[1:]
-for kind in ("user", "net"):
-    theirs = os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY)
-    is_ours = os.path.samestat(os.fstat(theirs), os.stat(f"/proc/self/ns/{kind}"))
-    if not is_ours and ctypes.CDLL(None, use_errno=True).setns(theirs, 0):
-        sys.exit(f"{os.strerror(ctypes.get_errno())}: its {kind} namespace cannot be joined")
-listeners = []
-for address in addresses:
-    host, _, port = address.rpartition(":")
-    listeners.append(socket.create_server((host, int(port)), backlog=64))
-socket.send_fds(socket.socket(fileno=int(control)), [b"."], [listener.fileno() for listener in listeners])
-"""
 
 
 class ContainerConfig(BaseModel):
@@ -77,6 +100,8 @@ class ContainerConfig(BaseModel):
         image: The name of the image, such as `python:3.12-slim`.
         dockerfile: A folder with a Dockerfile, from which the image is built once, in place of `image`.
         engine: The program that runs containers; None takes the first of podman and docker that is installed.
+            `sandbox` needs neither, nor an image: it has the files that are written, and commands are `python`, `cat`
+            and `ls`, each of which runs in `envsdk.sandbox` on a copy of the files.
         workdir: The folder that commands run in. It is created.
         user: The user that commands run as, such as `1000:1000`; None takes the image's.
         environ: The environment variables of its commands, in addition to the image's.
@@ -118,7 +143,7 @@ class ContainerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        if bool(self.image) == (self.dockerfile is not None):
+        if self.engine != "sandbox" and bool(self.image) == (self.dockerfile is not None):
             raise ValueError("expected either image, the name of an image, or dockerfile, a folder with a Dockerfile")
         return self
 
@@ -133,7 +158,7 @@ class CommandResult:
     """The standard error, in the same form."""
     exit_status: int | None
     """0 for success; 128 plus the signal number if a signal ended the command; None if it was stopped."""
-    limit: Literal["time", "output", "disk"] | None
+    limit: CommandLimit | None
     """The limit at which the command and everything that it started was stopped, or None."""
     seconds: float
     """The wall-clock time of the command, in seconds."""
@@ -157,21 +182,18 @@ class CommandResult:
         return "\n".join(part.rstrip("\n") for part in parts if part) or "[no output]"
 
 
-class Container:
+class Container(abc.ABC):
     """A running container. Make it with `start`, and use it as an asynchronous context manager, which stops it.
 
-    Its methods may be called from any event loop, several at the same time.
+    Its methods may be called from any event loop, several at the same time. Relative paths are in `config.workdir`.
 
     Attributes:
         name: The engine's name of the container.
         config: What it was made from.
     """
 
-    def __init__(self, engine: str, name: str, config: ContainerConfig, user: str, storage: str | None) -> None:
+    def __init__(self, name: str, config: ContainerConfig) -> None:
         self.name, self.config = name, config
-        self._engine, self._user = engine, user
-        self._written = None if storage is None or not os.access(storage, os.R_OK) else partial(_size, Path(storage))
-        self._servers: list[asyncio.Server] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -179,6 +201,7 @@ class Container:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
+    @abc.abstractmethod
     async def run(
         self,
         command: str | Sequence[str],
@@ -204,40 +227,8 @@ class Container:
             ContainerLost: If the container has ended.
             ContainerError: If the engine could not run the command.
         """
-        words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-        if not words:
-            raise ConfigError("the command is empty; expected a program and its arguments, or a command line")
-        mark, size, began_at = secrets.token_hex(8), self.config.output_kib * 1024, time.monotonic()
-        variables = [f"--env={name}={value}" for name, value in {**(environ or {}), _MARK: mark}.items()]
-        folder = f"--workdir={cwd or self.config.workdir}"
-        execute = (self._engine, "exec", f"--user={self._user}")
-        written = 0 if self._written is None else await asyncio.to_thread(self._written)
-        # A command may always remove files, also when the disk is full.
-        call = _Call(size, timeout_s, self._written, max(written, self.config.disk_mib * 2**20))
-        try:
-            await call.execute((*execute, "--interactive", folder, *variables, self.name, *words), stdin)
-        finally:
-            if call.status is None:
-                await _Call().execute((*execute, self.name, "sh", "-c", _KILL, mark))
-        if call.status is not None and call.status >= _CLIENT_FAILED:
-            await self._check_runs(call)
-        seconds = time.monotonic() - began_at
-        return CommandResult(call.stdout.text(), call.stderr.text(), call.status, call.limit, seconds)
 
-    async def _check_runs(self, call: "_Call") -> None:
-        """Check that the failure of a command is its own.
-
-        Raises:
-            ContainerLost: If the container has ended.
-            ContainerError: If the engine did not run the command.
-        """
-        state = _Call()
-        await state.execute((self._engine, "inspect", "--format={{.State.Running}}", self.name))
-        if state.stdout.text().strip() != "true":
-            raise ContainerLost(f"the container {self.name} has ended: it was removed, or it reached its lifetime_s")
-        if call.status == _CLIENT_FAILED:
-            raise ContainerError(f"{self._engine} could not run the command: {call.message}")
-
+    @abc.abstractmethod
     async def read(self, path: str) -> bytes:
         """Return the content of a file.
 
@@ -245,6 +236,197 @@ class Container:
             FileNotFoundError: If the container has no such file.
             ContainerError: If it cannot be read.
         """
+
+    @abc.abstractmethod
+    async def write(self, path: str, content: bytes | str, *, mode: int = 0o644) -> None:
+        """Write a file, and create its folders.
+
+        Args:
+            path: Its path.
+            content: Its content; a string is written as UTF-8.
+            mode: Its permissions.
+
+        Raises:
+            ContainerLost: If the container has ended.
+            ContainerError: If it cannot be written.
+        """
+
+    @abc.abstractmethod
+    async def copy_in(self, source: Path, target: str) -> None:
+        """Copy the content of a folder of this machine into a folder of the container, which is created.
+
+        Raises:
+            ContainerLost: If the container has ended.
+            ContainerError: If it cannot be copied.
+        """
+
+    @abc.abstractmethod
+    async def copy_out(self, source: str, target: Path) -> None:
+        """Copy the content of a folder of the container into a folder of this machine.
+
+        The container's files are not trusted: devices, and links that lead out of the folder, are refused.
+
+        Raises:
+            FileNotFoundError: If the container has no such folder.
+            ContainerError: If it cannot be copied, or contains such a file.
+        """
+
+    async def copy_to(self, other: "Container", folder: str = ".") -> None:
+        """Copy the content of a folder to the same place in another container.
+
+        Args:
+            other: The other container.
+            folder: The folder; by default `config.workdir`.
+
+        Raises:
+            FileNotFoundError: If the container has no such folder.
+            ContainerError: If it cannot be copied.
+        """
+        with tempfile.TemporaryDirectory(prefix="envsdk-container-") as here:
+            await self.copy_out(folder, Path(here))
+            await other.copy_in(Path(here), folder)
+
+    async def snapshot(self) -> str:
+        """Store the files of the container as an image, and return the image's id, for a `ContainerConfig`.
+
+        Raises:
+            ContainerError: If the engine cannot do that.
+        """
+        raise ContainerError(f"the container {self.name} cannot be stored as an image; copy its files with copy_out")
+
+    @abc.abstractmethod
+    async def stop(self) -> None:
+        """End everything in the container, and remove it. A second call does nothing."""
+
+    def tools(self, *names: ToolName, timeout_s: float = 60.0) -> list[Tool]:
+        """Return tools for a `ToolEnv`, with which a model works in the container.
+
+        Args:
+            names: Which ones; all of them if none is named.
+            timeout_s: The time limit of a command, in seconds.
+        """
+
+        async def shell(command: str) -> str:
+            """Run a command line in a shell, and return its output and errors.
+
+            Args:
+                command: The command line.
+            """
+            return (await self.run(command, timeout_s=timeout_s)).report()
+
+        async def python(code: str) -> str:
+            """Run a Python program, and return its output and errors.
+
+            Args:
+                code: The whole program. Print everything that you want to see.
+            """
+            return (await self.run(["python3", "-c", code], timeout_s=timeout_s)).report()
+
+        async def read_file(path: str, first_line: int = 1, last_line: int | None = None) -> str:
+            """Return lines of a text file.
+
+            Args:
+                path: The path of the file.
+                first_line: The first line to return, counted from 1.
+                last_line: The last line to return; by default the end of the file.
+            """
+            lines = (await self._text(path)).splitlines(keepends=True)
+            return _cut("".join(lines[max(first_line, 1) - 1 : last_line]), self.config.output_kib * 1024)
+
+        async def write_file(path: str, content: str) -> str:
+            """Write a text file, and replace it if it exists.
+
+            Args:
+                path: The path of the file.
+                content: The whole content.
+            """
+            await self.write(path, content)
+            return f"{path} has {len(content.splitlines())} lines now."
+
+        async def edit_file(path: str, old: str, new: str) -> str:
+            """Replace a string in a text file. It must occur exactly once.
+
+            Args:
+                path: The path of the file.
+                old: The string to replace, with its white space.
+                new: The string to write in its place.
+            """
+            text = await self._text(path)
+            if text.count(old) != 1 or not old:
+                raise ToolError(f"old occurs {text.count(old) if old else 0} times in {path}; it must occur once")
+            await self.write(path, text.replace(old, new))
+            return f"{path} was changed."
+
+        functions = {each.__name__: each for each in (shell, python, read_file, write_file, edit_file)}
+        return [tool(functions[name]) for name in names or functions]
+
+    async def _text(self, path: str) -> str:
+        try:
+            return (await self.read(path)).decode()
+        except (FileNotFoundError, UnicodeDecodeError) as error:
+            raise ToolError(f"{path} is not a text file: {error}") from error
+
+    def _absolute(self, path: str) -> PurePosixPath:
+        if "\0" in path:
+            raise ConfigError(f"the path {path!r:.80} contains a null character")
+        return PurePosixPath(posixpath.normpath(PurePosixPath(self.config.workdir, path)))
+
+
+class _EngineContainer(Container):
+    """A container of podman or docker."""
+
+    def __init__(self, engine: str, name: str, config: ContainerConfig, user: str, storage: str | None) -> None:
+        super().__init__(name, config)
+        self._engine, self._user = engine, user
+        self._written = None if storage is None or not os.access(storage, os.R_OK) else partial(_size, Path(storage))
+        self._forwarding = Forwarding()
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+        cwd: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> CommandResult:
+        words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
+        if not words:
+            raise ConfigError("the command is empty; expected a program and its arguments, or a command line")
+        mark, size, began_at = secrets.token_hex(8), self.config.output_kib * 1024, time.monotonic()
+        variables = {**(environ or {}), _MARK: mark}  # by name, because other users see a command's arguments
+        folder = f"--workdir={cwd or self.config.workdir}"
+        execute = (self._engine, "exec", f"--user={self._user}")
+        written = 0 if self._written is None else await asyncio.to_thread(self._written)
+        # A command may always remove files, also when the disk is full.
+        call = Command(size, timeout_s, self._written, max(written, self.config.disk_mib * 2**20))
+        try:
+            named = [f"--env={name}" for name in variables]
+            arguments = (*execute, "--interactive", folder, *named, self.name, *words)
+            await call.execute(arguments, stdin, environ=variables)
+        finally:
+            if call.status is None:
+                await Command().execute((*execute, self.name, "sh", "-c", _KILL, mark))
+        if call.status is not None and call.status >= _CLIENT_FAILED:
+            await self._check_runs(call)
+        seconds = time.monotonic() - began_at
+        return CommandResult(call.stdout.text(), call.stderr.text(), call.status, call.limit, seconds)
+
+    async def _check_runs(self, call: Command) -> None:
+        """Check that the failure of a command is its own.
+
+        Raises:
+            ContainerLost: If the container has ended.
+            ContainerError: If the engine did not run the command.
+        """
+        state = Command()
+        await state.execute((self._engine, "inspect", "--format={{.State.Running}}", self.name))
+        if state.stdout.text().strip() != "true":
+            raise ContainerLost(f"the container {self.name} has ended: it was removed, or it reached its lifetime_s")
+        if call.status == _CLIENT_FAILED:
+            raise ContainerError(f"{self._engine} could not run the command: {call.message}")
+
+    async def read(self, path: str) -> bytes:
         with tempfile.TemporaryFile() as packed:
             await self._pack(str(self._absolute(path)), packed)
             with tarfile.open(fileobj=packed) as archive:
@@ -255,45 +437,20 @@ class Container:
                 return file.read()
 
     async def write(self, path: str, content: bytes | str, *, mode: int = 0o644) -> None:
-        """Write a file, and create its folders.
-
-        Args:
-            path: Its path; a relative one is in `config.workdir`.
-            content: Its content; a string is written as UTF-8.
-            mode: Its permissions.
-
-        Raises:
-            ContainerLost: If the container has ended.
-            ContainerError: If it cannot be written.
-        """
         target = self._absolute(path)
         data = content.encode() if isinstance(content, str) else content
         command = 'mkdir -p "$1" && cat > "$2" && chmod "$3" "$2"'
         words = ("sh", "-c", command, "sh", str(target.parent), str(target), f"{mode:o}")
-        result = await self.run(words, stdin=data, cwd="/", timeout_s=_ENGINE_S)
+        result = await self.run(words, stdin=data, cwd="/", timeout_s=_FILES_S)
         if not result.ok:
             raise ContainerError(f"{path} in the container cannot be written: {result.report()}")
 
     async def copy_in(self, source: Path, target: str) -> None:
-        """Copy the content of a folder of this machine into a folder of the container, which is created.
-
-        Raises:
-            ContainerLost: If the container has ended.
-            ContainerError: If it cannot be copied.
-        """
         with tempfile.TemporaryFile() as packed:
             await asyncio.to_thread(_pack, source, packed)
             await self._unpack(packed, str(self._absolute(target)))
 
     async def copy_out(self, source: str, target: Path) -> None:
-        """Copy the content of a folder of the container into a folder of this machine.
-
-        The container's files are not trusted: devices, and links that lead out of the folder, are refused.
-
-        Raises:
-            FileNotFoundError: If the container has no such folder.
-            ContainerError: If it cannot be copied, or contains such a file.
-        """
         with tempfile.TemporaryFile() as packed:
             await self._pack(f"{self._absolute(source)}/.", packed)
             try:
@@ -304,7 +461,7 @@ class Container:
 
     async def _pack(self, path: str, file: IO[bytes]) -> None:
         """Write an archive of a file or folder into a file of this machine."""
-        call = _Call(written=lambda: os.fstat(file.fileno()).st_size, most=(self.config.disk_mib + 1) * 2**20)
+        call = Command(written=lambda: os.fstat(file.fileno()).st_size, most=(self.config.disk_mib + 1) * 2**20)
         await call.execute((self._engine, "cp", f"{self.name}:{path}", "-"), into=file)
         if call.status == 0:
             file.seek(0)
@@ -316,77 +473,116 @@ class Container:
         await self._check_runs(call)
         raise ContainerError(f"{path} in the container cannot be read: {call.message}")
 
-    def _absolute(self, path: str) -> PurePosixPath:
-        if "\0" in path:
-            raise ConfigError(f"the path {path!r:.80} contains a null character")
-        return PurePosixPath(self.config.workdir, path)
-
-    async def copy_to(self, other: "Container", folder: str | None = None) -> None:
-        """Copy the content of a folder, with links and owners, to the same place in another container.
-
-        Args:
-            other: The other container.
-            folder: The folder; None for `config.workdir`.
-
-        Raises:
-            FileNotFoundError: If the container has no such folder.
-            ContainerError: If it cannot be copied.
-        """
-        path = str(self._absolute(folder or ""))
-        with tempfile.TemporaryFile() as packed:
-            await self._pack(f"{path}/.", packed)
-            await other._unpack(packed, path)
-
     async def _unpack(self, packed: IO[bytes], folder: str) -> None:
         """Extract an archive into a folder, which is created."""
-        made = await self.run(("mkdir", "-p", "--", folder), cwd="/", timeout_s=_ENGINE_S)
-        call = _Call()
-        if made.ok:
-            await call.execute((self._engine, "cp", "-", f"{self.name}:{folder}"), packed)
-        if not made.ok or call.status:
-            raise ContainerError(f"{folder} in the container cannot be filled: {call.message or made.report()}")
+        as_root = (self._engine, "exec", "--user=0", self.name)
+        for arguments, source in (
+            ((*as_root, "mkdir", "-p", "--", folder), b""),
+            ((self._engine, "cp", "-", f"{self.name}:{folder}"), packed),
+            ((*as_root, "chown", "-R", "-h", self._user, "--", folder), b""),
+        ):
+            call = Command()
+            await call.execute(arguments, source)
+            if call.status:
+                await self._check_runs(call)
+                raise ContainerError(f"{folder} in the container cannot be filled: {call.message}")
+
+    async def copy_to(self, other: Container, folder: str = ".") -> None:
+        if not isinstance(other, _EngineContainer):
+            return await super().copy_to(other, folder)
+        path = str(self._absolute(folder))
+        with tempfile.TemporaryFile() as packed:
+            await self._pack(f"{path}/.", packed)  # links and all, because no file of it gets into this machine
+            await other._unpack(packed, path)
+        return None
+
+    async def reach(self, process: int) -> None:
+        """Forward the allowed addresses. `process` is the id of the container's process 1."""
+        await self._forwarding.open(process, self.config.allow)
 
     async def snapshot(self) -> str:
-        """Store the files of the container as an image, and return the image's id, for a `ContainerConfig`.
-
-        Raises:
-            ContainerError: If the engine cannot do that.
-        """
-        return await _output(self._engine, "commit", "--quiet", self.name)
+        return await output_of(self._engine, "commit", "--quiet", self.name)
 
     async def stop(self) -> None:
-        """End everything in the container, and remove it. A second call does nothing."""
-        servers, self._servers = self._servers, []
-        for server in servers:
-            _loop(os.getpid()).submit(_close(server))
-        await _Call().execute((self._engine, "rm", "--force", "--volumes", self.name))
+        self._forwarding.close()
+        await Command().execute((self._engine, "rm", "--force", "--volumes", self.name))
 
-    async def _serve_allowed(self, process: int) -> None:
-        """Forward what arrives at the container's loopback interface to the allowed addresses.
 
-        A helper process joins the container's network namespace, opens the sockets, and passes them to this process: a
-        socket stays in the namespace that it was opened in.
-        """
-        allow = self.config.allow
-        listeners = [f"{local}:{address.rpartition(':')[2]}" for address, local in _locals(allow)]
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            control = str(theirs.fileno())
-            helper = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", "-c", _JOIN, control, str(process), *listeners),
-                pass_fds=[theirs.fileno()],
-                env={},
-                stdin=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            _, errors = await helper.communicate()
-            if helper.returncode:
-                why = errors.decode(errors="replace").strip()[-300:]
-                raise ContainerError(f"allow needs Linux, and root or a rootless podman: {why}")
-            _, descriptors, _, _ = socket.recv_fds(ours, 1, len(listeners))
-        for address, descriptor in zip(allow, descriptors, strict=True):
-            serving = _loop(os.getpid()).submit(_serve(socket.socket(fileno=descriptor), address))
-            self._servers.append(await asyncio.wrap_future(serving))
+class _SandboxContainer(Container):
+    """Files that exist in this process, and programs that run in `envsdk.sandbox` on a copy of them.
+
+    A command is `python`, `cat` or `ls` with arguments. What it writes is discarded when it ends.
+    """
+
+    def __init__(self, config: ContainerConfig) -> None:
+        super().__init__("sandbox", config)
+        self._files: dict[str, bytes] = {}
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+        cwd: str | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> CommandResult:
+        began_at = time.monotonic()
+        try:
+            words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+        except ValueError as error:
+            return CommandResult("", f"sh: {error}", 2, None, 0.0)
+        files = {path: base64.b64encode(data).decode() for path, data in self._files.items()}
+        job = {"files": files, "words": words, "environ": {**self.config.environ, **(environ or {})}}
+        job |= {"folder": posixpath.relpath(self._absolute(cwd or ""), self.config.workdir)}
+        limits = SandboxLimits(
+            timeout_s=timeout_s,
+            cpu_s=max(1, int(timeout_s)),
+            memory_mib=max(64, self.config.memory_mib),
+            disk_mib=self.config.disk_mib,
+            file_mib=self.config.disk_mib,
+            processes=min(self.config.processes, 4096),
+            output_kib=self.config.output_kib,
+        )
+        code = f"JOB = {json.dumps(job)}\n{_IN_SANDBOX}"
+        result = await arun_python(code, stdin=stdin.decode(errors="replace"), limits=limits)
+        limit = None if result.exit_status is not None else "output" if result.limit == "output" else "time"
+        return CommandResult(result.stdout, result.stderr, result.exit_status, limit, time.monotonic() - began_at)
+
+    async def read(self, path: str) -> bytes:
+        try:
+            return self._files[self._relative(path)]
+        except KeyError:
+            raise FileNotFoundError(f"{path} in the container is not a file") from None
+
+    async def write(self, path: str, content: bytes | str, *, mode: int = 0o644) -> None:
+        data = content.encode() if isinstance(content, str) else content
+        written = sum(map(len, self._files.values())) + len(data)
+        if written > self.config.disk_mib * 2**20:
+            raise ContainerError(f"the files are larger than disk_mib, {self.config.disk_mib} MiB")
+        self._files[self._relative(path)] = data
+
+    async def copy_in(self, source: Path, target: str) -> None:
+        for path in sorted(source.rglob("*")):
+            if path.is_file():
+                await self.write(str(PurePosixPath(target, path.relative_to(source))), path.read_bytes())
+
+    async def copy_out(self, source: str, target: Path) -> None:
+        folder = PurePosixPath(self._relative(source))
+        for name, data in self._files.items():
+            if PurePosixPath(name).is_relative_to(folder):
+                path = target / PurePosixPath(name).relative_to(folder)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+
+    async def stop(self) -> None:
+        self._files.clear()
+
+    def _relative(self, path: str) -> str:
+        absolute = self._absolute(path)
+        if not absolute.is_relative_to(self.config.workdir):
+            raise ContainerError(f"{path} is not in {self.config.workdir}, and the sandbox has no other files")
+        return str(absolute.relative_to(self.config.workdir))
 
 
 async def start(config: ContainerConfig) -> Container:
@@ -396,55 +592,85 @@ async def start(config: ContainerConfig) -> Container:
         ConfigError: If neither podman nor docker is installed.
         ContainerError: If the engine could not start it, such as because it cannot find the image.
     """
+    if config.engine == "sandbox":
+        return _SandboxContainer(config)
     engine = config.engine or next((name for name in ("podman", "docker") if shutil.which(name)), None)
     if engine is None or shutil.which(engine) is None:
         raise ConfigError(f"containers need {engine or 'podman or docker'}, which is not installed here")
     image = config.image
     if config.dockerfile is not None:
-        image = await _output(engine, "build", "--quiet", str(config.dockerfile), timeout_s=config.lifetime_s)
+        image = await output_of(engine, "build", "--quiet", str(config.dockerfile), timeout_s=config.lifetime_s)
     name = f"envsdk-{secrets.token_hex(8)}"
-    options = {
-        "name": name,
-        "label": f"{_OWNER}={_owner()}",
-        "network": "none",
-        "user": "0",
-        "workdir": "/",
-        "entrypoint": "sh",
-        "memory": f"{config.memory_mib}m",
-        "memory-swap": f"{config.memory_mib}m",
-        "cpus": config.cpus,
-        "pids-limit": config.processes,
-        "security-opt": "no-new-privileges",
-        "stop-signal": "SIGKILL",
-        "log-driver": "none",
-        **({"http-proxy": "false"} if engine == "podman" else {}),
-    }
-    # An engine would raise the limits on processes and files, which not every machine allows.
-    limits = {"fsize": config.disk_mib * 2**20, "nofile": 1024, "nproc": 8192}
-    hosts = [(address.rpartition(":")[0], local) for address, local in _locals(config.allow)]
-    arguments = [
-        *(f"--{option}={value}" for option, value in options.items()),
-        *(f"--ulimit={name}={value}:{value}" for name, value in limits.items()),
-        *(f"--env={variable}={value}" for variable, value in config.environ.items()),
-        *(f"--add-host={host}:{local}" for host, local in dict(hosts).items() if host not in _HERE),
-    ]
-    # Process 1 ends with its lifetime, and waits for processes whose parents have ended.
+    limits = {"fsize": config.disk_mib * 2**20, "nofile": 1024, "nproc": 8192}  # not every machine allows the default
+    call = Command()
+    arguments = (
+        *(engine, "run", "--detach", f"--name={name}", f"--label={_OWNER}={_owner()}", "--network=none", "--user=0"),
+        *("--workdir=/", "--entrypoint=sh", "--stop-signal=SIGKILL", "--log-driver=none"),
+        *(f"--memory={config.memory_mib}m", f"--memory-swap={config.memory_mib}m", f"--cpus={config.cpus}"),
+        *(f"--pids-limit={config.processes}", "--security-opt=no-new-privileges"),
+        *(f"--ulimit={limit}={value}:{value}" for limit, value in limits.items()),
+        *(f"--env={variable}" for variable in config.environ),
+        *(f"--add-host={host}:{local}" for host, local in dict(locals_of(config.allow)).items() if host not in HERE),
+        *(("--http-proxy=false",) if engine == "podman" else ()),
+        # Process 1 ends with its lifetime, and waits for processes whose parents have ended.
+        *(image, "-c", f"sleep {config.lifetime_s} & wait"),
+    )
     try:
-        await _output(engine, "run", "--detach", *arguments, image, "-c", f"sleep {config.lifetime_s} & wait")
-        described: dict[str, Any] = json.loads(await _output(engine, "inspect", name))[0]
-        own_user = (await _output(engine, "image", "inspect", "--format={{.Config.User}}", image)).strip()
-        user = config.user or own_user or "0"
-        container = Container(
-            engine, name, config, user, described.get("GraphDriver", {}).get("Data", {}).get("UpperDir")
-        )
-        making = f"mkdir -p {shlex.quote(config.workdir)} && chown {user} {shlex.quote(config.workdir)}"
-        await _output(engine, "exec", "--user=0", name, "sh", "-c", making)
+        await call.execute(arguments, environ=config.environ)
+        if call.status != 0:
+            raise ContainerError(f"{engine} could not start {image}: {call.message or 'it took too long'}")
+        described: dict[str, Any] = json.loads(await output_of(engine, "inspect", name))[0]
+        own_user = await output_of(engine, "image", "inspect", "--format={{.Config.User}}", image)
+        user, storage = config.user or own_user or "0", described.get("GraphDriver", {}).get("Data", {}).get("UpperDir")
+        container = _EngineContainer(engine, name, config, user, storage)
+        folder = shlex.quote(config.workdir)
+        await output_of(engine, "exec", "--user=0", name, "sh", "-c", f"mkdir -p {folder} && chown {user} {folder}")
         if config.allow:
-            await container._serve_allowed(described["State"]["Pid"])  # pyright: ignore[reportPrivateUsage]
+            await container.reach(described["State"]["Pid"])
     except BaseException:
-        await _Call().execute((engine, "rm", "--force", "--volumes", name))
+        await Command().execute((engine, "rm", "--force", "--volumes", name))
         raise
     return container
+
+
+class ContainerPool:
+    """Containers of one image that are started before they are needed.
+
+    Its containers are used once: take one, and stop it when it is not needed anymore.
+
+    Args:
+        config: What they are made from.
+        size: How many are kept ready.
+    """
+
+    def __init__(self, config: ContainerConfig, size: int = 1) -> None:
+        self.config = config
+        self._ready: deque[Future[Container]] = deque()
+        self._size, self._is_closed, self._lock = size, False, threading.Lock()
+
+    async def take(self) -> Container:
+        """Return a container that nothing has run in.
+
+        Raises:
+            ConfigError: If the pool is closed, or for the reasons of `start`.
+            ContainerError: If a container could not be started.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ConfigError("the pool of containers is closed")
+            while len(self._ready) <= self._size:
+                self._ready.append(background_loop(os.getpid()).submit(start(self.config)))
+            taken = self._ready.popleft()
+        return await asyncio.wrap_future(taken)
+
+    async def close(self) -> None:
+        """Stop the containers that were not taken. A second call does nothing."""
+        with self._lock:
+            self._is_closed, waiting = True, list(self._ready)
+            self._ready.clear()
+        for started in waiting:
+            with contextlib.suppress(ContainerError, ConfigError):  # it did not start
+                await (await asyncio.wrap_future(started)).stop()
 
 
 async def prune(engine: EngineName, *, everything: bool = False) -> list[str]:
@@ -457,152 +683,20 @@ async def prune(engine: EngineName, *, everything: bool = False) -> list[str]:
     Raises:
         ContainerError: If the engine fails.
     """
-    ids = (await _output(engine, "ps", "--all", "--quiet", f"--filter=label={_OWNER}")).split()
-    found: list[dict[str, Any]] = json.loads(await _output(engine, "inspect", *ids)) if ids else []
+    ids = (await output_of(engine, "ps", "--all", "--quiet", f"--filter=label={_OWNER}")).split()
+    found: list[dict[str, Any]] = json.loads(await output_of(engine, "inspect", *ids)) if ids else []
     names = [
         str(container["Name"]).lstrip("/")
         for container in found
         if everything or not _lives(container["Config"]["Labels"][_OWNER])
     ]
     if names:
-        await _output(engine, "rm", "--force", "--volumes", *names)
+        await output_of(engine, "rm", "--force", "--volumes", *names)
     return names
 
 
-class _Call:
-    """A command of an engine's client.
-
-    Args:
-        size: The size to which each output is cut, in bytes.
-        timeout_s: The maximum wall-clock time, in seconds.
-        written: Returns how much was written, in bytes.
-        most: The maximum of that.
-    """
-
-    def __init__(
-        self,
-        size: int = 2**20,
-        timeout_s: float = _ENGINE_S,
-        written: Callable[[], int] | None = None,
-        most: int = 0,
-    ) -> None:
-        self.stdout, self.stderr = Output(size), Output(size)
-        self.status: int | None = None
-        """The exit status; None if the client was stopped."""
-        self.limit: Literal["time", "output", "disk"] | None = None
-        self._size, self._ends_at = size, time.monotonic() + timeout_s
-        self._written, self._most = written, most
-
-    @property
-    def message(self) -> str:
-        """The end of what it wrote to standard error."""
-        return self.stderr.text().strip()[-500:]
-
-    async def execute(
-        self, arguments: Sequence[str], stdin: bytes | IO[bytes] = b"", into: IO[bytes] | None = None
-    ) -> None:
-        """Run it to its end or to a limit, whichever comes first."""
-        pipe, source = asyncio.subprocess.PIPE, None if isinstance(stdin, bytes) else stdin
-        process = await asyncio.create_subprocess_exec(
-            *arguments, stdin=source or pipe, stdout=into or pipe, stderr=pipe
-        )
-        ended = asyncio.create_task(process.wait())
-        tasks: list[asyncio.Task[None]] = []
-        if process.stdin is not None and isinstance(stdin, bytes):
-            tasks.append(asyncio.create_task(_feed(process.stdin, stdin)))
-        for stream, output in ((process.stdout, self.stdout), (process.stderr, self.stderr)):
-            if stream is not None:
-                tasks.append(asyncio.create_task(_read(stream, output)))
-        try:
-            while self.limit is None and not ended.done():
-                await asyncio.wait([ended], timeout=_LOOK_S)
-                self.limit = await self._exceeded()
-            if ended.done():
-                await asyncio.wait(tasks, timeout=_DRAIN_S)
-                self.status = None if self.limit else process.returncode
-        finally:
-            if process.returncode is None:
-                process.kill()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait([*tasks, ended])
-
-    async def _exceeded(self) -> Literal["time", "output", "disk"] | None:
-        if time.monotonic() > self._ends_at:
-            return "time"
-        if max(self.stdout.size, self.stderr.size) > _MAX_OUTPUT * self._size:
-            return "output"
-        if self._written is not None and await asyncio.to_thread(self._written) > self._most:
-            return "disk"
-        return None
-
-
-async def _output(*arguments: str, timeout_s: float = _ENGINE_S) -> str:
-    """Return the standard output of a command of the engine, without the line's end.
-
-    Raises:
-        ContainerError: If it failed.
-    """
-    call = _Call(timeout_s=timeout_s)
-    await call.execute(arguments)
-    if call.status != 0:
-        why = f"it took longer than {timeout_s:g} s" if call.limit else call.message
-        raise ContainerError(f"{' '.join(arguments[:2])} failed: {why}")
-    return call.stdout.text().strip()
-
-
-async def _read(stream: asyncio.StreamReader, output: Output) -> None:
-    while data := await stream.read(2**16):
-        output.add(data)
-
-
-async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # it does not read its input
-        stream.write(data)
-        await stream.drain()
-    stream.close()
-
-
-@cache
-def _loop(process: int) -> LoopThread:
-    """Return the thread that forwards connections; a forked process gets its own."""
-    return LoopThread("envsdk-containers")
-
-
-async def _serve(listener: socket.socket, address: str) -> asyncio.Server:
-    host, _, port = address.rpartition(":")
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await asyncio.open_connection(host, int(port))
-        except OSError:
-            writer.close()
-            return
-        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
-
-    return await asyncio.start_server(forward, sock=listener)
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(2**16):
-            writer.write(data)
-            await writer.drain()
-    with contextlib.suppress(OSError, RuntimeError):
-        writer.write_eof() if writer.can_write_eof() else writer.close()
-
-
-async def _close(server: asyncio.Server) -> None:
-    server.close()
-
-
-def _locals(allow: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each address with the address of the container's loopback interface that leads to it: one for each host."""
-    hosts = list(dict.fromkeys(address.rpartition(":")[0] for address in allow))
-    for address in allow:
-        host = address.rpartition(":")[0]
-        number = hosts.index(host) + 1
-        yield address, "127.0.0.1" if host in _HERE else f"127.1.{number // 256}.{number % 256}"
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}\n[cut: {limit:,} of {len(text):,} characters are shown]"
 
 
 def _pack(folder: Path, packed: IO[bytes]) -> None:

@@ -1,0 +1,130 @@
+"""Runs a command on this machine with a time limit, and cuts its output."""
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Literal, TypeAlias
+
+from ..errors import ContainerError
+from ._process import Output
+
+CommandLimit: TypeAlias = Literal["time", "output", "disk"]
+_TIMEOUT_S = 120.0
+"""The default time limit, in seconds: it is for a command of a container engine that runs nothing of the user's."""
+_LOOK_S = 0.2
+"""The interval between checks of the limits, in seconds."""
+_DRAIN_S = 1.0
+"""The maximum time for reading what a command wrote after it has ended: its children may keep the output open."""
+_MAX_OUTPUT = 16
+"""A command is stopped when it writes more than this many times the limit on its kept output."""
+
+
+class Command:
+    """A command, its output and its end.
+
+    Args:
+        size: The size to which each output is cut, in bytes.
+        timeout_s: The maximum wall-clock time, in seconds.
+        written: Returns how much was written, in bytes.
+        most: The maximum of that.
+    """
+
+    def __init__(
+        self,
+        size: int = 2**20,
+        timeout_s: float = _TIMEOUT_S,
+        written: Callable[[], int] | None = None,
+        most: int = 0,
+    ) -> None:
+        self.stdout, self.stderr = Output(size), Output(size)
+        self.status: int | None = None
+        """The exit status; None if the client was stopped."""
+        self.limit: CommandLimit | None = None
+        self._size, self._ends_at = size, time.monotonic() + timeout_s
+        self._written, self._most = written, most
+
+    @property
+    def message(self) -> str:
+        """The end of what it wrote to standard error."""
+        return self.stderr.text().strip()[-500:]
+
+    async def execute(
+        self,
+        arguments: Sequence[str],
+        stdin: bytes | IO[bytes] = b"",
+        into: IO[bytes] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run it to its end or to a limit, whichever comes first.
+
+        Args:
+            arguments: The program and its arguments.
+            stdin: Its standard input.
+            into: The file that its standard output is written to, in place of `stdout`.
+            environ: Environment variables in addition to those of this process.
+        """
+        pipe, source = asyncio.subprocess.PIPE, None if isinstance(stdin, bytes) else stdin
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=source or pipe,
+            stdout=into or pipe,
+            stderr=pipe,
+            env=None if environ is None else {**os.environ, **environ},
+        )
+        ended = asyncio.create_task(process.wait())
+        tasks: list[asyncio.Task[None]] = []
+        if process.stdin is not None and isinstance(stdin, bytes):
+            tasks.append(asyncio.create_task(_feed(process.stdin, stdin)))
+        for stream, output in ((process.stdout, self.stdout), (process.stderr, self.stderr)):
+            if stream is not None:
+                tasks.append(asyncio.create_task(_read(stream, output)))
+        try:
+            while self.limit is None and not ended.done():
+                await asyncio.wait([ended], timeout=_LOOK_S)
+                self.limit = await self._exceeded()
+            if ended.done():
+                await asyncio.wait(tasks, timeout=_DRAIN_S)
+                self.status = None if self.limit else process.returncode
+        finally:
+            if process.returncode is None:
+                process.kill()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait([*tasks, ended])
+
+    async def _exceeded(self) -> CommandLimit | None:
+        if time.monotonic() > self._ends_at:
+            return "time"
+        if max(self.stdout.size, self.stderr.size) > _MAX_OUTPUT * self._size:
+            return "output"
+        if self._written is not None and await asyncio.to_thread(self._written) > self._most:
+            return "disk"
+        return None
+
+
+async def output_of(*arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
+    """Return the standard output of a command, without white space around it.
+
+    Raises:
+        ContainerError: If it failed.
+    """
+    call = Command(timeout_s=timeout_s)
+    await call.execute(arguments)
+    if call.status != 0:
+        why = f"it took longer than {timeout_s:g} s" if call.limit else call.message
+        raise ContainerError(f"{' '.join(arguments[:2])} failed: {why}")
+    return call.stdout.text().strip()
+
+
+async def _read(stream: asyncio.StreamReader, output: Output) -> None:
+    while data := await stream.read(2**16):
+        output.add(data)
+
+
+async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
+    with contextlib.suppress(ConnectionError):  # it does not read its input
+        stream.write(data)
+        await stream.drain()
+    stream.close()
