@@ -18,6 +18,7 @@ register_env("envsdk/KuhnPoker-v1", "envsdk_environments._kuhn_poker:KuhnPoker")
 register_env("envsdk/LongNotes-v1", "envsdk_environments._long_notes:LongNotes")
 register_env("envsdk/MathChat-v0", "envsdk_environments._math_chat:MathChat")
 register_env("envsdk/PythonSandbox-v1", "envsdk_environments._python_sandbox:PythonSandbox")
+register_env("envsdk/RepoFix-v0", "envsdk_environments._repo_fix:RepoFix")
 register_env("envsdk/RetailDesk-v1", "envsdk_environments._retail_desk:RetailDesk")
 register_env(
     "envsdk/RetailDeskLLMUser-v1",

@@ -10,6 +10,7 @@ from ._kuhn_poker import KuhnPoker as KuhnPoker
 from ._long_notes import LongNotes as LongNotes
 from ._math_chat import MathChat as MathChat
 from ._python_sandbox import PythonSandbox as PythonSandbox
+from ._repo_fix import RepoFix as RepoFix
 from ._retail_desk import RetailDesk as RetailDesk
 from ._search_inline import SearchInline as SearchInline
 from ._sql_analyst import SqlAnalyst as SqlAnalyst

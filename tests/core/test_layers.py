@@ -36,6 +36,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "diagnostics",
         "credit",
         "trainers sandbox",
+        "containers",
         "gateway",
         "viewer",
         "rewards testing",
