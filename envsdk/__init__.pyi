@@ -1,3 +1,4 @@
+from . import containers as containers
 from . import credit as credit
 from . import diagnostics as diagnostics
 from . import errors as errors

@@ -594,10 +594,7 @@ async def start(config: ContainerConfig) -> Container:
     """
     if config.engine == "sandbox":
         return _SandboxContainer(config)
-    engine = config.engine or next((name for name in ("podman", "docker") if shutil.which(name)), None)
-    if engine is None or shutil.which(engine) is None:
-        raise ConfigError(f"containers need {engine or 'podman or docker'}, which is not installed here")
-    image = config.image
+    engine, image = _installed(config.engine), config.image
     if config.dockerfile is not None:
         image = await output_of(engine, "build", "--quiet", str(config.dockerfile), timeout_s=config.lifetime_s)
     name = f"envsdk-{secrets.token_hex(8)}"
@@ -607,7 +604,12 @@ async def start(config: ContainerConfig) -> Container:
         *(engine, "run", "--detach", f"--name={name}", f"--label={_OWNER}={_owner()}", "--network=none", "--user=0"),
         *("--workdir=/", "--entrypoint=sh", "--stop-signal=SIGKILL", "--log-driver=none"),
         *(f"--memory={config.memory_mib}m", f"--memory-swap={config.memory_mib}m", f"--cpus={config.cpus}"),
-        *(f"--pids-limit={config.processes}", "--security-opt=no-new-privileges"),
+        *(
+            f"--pids-limit={config.processes}",
+            "--security-opt=no-new-privileges",
+            "--cap-drop=mknod",
+            "--cap-drop=net_raw",
+        ),
         *(f"--ulimit={limit}={value}:{value}" for limit, value in limits.items()),
         *(f"--env={variable}" for variable in config.environ),
         *(f"--add-host={host}:{local}" for host, local in dict(locals_of(config.allow)).items() if host not in HERE),
@@ -673,16 +675,18 @@ class ContainerPool:
                 await (await asyncio.wrap_future(started)).stop()
 
 
-async def prune(engine: EngineName, *, everything: bool = False) -> list[str]:
+async def prune(engine: EngineName | None = None, *, everything: bool = False) -> list[str]:
     """Remove the containers whose process has ended, and return their names.
 
     Args:
-        engine: The engine that runs them.
+        engine: The engine that runs them; None takes the first of podman and docker that is installed.
         everything: True removes all containers of envsdk, those of running processes included.
 
     Raises:
+        ConfigError: If the engine is not installed.
         ContainerError: If the engine fails.
     """
+    engine = _installed(engine)
     ids = (await output_of(engine, "ps", "--all", "--quiet", f"--filter=label={_OWNER}")).split()
     found: list[dict[str, Any]] = json.loads(await output_of(engine, "inspect", *ids)) if ids else []
     names = [
@@ -693,6 +697,21 @@ async def prune(engine: EngineName, *, everything: bool = False) -> list[str]:
     if names:
         await output_of(engine, "rm", "--force", "--volumes", *names)
     return names
+
+
+def _installed(engine: EngineName | None) -> EngineName:
+    """Return an engine that is installed: the given one, or by default the first.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
+    choices: tuple[EngineName, ...] = ("podman", "docker") if engine is None else (engine,)
+    for name in choices:
+        if shutil.which(name):
+            return name
+    raise ConfigError(
+        f"containers need {' or '.join(choices)}, which is not installed here; engine='sandbox' runs Python without one"
+    )
 
 
 def _cut(text: str, limit: int) -> str:

@@ -8,6 +8,7 @@ import typer
 
 from ..errors import EnvsdkError
 from ._check import check, doctor
+from ._containers import containers
 from ._cost import cost
 from ._eval import eval_
 from ._explain import explain
@@ -34,7 +35,22 @@ app.command("eval")(eval_)
 app.command("export-template")(export_template_)
 app.command("import")(import_)
 app.command("report")(report_)
-for command in (play, rollout, show, view, replay, cost, onpolicy, gateway, init, check, doctor, explain, demo):
+for command in (
+    play,
+    rollout,
+    show,
+    view,
+    replay,
+    cost,
+    onpolicy,
+    gateway,
+    containers,
+    init,
+    check,
+    doctor,
+    explain,
+    demo,
+):
     app.command()(command)
 
 

@@ -27,6 +27,7 @@ PACKAGES = {
     "envsdk.diagnostics": "Diagnostics and cost",
     "envsdk.rewards": "Rewards",
     "envsdk.sandbox": "The sandbox",
+    "envsdk.containers": "Containers",
     "envsdk.trajectories.records": "Files of records",
     "envsdk.viewer": "Runs, episodes and tokens for a viewer",
     "envsdk.viewer.reporting": "Reports on runs",

@@ -180,19 +180,18 @@ def mutations_of(name: str) -> tuple[Mutation, ...]:
     Comparisons, operators, `and` and `or`, `max` and `min`, and numbers are changed.
     """
     source = source_of(name)
-    lines = [0]
+    lines: list[int] = [0]
     for line in source.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
 
-    def at(node: Any, *, is_end: bool = False) -> int:
-        return lines[(node.end_lineno if is_end else node.lineno) - 1] + (
-            node.end_col_offset if is_end else node.col_offset
-        )
+    def place_of(node: Any) -> tuple[int, int]:
+        start, stop = node.lineno - 1, node.end_lineno - 1
+        return lines[start] + int(node.col_offset), lines[stop] + int(node.end_col_offset)
 
     found: list[Mutation] = []
 
     def swap(left: ast.AST, right: ast.AST, swaps: Mapping[str, str]) -> None:
-        start, stop = at(left, is_end=True), at(right)
+        start, stop = place_of(left)[1], place_of(right)[0]
         old = source[start:stop].strip("() \n")
         if old in swaps:
             place = source.index(old, start, stop)
@@ -208,9 +207,9 @@ def mutations_of(name: str) -> tuple[Mutation, ...]:
         elif isinstance(node, ast.AugAssign):
             swap(node.target, node.value, {"+=": "-=", "-=": "+="})
         elif isinstance(node, ast.Name) and node.id in ("max", "min"):
-            found.append(Mutation(at(node), at(node, is_end=True), "min" if node.id == "max" else "max"))
+            found.append(Mutation(*place_of(node), "min" if node.id == "max" else "max"))
         elif isinstance(node, ast.Constant) and type(node.value) is int:
-            found.append(Mutation(at(node), at(node, is_end=True), str(node.value + 1)))
+            found.append(Mutation(*place_of(node), str(node.value + 1)))
     return tuple(sorted(found))
 
 

@@ -1,0 +1,215 @@
+"""What a container can do, and what it cannot."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from envsdk.cli import app
+from envsdk.containers import Container, ContainerConfig, ContainerPool, prune, start
+from envsdk.errors import ContainerError, ContainerLost
+
+GET = "import urllib.request as u; print(u.urlopen('http://{}/', timeout=3).read().decode())"
+
+
+def containers() -> list[str]:
+    """The names of all containers."""
+    command = ("podman", "ps", "--all", "--format={{.Names}}")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+@contextlib.asynccontextmanager
+async def server(text: str) -> AsyncIterator[int]:
+    """A server on this machine's loopback interface; its port."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(f"HTTP/1.0 200 OK\r\n\r\n{text}".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as serving:
+        yield serving.sockets[0].getsockname()[1]
+
+
+def test_commands_files_and_their_results(small: ContainerConfig, tmp_path: Path):
+    async def main() -> None:
+        async with await start(small) as container:
+            await container.write("a/ü.txt", "Zürich\n", mode=0o600)
+            assert await container.read("a/ü.txt") == "Zürich\n".encode()
+            result = await container.run("pwd; stat -c %a a/ü.txt; cat; echo no >&2; exit 3", stdin=b"in")
+            assert (result.stdout, result.stderr, result.exit_status) == ("/work\n600\nin", "no\n", 3)
+            assert (
+                await container.run(["python3", "-c", "import sys; print(sys.argv[1:])", "a b"])
+            ).stdout == "['a b']\n"
+            (tmp_path / "in" / "deep").mkdir(parents=True)
+            (tmp_path / "in" / "deep" / "x").write_text("1")
+            await container.copy_in(tmp_path / "in", "/opt/in")
+            await container.copy_out("/opt", tmp_path / "out")
+            assert (tmp_path / "out" / "in" / "deep" / "x").read_text() == "1"
+            async with await start(small) as other:
+                await container.run("ln -s /etc/passwd link")
+                await container.copy_to(other)
+                assert (await other.run("ls; readlink link")).stdout == "a\nlink\n/etc/passwd\n"
+            async with await start(ContainerConfig(image=await container.snapshot())) as again:
+                assert await again.read("/opt/in/deep/x") == b"1"
+            for path in ("nothing", "/etc", "a"):
+                with pytest.raises(FileNotFoundError):
+                    await container.read(path)
+
+    asyncio.run(main())
+    assert containers() == []
+
+
+def test_a_command_that_reaches_a_limit_is_stopped_with_its_children(small: ContainerConfig):
+    async def main() -> None:
+        async with await start(small) as container:
+            slow = await container.run("sleep 70 & setsid nohup sleep 71 & sleep 72", timeout_s=0.5)
+            assert (slow.limit, slow.exit_status) == ("time", None)
+            loud = await container.run("yes", timeout_s=30)
+            assert loud.limit == "output" and len(loud.stdout) < 17_000
+            full = await container.run("for i in 1 2 3 4; do head -c 30000000 /dev/zero > $i; sleep 0.5; done")
+            assert full.limit == "disk" and (await container.run("rm 1 2 3; ls")).ok
+            large = await container.run(["python3", "-c", "bytearray(2**30)"])
+            assert large.exit_status == 137
+            running = asyncio.create_task(container.run("sleep 73"))
+            await asyncio.sleep(0.5)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            left = await container.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+            assert all(f"sleep {seconds}" not in left.stdout for seconds in (70, 71, 72, 73))
+            forks = await container.run("for i in $(seq 200); do sleep 1 & done; wait")
+            assert "fork" in forks.stderr and not forks.ok
+
+    asyncio.run(main())
+
+
+def test_a_container_has_nothing_of_the_machine_and_reaches_what_it_may(
+    small: ContainerConfig, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SECRET", "of the machine")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy:1")
+
+    async def main() -> None:
+        async with server("allowed") as allowed, server("another") as another:
+            reach = (f"127.0.0.1:{allowed}", f"example.org:{allowed}")
+            config = small.model_copy(update={"allow": reach, "environ": {"OWN": "1"}})
+            async with await start(config) as container, await start(small) as alone:
+                environ = (await container.run("env", environ={"MORE": "2"})).stdout
+                assert "OWN=1" in environ and "MORE=2" in environ
+                assert "SECRET" not in environ and "proxy" not in environ.lower()
+                assert "allowed" in (await container.run(["python3", "-c", GET.format(reach[0])])).stdout
+                for address in (f"127.0.0.1:{another}", "1.1.1.1", f"192.0.2.2:{another}"):
+                    assert not (await container.run(["python3", "-c", GET.format(address)])).ok
+                assert not (await alone.run(["python3", "-c", GET.format(reach[0])])).ok
+                assert (await container.run("getent hosts example.org")).stdout.startswith("127.1.0.")
+                for attempt in (
+                    "mount -t tmpfs none /mnt",
+                    f"ls {Path(__file__).parent}",
+                    "mknod device b 8 0 && cat device",
+                    "echo 1 > /proc/sys/kernel/sysrq",
+                    "cat /proc/kcore",
+                    "nsenter -t 1 -n ip link add x type dummy",
+                ):
+                    assert not (await container.run(attempt)).ok, attempt
+
+    asyncio.run(main())
+
+
+def test_what_leads_out_of_a_folder_is_not_copied(small: ContainerConfig, tmp_path: Path):
+    async def main() -> None:
+        async with await start(small) as container:
+            for name, made in (("absolute", "ln -s /etc/passwd x"), ("up", "ln -s ../../etc x"), ("pipe", "mkfifo x")):
+                await container.run(f"mkdir /{name} && cd /{name} && {made}")
+                with pytest.raises(ContainerError):
+                    await container.copy_out(f"/{name}", tmp_path / name)
+            await container.run(
+                "truncate -s 60G /work/huge || truncate -s 60M /work/huge; for i in 1 2; do cp huge h$i; done"
+            )
+            with pytest.raises(ContainerError, match="larger than disk_mib"):
+                await container.copy_out(".", tmp_path / "huge")
+
+    asyncio.run(main())
+
+
+def test_a_user_without_rights_may_write_its_folder(small: ContainerConfig, tmp_path: Path):
+    async def main() -> None:
+        (tmp_path / "x").write_text("1")
+        async with await start(small.model_copy(update={"user": "1000:1000"})) as container:
+            await container.copy_in(tmp_path, ".")
+            assert (await container.run("id -u; echo 2 > x; cat x")).stdout == "1000\n2\n"
+            assert not (await container.run("touch /etc/x")).ok
+
+    asyncio.run(main())
+
+
+def test_a_container_that_ends_while_it_is_used_is_reported(small: ContainerConfig):
+    async def main() -> None:
+        async with await start(small) as container:
+            running = asyncio.create_task(container.run("sleep 60"))
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(subprocess.run, ("podman", "rm", "--force", container.name), capture_output=True)
+            with pytest.raises(ContainerLost):
+                await running
+            with pytest.raises(ContainerLost):
+                await container.write("x", "1")
+        with pytest.raises(ContainerError, match="could not start no-such-image"):
+            await start(ContainerConfig(image="no-such-image:1"))
+
+    asyncio.run(main())
+    assert containers() == []
+
+
+def test_the_containers_of_a_killed_process_are_found(small: ContainerConfig):
+    program = (
+        "import asyncio, sys, time\nfrom envsdk.containers import ContainerConfig, start\n"
+        f"config = ContainerConfig(**{small.model_dump(exclude_defaults=True)!r})\n"
+        "print(asyncio.run(start(config)).name, flush=True)\ntime.sleep(60)\n"
+    )
+
+    async def main() -> None:
+        async with await start(small) as kept:
+            process = subprocess.Popen((sys.executable, "-c", program), stdout=subprocess.PIPE, text=True)
+            assert process.stdout is not None
+            name = process.stdout.readline().strip()
+            assert await prune() == []
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+            result = await asyncio.to_thread(CliRunner().invoke, app, ["containers", "prune"])
+            assert result.exit_code == 0 and name in result.output
+            assert containers() == [kept.name]
+
+    asyncio.run(main())
+
+
+def test_a_pool_gives_each_container_once(small: ContainerConfig):
+    async def main() -> None:
+        pool = ContainerPool(small, size=1)
+        async with await pool.take() as one, await pool.take() as two:
+            assert one.name != two.name
+            await one.write("x", "1")
+            with pytest.raises(FileNotFoundError):
+                await two.read("x")
+        await pool.close()
+
+    asyncio.run(main())
+    assert containers() == []
+
+
+def test_an_image_is_built_from_a_dockerfile(small: ContainerConfig, tmp_path: Path):
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12-slim\nENV BUILT=1\nUSER 1000\n")
+    config = ContainerConfig(dockerfile=tmp_path, memory_mib=128)
+
+    async def main(container: Container) -> None:
+        async with container:
+            assert (await container.run("echo $BUILT; id -u; touch here")).stdout == "1\n1000\n"
+
+    asyncio.run(main(asyncio.run(start(config))))

@@ -1,0 +1,131 @@
+"""Agent programs and environments in real containers."""
+
+import asyncio
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from documents import blocks_of
+
+import envsdk
+from envsdk import Message
+from envsdk.containers import ContainerConfig
+from envsdk.gateway import ProgramEnv, ProgramResult
+from envsdk.rollouts import Rollouts
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = ("cat mean.py", "sed -i 's/ + 1$//' mean.py && cat mean.py")
+MEAN = "def mean(values):\n    return sum(values) / len(values) + 1\n"
+
+
+class Repair(ProgramEnv):
+    """Repair a program; a hidden test is the reward."""
+
+    container = ContainerConfig(image="my-agent:1", memory_mib=1024, processes=64, output_kib=256)
+    replies: Any = ()
+    submits = "done"
+
+    def prepare(self, folder: Path) -> None:
+        (folder / "mean.py").write_text(MEAN)
+        if self.command is None:
+            shutil.copy(ROOT / "tests" / "agent_programs" / "mini_swe_program.py", folder / "agent.py")
+            (folder / ".git").mkdir()
+            self.command = ("python3", "agent.py", "chat", "/work")
+
+    async def score(self, result: ProgramResult) -> float:
+        assert result.container is not None and result.returncode == 0, result.stderr
+        await result.container.write("hidden.py", "from mean import mean\n\nassert mean([1, 2, 3]) == 2\n")
+        return float((await result.container.run(["python3", "hidden.py"])).ok)
+
+    def said(self) -> int:
+        return sum(message.role == "assistant" for message in self.messages())
+
+
+class Plain(Repair):
+    """An agent of a few lines, whose replies are commands."""
+
+    command = ("my-agent", "The mean is wrong.")
+
+    def reference_reply(self) -> str:
+        return (*COMMANDS, "done")[min(self.said(), 2)]
+
+
+class MiniSwe(Repair):
+    """mini-swe-agent, whose replies call a shell."""
+
+    def reference_reply(self) -> Message:
+        commands = (*COMMANDS, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+        return Message.calling("bash", {"command": commands[min(self.said(), 2)]})
+
+
+@pytest.mark.parametrize("env_class", [Plain, MiniSwe])
+def test_every_sampled_token_of_an_agent_in_a_container_is_trained_once(env_class: type[Repair]):
+    env = env_class(renderer="qwen3", tokenizer="embedded")
+    trajectory = envsdk.rollout(env, "reference", seed=0)
+    env.close()
+    assert (trajectory.reward, len(trajectory.steps)) == (1.0, 3)
+    trained = sum(int(np.sum(sample.mask)) for sample in trajectory.samples())
+    assert trained == trajectory.sampled_tokens > 0
+
+
+class Cheat(Plain):
+    """An agent that replaces what grades it."""
+
+    def reference_reply(self) -> str:
+        cheats = "printf '#!/bin/sh\\nexit 0\\n' > /usr/bin/python3; env; cat /proc/net/route | wc -l"
+        return (cheats, "done")[min(self.said(), 1)]
+
+
+def test_an_agent_that_replaces_the_interpreter_gains_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SECRET_OF_THE_HOST", "1")
+    env = Cheat(renderer="qwen3", tokenizer="embedded")
+    trajectory = envsdk.rollout(env, "reference", seed=0)
+    shown = env.messages()[-1].content if env.messages()[-1].role == "user" else str(env.messages())
+    env.close()
+    assert trajectory.reward == 0.0
+    assert "SECRET_OF_THE_HOST" not in shown and "OPENAI_API_KEY" in str(env.messages())
+
+
+def test_an_agent_whose_container_is_killed_is_played_again():
+    killed: list[str] = []
+
+    class Killed(Plain):
+        def respond(self, reply: Message) -> Any:
+            if not killed:
+                names = subprocess.run(
+                    ("podman", "ps", "--format={{.Names}}"), check=True, capture_output=True, text=True
+                ).stdout.split()
+                killed.extend(names)
+                subprocess.run(("podman", "rm", "--force", *names), check=True, capture_output=True)
+            return super().respond(reply)
+
+    run = Rollouts(lambda: Killed(renderer="qwen3", tokenizer="embedded"), "reference", seeds=[0], retry_wait_s=0.01)
+    [trajectory] = run.run()
+    assert killed and trajectory.reward == 1.0
+
+
+@pytest.mark.parametrize(("policy", "reward"), [("reference", 1.0), ("null", 0.0)])
+def test_repositories_are_repaired_in_64_episodes(policy: str, reward: float, small: ContainerConfig):
+    options = {"container": small, "size": "medium", "renderer": "qwen3", "tokenizer": "embedded"}
+    run = Rollouts("envsdk/RepoFix-v0", policy, seeds=range(64), env_options=options, max_concurrency=8)
+    trajectories = run.run()
+    assert [trajectory.reward for trajectory in trajectories] == [reward] * 64
+    left = subprocess.run(("podman", "ps", "--all", "--quiet"), check=True, capture_output=True, text=True).stdout
+    assert left == ""
+
+
+def test_the_code_of_its_page_runs():
+    names: dict[str, Any] = {}
+    for block in blocks_of(ROOT / "docs" / "how-to" / "containers.md"):
+        if block.language == "python":
+            exec(compile(block.code, block.where, "exec"), names)
+    asyncio.run(names["main"]())
+    for env_class, reply in ((names["FixTheMean"], "sed -i 's/ + 1$//' mean.py"), (names["Shell"], "about 200")):
+        env = env_class(renderer="qwen3", tokenizer="embedded")
+        env.reference_reply = iter((reply, "done")).__next__
+        trajectory = envsdk.rollout(env, "reference", seed=0)
+        env.close()
+        assert trajectory.reward == (1.0 if env_class is names["FixTheMean"] else 0.0)

@@ -1,0 +1,120 @@
+"""Containers without an engine: what `ContainerConfig` refuses, and the container that is a sandbox."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from envsdk.containers import Container, ContainerConfig, ContainerPool, start
+from envsdk.errors import ConfigError, ContainerError, SandboxUnavailable, ToolError
+from envsdk.sandbox import check_isolation
+
+SANDBOX = ContainerConfig(engine="sandbox", memory_mib=128, disk_mib=1, output_kib=4)
+
+
+def in_sandbox(use: Callable[[Container], Awaitable[Any]]) -> Any:
+    """The result of a function of a container."""
+    try:
+        check_isolation()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+
+    async def main() -> Any:
+        async with await start(SANDBOX) as container:
+            return await use(container)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"image": "a", "dockerfile": Path("b")},
+        {"image": "--privileged"},
+        {"image": "a b"},
+        {"image": "a", "allow": ["example.org"]},
+        {"image": "a", "allow": ["example.org:0"]},
+        {"image": "a", "allow": ["example.org:99999"]},
+        {"image": "a", "allow": ["-x:80"]},
+        {"image": "a", "user": "0 --privileged"},
+        {"image": "a", "workdir": "relative"},
+        {"image": "a", "memory_mib": 0},
+        {"image": "a", "cpus": float("nan")},
+        {"image": "a", "privileged": True},
+    ],
+)
+def test_a_configuration_that_cannot_be_meant_is_refused(fields: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        ContainerConfig(**fields)
+
+
+def test_a_machine_without_an_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match="containers need podman or docker, which is not installed"):
+        asyncio.run(start(ContainerConfig(image="python:3.12-slim")))
+
+
+def test_commands_of_the_sandbox_see_the_files_and_change_none():
+    async def use(container: Container) -> None:
+        await container.write("deep/m.py", "print(open('deep/x').read())\nopen('new', 'w').write('1')\n")
+        await container.write("deep/x", "Zürich")
+        for command, stdout in (
+            ("python3 deep/m.py", "Zürich\n"),
+            ("ls", "deep\n"),
+            ("cat deep/x", "Zürich"),
+            ("python -c 'import sys; print(sys.stdin.read())'", "in\n"),
+        ):
+            assert (await container.run(command, stdin=b"in")).stdout == stdout
+        assert (await container.run("git status")).exit_status == 127
+        assert (await container.run("python -c 'while True: pass'", timeout_s=0.3)).limit == "time"
+
+    in_sandbox(use)
+
+
+def test_files_of_the_sandbox_stay_in_its_folder_and_below_its_limit(tmp_path: Path):
+    async def use(container: Container) -> None:
+        for path in ("/etc/passwd", "../x", "/work/../etc/x"):
+            with pytest.raises(ContainerError):
+                await container.write(path, "")
+        with pytest.raises(ContainerError, match="disk_mib"):
+            await container.write("large", bytes(2**21))
+        await container.write("a/b", "1")
+        await container.copy_out("a", tmp_path / "a")
+        assert (tmp_path / "a" / "b").read_text() == "1"
+
+    in_sandbox(use)
+
+
+def test_the_tools_of_a_container_read_and_change_files():
+    async def use(container: Container) -> None:
+        shell, python, read_file, write_file, edit_file = container.tools()
+        assert await write_file(path="x.txt", content="one\ntwo\ntwo\n") == "x.txt has 3 lines now."
+        assert await read_file(path="x.txt", first_line=2, last_line=2) == "two\n"
+        assert await edit_file(path="x.txt", old="one", new="1") == "x.txt was changed."
+        for old, times in (("two", 2), ("three", 0), ("", 0)):
+            with pytest.raises(ToolError, match=f"old occurs {times} times"):
+                await edit_file(path="x.txt", old=old, new="")
+        with pytest.raises(ToolError, match="not a text file"):
+            await read_file(path="nothing")
+        assert await shell(command="cat x.txt") == "1\ntwo\ntwo"
+        assert "ZeroDivisionError" in await python(code="1 / 0")
+        await write_file(path="long", content="x" * 5000)
+        assert "[cut: 4,096 of 5,000 characters are shown]" in await read_file(path="long")
+
+    in_sandbox(use)
+
+
+def test_a_pool_that_is_closed_gives_none():
+    async def main() -> None:
+        pool = ContainerPool(SANDBOX)
+        one, two = await pool.take(), await pool.take()
+        assert one is not two
+        await pool.close()
+        with pytest.raises(ConfigError, match="closed"):
+            await pool.take()
+
+    asyncio.run(main())
