@@ -41,8 +41,8 @@ from .sandbox import SandboxLimits, arun_python
 from .sandbox._commands import Command, CommandLimit, output_of
 from .sandbox._forwarding import HERE, Forwarding, background_loop, locals_of
 
-EngineName = Literal["podman", "docker", "sandbox"]
-ToolName = Literal["shell", "python", "read_file", "write_file", "edit_file"]
+_EngineName = Literal["podman", "docker", "sandbox"]
+_ToolName = Literal["shell", "python", "read_file", "write_file", "edit_file"]
 _OWNER, _MARK = "envsdk.owner", "ENVSDK_COMMAND"
 _CLIENT_FAILED = 125
 """Exit statuses from this one on may be those of the engine's client: of 125, 126, 127, and 128 + a signal."""
@@ -121,7 +121,7 @@ class ContainerConfig(BaseModel):
 
     image: str = Field(default="", pattern=r"^([^\s-]\S*)?$")
     dockerfile: Path | None = None
-    engine: EngineName | None = None
+    engine: _EngineName | None = None
     workdir: str = Field(default="/work", pattern=r"^/[^\x00:]*$")
     user: str | None = Field(default=None, pattern=r"^[\w.-]+(:[\w.-]+)?$")
     environ: Mapping[str, str] = Field(default_factory=dict[str, str])
@@ -298,7 +298,7 @@ class Container(abc.ABC):
     async def stop(self) -> None:
         """End everything in the container, and remove it. A second call does nothing."""
 
-    def tools(self, *names: ToolName, timeout_s: float = 60.0) -> list[Tool]:
+    def tools(self, *names: _ToolName, timeout_s: float = 60.0) -> list[Tool]:
         """Return tools for a `ToolEnv`, with which a model works in the container.
 
         Args:
@@ -675,7 +675,7 @@ class ContainerPool:
                 await (await asyncio.wrap_future(started)).stop()
 
 
-async def prune(engine: EngineName | None = None, *, everything: bool = False) -> list[str]:
+async def prune(engine: _EngineName | None = None, *, everything: bool = False) -> list[str]:
     """Remove the containers whose process has ended, and return their names.
 
     Args:
@@ -699,13 +699,13 @@ async def prune(engine: EngineName | None = None, *, everything: bool = False) -
     return names
 
 
-def _installed(engine: EngineName | None) -> EngineName:
+def _installed(engine: _EngineName | None) -> _EngineName:
     """Return an engine that is installed: the given one, or by default the first.
 
     Raises:
         ConfigError: If it is not installed.
     """
-    choices: tuple[EngineName, ...] = ("podman", "docker") if engine is None else (engine,)
+    choices: tuple[_EngineName, ...] = ("podman", "docker") if engine is None else (engine,)
     for name in choices:
         if shutil.which(name):
             return name

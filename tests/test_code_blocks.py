@@ -39,6 +39,7 @@ RUN_BY = {
     "docs/adapters.md": "tests/adapters/page.py",
     "docs/errors.md": "tests/core/test_explain.py",
     "docs/how-to/custom-renderers.md": "tests/renderers/test_custom_renderers_page.py",
+    "docs/how-to/containers.md": "tests/peers/containers/test_programs.py",
     "docs/how-to/gateway.md": "tests/gateway/test_page.py",
     "docs/programs.md": "tests/gateway/test_page.py",
     "docs/templates.md": "tests/renderers/test_templates_page.py",

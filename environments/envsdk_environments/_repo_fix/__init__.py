@@ -77,7 +77,7 @@ class RepoFix(ToolEnv):
 
     Exercises: reading programs and test reports, finding a mistake, editing. Reward: `repaired`, 1 if the program gives
     the right values for visible and hidden tests. They are computed in a fresh container from the repaired program
-    alone, and compared outside of it. There are 12 programs with 269 mistakes, each a mutation of one place.
+    alone, and compared outside of it. There are 12 programs with 268 mistakes, each a mutation of one place.
     """
 
     Config: ClassVar[type[EnvConfig]] = RepoFixConfig
@@ -85,6 +85,7 @@ class RepoFix(ToolEnv):
     reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     reported_exceptions: ClassVar[tuple[type[Exception], ...]] = ()
     box: Container | None = None
+    """The container of the episode, or None before the first one."""
 
     async def start(self) -> Turn:
         """Write a repository with a mistake into a new container."""

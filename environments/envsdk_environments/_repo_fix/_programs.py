@@ -185,8 +185,8 @@ def mutations_of(name: str) -> tuple[Mutation, ...]:
         lines.append(lines[-1] + len(line))
 
     def place_of(node: Any) -> tuple[int, int]:
-        start, stop = node.lineno - 1, node.end_lineno - 1
-        return lines[start] + int(node.col_offset), lines[stop] + int(node.end_col_offset)
+        places: list[int] = [node.lineno, node.col_offset, node.end_lineno, node.end_col_offset]
+        return lines[places[0] - 1] + places[1], lines[places[2] - 1] + places[3]
 
     found: list[Mutation] = []
 
@@ -298,7 +298,7 @@ CAUGHT: Mapping[str, tuple[int, ...]] = {
     "inventory": (0, 1, 2, 3, 7, 11, 12, 13, 15, 16, 17, 18, 19, 20, 21, 25, 26, 29),
     "matrix": (0, 1, 2, 3, 5, 6, 7, 8, 9, 11, 12, 13, 14, 16, 17, 18, 19, 20, 21, 22, 26, 28, 29),
     "records": (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26),
-    "roman": (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 17, 19, 21, 22, 23),
+    "roman": (0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 16, 17, 19, 21, 22, 23),
     "scores": (0, 1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 22, 23, 24, 25, 27),
     "searching": (3, 5, 7, 8, 10, 12, 14, 15, 16, 17, 19, 20, 21, 22, 23, 24, 25, 26, 28, 29, 30, 31, 32),
     "wrapping": (0, 3, 5, 6, 7, 10, 11, 12, 13, 14, 15, 16, 19, 20, 21),
