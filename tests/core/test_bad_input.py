@@ -371,27 +371,26 @@ def test_a_broken_plugin_is_reported_by_name_and_stops_no_other(monkeypatch: pyt
         envsdk.make("acme/Thing-v0")
 
 
-@pytest.mark.parametrize("ends", ["raise SystemExit(7)", "register_env('envsdk/Calculator-v1', 'acme_env:Calculator')"])
-def test_a_plugin_that_exits_or_takes_one_of_our_ids_is_the_one_that_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: str
-) -> None:
-    (tmp_path / "acme_env.py").write_text(f"from envsdk import register_env\n{ends}\n")
+def test_a_plugin_that_exits_or_takes_one_of_our_ids_is_the_one_that_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "acme_env.py").write_text("raise SystemExit(7)")
+    (tmp_path / "rival_env.py").write_text(
+        "from envsdk import register_env\nregister_env('envsdk/Calculator-v1', 'rival_env:Calculator')"
+    )
     script = f"""
-import sys
-import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from envsdk import list_envs, _registry as registry
 sys.path.insert(0, {str(tmp_path)!r})
-intruder, real = EntryPoint("acme", "acme_env", registry.ENVIRONMENTS), registry._entry_points
-registry._entry_points = lambda group: [intruder, *real(group)]
+intruders = [EntryPoint(name, f"{{name}}_env", registry.ENVIRONMENTS) for name in ("acme", "rival")]
+real = registry._entry_points
+registry._entry_points = lambda group: [*intruders, *real(group)]
 print(*list_envs(), type(__import__("envsdk").make("envsdk/Calculator-v1")).__module__)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "envsdk/MathChat-v0" in run.stdout
     assert run.stdout.split()[-1] == "envsdk_environments._calculator"
-    assert "the plug-in 'acme'" in run.stderr
+    assert "the plug-in 'acme'" in run.stderr and "the plug-in 'rival'" in run.stderr
 
 
 def test_a_broken_renderer_plugin_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
