@@ -27,11 +27,6 @@ def env() -> Env:
     return env
 
 
-def test_an_unknown_environment_suggests_near_ids() -> None:
-    with pytest.raises(errors.UnknownName, match="Did you mean 'envsdk/GuessNumber-v1'"):
-        envsdk.make("envsdk/GuesNumber-v0")
-
-
 def test_an_unknown_renderer_suggests_near_names() -> None:
     with pytest.raises(errors.UnknownName, match="Did you mean 'qwen3'"):
         envsdk.get_renderer("qwen")
@@ -139,11 +134,6 @@ def test_ids_that_pad_the_vocabulary_are_legal() -> None:
 def test_a_vocabulary_smaller_than_its_names_is_refused() -> None:
     with pytest.raises(errors.TokenizerError, match="vocab_size is 100"):
         envsdk.load_tokenizer(envsdk.rendering.tokenizers.DATA / "embedded.json", vocab_size=100)
-
-
-def test_step_before_reset_is_refused() -> None:
-    with pytest.raises(errors.EpisodeError, match="reset"):
-        envsdk.make("envsdk/GuessNumber-v1").step([1])
 
 
 def test_step_after_the_end_is_refused(env: Env) -> None:
@@ -441,15 +431,6 @@ def test_the_command_line_refuses_with_our_error(arguments: list[str]) -> None:
     assert isinstance(result.exception, errors.EnvsdkError)
 
 
-def test_a_damaged_record_is_refused() -> None:
-    line = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0).to_json()
-    for damaged in (b"", b"[]", b"{}", line[:-20], line.replace(b'"schema":2', b'"schema":99')):
-        with pytest.raises(errors.InvalidRecord):
-            envsdk.Trajectory.from_json(damaged)
-    with pytest.raises(errors.InvalidRecord, match="step 1 points outside"):
-        envsdk.Trajectory.from_json(line.replace(b'"action_start":', b'"action_start":9', 1))
-
-
 def test_a_record_that_drops_tokens_undeclared_gives_no_samples() -> None:
     trajectory = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0)
     trajectory.steps[1].keep -= 3
@@ -480,13 +461,6 @@ def test_an_unsound_sample_names_the_field_and_the_position(field: str, value: o
     else:
         getattr(sample, field)[np.flatnonzero(sample.mask)[0]] = value
     with pytest.raises(errors.InvalidSample, match=message):
-        sample.validate()
-
-
-def test_a_sample_without_a_trained_token_is_refused() -> None:
-    sample = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0).samples()[0]
-    sample.mask[:] = False
-    with pytest.raises(errors.InvalidSample, match="no token is trained"):
         sample.validate()
 
 

@@ -151,16 +151,6 @@ def test_a_context_that_may_not_hold_all_ends_before_anything_is_asked_unless_ol
     assert play(LongNotes(limits=limits, history={**BUDGET, "max_tokens": 2000})).reward == 1.0
 
 
-@pytest.mark.parametrize("history", HISTORIES, ids=str)
-def test_it_breaks_only_for_the_reason_of_its_history_policy(history: Any):
-    trajectory = play(LongNotes(difficulty="easy", history=history), seed=5)
-    reasons = {broken.reason for broken in trajectory.breaks if broken.kind == "rewrite"}
-    names = {"strip": "thinking_stripped", "compact": "compaction", "budget": "budget", "summarize": "summary"}
-    name = history if isinstance(history, str) else history["name"]
-    assert (trajectory.status, trajectory.reward) == ("terminated", 1.0)
-    assert reasons == ({names[name]} if name in names else set())
-
-
 # Notes.
 
 

@@ -53,7 +53,7 @@ def drive(paths: list[Path], driver: Driver, *, size: tuple[int, int] = (WIDTH, 
         app = TerminalViewer(Resources([Source(path) for path in paths]), **options)
         async with app.run_test(size=size, notifications=True) as pilot:
 
-            async def handled(*_: float) -> None:
+            async def handled(*seconds: float) -> None:
                 for _ in range(3):
                     await pilot._wait_for_screen()
 
