@@ -15,6 +15,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, Union, cast
 
@@ -55,6 +56,7 @@ _DEEP = ("I", "F")  # how Pillow's names of modes with more than eight bits begi
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class RecentValues(Generic[T]):
     """A thread-safe cache of the most recently used values, with a limit in bytes.
 
@@ -63,12 +65,12 @@ class RecentValues(Generic[T]):
         size: Returns the size of a value in bytes.
     """
 
-    def __init__(self, max_bytes: int, size: Callable[[T], int]) -> None:
-        self._max_bytes, self._size = max_bytes, size
-        self._values: OrderedDict[str, T] = OrderedDict()
-        self._lock = threading.Lock()
-        self.nbytes = 0
-        """The total size of the cached values."""
+    _max_bytes: int
+    _size: Callable[[T], int]
+    _values: OrderedDict[str, T] = field(default_factory=OrderedDict[str, T])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    nbytes: int = 0
+    """The total size of the cached values."""
 
     def get(self, key: str, make: Callable[[], T]) -> T:
         """Return the value of a key; make it if it is not cached."""

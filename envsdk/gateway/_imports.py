@@ -139,6 +139,7 @@ class _Conversation:
     untrained: list[int] = field(default_factory=list[int])
 
 
+@dataclass(eq=False, repr=False)
 class _LoggedSession:
     """The exchanges of a session, one after another.
 
@@ -152,15 +153,14 @@ class _LoggedSession:
         conversations: The conversations of the contexts, by name.
     """
 
-    def __init__(
-        self, placement: Conversations, importer: Importer, temperature: float, renamed: Mapping[str, str]
-    ) -> None:
-        self._placement, self._importer = placement, importer
-        self._temperature, self._renamed = temperature, renamed
-        self._restored: dict[int, tuple[Message, Message]] = {}
-        self.conversations: dict[str, _Conversation] = {}
-        self._replies: dict[str, str] = {}  # the ids of replies by those of their responses
-        self._count = 0
+    _placement: Conversations
+    _importer: Importer
+    _temperature: float
+    _renamed: Mapping[str, str]
+    _restored: dict[int, tuple[Message, Message]] = field(default_factory=dict[int, tuple[Message, Message]])
+    conversations: dict[str, _Conversation] = field(default_factory=dict[str, _Conversation])
+    _replies: dict[str, str] = field(default_factory=dict[str, str])  # the ids of replies by those of their responses
+    _count: int = 0
 
     def add(self, exchange: Exchange) -> None:
         """Add an exchange."""

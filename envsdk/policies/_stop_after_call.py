@@ -1,6 +1,7 @@
 """A policy that ends each reply of another policy at the end of a tool call."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..authoring._env import Env
@@ -51,13 +52,15 @@ class StopAfterCall:
         return _Stopping(env, find_policy(self._policy, env, seed), self._calls)
 
 
+@dataclass(eq=False, repr=False)
 class _Stopping:
     """The policy of one episode."""
 
     streams = True
 
-    def __init__(self, env: Env, policy: Callable[..., Any], calls: int) -> None:
-        self._env, self._policy, self._calls = env, policy, calls
+    _env: Env
+    _policy: Callable[..., Any]
+    _calls: int
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
@@ -342,6 +343,7 @@ class _StreamEvent(BaseModel):
     prompt_token_ids: list[TokenId] | None = None
 
 
+@dataclass(eq=False, repr=False)
 class TokenStream:
     """A reply that is being streamed, whose tokens are reported as they arrive.
 
@@ -354,14 +356,13 @@ class TokenStream:
         length: The number of tokens after which `on_tokens` ended the reply, or None; later ones are not reported.
     """
 
-    def __init__(self, on_tokens: OnTokens, max_tokens: int | None) -> None:
-        self._max_tokens = max_tokens
-        self._on_tokens = on_tokens
-        self._choice: dict[str, Any] = {}
-        self._usage: dict[str, Any] | None = None
-        self._prompt: list[int] | None = None
-        self.count: int = 0
-        self.length: int | None = None
+    _on_tokens: OnTokens
+    _max_tokens: int | None
+    _choice: dict[str, Any] = field(default_factory=dict[str, Any])
+    _usage: dict[str, Any] | None = None
+    _prompt: list[int] | None = None
+    count: int = 0
+    length: int | None = None
 
     def add(self, event: Any) -> bool:
         """Add an event; return whether the reply ended with it, so that the server should stop.

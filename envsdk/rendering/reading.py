@@ -7,7 +7,7 @@ import codecs
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -83,6 +83,7 @@ class Marks:
         return SplitReply(segments, rest.is_ended, rest.overrun)
 
 
+@dataclass(eq=False, repr=False)
 class Splitter:
     """Cuts one reply into segments, given any number of tokens at a time.
 
@@ -90,12 +91,11 @@ class Splitter:
         marks: The control tokens at which it is cut.
     """
 
-    def __init__(self, marks: Marks) -> None:
-        self._marks = marks
-        self._held = b""
-        """The bytes of a character that is not complete yet."""
-        self._is_ended = False
-        self._overrun: list[bytes] = []
+    _marks: Marks
+    _held: bytes = b""
+    """The bytes of a character that is not complete yet."""
+    _is_ended: bool = False
+    _overrun: list[bytes] = field(default_factory=list[bytes])
 
     def feed(self, tokens: "NDArray[np.int32]") -> list[Segment]:
         """Return the next segments. An incomplete character is held back; nothing is returned after a stop token."""

@@ -158,12 +158,12 @@ def _shape(message: Message) -> str:
     return f"a reply with {' and '.join([*parts, *calls])}"
 
 
+@dataclass(eq=False, repr=False)
 class _TemplateReplies:
     """Finds replies in renderings of a template that renders prompts as the renderer does."""
 
-    def __init__(self, renderer: Renderer, template: ChatTemplate) -> None:
-        self._renderer = renderer
-        self._template = template
+    _renderer: Renderer
+    _template: ChatTemplate
 
     def written(self, message: Message) -> _TemplateReply | None:
         """Return a reply as the template writes it; None if it does not write all of it, or opens it in its own way."""

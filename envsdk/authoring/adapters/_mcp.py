@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
@@ -48,14 +49,14 @@ class _Connection(NamedTuple):
     """The id of the process that opened it. A forked process does not have the thread."""
 
 
+@dataclass(eq=False, repr=False)
 class _SharedConnection:
     """The state that copies of an `MCPServer` share."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.connection: _Connection | None = None
-        self.users = 0
-        """The number of copies that use the connection and are not closed."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    connection: _Connection | None = None
+    users: int = 0
+    """The number of copies that use the connection and are not closed."""
 
 
 class MCPServer:

@@ -3,6 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import ClassVar, NamedTuple, cast
@@ -334,6 +335,7 @@ class EpisodeScreen(ViewerScreen[ConversationLines]):
             self.open_screen(screen, go_to)
 
 
+@dataclass(eq=False, repr=False)
 class DrawingLines(LineSource):
     """The rows of a drawing as lines.
 
@@ -341,8 +343,7 @@ class DrawingLines(LineSource):
         rows: The rows.
     """
 
-    def __init__(self, rows: Sequence[DrawnRow]) -> None:
-        self.rows = rows
+    rows: Sequence[DrawnRow]
 
     def __len__(self) -> int:
         return len(self.rows)
