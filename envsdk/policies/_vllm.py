@@ -154,7 +154,18 @@ class VLLM(ServedPolicy):
         ids = {"return_token_ids": True, "return_tokens_as_token_ids": bool(request.top_logprobs)}
         body = {**self._shared(request), **parameters, **ids, "prompt": request.prompt}
         response = await ask(_COMPLETIONS, body)  # it reports whether the model is missing
-        reply = _of_completion(read_response(_Completion, response), request)
+        response = read_response(_Completion, response)
+        choice = response.choices[0]
+        top = choice.logprobs.top_logprobs or []
+        reply = ServerReply(
+            tokens=choice.token_ids,
+            logprobs=choice.logprobs.token_logprobs,
+            finish_reason=choice.finish_reason,
+            stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+            extra=_experts(choice, request),
+            counts=(response.usage or ServerUsage()).cache_counts(),
+            top_logprobs=[list((values or {}).values()) for values in top],
+        )
         server.lacks_token_endpoint = True
         return reply
 
@@ -276,20 +287,6 @@ def _of_generation(response: _GenerateResponse, request: ServerRequest) -> Serve
         extra=extra,
         counts=(response.usage or ServerUsage()).cache_counts(),
         top_logprobs=[[top.logprob for top in entry.top_logprobs] for entry in content],
-    )
-
-
-def _of_completion(response: _Completion, request: ServerRequest) -> ServerReply:
-    choice = response.choices[0]
-    top = choice.logprobs.top_logprobs or []
-    return ServerReply(
-        tokens=choice.token_ids,
-        logprobs=choice.logprobs.token_logprobs,
-        finish_reason=choice.finish_reason,
-        stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
-        extra=_experts(choice, request),
-        counts=(response.usage or ServerUsage()).cache_counts(),
-        top_logprobs=[list((values or {}).values()) for values in top],
     )
 
 

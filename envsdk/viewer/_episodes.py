@@ -33,6 +33,16 @@ def episode(trajectory: Trajectory) -> EpisodeJSON:
     Raises:
         InvalidRecord: If the steps do not fit the logs.
     """
+    links: list[LinkJSON] = []
+    waiting: dict[str, dict[str, None]] = {}  # for each context, the sub-agents that acted since its last step
+    for index, step in enumerate(trajectory.steps):
+        parent = trajectory.contexts[step.context].parent
+        if step.break_ is not None and step.break_.reason == "handoff":
+            links.append({"kind": "handoff", "from": parent or step.base, "to": step.context, "step": index})
+        returned = waiting.pop(step.context, {})
+        links.extend({"kind": "return", "from": name, "to": step.context, "step": index} for name in returned)
+        if parent is not None:
+            waiting.setdefault(parent, {})[step.context] = None
     return {
         "id": trajectory.id,
         "env": trajectory.env,
@@ -57,7 +67,7 @@ def episode(trajectory: Trajectory) -> EpisodeJSON:
         "final_break": None if trajectory.final_break is None else _break(trajectory.final_break, 0),
         "contexts": [_context(trajectory, name) for name in trajectory.contexts],
         "steps": _steps(trajectory),
-        "links": _links(trajectory),
+        "links": links,
         "samples": [
             {
                 "index": index,
@@ -223,21 +233,6 @@ def _observed_again(trajectory: Trajectory, ranges: StepRanges) -> int:
         if run.tobytes() in known:
             again[at : at + _RUN_TOKENS] = True
     return int(np.count_nonzero(again))
-
-
-def _links(trajectory: Trajectory) -> list[LinkJSON]:
-    """Return the handoffs and returns in the order of the steps. Sub-agents return in the next step of their parent."""
-    links: list[LinkJSON] = []
-    waiting: dict[str, dict[str, None]] = {}  # for each context, the sub-agents that acted since its last step
-    for index, step in enumerate(trajectory.steps):
-        parent = trajectory.contexts[step.context].parent
-        if step.break_ is not None and step.break_.reason == "handoff":
-            links.append({"kind": "handoff", "from": parent or step.base, "to": step.context, "step": index})
-        returned = waiting.pop(step.context, {})
-        links.extend({"kind": "return", "from": name, "to": step.context, "step": index} for name in returned)
-        if parent is not None:
-            waiting.setdefault(parent, {})[step.context] = None
-    return links
 
 
 # Images.

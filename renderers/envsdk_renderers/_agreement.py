@@ -184,15 +184,11 @@ class _TemplateReplies:
             return None
         shown = message if (message.reasoning or "") in body else message.with_reasoning(None)
         begun = prompt[len(past) :].removeprefix(self._renderer.opening) if follows_prompt else ""
-        return _TemplateReply(shown, begun, *self._cut(body, shown), follows_prompt)
-
-    def _cut(self, body: str, message: Message) -> tuple[str, str]:
-        """Return the text up to the first stop token after all words of a message, and that token."""
-        words = [*words_of(message), *(call.name for call in message.tool_calls)]
+        words = [*words_of(shown), *(call.name for call in shown.tool_calls)]
         last = max((body.rfind(word) for word in words if word), default=0)
         ends = [(at, stop) for stop in self._renderer.stop_tokens if (at := body.find(stop, max(last, 0))) >= 0]
         at, stop = min(ends, default=(len(body), self._renderer.stop_tokens[0]))
-        return body[:at], stop
+        return _TemplateReply(shown, begun, body[:at], stop, follows_prompt)
 
 
 def _tokens(renderer: Renderer, text: str) -> TokenIds:

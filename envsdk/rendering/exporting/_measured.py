@@ -170,29 +170,26 @@ class Measured:
         two = self._reply_text(None, "", _PROBE_CALLS)
         as_json = json.dumps(_PROBE_CALLS[0].arguments)
         if as_json not in one:
-            return self._calls_by_argument(one, two)
+            arguments: list[dict[str, Any]] = [{}, dict(zip(_KEYS, _VALUES, strict=True)), {_KEYS[0]: True}]
+            none, both, flag = (
+                _required(self._reply_text(None, "", [ToolCall(name=_NAMES[0], arguments=given)]))
+                for given in arguments
+            )
+            first, equals = _between(one, _NAMES[0], _KEYS[0]), _between(one, _KEYS[0], _VALUES[0])
+            joint = _between(both, _VALUES[0], _KEYS[1])
+            before = first[len(first) - shared_length([first[::-1], joint[::-1]]) :]
+            middle, after = first.removesuffix(before), joint.removesuffix(before)
+            rest = none.partition(_NAMES[0])[2].removeprefix(middle)
+            if one.partition(_VALUES[0])[2] != after + rest:
+                raise NotRegular("the text after an argument differs after the last one")
+            separator = None if two is None else _between(two, _VALUES[0], _NAMES[1]).removeprefix(after)
+            return Calls(middle, separator, (before, equals, after), is_python=f"{equals}True{after}" in flag)
         middle = _between(one, _NAMES[0], as_json)
         given = self._reply_text(None, "", [ToolCall(name=_NAMES[0], arguments='"x')])
         spelled = {middle + json.dumps('"x'): "JSON", f'{middle}"x': "verbatim"}
         how = next((how for form, how in spelled.items() if given and form in given), "refused")
         separator = None if two is None else _between(two, as_json, _NAMES[1])
         return Calls(middle, separator, text_arguments=how)
-
-    def _calls_by_argument(self, one: str, two: str | None) -> Calls:
-        """Return the format of calls whose arguments are not one JSON object, from the texts of one call and of two."""
-        arguments: list[dict[str, Any]] = [{}, dict(zip(_KEYS, _VALUES, strict=True)), {_KEYS[0]: True}]
-        none, both, flag = (
-            _required(self._reply_text(None, "", [ToolCall(name=_NAMES[0], arguments=given)])) for given in arguments
-        )
-        first, equals = _between(one, _NAMES[0], _KEYS[0]), _between(one, _KEYS[0], _VALUES[0])
-        joint = _between(both, _VALUES[0], _KEYS[1])
-        before = first[len(first) - shared_length([first[::-1], joint[::-1]]) :]
-        middle, after = first.removesuffix(before), joint.removesuffix(before)
-        rest = none.partition(_NAMES[0])[2].removeprefix(middle)
-        if one.partition(_VALUES[0])[2] != after + rest:
-            raise NotRegular("the text after an argument differs after the last one")
-        separator = None if two is None else _between(two, _VALUES[0], _NAMES[1]).removeprefix(after)
-        return Calls(middle, separator, (before, equals, after), is_python=f"{equals}True{after}" in flag)
 
     def body(self, has_reasoning: bool, has_calls: bool) -> Body | None:
         """Return the measured form of a reply of this shape; None if it is refused."""

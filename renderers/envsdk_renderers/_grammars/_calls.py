@@ -115,26 +115,24 @@ class CallReader:
             first = self._grammar.call[0]
             read = {"object": self._read_object, "python": self._read_python}.get(first, self._read_parts)
             found = read(start)
-            found = found._replace(call=self._with_sampled(found, start, since))
+            tags = self._patterns.call_tags
+            closed = self._source.text.find(tags[1], found.last, found.end) if tags else -1
+            coded = self._source.text[start : found.last].strip()
+            if closed >= 0:
+                coded = self._source.text[self._opened(start, since) : closed]
+            text = self._patterns.code.plain(coded)
+            try:
+                written = self._writer.text(found.call, is_between_tags=closed >= 0)
+            except RenderError:  # it cannot be written otherwise
+                written = None
+            found = found._replace(
+                call=(found.call if text == written else found.call.model_copy(update={"raw": text}))
+            )
         except Unreadable as broken:
             found = self._broken(start, since, broken)
         if source.undecided is not None:
             self._searched = searched
         return found
-
-    def _with_sampled(self, found: ReadCall, start: int, since: int) -> ToolCall:
-        """Return the call with its sampled text if the template would write another one."""
-        tags = self._patterns.call_tags
-        closed = self._source.text.find(tags[1], found.last, found.end) if tags else -1
-        coded = self._source.text[start : found.last].strip()
-        if closed >= 0:
-            coded = self._source.text[self._opened(start, since) : closed]
-        text = self._patterns.code.plain(coded)
-        try:
-            written = self._writer.text(found.call, is_between_tags=closed >= 0)
-        except RenderError:  # it cannot be written otherwise
-            written = None
-        return found.call if text == written else found.call.model_copy(update={"raw": text})
 
     def _opened(self, start: int, since: int) -> int:
         """Return the position after the tag that opens the call whose first field begins at `start`, if it has one."""

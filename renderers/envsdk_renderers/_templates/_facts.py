@@ -84,15 +84,6 @@ class TemplateFacts:
         if found is None or isinstance(found, str):
             found = GrammarReader(without_calls(self.grammar, self._mask) if found else self.grammar)
         self.reader: ReplyReader = found
-        self.structure = self._structure()
-        self.writer = Writer(self._mask)
-        grammar = self.grammar if self.is_measured else None
-        openings, in_past = (self.generation_prompt, self.probe.opening), [stop for stop in stops if stop.written]
-        past_ends = {name for stop in in_past for name in (stop.written, *stop.sampled)}
-        self.conversation_writer = ConversationWriter(turns.template, self.writer, openings, past_ends)
-        self.reply_writer = ReplyWriter(self.probe, self.writer, plain.generation_prompt, grammar)
-
-    def _structure(self) -> tuple[str, ...]:
         match self.reader:
             case ResponseTemplate():
                 names = list[str]()
@@ -103,7 +94,13 @@ class TemplateFacts:
         texts = *(self.probe.thinking or ()), self.probe.text_opener, self.text_stop.closing
         names += [name for text in texts for name, _ in self._mask.controls(text)]
         known = {*self.stop_tokens, *self.probe.blocks}
-        return tuple(name for name in dict.fromkeys(names) if name not in known)
+        self.structure = tuple(name for name in dict.fromkeys(names) if name not in known)
+        self.writer = Writer(self._mask)
+        grammar = self.grammar if self.is_measured else None
+        openings, in_past = (self.generation_prompt, self.probe.opening), [stop for stop in stops if stop.written]
+        past_ends = {name for stop in in_past for name in (stop.written, *stop.sampled)}
+        self.conversation_writer = ConversationWriter(turns.template, self.writer, openings, past_ends)
+        self.reply_writer = ReplyWriter(self.probe, self.writer, plain.generation_prompt, grammar)
 
     @property
     def grammar(self) -> Grammar:
