@@ -241,7 +241,7 @@ class Conversations:
             keep = best.reading.keep
             placement = Continues(
                 context=conversation.name,
-                messages=_messages(best.reading.path[keep:]),
+                messages=tuple(entry.message for entry in best.reading.path[keep:]),
                 keep=conversation.position(keep) if keep < len(conversation.record.path) else None,
                 changed=best.changed,
                 system=None if setting.has_system_of(conversation.setting) else setting.system or "",
@@ -518,7 +518,7 @@ class Conversations:
         placement = Opens(
             context=name,
             role=role,
-            messages=_messages(reading.path[keep:]),
+            messages=tuple(entry.message for entry in reading.path[keep:]),
             system=setting.system,
             tools=setting.tools,
             base=base.name if base else None,
@@ -544,10 +544,6 @@ def _difference(conversation: ProgramConversation, reading: RequestReading) -> s
         return f"message {first} ({following[0].message.role}) {'was inserted' if is_inserted else 'differs'}"
     last = first - 1 + (dropped.index(following[0]) if following else len(dropped))
     return f"message {first} was left out" if last == first else f"messages {first} to {last} were left out"
-
-
-def _messages(path: Iterable[RecordedMessage]) -> tuple[Message, ...]:
-    return tuple(entry.message for entry in path)
 
 
 def _meanings(entry: RecordedMessage) -> list[Hashable]:

@@ -184,8 +184,11 @@ def garbage() -> Iterator[Reply]:
     """Yield malformed replies and replies with unusual content."""
     yield Reply("no token", lambda scene: _action([]))
     yield Reply("only the stop token", lambda scene: _action(scene.renderer.stop_token_ids[:1]))
-    yield Reply("every control token", lambda scene: _action(_control_tokens(scene.renderer)))
-    yield Reply("every control token, backwards", lambda scene: _action(_control_tokens(scene.renderer)[::-1]))
+    yield Reply("every control token", lambda scene: _action(sorted(scene.renderer.tokenizer.control_tokens.values())))
+    yield Reply(
+        "every control token, backwards",
+        lambda scene: _action(sorted(scene.renderer.tokenizer.control_tokens.values())[::-1]),
+    )
     for length in (1, 8, 64, 512):
         yield Reply(f"{length} random tokens", partial(_random_tokens, length=length))
         yield Reply(f"{length} random tokens and control tokens", partial(_random_tokens, length=length, control=0.4))
@@ -265,14 +268,12 @@ def _cut(scene: Scene, build: Callable[[Scene], Action], share: float, reason: F
     return _action(tokens[: int(len(tokens) * share)], reason)
 
 
-def _control_tokens(renderer: Renderer) -> list[int]:
-    return sorted(renderer.tokenizer.control_tokens.values())
-
-
 def _random_tokens(scene: Scene, length: int, control: float = 0.0) -> Action:
     tokens = scene.rng.integers(0, scene.renderer.tokenizer.vocab_size, size=length)
     is_control = scene.rng.random(length) < control
-    tokens[is_control] = scene.rng.choice(_control_tokens(scene.renderer), size=int(is_control.sum()))
+    tokens[is_control] = scene.rng.choice(
+        sorted(scene.renderer.tokenizer.control_tokens.values()), size=int(is_control.sum())
+    )
     return _action([*tokens.tolist(), scene.renderer.stop_token_ids[0]])
 
 

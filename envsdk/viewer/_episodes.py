@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..contexts._protocol import Break
 from ..episodes._agent import SUMMARY
 from ..errors import ImageError, UnknownName
 from ..messages import ImagePart, Message
@@ -64,7 +63,9 @@ def episode(trajectory: Trajectory) -> EpisodeJSON:
         "observed_tokens": trajectory.observed_tokens,
         "sampled_tokens": trajectory.sampled_tokens,
         "origins": [origin.trajectory_id for origin in trajectory.origins],
-        "final_break": None if trajectory.final_break is None else _break(trajectory.final_break, 0),
+        "final_break": None
+        if trajectory.final_break is None
+        else cast("BreakJSON", {**asdict(trajectory.final_break), "observed_again": 0}),
         "contexts": [_context(trajectory, name) for name in trajectory.contexts],
         "steps": _steps(trajectory),
         "links": links,
@@ -210,14 +211,12 @@ def _steps(trajectory: Trajectory) -> list[StepJSON]:
                 "is_copied": trajectory.is_copied(step),
                 "left": {name: limit - used[name] for name, limit in limits.items()},
                 "dropped": [(own.context, own.start, own.stop) for own in ranges.dropped],
-                "break": None if step.break_ is None else _break(step.break_, _observed_again(trajectory, ranges)),
+                "break": None
+                if step.break_ is None
+                else cast("BreakJSON", {**asdict(step.break_), "observed_again": _observed_again(trajectory, ranges)}),
             }
         )
     return steps
-
-
-def _break(break_: Break, observed_again: int) -> BreakJSON:
-    return cast("BreakJSON", {**asdict(break_), "observed_again": observed_again})
 
 
 def _observed_again(trajectory: Trajectory, ranges: StepRanges) -> int:

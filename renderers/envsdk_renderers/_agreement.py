@@ -67,7 +67,7 @@ def compare(renderer: Renderer, text: str, special_tokens: Mapping[str, str]) ->
             expected = _render(template, messages, tools, generation_prompt=generation_prompt)
         except TemplateFailed:
             continue  # the template cannot express it, so there is nothing to compare
-        is_known = _is_known(renderer, name)
+        is_known = any(words in name for words in renderer.known_differences)
         try:
             tokens = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
         except RenderError:
@@ -98,10 +98,6 @@ def compare(renderer: Renderer, text: str, special_tokens: Mapping[str, str]) ->
 @lru_cache(maxsize=4)
 def _compiled(text: str, date: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
     return ChatTemplate(text, date=date, special_tokens=dict(special_tokens))
-
-
-def _is_known(renderer: Renderer, name: str) -> bool:
-    return any(words in name for words in renderer.known_differences)
 
 
 def _render(
@@ -135,7 +131,11 @@ def _difference(renderer: Renderer, written: _TemplateReply, shape: str) -> str:
     """
     sampled, begun = _tokens(renderer, written.text + written.stop), _tokens(renderer, written.begun)
     read = renderer.parse(sampled, prompt_tail=begun, tools=TOOLS)  # as if a model had sampled it
-    is_known, found, expected = _is_known(renderer, shape), _facts(read), _facts(written.message)
+    is_known, found, expected = (
+        any(words in shape for words in renderer.known_differences),
+        _facts(read),
+        _facts(written.message),
+    )
     if found[-1] != expected[-1] or ((found != expected or read.errors) and not is_known):
         errors = f" with the errors {read.errors}" * bool(read.errors)
         return f"{written.text!r}, is read as {found!r:.200}{errors}"

@@ -55,18 +55,6 @@ def _cell(text: str, width: int, *, is_right: bool = False) -> str:
     return fitted.plain + " "
 
 
-def _reward(row: EpisodeRow) -> str:
-    return f"{row.reward:.4g}" if row.is_scored else "–"
-
-
-def _duration(row: EpisodeRow) -> str:
-    return "" if row.duration_s is None else f"{row.duration_s:.1f}s"
-
-
-def _ended(row: EpisodeRow) -> str:
-    return row.status if row.is_damaged else row.stop_reason
-
-
 def _breaks(row: EpisodeRow) -> str:
     """Return the number of breaks by reason. Those that drop nothing come last."""
     in_order = sorted(row.breaks.items(), key=lambda pair: pair[0] in ("handoff", "return"))
@@ -75,12 +63,30 @@ def _breaks(row: EpisodeRow) -> str:
 
 COLUMNS: tuple[Column, ...] = (
     Column("#", 5, lambda row: str(row.line), lambda row: row.line, True),
-    Column("reward", 7, _reward, lambda row: row.reward if row.is_scored else None, True),
-    Column("ended", 12, _ended, _ended),
+    Column(
+        "reward",
+        7,
+        lambda row: f"{row.reward:.4g}" if row.is_scored else "–",
+        lambda row: row.reward if row.is_scored else None,
+        True,
+    ),
+    Column(
+        "ended",
+        12,
+        lambda row: row.status if row.is_damaged else row.stop_reason,
+        lambda row: row.status if row.is_damaged else row.stop_reason,
+    ),
     Column("steps", 6, lambda row: str(row.steps), lambda row: row.steps, True),
     Column("tokens", 8, lambda row: f"{row.tokens:,}", lambda row: row.tokens, True),
     Column("errors", 7, lambda row: str(row.reply_errors or ""), lambda row: row.reply_errors, True, 100),
-    Column("time", 8, _duration, lambda row: row.duration_s, True, 100),
+    Column(
+        "time",
+        8,
+        lambda row: "" if row.duration_s is None else f"{row.duration_s:.1f}s",
+        lambda row: row.duration_s,
+        True,
+        100,
+    ),
     Column("breaks", 15, _breaks, lambda row: sum(row.breaks.values())),
     Column("id", 28, lambda row: row.id, lambda row: row.id, False, 120),
     Column("task", 0, lambda row: row.damage or row.task, lambda row: row.task.lower()),
