@@ -484,9 +484,9 @@ def _png(values: "NDArray[np.uint8]") -> bytes:
     height, width, _ = values.shape
     rows = values.reshape(height, -1)
     middle = height // 2
-    band = _differences(rows[middle : middle + max(_BAND, _BAND_BYTES // rows.shape[1])])
-    if 2 * len(_compressed(band)) < band.size:
-        data = _compressed(_differences(rows))
+    band = rows[middle : middle + max(_BAND, _BAND_BYTES // rows.shape[1])]
+    if 2 * len(_compressed(band)) < band.size + len(band):
+        data = _compressed(rows)
     else:
         stored = np.zeros((height, 1 + rows.shape[1]), np.uint8)  # the filter 0 is the values themselves
         stored[:, 1:] = rows
@@ -499,14 +499,10 @@ def _png(values: "NDArray[np.uint8]") -> bytes:
     return b"".join(file)
 
 
-def _differences(values: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
-    """Return rows that begin with the number of their filter: 2 is the difference from the row above."""
+def _compressed(values: "NDArray[np.uint8]") -> bytes:
+    """Compress rows, each as the number of its filter and its difference from the row above (the filter 2)."""
     rows = np.empty((len(values), 1 + values.shape[1]), np.uint8)
     rows[:, 0], rows[0, 1:] = 2, values[0]
     np.subtract(values[1:], values[:-1], out=rows[1:, 1:])
-    return rows
-
-
-def _compressed(rows: "NDArray[np.uint8]") -> bytes:
     compressor = zlib.compressobj(1, strategy=zlib.Z_RLE)
     return compressor.compress(rows.data) + compressor.flush()

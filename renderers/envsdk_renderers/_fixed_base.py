@@ -23,12 +23,12 @@ from envsdk.errors import ConfigError, RenderError, RewriteWarning, TemplateUnsu
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering._whole import WholeRenderer
 from envsdk.rendering.emission import Emission, Encoder
-from envsdk.rendering.reading import ReplyReader, StreamedReader
+from envsdk.rendering.reading import ReplyReader
 from envsdk.rendering.renderer import EmittedDelta, Rendered, TokenIds, refuse_images, writable
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
 from ._grammars._proof import ReadingVerdict, prove
-from ._grammars._reading import GrammarReader
+from ._grammars._reading import GrammarReader, StreamedReader
 from ._replies._formats import PLAIN, ReplyFormat
 from ._replies._response_template import ResponseTemplate
 from ._templates._base import Stop, Tail

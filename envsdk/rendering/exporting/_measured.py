@@ -225,21 +225,19 @@ class Measured:
         """
         found: dict[str, dict[str, str]] = {}
         for kind in ("user", "assistant", "calls", "tool", "system"):
-            tails = {name: tail for name in (*_ROLES, *_ENDS) if (tail := self._tail(kind, name)) is not None}
+            last = _VALUES[0] if kind == "calls" else CONTENT
+            tails: dict[str, str] = {}
+            for name in (*_ROLES, *_ENDS):
+                messages, next_one = _past(kind, name), _following(name)
+                is_prompt = name == "prompt"
+                text = self._text([*messages, *next_one], tools=kind in ("calls", "tool"), prompt=is_prompt)
+                if text is not None and last in text and (not next_one or _NEXT in text):
+                    tail = text.partition(last)[2]
+                    tails[name] = self._before_next(tail, name) if next_one else tail
             if "end" in tails:
                 end = self._shared([*tails.values()]) if kind in _REPLIES else ""
                 found[kind] = {name: tail.removeprefix(end) for name, tail in tails.items()}
         return found
-
-    def _tail(self, kind: str, name: str) -> str | None:
-        """Return the text after the last slot of a message of a kind, up to the first slot of the next message."""
-        following = _following(name)
-        written = self._text([*_past(kind, name), *following], tools=kind in ("calls", "tool"), prompt=name == "prompt")
-        last = _VALUES[0] if kind == "calls" else CONTENT
-        if written is None or last not in written or (following and _NEXT not in written):
-            return None
-        tail = written.partition(last)[2]
-        return self._before_next(tail, name) if following else tail
 
     def _before_next(self, text: str, name: str) -> str:
         """Return the text before the next message, without what is before the content of a reply."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from itertools import product
 
-from ._measured import CALLS, CONTENT, REASONING, SYSTEM, TOOLS, Body, Calls, Measured, NotRegular
+from ._measured import CALLS, CONTENT, REASONING, SYSTEM, TOOLS, Calls, Measured, NotRegular
 
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 """The names under which servers and trainers pass the reasoning of a message."""
@@ -115,20 +115,17 @@ def _reply(measured: Measured) -> list[str]:
         conditions = ["reasoning is not none"] * reasoning + ["calls"] * calls
         branch = "elif" if shapes else "if"
         shapes += [f"{{%- {branch} {' and '.join(conditions)} -%}}" if conditions else "{%- else -%}"]
-        shapes += _body(measured, body)
+        slots = {CONTENT: f"content{body.slot.jinja}", CALLS: "call_list"}
+        if measured.writes_reasoning:
+            slots[REASONING] = f"reasoning{measured.reasoning_slot.jinja}"
+        with_text, without = _print(body.with_text, slots), _print(body.without, slots)
+        if body.with_text.replace(CONTENT, "") == body.without:
+            shapes.append(with_text)
+        else:
+            condition = f"content{' | trim' if body.needs_text else ''}"
+            shapes += [f"{{%- if {condition} -%}}", with_text, "{%- else -%}", without, "{%- endif -%}"]
     lines += [*shapes, "{%- endif -%}"] if shapes[0] != "{%- else -%}" else shapes[1:]
     return [*lines, "{%- set ns.previous = 'calls' if calls else 'assistant' -%}"]
-
-
-def _body(measured: Measured, body: Body) -> list[str]:
-    slots = {CONTENT: f"content{body.slot.jinja}", CALLS: "call_list"}
-    if measured.writes_reasoning:
-        slots[REASONING] = f"reasoning{measured.reasoning_slot.jinja}"
-    if body.with_text.replace(CONTENT, "") == body.without:
-        return [_print(body.with_text, slots)]
-    condition = f"content{' | trim' if body.needs_text else ''}"
-    with_text, without = _print(body.with_text, slots), _print(body.without, slots)
-    return [f"{{%- if {condition} -%}}", with_text, "{%- else -%}", without, "{%- endif -%}"]
 
 
 def _calls(calls: Calls) -> list[str]:

@@ -2,16 +2,22 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
 
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.reading import (
     ContentText,
+    Marks,
     ReadingError,
     ReasoningText,
     ReplyEvent,
+    ReplyRead,
+    ReplyReader,
     Segment,
     SplitReply,
+    Splitter,
     call_events,
 )
 from envsdk.rendering.renderer import errors_at_end
@@ -20,6 +26,9 @@ from ._calls import CallReader
 from ._grammar import CALL_FIELDS, Field, Grammar
 from ._patterns import CodedReply, Constant, Found, Patterns, shared_start, strip_end
 from ._styles import CONTROL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _AFTER_CALL = "there is text after a tool call"
 _SECTION_OPEN = "the section of tool calls was not closed"
@@ -362,3 +371,37 @@ class GrammarReading:
         if error not in self._errors:
             self._errors[error] = None
             self._events.append(ReadingError(error))
+
+
+class StreamedReader(ReplyReader):
+    """Reads a reply as it arrives.
+
+    Args:
+        reading: The reply, of which nothing was read yet.
+        marks: The control tokens at which the reply is cut.
+        begun: The beginning of the reply in the prompt, shape (n,).
+    """
+
+    def __init__(self, reading: GrammarReading, marks: Marks, begun: "Sequence[int] | NDArray[np.int32]" = ()) -> None:
+        super().__init__()
+        if len(begun):
+            reading.feed(marks.split(begun).segments)
+        self._reading = reading
+        self._splitter = Splitter(marks)
+        self._errors: set[str] = set()
+
+    def _feed(self, tokens: "NDArray[np.int32]") -> list[ReplyEvent]:
+        self._reading.feed(self._splitter.feed(tokens))
+        return self._reported()
+
+    def _end(self) -> list[ReplyEvent]:
+        split = self._splitter.end()
+        self._reading.end(split.segments)
+        events, message = self._reported(), self._reading.message(split)
+        new = [ReadingError(error) for error in message.errors if error not in self._errors]
+        return [*events, *new, ReplyRead(message)]
+
+    def _reported(self) -> list[ReplyEvent]:
+        events = self._reading.events()
+        self._errors.update(event.error for event in events if isinstance(event, ReadingError))
+        return events
