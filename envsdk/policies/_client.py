@@ -298,8 +298,7 @@ class ServerClient:
                 ) from failure
             self._usage.retries[failure.cause] += 1
             if not is_moving:
-                backoff_s = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** (attempts - 1)) + random.uniform(0, _FIRST_WAIT_S)
-                await asyncio.sleep(max(backoff_s, failure.retry_after_s or 0.0))
+                await asyncio.sleep(_wait_s(failure, attempts))
 
     def _note_failure(self, failures: Sequence[tuple[ModelServer, AttemptFailure]]) -> bool:
         """Update the state of the server that failed, and return whether its episodes move to another server.
@@ -437,6 +436,12 @@ class ServerClient:
         finally:
             self._usage.requests += 1
             self._usage.seconds += time.monotonic() - start
+
+
+def _wait_s(failure: AttemptFailure, attempts: int) -> float:
+    """Return the time before the next attempt on the same server, in seconds."""
+    backoff_s = min(_MAX_WAIT_S, _FIRST_WAIT_S * 2 ** (attempts - 1)) + random.uniform(0, _FIRST_WAIT_S)
+    return max(backoff_s, failure.retry_after_s or 0.0)
 
 
 @cache

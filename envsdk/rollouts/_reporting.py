@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..authoring._event_loops import MethodThread
-from ..errors import ConfigError
+from ..errors import ConfigError, DeadlineExceeded
 from ._statistics import Rates, Statistics, scalars
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,11 @@ class Reporting:
     async def _call(
         self, reporter: Reporter, seconds: float | None, method: Callable[..., None], *arguments: Any
     ) -> None:
-        """Call a method of a reporter in its thread."""
+        """Call a method of a reporter in its thread.
+
+        Raises:
+            DeadlineExceeded: If the call took longer than `seconds`.
+        """
 
         def contained() -> None:
             try:
@@ -126,7 +130,15 @@ class Reporting:
             except (SystemExit, KeyboardInterrupt) as error:  # they would end the event loop
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-        await self._threads[reporter].call_within(seconds, f"{method.__name__}() of {reporter.name}", contained)
+        clock = asyncio.timeout(seconds)
+        try:
+            async with clock:
+                await self._threads[reporter].call(contained)
+        except TimeoutError as error:
+            if clock.expired():
+                what = f"{method.__name__}() of {reporter.name}"
+                raise DeadlineExceeded(f"{what} took longer than {seconds:g} s") from error
+            raise  # raised by the method itself
 
     async def _attempt(
         self, reporter: Reporter, seconds: float | None, method: Callable[..., None], *arguments: Any

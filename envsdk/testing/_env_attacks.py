@@ -393,25 +393,22 @@ def tool_errors(episodes: Episodes) -> str:
         for log in episodes.play(episodes.policy, episodes.seeds[0]).contexts.values():
             calls = (call for message in log.messages for call in message.tool_calls)
             right |= {call.name: call.arguments for call in calls if call.error is None}
-    cases = list(_cases(tools, right))
-    for (name, calls), seed in zip(cases, cycle(episodes.few_seeds), strict=False):
-        _call(episodes, f"{name}: ", calls, seed)
-    return f"{len(tools)} tools, {len(cases)} replies"
-
-
-def _cases(tools: Sequence[ToolSchema], right: Mapping[str, Any]) -> Iterator[tuple[str, list[ToolCall]]]:
-    yield "an unknown tool", [ToolCall(name="nobody", arguments={"a": 1})]
+    cases = [("an unknown tool", [ToolCall(name="nobody", arguments={"a": 1})])]
     for tool in tools:
         name = tool.get("function", tool)["name"]
         arguments = right.get(name, right_arguments(tool))
-        yield f"{name} without arguments", [ToolCall(name=name)]
+        cases.append((f"{name} without arguments", [ToolCall(name=name)]))
         for parameter in parameters_of(tool):
-            values = [{**arguments, parameter: value} for value in ODD_VALUES]
-            yield f"{name} with other types as {parameter}", [ToolCall(name=name, arguments=value) for value in values]
-        yield f"{name} with an unknown argument", [ToolCall(name=name, arguments={**arguments, "nobody": 1})]
-        for text in ('{"a": ', "[1]", '"text"', "null", ""):
-            yield f"{name} with the arguments {text}", [ToolCall(name=name, arguments=text)]
-        yield f"{name}, called twice", [ToolCall(name=name, arguments=arguments)] * 2
+            odd = [ToolCall(name=name, arguments={**arguments, parameter: value}) for value in ODD_VALUES]
+            cases.append((f"{name} with other types as {parameter}", odd))
+        unknown = ToolCall(name=name, arguments={**arguments, "nobody": 1})
+        cases.append((f"{name} with an unknown argument", [unknown]))
+        broken = ('{"a": ', "[1]", '"text"', "null", "")
+        cases += [(f"{name} with the arguments {text}", [ToolCall(name=name, arguments=text)]) for text in broken]
+        cases.append((f"{name}, called twice", [ToolCall(name=name, arguments=arguments)] * 2))
+    for (name, calls), seed in zip(cases, cycle(episodes.few_seeds), strict=False):
+        _call(episodes, f"{name}: ", calls, seed)
+    return f"{len(tools)} tools, {len(cases)} replies"
 
 
 def _call(episodes: Episodes, what: str, calls: list[ToolCall], seed: int) -> None:

@@ -138,15 +138,7 @@ class GymnasiumText(Env):
     def _seen(self, observation: Any) -> Message:
         """Return the message that shows the state."""
         if self._renders:
-            # A color is named by its first code: of text (30 to 37, 90 to 97) or background (40 to 47, 100 to 107).
-            picture = str(self._game.render())
-            is_only = len({*_CODE.findall(picture)}) < 2
-            while (match := _COLORED.search(picture)) is not None:
-                codes = [int(code) for code in match[1].split(";") if code and 30 <= int(code) < 110]
-                color = _COLORS[codes[0] % 10] if codes else "bold"
-                mark = match[2] if is_only else f"{color}:{match[2]}"
-                picture = f"{picture[: match.start()]}[{mark}]{picture[match.end() :]}"
-            text = _ANY_CODE.sub("", picture).strip("\n")
+            text = _without_codes(str(self._game.render())).strip("\n")
         else:
             text = observation if isinstance(observation, str) else to_json(observation, fallback=_plain).decode()
         return Message(role="user", content=text)
@@ -166,6 +158,20 @@ def created(config: GymnasiumConfig, **options: Any) -> Any:
         return gymnasium.make(config.game, **config.options, **options, disable_env_checker=True)
     except Exception as error:  # the environment is third-party code, which may raise anything
         raise ConfigError(f"gymnasium cannot create {config.game!r} with {config.options}: {error}") from error
+
+
+def _without_codes(picture: str) -> str:
+    """Convert text with terminal escape codes to plain text. Colors may be nested.
+
+    A color is named by its first code: of text (30 to 37, 90 to 97) or background (40 to 47, 100 to 107).
+    """
+    is_only = len({*_CODE.findall(picture)}) < 2
+    while (match := _COLORED.search(picture)) is not None:
+        codes = [int(code) for code in match[1].split(";") if code and 30 <= int(code) < 110]
+        color = _COLORS[codes[0] % 10] if codes else "bold"
+        mark = match[2] if is_only else f"{color}:{match[2]}"
+        picture = f"{picture[: match.start()]}[{mark}]{picture[match.end() :]}"
+    return _ANY_CODE.sub("", picture)
 
 
 def _plain(value: Any) -> Any:

@@ -262,9 +262,15 @@ class Measured:
         The start is what the texts before a user's and an assistant's message have in common, or if that varies, the
         text before a user's message.
         """
-        texts = {
-            (system, tools): self._first_texts(system, tools) for system, tools in product((False, True), repeat=2)
-        }
+        texts: dict[tuple[bool, bool], dict[str, str]] = {}  # before the first message, or before a reply, by its role
+        for system, tools in product((False, True), repeat=2):
+            opening = [Message(role="system", content=SYSTEM)] if system else []
+            before = texts[system, tools] = dict[str, str]()
+            for name in (*_ROLES, "prompt") if system else [role for role in _ROLES if role != "system"]:
+                following = _following(name)
+                rendered = self._text([*opening, *following], tools=tools, prompt=name == "prompt")
+                if rendered is not None and (not following or _NEXT in rendered):
+                    before[name] = self._before_next(_with_tools(rendered), name)
         for roles in (("user", "assistant"), ("user",)):
             found: dict[str, set[str]] = {}
             self._starts: dict[tuple[bool, bool], str] = {}
@@ -278,19 +284,6 @@ class Measured:
                 break
         self.first = {name: next(iter(written)) for name, written in found.items() if len(written) == 1}
         """The text between the start and the first message, by its role."""
-
-    def _first_texts(self, system: bool, tools: bool) -> dict[str, str]:
-        """Return the text before the content of the first message, or before a reply, by its role."""
-        start = [Message(role="system", content=SYSTEM)] if system else []
-        found: dict[str, str] = {}
-        for name in (*_ROLES, "prompt"):
-            if not start and name in ("prompt", "system"):
-                continue
-            following = _following(name)
-            written = self._text([*start, *following], tools=tools, prompt=name == "prompt")
-            if written is not None and (not following or _NEXT in written):
-                found[name] = self._before_next(_with_tools(written), name)
-        return found
 
     def start(self, *, tools: bool) -> Start | None:
         """Return the text before the first message; None if tools are refused."""

@@ -185,7 +185,17 @@ class GrammarReading:
         source, patterns = self._source, self._patterns
         coded = source.text
         first = len(coded) - len(coded.lstrip())
-        constant, end = self._constant_at_start(first)
+        found, constant, end = source.match(patterns.after["start"], first), None, first
+        if found is not None and found.constant is not None and found.constant.target != "end":
+            constant, end = found.constant, found.end
+            is_marked = bool(constant.core.strip() or patterns.grammar.written.get(("start", "text"), "").strip())
+            if constant.target in ("text", "reasoning") and not (is_marked or found.text):
+                constant, end = None, first  # what is not marked is text
+            elif constant.target != "reasoning" and found.text != constant.core:
+                opened = patterns.reasoning_opener.match(found.text, 0)
+                if opened and patterns.reasoning_closer.whole.search(found.text, opened.end):
+                    # Other whitespace made it a constant: reasoning that is empty.
+                    constant, end = opened.constant, first + opened.end
         is_spaced = constant is not None and (first > len(constant.lead) or len(constant.core) != end - first)
         if constant is not None and constant.target in CALL_FIELDS and patterns.finds_calls_in_text and is_spaced:
             found = source.match(patterns.text_opener, first)
@@ -200,23 +210,6 @@ class GrammarReading:
         if constant.target == "reasoning":
             self._reasoning = []
         return constant.target
-
-    def _constant_at_start(self, position: int) -> tuple[Constant | None, int]:
-        """Return the constant that begins the reply, with its end; None if it is text without one."""
-        patterns = self._patterns
-        found = self._source.match(patterns.after["start"], position)
-        if found is None or found.constant is None or found.constant.target == "end":
-            return None, position
-        constant = found.constant
-        is_marked = bool(constant.core.strip() or patterns.grammar.written.get(("start", "text"), "").strip())
-        if constant.target in ("text", "reasoning") and not (is_marked or found.text):
-            return None, position  # what is not marked is text
-        if constant.target != "reasoning" and found.text != constant.core:
-            opened = patterns.reasoning_opener.match(found.text, 0)
-            if opened and patterns.reasoning_closer.whole.search(found.text, opened.end):
-                # Other whitespace made it a constant: reasoning that is empty.
-                return opened.constant, position + opened.end
-        return constant, found.end
 
     # Reasoning.
 
