@@ -209,8 +209,7 @@ class ReplyReader(ABC):
     Events are never revised: their texts, concatenated, are the message's reasoning, content and arguments.
     """
 
-    def __init__(self) -> None:
-        self._is_over = False
+    _is_over = False
 
     def feed(self, tokens: "int | Sequence[int] | NDArray[np.int32]") -> list[ReplyEvent]:
         """Return the events of the next tokens.
@@ -243,6 +242,7 @@ class ReplyReader(ABC):
     def _end(self) -> list[ReplyEvent]: ...
 
 
+@dataclass(eq=False, repr=False)
 class WholeReader(ReplyReader):
     """Reads a reply at its end, for families that cannot read partial replies.
 
@@ -250,10 +250,8 @@ class WholeReader(ReplyReader):
         parse: Parses the tokens of a reply.
     """
 
-    def __init__(self, parse: "Callable[[NDArray[np.int32]], Message]") -> None:
-        super().__init__()
-        self._parse = parse
-        self._parts: list[NDArray[np.int32]] = []
+    _parse: "Callable[[NDArray[np.int32]], Message]"
+    _parts: "list[NDArray[np.int32]]" = field(default_factory=list["NDArray[np.int32]"])
 
     def _feed(self, tokens: "NDArray[np.int32]") -> list[ReplyEvent]:
         self._parts.append(tokens)

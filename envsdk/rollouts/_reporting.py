@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..authoring._event_loops import MethodThread
@@ -46,6 +47,7 @@ class Reporter:
         """Finish, after the last update."""
 
 
+@dataclass(eq=False, repr=False)
 class Reporting:
     """Calls the reporters of a run.
 
@@ -54,13 +56,12 @@ class Reporting:
         reporters: The reporters that show or store them.
     """
 
-    def __init__(self, statistics: Statistics, reporters: Sequence[Reporter]) -> None:
-        self._statistics = statistics
-        self._reporters = reporters
-        self._rates = Rates(statistics)
-        self._threads: dict[Reporter, MethodThread] = {}
-        self._failed: set[Reporter] = set()
-        self._updates: asyncio.Task[None] | None = None
+    _statistics: Statistics
+    _reporters: Sequence[Reporter]
+    _rates: Rates = field(init=False)  # from `begin` on
+    _threads: dict[Reporter, MethodThread] = field(default_factory=dict[Reporter, MethodThread])
+    _failed: set[Reporter] = field(default_factory=set[Reporter])
+    _updates: "asyncio.Task[None] | None" = None
 
     async def begin(self) -> None:
         """Begin to report.

@@ -376,7 +376,6 @@ class StreamedReader(ReplyReader):
     """
 
     def __init__(self, reading: GrammarReading, marks: Marks, begun: "Sequence[int] | NDArray[np.int32]" = ()) -> None:
-        super().__init__()
         if len(begun):
             reading.feed(marks.split(begun).segments)
         self._reading = reading
