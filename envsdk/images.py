@@ -93,6 +93,7 @@ class RecentValues(Generic[T]):
                 self.nbytes -= self._size(self._values.popitem(last=False)[1])
 
 
+@dataclass(eq=False, repr=False)
 class PixelBudget:
     """A limit on the pixels of all images in one request; an image counts as at least 131,072 pixels.
 
@@ -101,8 +102,9 @@ class PixelBudget:
         each: The limit for one image.
     """
 
-    def __init__(self, pixels: int = 2**26, each: int = 2**24) -> None:
-        self._pixels, self._each, self._left = pixels, each, pixels
+    pixels: int = 2**26
+    each: int = 2**24
+    _spent: int = 0
 
     def spend(self, width: int, height: int, what: str) -> None:
         """Subtract an image from the budget.
@@ -110,14 +112,14 @@ class PixelBudget:
         Raises:
             ImageError: If the image, or all images together, have too many pixels.
         """
-        if width * height > self._each:
+        if width * height > self.each:
             raise ImageError(
-                f"{what} has {width} x {height} pixels; at most {self._each:,} are read. Resize it before you send it"
+                f"{what} has {width} x {height} pixels; at most {self.each:,} are read. Resize it before you send it"
             )
-        self._left -= max(width * height, _LEAST_COUNTED)
-        if self._left < 0:
+        self._spent += max(width * height, _LEAST_COUNTED)
+        if self._spent > self.pixels:
             raise ImageError(
-                f"the images of the request have more than {self._pixels:,} pixels together, where each counts for at "
+                f"the images of the request have more than {self.pixels:,} pixels together, where each counts for at "
                 f"least {_LEAST_COUNTED:,}; send fewer or smaller ones"
             )
 

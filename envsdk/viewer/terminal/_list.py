@@ -179,8 +179,8 @@ class ListScreen(ViewerScreen[EpisodeLines]):
         Binding("slash", "filter", "Filter"),
         Binding("s", "sort(1)", "Sort"),
         Binding("S", "sort(-1)", "Sort by the column before", show=False),
-        Binding("r", "reverse", "Reverse"),
-        Binding("t", "group", "Group by task"),
+        Binding("r", "switch('reverse')", "Reverse"),
+        Binding("t", "switch('group')", "Group by task"),
         Binding("c", "compare", "Compare"),
         Binding("m", "mark", "Mark for a comparison", show=False),
         Binding("escape", "use_filter('')", "Remove the filter", show=False),
@@ -312,9 +312,12 @@ class ListScreen(ViewerScreen[EpisodeLines]):
         hit = match.hits[0] if match is not None and match.hits else None
         self.open_screen(EpisodeScreen(self._resources, listed, listed.index(one), hit))
 
-    def action_group(self) -> None:
-        """Turn grouping by task on or off."""
-        self._is_grouped = not self._is_grouped
+    def action_switch(self, what: str) -> None:
+        """Turn grouping by task (`"group"`), or the reverse order, on or off."""
+        if what == "group":
+            self._is_grouped = not self._is_grouped
+        else:
+            self._is_reversed = not self._is_reversed
         self.show_rows()
 
     def action_mark(self) -> None:
@@ -356,11 +359,6 @@ class ListScreen(ViewerScreen[EpisodeLines]):
         shown = [n for n, column in enumerate(COLUMNS) if self.size.width >= column.from_width]
         at = shown.index(self._column) if self._column in shown else 0
         self._column, self._is_reversed = shown[(at + step) % len(shown)], False
-        self.show_rows()
-
-    def action_reverse(self) -> None:
-        """Reverse the order."""
-        self._is_reversed = not self._is_reversed
         self.show_rows()
 
 
