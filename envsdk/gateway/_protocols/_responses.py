@@ -352,7 +352,7 @@ class _ResponseStream(ReplyStream):
     _request: ModelRequest
     _body: Any
     _created: int
-    _numbers: count[int] = field(default_factory=count)
+    _numbers: "count[int]" = field(default_factory=count)
     _items: int = 0
     _part: _Part = "content"
 
