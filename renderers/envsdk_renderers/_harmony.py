@@ -10,19 +10,8 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from openai_harmony import (
-    Author,
-    Conversation,
-    DeveloperContent,
-    HarmonyError,  # pyright: ignore[reportUnknownVariableType]
-    ReasoningEffort,
-    Role,
-    SystemContent,
-    ToolDescription,
-)
-from openai_harmony import Message as HarmonyMessage
 
-from envsdk.errors import ConfigError, RenderError
+from envsdk.errors import ConfigError, MissingPackage, RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.family import FamilyRenderer
@@ -30,8 +19,28 @@ from envsdk.rendering.renderer import TokenIds, sets_content, warn_of_tags
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._harmony_vocabulary import load_encoding
-from ._replies._harmony import FUNCTIONS, HarmonyReader, write_arguments
 from ._replies._open_calls import OpenCalls
+
+try:
+    from openai_harmony import (
+        Author,
+        Conversation,
+        DeveloperContent,
+        HarmonyError,  # pyright: ignore[reportUnknownVariableType]
+        ReasoningEffort,
+        Role,
+        SystemContent,
+        ToolDescription,
+    )
+    from openai_harmony import Message as HarmonyMessage
+
+    from ._replies._harmony import FUNCTIONS, HarmonyReader, write_arguments
+except ImportError as error:
+    raise MissingPackage(
+        f"harmony needs openai-harmony, whose module cannot be imported ({error}). vLLM's oss-harmony has the same "
+        "module, which is gone if either of the two is uninstalled: pip install --force-reinstall --no-deps "
+        "openai-harmony"
+    ) from error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
