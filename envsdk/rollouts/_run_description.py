@@ -39,7 +39,9 @@ CHANGEABLE = ("made_by", "config", "options", "code", "limits", "rows")
 """The keys that may be allowed to change, because the stored episodes are still read in the same way."""
 _ADDED = ("options", "code", "rows")
 """The keys that earlier versions did not record."""
-_PACKAGES = ("envsdk", "gymnasium", "numpy", "openai-harmony", "pydantic", "tiktoken", "tokenizers", "transformers")
+_HARMONY = ("openai-harmony", "oss-harmony")
+"""The packages with the same module; the second is vLLM's."""
+_PACKAGES = ("envsdk", "gymnasium", "numpy", *_HARMONY, "pydantic", "tiktoken", "tokenizers", "transformers")
 """The packages that tokens, random numbers and tasks depend on."""
 _OWN = ("envsdk", "envsdk_renderers")
 """The packages whose version is recorded instead of their source."""
@@ -279,7 +281,8 @@ def _code(env: Env, made_by: object) -> dict[str, Any]:
             source = file.read_bytes()
             found[name] = hashlib.sha256(source).hexdigest()[:16]
             left += _imported_by(source, name if file.name == "__init__.py" else name.rpartition(".")[0])
-    distributions = sorted({name for top in own for name in packages_distributions().get(top, ())} - {"envsdk"})
+    installed = packages_distributions()  # slow: it reads the metadata of every package
+    distributions = sorted({name for top in own for name in installed.get(top, ())} - {"envsdk"})
     return {
         "class": _path(kind),
         "versions": {name: version(name) for name in distributions},
