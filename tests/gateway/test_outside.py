@@ -60,6 +60,9 @@ class Standalone:
         assert SECRET not in response.text
         return response.json()
 
+    def state(self, session_id: str) -> dict[str, Any]:
+        return self._client.get(f"/sessions/{session_id}").json()
+
     def open(self, **options: Any) -> "Program":
         return Program(self, self.post("/sessions", options, 201))
 
@@ -99,7 +102,7 @@ class Program:
             if read:
                 assert connection.recv(read).startswith(b"HTTP/1.1 200")
             else:
-                time.sleep(0.2)
+                until(lambda: self.gateway.state(self.id)["waiting"])
 
     def reward(self, reward: Any, status: int = 200) -> Any:
         return self.gateway.post(f"/sessions/{self.id}/reward", {"reward": reward}, status)
