@@ -9,12 +9,13 @@ COVERAGE := .venv/.installed-coverage
 GATEWAY := .venv/.installed-gateway
 TORCH := .venvs/torch/.installed
 LOWEST := .venvs/torch-lowest/.installed
+GPU := .venvs/gpu/.installed
 DOCS := .venvs/docs/.installed
 
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest coverage lint format bench bench-release bench-peers hooks docs docs-version has-version drawings errors-page clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers hooks docs docs-version has-version drawings errors-page clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -47,6 +48,12 @@ test-torch: $(TORCH)
 # The same with the lowest versions of the extra `torch`. Such an old torch comes with CUDA: 3 GB.
 test-torch-lowest: $(LOWEST)
 	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 .venvs/torch-lowest/bin/python -m pytest -n 2 --dist loadfile tests/with_torch
+
+# Trees on an NVIDIA GPU against separate samples, and TRL's trainer on them; writes the table of
+# docs/explanation/trees.md. Other options: make test-gpu GPU_OPTIONS="--steps 16 --no-trainer"
+test-gpu:
+	@if nvidia-smi -L 2>/dev/null; then $(MAKE) $(GPU) && .venvs/gpu/bin/python tests/gpu/run.py $(GPU_OPTIONS); \
+	else echo "test-gpu: this machine has no NVIDIA GPU. Nothing was run, so nothing has passed."; fi
 
 # Line and branch coverage of the tests of `make test`, child processes included; pages in .cache/coverage/html.
 coverage: $(COVERAGE)
@@ -155,6 +162,13 @@ $(TORCH): pyproject.toml tests/constraints.txt tests/requirements-data.txt | .ve
 $(LOWEST): pyproject.toml tests/constraints-lowest.txt tests/requirements-data.txt | .venvs/torch-lowest/pyvenv.cfg
 	.venvs/torch-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/constraints-lowest.txt -e '.[test,torch,examples]'
 	.venvs/torch-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	touch $@
+
+.venvs/gpu/pyvenv.cfg: | .venv/pyvenv.cfg
+	$(PYTHON) -m venv .venvs/gpu
+
+$(GPU): pyproject.toml tests/peers/trl/requirements.txt | .venvs/gpu/pyvenv.cfg
+	.venvs/gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch]' trl peft -c tests/peers/trl/requirements.txt
 	touch $@
 
 .venvs/docs/pyvenv.cfg: | .venv/pyvenv.cfg

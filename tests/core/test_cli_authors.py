@@ -42,7 +42,15 @@ def run(*arguments: object, typed: str | None = None, status: int = 0) -> str:
     return result.output
 
 
-ATTACKS = ("same bytes in another process", "garbage replies", "injected text", "enormous replies", "cut replies")
+FEW = {
+    "episodes end",
+    "gymnasium checker",
+    "reference policy",
+    "null policy",
+    "distinct tasks",
+    "splits",
+    "tool errors",
+}
 
 
 class Broken(Env):
@@ -470,12 +478,16 @@ def test_the_test_of_a_new_package_passes(tools: bool, is_full: bool, tmp_path: 
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-quiz\nVersion: 0.1.0\n")
     (metadata / "entry_points.txt").write_text("[envsdk.environments]\nmy_quiz = my_quiz\n")
-    few = "" if is_full else f"[checks.pop(name) for name in {ATTACKS}]"
+    few = "" if is_full else f"[checks.pop(name) for name in checks.keys() - {FEW}]"
     program = f"import sys, pytest\nfrom envsdk.testing._environments import CHECKS as checks\n{few}\n"
     ended = subprocess.run(
         [sys.executable, "-c", f"{program}sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider']))"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         timeout=600,

@@ -388,7 +388,9 @@ def test_nothing_of_a_closed_session_waits_for_the_cyclic_collector(gateway: Sta
 # Clients that are slow, or go away.
 
 
-@pytest.mark.parametrize(("command", "stream", "read"), [("sleep", False, 0), ("long", True, 100)])
+@pytest.mark.parametrize(
+    ("command", "stream", "read"), [("sleep", False, 0), pytest.param("long", True, 100, marks=pytest.mark.full)]
+)
 def test_a_client_that_goes_away_and_asks_again_gets_the_reply_that_was_sampled(
     gateway: Standalone, command: str, stream: bool, read: int
 ) -> None:
