@@ -40,7 +40,9 @@ CHANGEABLE = ("made_by", "config", "options", "code", "limits", "rows")
 """The keys that may be allowed to change, because the stored episodes are still read in the same way."""
 _ADDED = ("options", "code", "rows")
 """The keys that earlier versions did not record."""
-_PACKAGES = ("envsdk", "gymnasium", "numpy", "openai-harmony", "pydantic", "tiktoken", "tokenizers", "transformers")
+_HARMONY = ("openai-harmony", "oss-harmony")
+"""The packages with the same module; the second is vLLM's."""
+_PACKAGES = ("envsdk", "gymnasium", "numpy", *_HARMONY, "pydantic", "tiktoken", "tokenizers", "transformers")
 """The packages that tokens, random numbers and tasks depend on."""
 _OWN = ("envsdk", "envsdk_renderers")
 """The packages whose version is recorded instead of their source."""
