@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tokenizers
 from envsdk_renderers._fixed_base import FixedBase
+from envsdk_renderers._replies._formats import FORMATS, choose_format, register_format
 
 from envsdk import Message, load_tokenizer
 from envsdk.errors import ConfigError
@@ -274,6 +275,16 @@ def test_the_format_is_that_which_the_template_writes() -> None:
     chosen.check_tools([{"type": "function", "function": {"name": "f", "parameters": {}}}])
     said = Message(role="assistant", tool_calls=[{"name": "f", "arguments": CITY, "id": "abc123456"}])
     assert calls(chosen.parse(chosen.reply(said))) == [("f", CITY)]
+    assert choose_format("no call at all") is None
+
+
+def test_another_format_may_be_registered() -> None:
+    register_format("mine", FORMATS["verbatim"]._replace(fits=lambda rendered: "what" in rendered))
+    try:
+        assert read("<think>a", reply_format="mine").content == "<think>a"
+        assert choose_format("what it writes") == "mine"
+    finally:
+        del FORMATS["mine"]
 
 
 RESPONSE = {

@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
-from envsdk.errors import ConfigError, RenderError, TemplateUnsupported, unknown_name
+from envsdk.errors import ConfigError, RenderError, TemplateUnsupported
 
 from .._grammars._grammar import CALL_FIELDS, Edge, Grammar
 from .._grammars._measuring import Renderings, Thought, measure
 from .._grammars._probes import SIMPLE_TOOLS, TOOLS, call_of, reply, two_arguments
 from .._grammars._reading import GrammarReader
-from .._replies._formats import FORMATS, PLAIN, ReplyFormat
+from .._replies._formats import PLAIN, ReplyFormat, choose_format, get_format
 from .._replies._response_template import ResponseTemplate
 from ._conversation import ConversationWriter
 from ._mask import TextMask
@@ -79,7 +79,7 @@ class TemplateFacts:
         self.unconfirmed_stops = tuple(dict.fromkeys(n for s in stops if not s.is_confirmed for n in s.sampled))
         self.openers = frozenset(n for s in stops if not (s.written or s.is_unwritten) for n in s.sampled)
         self.written_ends = frozenset(name for stop in stops if stop.written for name in stop.sampled)
-        found = _chosen_reader(reply_format, response_template, own_template)
+        found = _chosen_reader(self.probe.rendered, reply_format, response_template, own_template)
         self.is_measured = found is None
         if found is None or isinstance(found, str):
             found = GrammarReader(without_calls(self.grammar, self._mask) if found else self.grammar)
@@ -134,6 +134,7 @@ class TemplateFacts:
 
 
 def _chosen_reader(
+    rendered: str,
     reply_format: str,
     response_template: Mapping[str, Any] | None,
     own_template: Mapping[str, Any] | None,
@@ -141,7 +142,8 @@ def _chosen_reader(
     """Return what reads replies: a response template, a format, `PLAIN`, or None for the measured grammar.
 
     Args:
-        reply_format: The name of the format; `"auto"` for the measured grammar or the tokenizer's own template.
+        rendered: A rendered reply that calls a tool.
+        reply_format: The name of the format, or `"auto"` for a registered one that fits.
         response_template: The response template that the user gave.
         own_template: The tokenizer's own response template, which `"auto"` uses.
     """
@@ -150,11 +152,8 @@ def _chosen_reader(
     if response_template is None and reply_format == "auto" and own_template:
         with suppress(ConfigError):  # the installed transformers may not read it; then the grammar is measured
             return ResponseTemplate(own_template)
-    if reply_format == "auto":
-        return None
-    if reply_format not in (PLAIN, *FORMATS):
-        raise unknown_name("reply format", reply_format, ["auto", PLAIN, *FORMATS])
-    return PLAIN if reply_format == PLAIN else FORMATS[reply_format]
+    name = choose_format(rendered) if reply_format == "auto" else reply_format
+    return name if name in (None, PLAIN) else get_format(name)
 
 
 def without_calls(grammar: Grammar, mask: TextMask) -> Grammar:
