@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import real_models
 import torch
 import transformers
 from peft import LoraConfig
@@ -19,7 +20,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from envsdk import Action, Env, Handoff, HandoffResult, Message, Renderer, Turn
 from envsdk.credit import group_advantages
-from envsdk.errors import ConfigError, InvalidSample, SingleSampleOnly, TreeUnsupported
+from envsdk.errors import ConfigError, InvalidSample, SingleSampleOnly, TokenizerMismatch, TreeUnsupported
 from envsdk.trainers.trl import RolloutFunc, dataset, reward_func, tree_trainer
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -148,18 +149,18 @@ def trainer_of(
     sampler = transformers.AutoModelForCausalLM.from_pretrained(model_folder, dtype="float32").eval()
 
     def make(kind: type[Env] = Doubts, *, trainer: Any = TreeTrainer, rollout: Any = None, **changes: Any) -> Any:
-        named = {name: changes.pop(name) for name in ("model", "peft_config", "eval_dataset") if name in changes}
+        own = ("model", "processing_class", "peft_config", "eval_dataset")
+        named = {name: changes.pop(name) for name in own if name in changes}
 
         def make_env(env_id: str) -> Env:
             return kind(renderer=renderer, history="strip")
 
         return trainer(
-            processing_class=tokenizer,
             args=GRPOConfig(output_dir=str(tmp_path), **{**CONFIG, **changes}),
             train_dataset=dataset("any", [0, 1]),
             rollout_func=(rollout or RolloutFunc)(make_env, Thinker(renderer, sampler)),
             reward_funcs=reward_func,
-            **{"model": model, **named},
+            **{"model": model, "processing_class": tokenizer, **named},
         )
 
     return make
@@ -176,9 +177,9 @@ def loss_and_gradient(trainer: Any, inputs: dict[str, Any], *, separate: bool) -
 
 
 def check(trainer: Any) -> None:
-    """Compare loss and gradient of each batch with those of separate samples."""
+    """Compare loss and gradient of each batch of the last update with those of separate samples."""
     trainer.train()
-    batches = list(trainer.seen)
+    batches = trainer.seen[-trainer.args.gradient_accumulation_steps :]
     assert batches
     for inputs in batches:
         ours, gradient = loss_and_gradient(trainer, inputs, separate=False)
@@ -361,6 +362,9 @@ def test_what_cannot_be_exact_is_refused(trainer_of: Callable[..., Any]):
         trainer_of(trainer=GRPOTrainer).train()
     with pytest.raises(InvalidSample, match=r"row 0 of GRPOTrainer's batch has the token \d+, .* for 64 tokens"):
         trainer_of(model=tiny_qwen3(64)).train()
+    other = transformers.AutoTokenizer.from_pretrained(real_models.qwen3_folder())
+    with pytest.raises(TokenizerMismatch):
+        trainer_of(processing_class=other, rollout=lambda make_env, policy: RolloutFunc(make_env)).train()
     trainer = trainer_of()
     trainer.model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(TreeUnsupported, match="linear_attention"):
