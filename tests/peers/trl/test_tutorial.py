@@ -17,7 +17,7 @@ PAGE = (CHECKOUT / "docs" / "tutorials" / "train-with-trl.md").read_text(encodin
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 
 
-def test_the_small_model_of_the_tutorial_learns_the_format(tmp_path: Path):
+def test_the_small_model_of_the_tutorial_learns_with_stripped_thinking(tmp_path: Path):
     printed = ""
     for language, code in BLOCK.findall(PAGE):
         if language == "python":
@@ -29,6 +29,7 @@ def test_the_small_model_of_the_tutorial_learns_the_format(tmp_path: Path):
             run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=dict(os.environ))
             assert run.returncode == 0, run.stderr
             printed = run.stdout
+    assert "not trained: 0%\n" in printed
     first, last = map(float, re.findall(r"\d\.\d\d", printed))
     assert last > first + 0.1
 
