@@ -13,12 +13,12 @@ from envsdk.errors import RenderError
 from envsdk.messages import ImagePart, Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.family import FamilyRenderer
-from envsdk.rendering.reading import ReplyReader, StreamedReader
+from envsdk.rendering.reading import ReplyReader
 from envsdk.rendering.renderer import TokenIds
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._grammars._grammar import CallFormat, Grammar, tagged
-from ._grammars._reading import GrammarReader
+from ._grammars._reading import GrammarReader, StreamedReader
 from ._grammars._styles import TextPiece, json_text
 from ._grammars._writing import write_after
 
@@ -149,14 +149,6 @@ class ChatML(FamilyRenderer):
     def trimmed(self, text: str) -> str:
         """Return content as the template shows it."""
         return text.strip() if self.trims else text
-
-    def settles(self, message: Message) -> bool:
-        """Return True: what is shown of a message does not depend on its position."""
-        return True
-
-    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """Return the messages without reasoning."""
-        return [message.with_reasoning(None) for message in messages[settled:]]
 
     def _prefill(self, start: str | Message) -> "NDArray[np.int32]":
         if isinstance(start, Message) and start.reasoning is None and self.open_at_start:

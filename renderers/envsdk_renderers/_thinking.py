@@ -135,6 +135,22 @@ class ThinkingChatML(ToolChatML):
         return message.model_copy(update={"reasoning": reasoning, "content": content})
 
 
+class AlwaysThinkingChatML(ThinkingChatML):
+    """ChatML with tools of a model that always thinks: the generation prompt opens the think block.
+
+    A prefill that is a message needs a reasoning, which may be empty.
+
+    Args:
+        tokenizer: A tokenizer with the family's control tokens.
+        unsafe_content: See `Renderer`.
+    """
+
+    prompt_opens_block: ClassVar[bool] = True
+
+    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
+        super().__init__(tokenizer, unsafe_content=unsafe_content)
+
+
 def check_flag(name: str, value: object) -> None:
     """Check an option that has to be True or False.
 
