@@ -131,4 +131,22 @@ UPDATE = Row(
     repetitions=2,
     cap_s=300.0,
 )
-TRAJECTORY_ROWS = (SAMPLES, BATCHES, TOKENS, STEP, UPDATE, MEMORY, ROLLOUT)
+PEAK = Row(
+    id="grpo-memory",
+    title="Memory of an update of GRPOTrainer",
+    measures="The peak of the memory that the same update adds to its process, with activation checkpointing, which is "
+    "the default of GRPOTrainer. The memory allocator returns freed memory at once.",
+    contenders=(
+        Entry(OURS, "trl"),
+        Entry("a row per segment", "trl"),
+        Entry("a row per segment, one at a time", "trl"),
+    ),
+    sizes=(16, 32),
+    size_name="T",
+    quick_sizes=(16,),
+    targets=(ahead(1, "a row per segment"),),
+    unit="bytes",
+    repetitions=1,
+    cap_s=300.0,
+)
+TRAJECTORY_ROWS = (SAMPLES, BATCHES, TOKENS, STEP, UPDATE, PEAK, MEMORY, ROLLOUT)
