@@ -340,6 +340,23 @@ def test_a_client_that_goes_away_in_the_middle_of_a_stream_abandons_its_request(
     assert session.abandoned == session.asked
 
 
+def test_the_connection_of_a_client_that_does_not_read_is_closed_with_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_GRACE_S", "_CLOSING_S"):
+        monkeypatch.setattr(f"envsdk.gateway._serving.{name}", 0.1)
+    server, session = BackgroundServer(), ScriptedSession()
+    server.sessions.add(session)
+    url = f"{server.base_url(session)}/v1/chat/completions"
+    with connect(url, body_of("chat", "longest", stream=True)) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        server.stop()
+        connection.settimeout(60)
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(1_000_000):
+                pass
+
+
 def test_a_client_that_reads_slowly_blocks_no_other(http: httpx.Client, url: str, session: ScriptedSession) -> None:
     with connect(f"{url}/chat/completions", body_of("chat", "longest", stream=True)) as slow:
         slow.settimeout(20)
@@ -461,6 +478,7 @@ def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
     server: BackgroundServer, is_full: bool
 ) -> None:
     count = 500 if is_full else 150
+    ScriptedSession.asking, ScriptedSession.together = 0, count
     sessions = [ScriptedSession(f"s{i}") for i in range(count)]
     for session in sessions:
         server.sessions.add(session)
@@ -468,7 +486,7 @@ def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
     async def play(session: ScriptedSession) -> None:
         url = httpx.URL(f"{server.base_url(session)}/v1/chat/completions")
         reader, writer = await asyncio.open_connection(url.host, url.port)
-        for text in ("first", "sleep", "fail" if session.name.endswith("7") else "last"):
+        for text in ("first", "together", "fail" if session.name.endswith("7") else "last"):
             writer.write(request_of(url, body_of("chat", text)))
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
@@ -485,7 +503,6 @@ def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
 
     asyncio.run(play_all())
     assert sum(len(session.asked) for session in sessions) == 3 * count
-    assert max(session.most_asking for session in sessions) > 0.6 * count
     for session in sessions:
         server.sessions.remove(session.id)
 
