@@ -45,9 +45,11 @@ _EngineName = Literal["podman", "docker", "sandbox"]
 _ToolName = Literal["shell", "python", "read_file", "write_file", "edit_file"]
 _OWNER, _MARK = "envsdk.owner", "ENVSDK_COMMAND"
 _CLIENT_FAILED = 125
-"""Exit statuses from this one on may be those of the engine's client: of 125, 126, 127, and 128 + a signal."""
+"""Exit statuses from this one on may be those of the engine's client, such as when the container has ended."""
 _FILES_S = 120.0
 """The maximum time for writing files, in seconds."""
+_KILL_S = 15.0
+"""The maximum time for killing the processes of a command, in seconds, until the container is killed."""
 _IN_SANDBOX = """
 import base64, os, runpy, sys
 from pathlib import Path
@@ -83,6 +85,7 @@ except OSError as error:
     print(f"{program}: {error}", file=sys.stderr)
     sys.exit(1)
 """
+_VARIABLE = re.compile(r"(?!ENVSDK_[0-9])[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5}")
 _KILL = f"""for round in 1 2 3 4 5; do
   left=
@@ -90,7 +93,14 @@ _KILL = f"""for round in 1 2 3 4 5; do
     if tr '\\000' '\\n' < $process/environ | grep -qxF "{_MARK}=$0"; then kill -9 ${{process#/proc/}}; left=1; fi
   done 2> /dev/null
   if [ -z "$left" ]; then exit 0; fi
-done"""
+done
+exit 1"""
+_BEGIN = f"""printf %s "${_MARK}" >&2; cd "$1" || exit 126; unset OLDPWD; shift"""
+"""The start of a command, which reports that it runs: so no other command is mistaken for a failure of the engine."""
+_PROCESS_1 = """read now rest < /proc/uptime
+end=$((${now%.*} + $0))
+while read now rest < /proc/uptime && [ "${now%.*}" -lt "$end" ]; do sleep $((end - ${now%.*})) & wait; done"""
+"""Process 1 ends with its lifetime, even if its `sleep` is killed, and waits for processes whose parents have ended."""
 
 
 class ContainerConfig(BaseModel):
@@ -140,6 +150,11 @@ class ContainerConfig(BaseModel):
             if not _ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < 2**16:
                 raise ValueError(f"{address!r} is not an address; expected host:port, such as 'pypi.org:443'")
         return allow
+
+    @field_validator("environ")
+    @classmethod
+    def _check_environ(cls, environ: Mapping[str, str]) -> Mapping[str, str]:
+        return _checked(environ)
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -378,6 +393,7 @@ class _EngineContainer(Container):
     def __init__(self, engine: str, name: str, config: ContainerConfig, user: str, storage: str | None) -> None:
         super().__init__(name, config)
         self._engine, self._user = engine, user
+        self._execute = (engine, "exec", f"--user={user}")
         self._written = None if storage is None or not os.access(storage, os.R_OK) else partial(_size, Path(storage))
         self._forwarding = Forwarding()
 
@@ -391,40 +407,50 @@ class _EngineContainer(Container):
         environ: Mapping[str, str] | None = None,
     ) -> CommandResult:
         words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-        if not words:
-            raise ConfigError("the command is empty; expected a program and its arguments, or a command line")
+        if not words or any("\0" in word for word in words):
+            raise ConfigError("expected a program and its arguments, or a command line, without null characters")
         mark, size, began_at = secrets.token_hex(8), self.config.output_kib * 1024, time.monotonic()
-        variables = {**(environ or {}), _MARK: mark}  # by name, because other users see a command's arguments
-        folder = f"--workdir={cwd or self.config.workdir}"
-        execute = (self._engine, "exec", f"--user={self._user}")
+        environ = {**self.config.environ, **_checked(environ or {})}
+        # By name, because other users see a command's arguments, and by one that means nothing to the engine's client.
+        variables = {f"ENVSDK_{number}": value for number, value in enumerate(environ.values())} | {_MARK: mark}
+        renamed = (f'export {name}="$ENVSDK_{number}"; unset ENVSDK_{number}' for number, name in enumerate(environ))
+        script = "; ".join((_BEGIN, *renamed, 'exec "$@"'))
         written = 0 if self._written is None else await asyncio.to_thread(self._written)
         # A command may always remove files, also when the disk is full.
         call = Command(size, timeout_s, self._written, max(written, self.config.disk_mib * 2**20))
         try:
-            named = [f"--env={name}" for name in variables]
-            arguments = (*execute, "--interactive", folder, *named, self.name, *words)
+            named = (f"--env={name}" for name in variables)
+            inside = ("sh", "-c", script, "sh", str(self._absolute(cwd or ".")), *words)
+            arguments = (*self._execute, "--interactive", "--workdir=/", *named, self.name, *inside)
             await call.execute(arguments, stdin, environ=variables)
         finally:
             if call.status is None:
-                await Command().execute((*execute, self.name, "sh", "-c", _KILL, mark))
-        if call.status is not None and call.status >= _CLIENT_FAILED:
-            await self._check_runs(call)
+                await asyncio.shield(self._kill(mark))
+        warnings, began, stderr = call.stderr.text().partition(mark)
+        if call.status is not None and (not began or call.status >= _CLIENT_FAILED):
+            await self._check_runs()
+            if not began:
+                raise ContainerError(f"{self._engine} could not run the command: {call.message}")
         seconds = time.monotonic() - began_at
-        return CommandResult(call.stdout.text(), call.stderr.text(), call.status, call.limit, seconds)
+        return CommandResult(call.stdout.text(), stderr if began else warnings, call.status, call.limit, seconds)
 
-    async def _check_runs(self, call: Command) -> None:
-        """Check that the failure of a command is its own.
+    async def _kill(self, mark: str) -> None:
+        """Kill the processes of a command, or the container if that fails, as after a command that forks forever."""
+        call = Command(timeout_s=_KILL_S)
+        await call.execute((*self._execute, self.name, "sh", "-c", _KILL, mark))
+        if call.status != 0:
+            await Command().execute((self._engine, "kill", self.name))
+
+    async def _check_runs(self) -> None:
+        """Check that the container has not ended.
 
         Raises:
-            ContainerLost: If the container has ended.
-            ContainerError: If the engine did not run the command.
+            ContainerLost: If it has.
         """
         state = Command()
         await state.execute((self._engine, "inspect", "--format={{.State.Running}}", self.name))
         if state.stdout.text().strip() != "true":
             raise ContainerLost(f"the container {self.name} has ended: it was removed, or it reached its lifetime_s")
-        if call.status == _CLIENT_FAILED:
-            raise ContainerError(f"{self._engine} could not run the command: {call.message}")
 
     async def read(self, path: str) -> bytes:
         with tempfile.TemporaryFile() as packed:
@@ -470,7 +496,7 @@ class _EngineContainer(Container):
             raise ContainerError(f"{path} in the container is larger than disk_mib, {self.config.disk_mib} MiB")
         if re.search("could not (be found|find)", call.message, re.IGNORECASE):
             raise FileNotFoundError(f"{path} does not exist in the container")
-        await self._check_runs(call)
+        await self._check_runs()
         raise ContainerError(f"{path} in the container cannot be read: {call.message}")
 
     async def _unpack(self, packed: IO[bytes], folder: str) -> None:
@@ -484,7 +510,7 @@ class _EngineContainer(Container):
             call = Command()
             await call.execute(arguments, source)
             if call.status:
-                await self._check_runs(call)
+                await self._check_runs()
                 raise ContainerError(f"{folder} in the container cannot be filled: {call.message}")
 
     async def copy_to(self, other: Container, folder: str = ".") -> None:
@@ -533,7 +559,7 @@ class _SandboxContainer(Container):
         except ValueError as error:
             return CommandResult("", f"sh: {error}", 2, None, 0.0)
         files = {path: base64.b64encode(data).decode() for path, data in self._files.items()}
-        job = {"files": files, "words": words, "environ": {**self.config.environ, **(environ or {})}}
+        job = {"files": files, "words": words, "environ": {**self.config.environ, **_checked(environ or {})}}
         job |= {"folder": posixpath.relpath(self._absolute(cwd or ""), self.config.workdir)}
         limits = SandboxLimits(
             timeout_s=timeout_s,
@@ -611,14 +637,12 @@ async def start(config: ContainerConfig) -> Container:
             "--cap-drop=net_raw",
         ),
         *(f"--ulimit={limit}={value}:{value}" for limit, value in limits.items()),
-        *(f"--env={variable}" for variable in config.environ),
         *(f"--add-host={host}:{local}" for host, local in dict(locals_of(config.allow)).items() if host not in HERE),
         *(("--http-proxy=false",) if engine == "podman" else ()),
-        # Process 1 ends with its lifetime, and waits for processes whose parents have ended.
-        *(image, "-c", f"sleep {config.lifetime_s} & wait"),
+        *(image, "-c", _PROCESS_1, str(config.lifetime_s)),
     )
     try:
-        await call.execute(arguments, environ=config.environ)
+        await call.execute(arguments)
         if call.status != 0:
             raise ContainerError(f"{engine} could not start {image}: {call.message or 'it took too long'}")
         described: dict[str, Any] = json.loads(await output_of(engine, "inspect", name))[0]
@@ -712,6 +736,21 @@ def _installed(engine: _EngineName | None) -> _EngineName:
     raise ConfigError(
         f"containers need {' or '.join(choices)}, which is not installed here; engine='sandbox' runs Python without one"
     )
+
+
+def _checked(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Return environment variables.
+
+    Raises:
+        ConfigError: If a name or a value cannot be one: an engine expands some names, such as `*`.
+    """
+    for name, value in environ.items():
+        if not _VARIABLE.fullmatch(name) or "\0" in value:
+            raise ConfigError(
+                f"{name!r:.80} cannot be an environment variable; expected a name of letters, digits and '_' other than "
+                "ENVSDK_0, ENVSDK_1 and so on, and a value without null characters"
+            )
+    return environ
 
 
 def _cut(text: str, limit: int) -> str:

@@ -45,6 +45,9 @@ def in_sandbox(use: Callable[[Container], Awaitable[Any]]) -> Any:
         {"image": "a", "memory_mib": 0},
         {"image": "a", "cpus": float("nan")},
         {"image": "a", "privileged": True},
+        {"image": "a", "environ": {"*": ""}},
+        {"image": "a", "environ": {"A=B": ""}},
+        {"image": "a", "environ": {"A": "\0"}},
     ],
 )
 def test_a_configuration_that_cannot_be_meant_is_refused(fields: dict[str, Any]):
@@ -71,6 +74,8 @@ def test_commands_of_the_sandbox_see_the_files_and_change_none():
             assert (await container.run(command, stdin=b"in")).stdout == stdout
         assert (await container.run("git status")).exit_status == 127
         assert (await container.run("python -c 'while True: pass'", timeout_s=0.3)).limit == "time"
+        with pytest.raises(ConfigError, match="environment variable"):
+            await container.run("ls", environ={"SECRET*": ""})
 
     in_sandbox(use)
 

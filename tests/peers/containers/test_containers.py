@@ -124,6 +124,51 @@ def test_a_container_has_nothing_of_the_machine_and_reaches_what_it_may(
     asyncio.run(main())
 
 
+def test_variables_reach_the_command_and_not_the_client_of_the_engine(small: ContainerConfig):
+    environ = {"PATH": "/bin:/nowhere", "LD_PRELOAD": "/nowhere.so", "CONTAINERS_CONF": "/nowhere", "A": "a 'b'\n$C"}
+
+    async def main() -> None:
+        async with await start(small.model_copy(update={"environ": environ})) as container:
+            result = await container.run("env", environ={"HOME": "/h"})
+            shown = result.stdout
+            assert result.ok and all(f"{name}={value}\n" in shown for name, value in {**environ, "HOME": "/h"}.items())
+            assert "ENVSDK_0" not in shown and "OLDPWD" not in shown
+
+    asyncio.run(main())
+
+
+def test_what_a_command_does_to_itself_is_its_result(small: ContainerConfig):
+    async def main() -> None:
+        async with await start(small) as container:
+            for status in (125, 126, 127):
+                result = await container.run(f"echo 'Error: OCI runtime' >&2; exit {status}")
+                assert (result.exit_status, result.stderr) == (status, "Error: OCI runtime\n")
+            assert (await container.run(["no-such-program"])).exit_status == 127
+            await container.run("for each in 1 2; do pkill sleep || kill -9 -1; done")
+            await container.run("mkdir sub; echo 1 > sub/x")
+            assert (await container.run("pwd; cat x", cwd="sub")).stdout == "/work/sub\n1\n"
+            missing = await container.run("ls", cwd="nothing")
+            assert missing.exit_status == 126 and "can't cd to /work/nothing" in missing.stderr
+            await container.run("rm -rf /work")
+            assert not (await container.run("ls")).ok
+            with pytest.raises(FileNotFoundError):
+                await container.read("x")
+
+    asyncio.run(main())
+
+
+def test_a_command_that_forks_forever_ends_with_its_container_at_the_latest(small: ContainerConfig):
+    bomb = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.01)\n"
+
+    async def main() -> None:
+        async with await start(small) as container:
+            assert (await container.run(["python3", "-c", bomb], timeout_s=1)).limit == "time"
+            with pytest.raises(ContainerLost):
+                await container.run("true")
+
+    asyncio.run(main())
+
+
 def test_what_leads_out_of_a_folder_is_not_copied(small: ContainerConfig, tmp_path: Path):
     async def main() -> None:
         async with await start(small) as container:
