@@ -26,10 +26,10 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, Self
 
@@ -97,6 +97,9 @@ done
 exit 1"""
 _BEGIN = f"""printf %s "${_MARK}" >&2; cd "$1" || exit 126; unset OLDPWD; shift"""
 """The start of a command, which reports that it runs: so no other command is mistaken for a failure of the engine."""
+_WRITE = """mkdir -p "$1" && cat > "$3" && chmod "$4" "$3" &&
+if [ -L "$2" ] || ! [ -f "$2" ]; then rm -rf "$2"; fi && mv -fT "$3" "$2" || { rm -f "$3"; exit 1; }"""
+"""Puts a new file in place of whatever is there: a program may have left a link, whose target would change."""
 _PROCESS_1 = """read now rest < /proc/uptime
 end=$((${now%.*} + $0))
 while read now rest < /proc/uptime && [ "${now%.*}" -lt "$end" ]; do sleep $((end - ${now%.*})) & wait; done"""
@@ -254,10 +257,10 @@ class Container(abc.ABC):
 
     @abc.abstractmethod
     async def write(self, path: str, content: bytes | str, *, mode: int = 0o644) -> None:
-        """Write a file, and create its folders.
+        """Write a new file in place of whatever is there, and create its folders.
 
         Args:
-            path: Its path.
+            path: Its path. A link or a folder there is removed.
             content: Its content; a string is written as UTF-8.
             mode: Its permissions.
 
@@ -373,7 +376,7 @@ class Container(abc.ABC):
             return f"{path} was changed."
 
         functions = {each.__name__: each for each in (shell, python, read_file, write_file, edit_file)}
-        return [tool(functions[name]) for name in names or functions]
+        return [tool(_reporting(functions[name])) for name in names or functions]
 
     async def _text(self, path: str) -> str:
         try:
@@ -465,8 +468,10 @@ class _EngineContainer(Container):
     async def write(self, path: str, content: bytes | str, *, mode: int = 0o644) -> None:
         target = self._absolute(path)
         data = content.encode() if isinstance(content, str) else content
-        command = 'mkdir -p "$1" && cat > "$2" && chmod "$3" "$2"'
-        words = ("sh", "-c", command, "sh", str(target.parent), str(target), f"{mode:o}")
+        if PurePosixPath(self.config.workdir).is_relative_to(target):
+            raise ConfigError(f"{path} in the container is the folder of its commands; expected the path of a file")
+        new = target.parent / f".{secrets.token_hex(8)}"
+        words = ("sh", "-c", _WRITE, "sh", str(target.parent), str(target), str(new), f"{mode:o}")
         result = await self.run(words, stdin=data, cwd="/", timeout_s=_FILES_S)
         if not result.ok:
             raise ContainerError(f"{path} in the container cannot be written: {result.report()}")
@@ -736,6 +741,21 @@ def _installed(engine: _EngineName | None) -> _EngineName:
     raise ConfigError(
         f"containers need {' or '.join(choices)}, which is not installed here; engine='sandbox' runs Python without one"
     )
+
+
+def _reporting(function: Callable[..., Coroutine[Any, Any, str]]) -> Callable[..., Coroutine[Any, Any, str]]:
+    """Return a function whose errors are reported to the model, except that the container has ended."""
+
+    @wraps(function)
+    async def call(*args: Any, **named: Any) -> str:
+        try:
+            return await function(*args, **named)
+        except ContainerLost:
+            raise
+        except (ContainerError, ValueError, OSError) as error:  # a ConfigError is a ValueError
+            raise ToolError(f"{function.__name__} failed: {error}") from error
+
+    return call
 
 
 def _checked(environ: Mapping[str, str]) -> Mapping[str, str]:

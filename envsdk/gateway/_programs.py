@@ -18,13 +18,15 @@ from urllib.parse import urlsplit
 
 from ..authoring._event_loops import run
 from ..containers import Container, ContainerConfig, start
-from ..errors import ConfigError
+from ..errors import ConfigError, ContainerError, ContainerLost
 from ._session import ProgramEnd
 
 _MARK = "ENVSDK_SESSION"
 _KEPT_OUTPUT = 1_000_000
 _END_S = 5.0
 _LOOK_S = 0.05
+_SCORE_S = 600
+"""The time for which a container outlives the time limit of its program, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,8 @@ class ProgramResult:
         stderr: Its standard error, in the same form.
         folder: The folder that it was started in; of a program in a container, the folder as `prepare` left it.
         container: If the program ran in a container: a fresh one, from the same image, in whose `workdir` are the files
-            that the program left in its own. It has no network. None if the program ran on this machine.
+            that the program left in its own; no files, if they are larger than `disk_mib` or the folder is gone. It has
+            no network. None if the program ran on this machine.
     """
 
     returncode: int | None
@@ -185,7 +188,8 @@ class CommandProgram:
     async def _in_container(self, folder: Path, config: ContainerConfig) -> Any:
         """Run the command in a container, and score it with its files in a fresh one, where it changed nothing else."""
         here = f"127.0.0.1:{urlsplit(self._environ['ANTHROPIC_BASE_URL']).port}"
-        async with await start(config.model_copy(update={"allow": (*config.allow, here)})) as container:
+        longer = {"allow": (*config.allow, here), "lifetime_s": config.lifetime_s + _SCORE_S}
+        async with await start(config.model_copy(update=longer)) as container:
             await container.copy_in(folder, config.workdir)
             running = asyncio.create_task(
                 container.run(self._words(), timeout_s=config.lifetime_s, environ=self._environ)
@@ -203,7 +207,7 @@ class CommandProgram:
                 ended = running.result()
                 result = replace(result, returncode=ended.exit_status, stdout=ended.stdout, stderr=ended.stderr)
             async with await start(config.model_copy(update={"allow": ()})) as fresh:
-                await container.copy_to(fresh)
+                await _copy_files(container, fresh)
                 await container.stop()
                 return await _awaited(self._env.score(replace(result, container=fresh)))
 
@@ -229,6 +233,16 @@ class CommandProgram:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _KEPT_OUTPUT))
             written, errors = (file.read().decode(errors="replace") for file in (stdout, stderr))
             return ProgramResult(None if was_stopped else process.returncode, written, errors, folder)
+
+
+async def _copy_files(container: Container, fresh: Container) -> None:
+    """Copy the files that a program left; if it left none, or too large ones, copy none."""
+    try:
+        await container.copy_to(fresh)
+    except ContainerLost:
+        raise
+    except (ContainerError, FileNotFoundError):
+        await fresh.run('rm -rf "$PWD"/* "$PWD"/.[!.]*')
 
 
 async def _awaited(outcome: Any) -> Any:

@@ -12,6 +12,7 @@ from envsdk.authoring import NeedsTrust
 from envsdk.authoring._event_loops import run
 from envsdk.authoring.tasks import Split, draw_in_split
 from envsdk.containers import Container, ContainerConfig, start
+from envsdk.errors import ContainerError, ContainerLost
 
 from .._scoring import decline
 from ._programs import CAUGHT, EXPRESSIONS, mutated, mutations_of, source_of, values_of
@@ -119,7 +120,9 @@ class RepoFix(ToolEnv):
         program, right = self.mistake.program, "\n".join(values_of(self.mistake.program))
         try:
             source = await self.box.read(f"{program}.py")
-        except FileNotFoundError:
+        except ContainerLost:
+            raise
+        except (ContainerError, FileNotFoundError):  # it is gone, or too large
             source = b""
         async with await start(config.container) as fresh:
             await fresh.write(f"{program}.py", source)

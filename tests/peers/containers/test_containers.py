@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from envsdk.cli import app
 from envsdk.containers import Container, ContainerConfig, ContainerPool, prune, start
-from envsdk.errors import ContainerError, ContainerLost
+from envsdk.errors import ConfigError, ContainerError, ContainerLost, ToolError
 
 GET = "import urllib.request as u; print(u.urlopen('http://{}/', timeout=3).read().decode())"
 
@@ -153,6 +153,41 @@ def test_what_a_command_does_to_itself_is_its_result(small: ContainerConfig):
             assert not (await container.run("ls")).ok
             with pytest.raises(FileNotFoundError):
                 await container.read("x")
+
+    asyncio.run(main())
+
+
+def test_a_file_is_written_in_place_of_what_is_there(small: ContainerConfig):
+    async def main() -> None:
+        async with await start(small) as container:
+            await container.run("echo old > old; ln -s old link; ln old hard; mkdir -p folder/x; mkfifo pipe")
+            for path in ("link", "hard", "folder", "pipe"):
+                await container.write(path, "new", mode=0o600)
+                assert (
+                    await container.run(f"cat old {path}; stat -c %a-%F {path}")
+                ).stdout == "old\nnew600-regular file\n"
+            assert (await container.run("ls -A")).stdout == "folder\nhard\nlink\nold\npipe\n"
+            with pytest.raises(ConfigError):
+                await container.write(".", "")
+
+    asyncio.run(main())
+
+
+def test_mistakes_of_a_model_are_errors_of_its_tools(small: ContainerConfig):
+    async def main() -> None:
+        async with await start(small) as container:
+            shell, python, read_file, write_file, edit_file = container.tools(timeout_s=5)
+            calls = [
+                shell(command="\0"), shell(command="\ud800"), shell(command="x" * 200_000), python(code="\0"),
+                read_file(path="/dev/zero"), read_file(path="/proc/kmsg"), read_file(path="a\0"), read_file(path="\ud800"),
+                write_file(path="/proc/x", content=""), write_file(path="x" * 300, content=""),
+                write_file(path="x", content="\ud800"), write_file(path=".", content=""),
+                edit_file(path="/proc/self/mem", old="a", new="b"),
+            ]  # fmt: skip
+            for call in calls:
+                with pytest.raises(ToolError):
+                    await call
+            assert await shell(command="echo 1") == "1"
 
     asyncio.run(main())
 

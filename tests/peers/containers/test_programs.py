@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ class Repair(ProgramEnv):
 
     async def score(self, result: ProgramResult) -> float:
         assert result.container is not None and result.returncode == 0, result.stderr
-        await result.container.write("hidden.py", "from mean import mean\n\nassert mean([1, 2, 3]) == 2\n")
-        return float((await result.container.run(["python3", "hidden.py"])).ok)
+        await result.container.write("hidden.py", "from mean import mean\n\nprint(mean([3, 1, 4, 1, 5]))\n")
+        return float((await result.container.run(["python3", "hidden.py"])).stdout == "2.8\n")
 
     def said(self) -> int:
         return sum(message.role == "assistant" for message in self.messages())
@@ -87,6 +88,48 @@ def test_an_agent_that_replaces_the_interpreter_gains_nothing(monkeypatch: pytes
     env.close()
     assert trajectory.reward == 0.0
     assert "SECRET_OF_THE_HOST" not in shown and "OPENAI_API_KEY" in str(env.messages())
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        "echo 'raise SystemExit(0)' > mean.py",
+        "rm -rf /work",
+        "rm -rf /work; echo > /work",
+        "for i in 1 2 3; do head -c 9000000 /dev/zero > $i; done",
+        "ln -s /usr/bin/python3 hidden.py; mkdir values.py",
+    ],
+)
+def test_a_program_that_leaves_no_repair_is_scored(left: str):
+    class Leaves(Plain):
+        container = ContainerConfig(image="my-agent:1", disk_mib=16)
+
+        def reference_reply(self) -> str:
+            return (left, "done")[min(self.said(), 1)]
+
+        async def score(self, result: ProgramResult) -> float:
+            return await super().score(replace(result, returncode=0))
+
+    env = Leaves(renderer="qwen3", tokenizer="embedded")
+    trajectory = envsdk.rollout(env, "reference", seed=0)
+    env.close()
+    assert trajectory.reward == 0.0
+
+
+def test_a_program_that_does_not_end_is_stopped_and_scored():
+    class Hangs(Repair):
+        container = ContainerConfig(image="my-agent:1", lifetime_s=5)
+        command = ("sh", "-c", "my-agent x; sleep 1000")
+
+        async def score(self, result: ProgramResult) -> float:
+            assert result.container is not None and result.returncode is None
+            return float((await result.container.read("mean.py")).decode() == MEAN)
+
+    env = Hangs(renderer="qwen3", tokenizer="embedded")
+    env.reference_reply = lambda: "done"
+    trajectory = envsdk.rollout(env, "reference", seed=0)
+    env.close()
+    assert trajectory.reward == 1.0
 
 
 def test_an_agent_whose_container_is_killed_is_played_again():
