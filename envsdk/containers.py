@@ -85,6 +85,10 @@ except OSError as error:
     print(f"{program}: {error}", file=sys.stderr)
     sys.exit(1)
 """
+_LABEL = re.compile(rf"\b{re.escape(_OWNER)}[=:]([^\s,\]]+)")
+"""The label in a list of labels, which podman and docker write in different forms."""
+_BATCH = 50
+"""The number of containers that one command removes: each takes a part of its time limit."""
 _VARIABLE = re.compile(r"(?!ENVSDK_[0-9])[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5}")
 _KILL = f"""for round in 1 2 3 4 5; do
@@ -314,7 +318,11 @@ class Container(abc.ABC):
 
     @abc.abstractmethod
     async def stop(self) -> None:
-        """End everything in the container, and remove it. A second call does nothing."""
+        """End everything in the container, and remove it. A second call does nothing.
+
+        Raises:
+            ContainerError: If the engine fails while the container exists.
+        """
 
     def tools(self, *names: _ToolName, timeout_s: float = 60.0) -> list[Tool]:
         """Return tools for a `ToolEnv`, with which a model works in the container.
@@ -536,7 +544,11 @@ class _EngineContainer(Container):
 
     async def stop(self) -> None:
         self._forwarding.close()
-        await Command().execute((self._engine, "rm", "--force", "--volumes", self.name))
+        call = Command()
+        await call.execute((self._engine, "rm", "--force", "--volumes", self.name))
+        listing = ("ps", "--all", "--quiet", f"--filter=name=^{self.name}$")
+        if call.status != 0 and await output_of(self._engine, *listing):
+            raise ContainerError(f"{self._engine} could not remove {self.name}: {call.message or 'it took too long'}")
 
 
 class _SandboxContainer(Container):
@@ -676,32 +688,47 @@ class ContainerPool:
 
     def __init__(self, config: ContainerConfig, size: int = 1) -> None:
         self.config = config
-        self._ready: deque[Future[Container]] = deque()
-        self._size, self._is_closed, self._lock = size, False, threading.Lock()
+        self._size, self._is_closed = size, False
+        self._become_own()
+
+    def _become_own(self) -> None:
+        """Forget the containers of another process, such as those from before a fork."""
+        self._process, self._lock = os.getpid(), threading.Lock()
+        self._ready: deque[tuple[float, Future[Container]]] = deque()
+        """When each container was started, and its result, from the oldest."""
 
     async def take(self) -> Container:
-        """Return a container that nothing has run in.
+        """Return a container that nothing has run in, and that has at least half of its lifetime left.
 
         Raises:
             ConfigError: If the pool is closed, or for the reasons of `start`.
             ContainerError: If a container could not be started.
         """
+        if self._process != os.getpid():
+            self._become_own()
+        loop, now = background_loop(os.getpid()), time.monotonic()
         with self._lock:
             if self._is_closed:
                 raise ConfigError("the pool of containers is closed")
+            while self._ready and self._ready[0][0] < now - self.config.lifetime_s / 2:
+                loop.submit(_stop_started(self._ready.popleft()[1]))
             while len(self._ready) <= self._size:
-                self._ready.append(background_loop(os.getpid()).submit(start(self.config)))
-            taken = self._ready.popleft()
+                self._ready.append((now, loop.submit(start(self.config))))
+            _, taken = self._ready.popleft()
         return await asyncio.wrap_future(taken)
 
     async def close(self) -> None:
         """Stop the containers that were not taken. A second call does nothing."""
+        if self._process != os.getpid():
+            self._become_own()
         with self._lock:
             self._is_closed, waiting = True, list(self._ready)
             self._ready.clear()
-        for started in waiting:
-            with contextlib.suppress(ContainerError, ConfigError):  # it did not start
-                await (await asyncio.wrap_future(started)).stop()
+        await asyncio.gather(*(_stop_started(started) for _, started in waiting), return_exceptions=True)
+
+
+async def _stop_started(started: Future[Container]) -> None:
+    await (await asyncio.wrap_future(started)).stop()
 
 
 async def prune(engine: _EngineName | None = None, *, everything: bool = False) -> list[str]:
@@ -716,15 +743,14 @@ async def prune(engine: _EngineName | None = None, *, everything: bool = False) 
         ContainerError: If the engine fails.
     """
     engine = _installed(engine)
-    ids = (await output_of(engine, "ps", "--all", "--quiet", f"--filter=label={_OWNER}")).split()
-    found: list[dict[str, Any]] = json.loads(await output_of(engine, "inspect", *ids)) if ids else []
+    listing = ("ps", "--all", f"--filter=label={_OWNER}", "--format={{.Names}} {{.Labels}}")
     names = [
-        str(container["Name"]).lstrip("/")
-        for container in found
-        if everything or not _lives(container["Config"]["Labels"][_OWNER])
+        line.split()[0]
+        for line in (await output_of(engine, *listing)).splitlines()
+        if everything or not _lives(next(iter(_LABEL.findall(line)), ""))
     ]
-    if names:
-        await output_of(engine, "rm", "--force", "--volumes", *names)
+    for start_at in range(0, len(names), _BATCH):
+        await output_of(engine, "rm", "--force", "--volumes", *names[start_at : start_at + _BATCH])
     return names
 
 
@@ -767,8 +793,8 @@ def _checked(environ: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in environ.items():
         if not _VARIABLE.fullmatch(name) or "\0" in value:
             raise ConfigError(
-                f"{name!r:.80} cannot be an environment variable; expected a name of letters, digits and '_' other than "
-                "ENVSDK_0, ENVSDK_1 and so on, and a value without null characters"
+                f"{name!r:.80} cannot be an environment variable; expected a name of letters, digits and '_', not "
+                "ENVSDK_0 and so on, and a value without null characters"
             )
     return environ
 
@@ -818,5 +844,5 @@ def _started_at(process: int) -> str:
 
 def _lives(owner: str) -> bool:
     """Return whether the process that a label identifies runs. One of another machine is taken to run."""
-    host, process, started_at = owner.split(":")
+    host, process, started_at = owner.rsplit(":", 2)
     return host != socket.gethostname() or _started_at(int(process)) == started_at != ""

@@ -108,13 +108,15 @@ async def output_of(*arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
     """Return the standard output of a command, without white space around it.
 
     Raises:
-        ContainerError: If it failed.
+        ContainerError: If it failed, or wrote more than 1 MiB.
     """
     call = Command(timeout_s=timeout_s)
     await call.execute(arguments)
     if call.status != 0:
         why = f"it took longer than {timeout_s:g} s" if call.limit else call.message
         raise ContainerError(f"{' '.join(arguments[:2])} failed: {why}")
+    if call.stdout.is_cut:
+        raise ContainerError(f"{' '.join(arguments[:2])} wrote {call.stdout.size:,} bytes, which is too much")
     return call.stdout.text().strip()
 
 

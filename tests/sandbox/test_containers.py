@@ -1,6 +1,8 @@
 """Containers without an engine: what `ContainerConfig` refuses, and the container that is a sandbox."""
 
 import asyncio
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from envsdk.containers import Container, ContainerConfig, ContainerPool, start
+from envsdk.containers import Container, ContainerConfig, ContainerPool, prune, start
 from envsdk.errors import ConfigError, ContainerError, SandboxUnavailable, ToolError
 from envsdk.sandbox import check_isolation
+from envsdk.sandbox._commands import output_of
 
 SANDBOX = ContainerConfig(engine="sandbox", memory_mib=128, disk_mib=1, output_kib=4)
 
@@ -123,3 +126,26 @@ def test_a_pool_that_is_closed_gives_none():
             await pool.take()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("form", ["map[envsdk.owner:{}]", "maintainer=a b,envsdk.owner={}"])
+def test_the_containers_of_ended_processes_are_removed_in_batches(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Both engines are a program here: one container for each of 1,500 ended processes, and one of this process."""
+    host = socket.gethostname()
+    own = f"{host}:{os.getpid()}:{Path('/proc/self/stat').read_text().rpartition(')')[2].split()[19]}"
+    lines = [f"name{number} {form.format(f'{host}:{number}:0')}" for number in range(1500)]
+    (tmp_path / "list").write_text("\n".join([*lines, f"kept {form.format(own)}"]))
+    engine = tmp_path / "podman"
+    engine.write_text(f"#!/bin/sh\nif [ $1 = ps ]; then cat {tmp_path}/list; else echo $# >> {tmp_path}/removed; fi\n")
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert asyncio.run(prune("podman")) == [f"name{number}" for number in range(1500)]
+    counts = [int(line) - 3 for line in (tmp_path / "removed").read_text().split()]
+    assert sum(counts) == 1500 and max(counts) <= 100
+
+
+def test_the_output_of_an_engine_is_whole_or_an_error():
+    with pytest.raises(ContainerError, match="too much"):
+        asyncio.run(output_of("head", "-c", "2000000", "/dev/zero"))

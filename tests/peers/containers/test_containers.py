@@ -179,8 +179,8 @@ def test_mistakes_of_a_model_are_errors_of_its_tools(small: ContainerConfig):
             shell, python, read_file, write_file, edit_file = container.tools(timeout_s=5)
             calls = [
                 shell(command="\0"), shell(command="\ud800"), shell(command="x" * 200_000), python(code="\0"),
-                read_file(path="/dev/zero"), read_file(path="/proc/kmsg"), read_file(path="a\0"), read_file(path="\ud800"),
-                write_file(path="/proc/x", content=""), write_file(path="x" * 300, content=""),
+                read_file(path="/dev/zero"), read_file(path="/proc/kmsg"), read_file(path="a\0"),
+                read_file(path="\ud800"), write_file(path="/proc/x", content=""), write_file(path="x" * 300, content=""),
                 write_file(path="x", content="\ud800"), write_file(path=".", content=""),
                 edit_file(path="/proc/self/mem", old="a", new="b"),
             ]  # fmt: skip
@@ -278,6 +278,20 @@ def test_a_pool_gives_each_container_once(small: ContainerConfig):
             await one.write("x", "1")
             with pytest.raises(FileNotFoundError):
                 await two.read("x")
+        await pool.close()
+
+    asyncio.run(main())
+    assert containers() == []
+
+
+def test_a_pool_replaces_containers_past_half_of_their_lifetime(small: ContainerConfig):
+    async def main() -> None:
+        pool = ContainerPool(small.model_copy(update={"lifetime_s": 10}), size=1)
+        await (await pool.take()).stop()
+        await asyncio.sleep(5.1)
+        async with await pool.take() as fresh:
+            await asyncio.sleep(5.1)
+            assert (await fresh.run("true")).ok
         await pool.close()
 
     asyncio.run(main())
