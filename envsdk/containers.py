@@ -104,6 +104,9 @@ _BEGIN = f"""printf %s "${_MARK}" >&2; cd "$1" || exit 126; unset OLDPWD; shift"
 _WRITE = """mkdir -p "$1" && cat > "$3" && chmod "$4" "$3" &&
 if [ -L "$2" ] || ! [ -f "$2" ]; then rm -rf "$2"; fi && mv -fT "$3" "$2" || { rm -f "$3"; exit 1; }"""
 """Puts a new file in place of whatever is there: a program may have left a link, whose target would change."""
+_PREPARE = """mkdir -p "$1" && chown "$2" "$1" && shift 2 && printf '%s\\n' "$@" > /etc/hosts && : > /etc/resolv.conf"""
+"""Makes the folder, and replaces the machine's names and DNS servers, which podman copies into a container."""
+_HOSTNAME = "container"
 _PROCESS_1 = """read now rest < /proc/uptime
 end=$((${now%.*} + $0))
 while read now rest < /proc/uptime && [ "${now%.*}" -lt "$end" ]; do sleep $((end - ${now%.*})) & wait; done"""
@@ -115,7 +118,8 @@ class ContainerConfig(BaseModel):
 
     Attributes:
         image: The name of the image, such as `python:3.12-slim`.
-        dockerfile: A folder with a Dockerfile, from which the image is built once, in place of `image`.
+        dockerfile: A folder with a Dockerfile, from which each start builds the image, in place of `image`. The engine
+            keeps what it built, so that only the first takes long. The build has a network.
         engine: The program that runs containers; None takes the first of podman and docker that is installed.
             `sandbox` needs neither, nor an image: it has the files that are written, and commands are `python`, `cat`
             and `ls`, each of which runs in `envsdk.sandbox` on a copy of the files.
@@ -123,12 +127,15 @@ class ContainerConfig(BaseModel):
         user: The user that commands run as, such as `1000:1000`; None takes the image's.
         environ: The environment variables of its commands, in addition to the image's.
         allow: The addresses that it reaches, as `host:port`. Without any, it has no network. Its loopback interface
-            forwards them, and the host's name leads there, so that a TLS certificate fits. Port 0 is not possible.
+            forwards them, and the host's name leads there, so that a TLS certificate fits. Port 0 is not possible. At
+            most 64 connections are open at the same time.
         memory_mib: The memory of all its processes together, in MiB. It has no swap.
         cpus: The number of processors.
         processes: The maximum number of processes and threads.
-        disk_mib: The maximum size of the files that it writes, in MiB. It is checked once a second while a command
-            runs, where this process may read the engine's storage, and applies to each single file anywhere.
+        disk_mib: The maximum size of the files that it writes, in MiB. It is checked five times a second while a
+            command runs, where this process may read the engine's storage, and applies to each single file anywhere.
+            Files that were removed while a process has them open, volumes, and what background processes write between
+            commands are not counted.
         output_kib: The size, in KiB, to which standard output and standard error of a command are each cut, by leaving
             out the middle. A command that writes sixteen times as much is stopped.
         lifetime_s: The time after which it ends by itself, in seconds.
@@ -165,7 +172,10 @@ class ContainerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
-        if self.engine != "sandbox" and bool(self.image) == (self.dockerfile is not None):
+        if self.engine == "sandbox":
+            if given := [name for name in ("image", "dockerfile", "user", "allow") if getattr(self, name)]:
+                raise ValueError(f"engine='sandbox' has no {', '.join(given)}; leave it out, or use podman or docker")
+        elif bool(self.image) == (self.dockerfile is not None):
             raise ValueError("expected either image, the name of an image, or dockerfile, a folder with a Dockerfile")
         return self
 
@@ -639,12 +649,14 @@ async def start(config: ContainerConfig) -> Container:
         return _SandboxContainer(config)
     engine, image = _installed(config.engine), config.image
     if config.dockerfile is not None:
-        image = await output_of(engine, "build", "--quiet", str(config.dockerfile), timeout_s=config.lifetime_s)
+        folder = str(config.dockerfile.resolve())
+        image = await output_of(engine, "build", "--quiet", folder, timeout_s=config.lifetime_s)
     name = f"envsdk-{secrets.token_hex(8)}"
     limits = {"fsize": config.disk_mib * 2**20, "nofile": 1024, "nproc": 8192}  # not every machine allows the default
     call = Command()
     arguments = (
         *(engine, "run", "--detach", f"--name={name}", f"--label={_OWNER}={_owner()}", "--network=none", "--user=0"),
+        f"--hostname={_HOSTNAME}",
         *("--workdir=/", "--entrypoint=sh", "--stop-signal=SIGKILL", "--log-driver=none"),
         *(f"--memory={config.memory_mib}m", f"--memory-swap={config.memory_mib}m", f"--cpus={config.cpus}"),
         *(
@@ -654,8 +666,7 @@ async def start(config: ContainerConfig) -> Container:
             "--cap-drop=net_raw",
         ),
         *(f"--ulimit={limit}={value}:{value}" for limit, value in limits.items()),
-        *(f"--add-host={host}:{local}" for host, local in dict(locals_of(config.allow)).items() if host not in HERE),
-        *(("--http-proxy=false",) if engine == "podman" else ()),
+        *(("--http-proxy=false", "--image-volume=ignore") if engine == "podman" else ()),
         *(image, "-c", _PROCESS_1, str(config.lifetime_s)),
     )
     try:
@@ -666,8 +677,10 @@ async def start(config: ContainerConfig) -> Container:
         own_user = await output_of(engine, "image", "inspect", "--format={{.Config.User}}", image)
         user, storage = config.user or own_user or "0", described.get("GraphDriver", {}).get("Data", {}).get("UpperDir")
         container = _EngineContainer(engine, name, config, user, storage)
-        folder = shlex.quote(config.workdir)
-        await output_of(engine, "exec", "--user=0", name, "sh", "-c", f"mkdir -p {folder} && chown {user} {folder}")
+        hosts = {"127.0.0.1": f"localhost {_HOSTNAME}", "::1": "localhost"}
+        hosts |= {local: host for host, local in locals_of(config.allow) if host not in HERE}
+        lines = (f"{address} {host}" for address, host in hosts.items())
+        await output_of(engine, "exec", "--user=0", name, "sh", "-c", _PREPARE, "sh", config.workdir, user, *lines)
         if config.allow:
             await container.reach(described["State"]["Pid"])
     except BaseException:

@@ -6,7 +6,6 @@ container, and nothing but these addresses can be reached.
 """
 
 import asyncio
-import contextlib
 import os
 import socket
 import sys
@@ -18,6 +17,8 @@ from ..errors import ContainerError
 
 HERE = ("127.0.0.1", "localhost")
 """The names of this machine's loopback interface, which are the container's as well."""
+_MAX_CONNECTIONS = 64
+"""The maximum number of simultaneous connections of a container; further ones are closed at once."""
 _JOIN = """import ctypes, os, socket, sys
 control, process, *addresses = sys.argv[1:]
 for kind in ("user", "net"):
@@ -47,6 +48,7 @@ class Forwarding:
 
     def __init__(self) -> None:
         self._servers: list[asyncio.Server] = []
+        self._connections = 0
 
     async def open(self, process: int, allow: Sequence[str]) -> None:
         """Listen in the network namespace of a process.
@@ -58,8 +60,9 @@ class Forwarding:
         Raises:
             ContainerError: If this process may not join the namespace.
         """
-        ports = [address.rpartition(":")[2] for address in allow]
-        local = [f"{there}:{port}" for (_, there), port in zip(locals_of(allow), ports, strict=True)]
+        # Some have the same local address, such as localhost and 127.0.0.1.
+        places = zip(locals_of(allow), allow, strict=True)
+        local = {f"{there}:{address.rpartition(':')[2]}": address for (_, there), address in places}
         ours, theirs = socket.socketpair()
         with ours, theirs:
             control = str(theirs.fileno())
@@ -75,15 +78,44 @@ class Forwarding:
                 why = errors.decode(errors="replace").strip()[-300:]
                 raise ContainerError(f"allow needs Linux, and root or a rootless podman: {why}")
             _, descriptors, _, _ = socket.recv_fds(ours, 1, len(local))
-        for address, descriptor in zip(allow, descriptors, strict=True):
-            serving = background_loop(os.getpid()).submit(_serve(socket.socket(fileno=descriptor), address))
-            self._servers.append(await asyncio.wrap_future(serving))
+        listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        try:
+            for address, listener in zip(local.values(), listeners, strict=True):
+                serving = background_loop(os.getpid()).submit(self._serve(listener, address))
+                self._servers.append(await asyncio.wrap_future(serving))
+        except BaseException:
+            self.close()
+            for listener in listeners:
+                listener.close()
+            raise
 
     def close(self) -> None:
         """Stop listening."""
         servers, self._servers = self._servers, []
         for server in servers:
             background_loop(os.getpid()).submit(_close(server))
+
+    async def _serve(self, listener: socket.socket, address: str) -> asyncio.Server:
+        host, _, port = address.rpartition(":")
+
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if self._connections >= _MAX_CONNECTIONS:
+                writer.close()
+                return
+            self._connections += 1
+            writers = [writer]
+            try:
+                far_reader, far_writer = await asyncio.open_connection(host, int(port))
+                writers.append(far_writer)
+                await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+            except (OSError, RuntimeError):  # one direction failed, so the other is of no use
+                pass
+            finally:
+                self._connections -= 1
+                for each in writers:
+                    each.close()
+
+        return await asyncio.start_server(forward, sock=listener)
 
 
 @cache
@@ -92,29 +124,12 @@ def background_loop(process: int) -> LoopThread:
     return LoopThread("envsdk-containers")
 
 
-async def _serve(listener: socket.socket, address: str) -> asyncio.Server:
-    host, _, port = address.rpartition(":")
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await asyncio.open_connection(host, int(port))
-        except OSError:
-            writer.close()
-            return
-        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
-        for each in (writer, far_writer):
-            each.close()
-
-    return await asyncio.start_server(forward, sock=listener)
-
-
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Forward one direction of a connection to its end."""
-    with contextlib.suppress(OSError, RuntimeError):
-        while data := await reader.read(2**16):
-            writer.write(data)
-            await writer.drain()
-        writer.write_eof()
+    while data := await reader.read(2**16):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()
 
 
 async def _close(server: asyncio.Server) -> None:

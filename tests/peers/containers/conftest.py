@@ -4,6 +4,7 @@
 once, in `.cache/containers`. Without podman, runc and debootstrap, or without root, the tests are skipped.
 """
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from envsdk.containers import ContainerConfig
+from envsdk.containers import ContainerConfig, prune
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 CACHE = CHECKOUT / ".cache" / "containers"
@@ -60,7 +61,7 @@ def engine() -> Iterator[None]:
     if subprocess.run(("podman", "image", "exists", "python:3.12-slim"), check=False).returncode:
         make_images()
     yield
-    subprocess.run(("podman", "rm", "--all", "--force"), check=True, capture_output=True)
+    asyncio.run(prune("podman", everything=True))
 
 
 def make_images() -> None:

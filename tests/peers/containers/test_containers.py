@@ -100,7 +100,7 @@ def test_a_container_has_nothing_of_the_machine_and_reaches_what_it_may(
 
     async def main() -> None:
         async with server("allowed") as allowed, server("another") as another:
-            reach = (f"127.0.0.1:{allowed}", f"example.org:{allowed}")
+            reach = (f"127.0.0.1:{allowed}", f"example.org:{allowed}", f"localhost:{allowed}", f"localhost:{allowed}")
             config = small.model_copy(update={"allow": reach, "environ": {"OWN": "1"}})
             async with await start(config) as container, await start(small) as alone:
                 environ = (await container.run("env", environ={"MORE": "2"})).stdout
@@ -110,6 +110,8 @@ def test_a_container_has_nothing_of_the_machine_and_reaches_what_it_may(
                 for address in (f"127.0.0.1:{another}", "1.1.1.1", f"192.0.2.2:{another}"):
                     assert not (await container.run(["python3", "-c", GET.format(address)])).ok
                 assert not (await alone.run(["python3", "-c", GET.format(reach[0])])).ok
+                hosts = "127.0.0.1 localhost container\n::1 localhost\n127.1.0.2 example.org\n"
+                assert (await container.run("cat /etc/hosts /etc/resolv.conf")).stdout == hosts
                 assert (await container.run("getent hosts example.org")).stdout.startswith("127.1.0.")
                 for attempt in (
                     "mount -t tmpfs none /mnt",
@@ -180,9 +182,9 @@ def test_mistakes_of_a_model_are_errors_of_its_tools(small: ContainerConfig):
             calls = [
                 shell(command="\0"), shell(command="\ud800"), shell(command="x" * 200_000), python(code="\0"),
                 read_file(path="/dev/zero"), read_file(path="/proc/kmsg"), read_file(path="a\0"),
-                read_file(path="\ud800"), write_file(path="/proc/x", content=""), write_file(path="x" * 300, content=""),
-                write_file(path="x", content="\ud800"), write_file(path=".", content=""),
-                edit_file(path="/proc/self/mem", old="a", new="b"),
+                read_file(path="\ud800"), write_file(path="/proc/x", content=""),
+                write_file(path="x", content="\ud800"), write_file(path="x" * 300, content=""),
+                write_file(path=".", content=""), edit_file(path="/proc/self/mem", old="a", new="b"),
             ]  # fmt: skip
             for call in calls:
                 with pytest.raises(ToolError):
@@ -216,6 +218,33 @@ def test_what_leads_out_of_a_folder_is_not_copied(small: ContainerConfig, tmp_pa
             )
             with pytest.raises(ContainerError, match="larger than disk_mib"):
                 await container.copy_out(".", tmp_path / "huge")
+
+    asyncio.run(main())
+
+
+def test_at_most_64_connections_are_open_at_the_same_time(small: ContainerConfig):
+    program = (
+        "import socket, sys, time\nopen_ = []\n"
+        "for _ in range(80):\n    s = socket.create_connection(('localhost', int(sys.argv[1])), 5)\n"
+        "    s.settimeout(2)\n    open_.append(s)\n"
+        "time.sleep(1)\nended = 0\nfor s in open_:\n    s.setblocking(False)\n"
+        "    try: ended += s.recv(1) == b''\n    except BlockingIOError: pass\n    except ConnectionError: ended += 1\n"
+        "print(ended)\nfor s in open_: s.close()\ntime.sleep(0.5)\n"
+        "s = socket.create_connection(('localhost', int(sys.argv[1])), 5)\ns.sendall(b'x')\nprint(s.recv(1))\n"
+    )
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    async def main() -> None:
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as serving:
+            port = serving.sockets[0].getsockname()[1]
+            config = small.model_copy(update={"allow": (f"127.0.0.1:{port}",)})
+            async with await start(config) as container:
+                result = await container.run(["python3", "-c", program, str(port)], timeout_s=20)
+                assert result.stdout == "16\nb'x'\n", result.report()
 
     asyncio.run(main())
 

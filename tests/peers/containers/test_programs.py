@@ -18,6 +18,7 @@ from envsdk.gateway import ProgramEnv, ProgramResult
 from envsdk.rollouts import Rollouts
 
 ROOT = Path(__file__).resolve().parents[3]
+LISTING = ("podman", "ps", "--all", "--filter=label=envsdk.owner", "--format={{.Names}}")
 COMMANDS = ("cat mean.py", "sed -i 's/ + 1$//' mean.py && cat mean.py")
 MEAN = "def mean(values):\n    return sum(values) / len(values) + 1\n"
 
@@ -138,9 +139,7 @@ def test_an_agent_whose_container_is_killed_is_played_again():
     class Killed(Plain):
         def respond(self, reply: Message) -> Any:
             if not killed:
-                names = subprocess.run(
-                    ("podman", "ps", "--format={{.Names}}"), check=True, capture_output=True, text=True
-                ).stdout.split()
+                names = subprocess.run(LISTING, check=True, capture_output=True, text=True).stdout.split()
                 killed.extend(names)
                 subprocess.run(("podman", "rm", "--force", *names), check=True, capture_output=True)
             return super().respond(reply)
@@ -156,7 +155,7 @@ def test_repositories_are_repaired_in_64_episodes(policy: str, reward: float, sm
     run = Rollouts("envsdk/RepoFix-v0", policy, seeds=range(64), env_options=options, max_concurrency=8)
     trajectories = run.run()
     assert [trajectory.reward for trajectory in trajectories] == [reward] * 64
-    left = subprocess.run(("podman", "ps", "--all", "--quiet"), check=True, capture_output=True, text=True).stdout
+    left = subprocess.run(LISTING, check=True, capture_output=True, text=True).stdout
     assert left == ""
 
 
