@@ -48,11 +48,13 @@ _CLIENT_FAILED = 125
 """Exit statuses from this one on may be those of the engine's client, such as when the container has ended."""
 _FILES_S = 120.0
 """The maximum time for writing files, in seconds."""
-_KILL_S = 15.0
+_KILL_S = 30.0
 """The maximum time for killing the processes of a command, in seconds, until the container is killed."""
 _IN_SANDBOX = """
 import base64, os, runpy, sys
 from pathlib import Path
+os.mkdir("files")  # next to main.py, which is this program
+os.chdir("files")
 for name, data in JOB["files"].items():
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     Path(name).write_bytes(base64.b64decode(data))
@@ -75,7 +77,7 @@ try:
             print(Path(name).read_text(), end="")
     elif program == "ls":
         for folder in arguments or ["."]:
-            print(*sorted(path.name for path in Path(folder).iterdir() if path.name != "main.py"), sep="\\n")
+            print(*sorted(path.name for path in Path(folder).iterdir()), sep="\\n")
     else:
         print(f"sh: {program}: not found; there are python, cat and ls", file=sys.stderr)
         sys.exit(127)
@@ -87,11 +89,14 @@ except OSError as error:
 """
 _LABEL = re.compile(rf"\b{re.escape(_OWNER)}[=:]([^\s,\]]+)")
 """The label in a list of labels, which podman and docker write in different forms."""
+_MAX_WORD = 2**17
+"""The length of a word of a command in the sandbox, which is that of Linux."""
 _BATCH = 50
 """The number of containers that one command removes: each takes a part of its time limit."""
 _VARIABLE = re.compile(r"(?!ENVSDK_[0-9])[A-Za-z_][A-Za-z0-9_]*")
 _ADDRESS = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5}")
-_KILL = f"""for round in 1 2 3 4 5; do
+_KILL = f"""for round in 1 2 3 4 5 6 7 8; do
+  [ $round -lt 3 ] || sleep 0.1
   left=
   for process in /proc/[0-9]*; do
     if tr '\\000' '\\n' < $process/environ | grep -qxF "{_MARK}=$0"; then kill -9 ${{process#/proc/}}; left=1; fi
@@ -403,8 +408,8 @@ class Container(abc.ABC):
             raise ToolError(f"{path} is not a text file: {error}") from error
 
     def _absolute(self, path: str) -> PurePosixPath:
-        if "\0" in path:
-            raise ConfigError(f"the path {path!r:.80} contains a null character")
+        if re.search("[\0\ud800-\udc7f\udd00-\udfff]", path):
+            raise ConfigError(f"the path {path!r:.80} contains a null character or half of a surrogate pair")
         return PurePosixPath(posixpath.normpath(PurePosixPath(self.config.workdir, path)))
 
 
@@ -581,8 +586,11 @@ class _SandboxContainer(Container):
         environ: Mapping[str, str] | None = None,
     ) -> CommandResult:
         began_at = time.monotonic()
+        words = [command] if isinstance(command, str) else [str(word) for word in command]
+        if max(map(len, words), default=0) >= _MAX_WORD:
+            raise ConfigError(f"the command is too long; a word of it has at most {_MAX_WORD:,} characters")
         try:
-            words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
+            words = shlex.split(command) if isinstance(command, str) else words
         except ValueError as error:
             return CommandResult("", f"sh: {error}", 2, None, 0.0)
         files = {path: base64.b64encode(data).decode() for path, data in self._files.items()}
@@ -610,10 +618,14 @@ class _SandboxContainer(Container):
 
     async def write(self, path: str, content: bytes | str, *, mode: int = 0o644) -> None:
         data = content.encode() if isinstance(content, str) else content
-        written = sum(map(len, self._files.values())) + len(data)
+        name = self._relative(path)
+        folders = {str(folder) for folder in PurePosixPath(name).parents}
+        if name == "." or folders & self._files.keys() or any(other.startswith(f"{name}/") for other in self._files):
+            raise ContainerError(f"{path} cannot be written: it is a folder, or a file is where its folder would be")
+        written = sum(map(len, self._files.values())) - len(self._files.get(name, b"")) + len(data)
         if written > self.config.disk_mib * 2**20:
             raise ContainerError(f"the files are larger than disk_mib, {self.config.disk_mib} MiB")
-        self._files[self._relative(path)] = data
+        self._files[name] = data
 
     async def copy_in(self, source: Path, target: str) -> None:
         for path in sorted(source.rglob("*")):
@@ -635,7 +647,10 @@ class _SandboxContainer(Container):
         absolute = self._absolute(path)
         if not absolute.is_relative_to(self.config.workdir):
             raise ContainerError(f"{path} is not in {self.config.workdir}, and the sandbox has no other files")
-        return str(absolute.relative_to(self.config.workdir))
+        name = absolute.relative_to(self.config.workdir)
+        if len(os.fsencode(name)) > 2000 or any(len(os.fsencode(part)) > 255 for part in name.parts):
+            raise ConfigError(f"the path {path!r:.80} is too long")
+        return str(name)
 
 
 async def start(config: ContainerConfig) -> Container:

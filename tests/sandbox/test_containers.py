@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,12 @@ def test_files_of_the_sandbox_stay_in_its_folder_and_below_its_limit(tmp_path: P
         with pytest.raises(ContainerError, match="disk_mib"):
             await container.write("large", bytes(2**21))
         await container.write("a/b", "1")
+        for path in (".", "/work", "a", "a/b/c"):
+            with pytest.raises(ContainerError, match="folder"):
+                await container.write(path, "")
+        await container.write("main.py", "print(2)")
+        assert (await container.run("ls")).stdout == "a\nmain.py\n"
+        assert (await container.run("python main.py")).stdout == "2\n"
         await container.copy_out("a", tmp_path / "a")
         assert (tmp_path / "a" / "b").read_text() == "1"
 
@@ -153,3 +161,31 @@ def test_the_containers_of_ended_processes_are_removed_in_batches(
 def test_the_output_of_an_engine_is_whole_or_an_error():
     with pytest.raises(ContainerError, match="too much"):
         asyncio.run(output_of("head", "-c", "2000000", "/dev/zero"))
+
+
+def test_mistakes_of_a_model_are_errors_of_the_tools_of_a_sandbox():
+    async def use(container: Container) -> None:
+        shell, _, read_file, write_file, _ = container.tools()
+        calls = [
+            shell(command="x" * 2**17), read_file(path="a\0"), read_file(path="/dev/zero"), read_file(path="\ud800"),
+            write_file(path="x" * 300, content=""), write_file(path="a/" * 2000, content=""),
+            write_file(path="x", content="\ud800"), write_file(path="large", content="x" * 2**21),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(ToolError):
+                await call
+        assert await shell(command="ls") == "[no output]"
+
+    in_sandbox(use)
+
+
+def test_a_pool_of_a_forked_process_has_its_own_containers():
+    program = (
+        "import asyncio, os\nfrom envsdk.containers import ContainerConfig, ContainerPool\n"
+        "pool = ContainerPool(ContainerConfig(engine='sandbox'))\n"
+        "async def use(): await pool.take(); await pool.close()\n"
+        "asyncio.run(pool.take())\nif os.fork() == 0:\n    asyncio.run(use())\n    os._exit(0)\n"
+        "print(os.wait()[1])\nasyncio.run(use())\n"
+    )
+    ran = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == "0\n"
