@@ -1,7 +1,5 @@
 """History policies: which part of the past stays visible to the model."""
 
-from .contexts._history import DROPPED_IMAGE as DROPPED_IMAGE
-from .contexts._history import DROPPED_RESULT as DROPPED_RESULT
 from .contexts._history import Budget as Budget
 from .contexts._history import Compact as Compact
 from .contexts._history import History as History

@@ -72,6 +72,7 @@ class Command:
             stdout=into or pipe,
             stderr=pipe,
             env=None if environ is None else {**os.environ, **environ},
+            cwd="/",  # conmon writes a file where it was started when a container has no memory left
         )
         ended = asyncio.create_task(process.wait())
         tasks: list[asyncio.Task[None]] = []

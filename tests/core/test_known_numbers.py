@@ -10,7 +10,8 @@ import pytest
 from pydantic import Field
 
 from envsdk import Action, Break, Env, Handoff, HistoryPolicy, Message, StopReason, Trajectory, Turn, get_renderer
-from envsdk.history import DROPPED_RESULT, History, Rewrite
+from envsdk.contexts._history import DROPPED_RESULT
+from envsdk.history import History, Rewrite
 
 TOOL = {"type": "function", "function": {"name": "look", "description": "Look something up."}}
 Reply = Message | Action
