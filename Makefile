@@ -8,12 +8,14 @@ LINT := .venv/.installed-lint
 COVERAGE := .venv/.installed-coverage
 GATEWAY := .venv/.installed-gateway
 TORCH := .venvs/torch/.installed
+LOWEST := .venvs/torch-lowest/.installed
+GPU := .venvs/gpu/.installed
 DOCS := .venvs/docs/.installed
 
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch coverage lint format bench bench-release bench-peers results hooks docs docs-version has-version drawings errors-page clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers results hooks docs docs-version has-version drawings errors-page clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -43,6 +45,16 @@ test-browser: | .venv/pyvenv.cfg
 test-torch: $(TORCH)
 	OMP_NUM_THREADS=1 .venvs/torch/bin/python -m pytest -n 2 --dist loadfile tests/with_torch
 
+# The same with the lowest versions of the extra `torch`. Such an old torch comes with CUDA: 3 GB.
+test-torch-lowest: $(LOWEST)
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 .venvs/torch-lowest/bin/python -m pytest -n 2 --dist loadfile tests/with_torch
+
+# Trees on an NVIDIA GPU against separate samples, and TRL's trainer on them; writes the table of
+# docs/explanation/trees.md. Other options: make test-gpu GPU_OPTIONS="--steps 16 --no-trainer"
+test-gpu:
+	@if nvidia-smi -L 2>/dev/null; then $(MAKE) $(GPU) && .venvs/gpu/bin/python tests/gpu/run.py $(GPU_OPTIONS); \
+	else echo "test-gpu: this machine has no NVIDIA GPU. Nothing was run, so nothing has passed."; fi
+
 # Line and branch coverage of the tests of `make test`, child processes included; pages in .cache/coverage/html.
 coverage: $(COVERAGE)
 	rm -rf .cache/coverage
@@ -68,13 +80,13 @@ format: $(LINT)
 
 # Runs the checks of .pre-commit-config.yaml before each commit.
 hooks: $(LINT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[hooks]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[hooks]'
 	$(BIN)/pre-commit install
 
 # Side by side with other projects, each in an environment of its own; writes docs/benchmarks.md. Some rows, or quickly,
 # into .cache/benchmarks: make bench-peers BENCH="tool-turns --quick"
 bench-peers: $(TEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,report]'
 	$(BIN)/python -m benchmarks $(BENCH)
 
 # What everything costs, compared with the last release: a row that got slower fails. Some rows: BENCH="-k samples"
@@ -124,30 +136,45 @@ $(CORE): pyproject.toml | .venv/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-$(TEST): tests/requirements-data.txt $(CORE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+$(TEST): tests/constraints.txt tests/requirements-data.txt $(CORE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
 	touch $@
 
 # The reference describes what the gateway reads and stores, and the built-in environments, some of which have images.
 $(GATEWAY): $(CORE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gateway,vision,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[gateway,vision,report]'
 	touch $@
 
 $(LINT): $(TEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,lint]'
 	touch $@
 
 $(COVERAGE): $(TEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,coverage]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,coverage]'
 	touch $@
 
 .venvs/torch/pyvenv.cfg: | .venv/pyvenv.cfg
 	$(PYTHON) -m venv .venvs/torch
 
-$(TORCH): pyproject.toml tests/requirements-data.txt | .venvs/torch/pyvenv.cfg
-	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch,examples]'
+$(TORCH): pyproject.toml tests/constraints.txt tests/requirements-data.txt | .venvs/torch/pyvenv.cfg
+	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,torch,examples]'
 	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	touch $@
+
+.venvs/torch-lowest/pyvenv.cfg: | .venv/pyvenv.cfg
+	$(PYTHON) -m venv .venvs/torch-lowest
+
+$(LOWEST): pyproject.toml tests/constraints-lowest.txt tests/requirements-data.txt | .venvs/torch-lowest/pyvenv.cfg
+	.venvs/torch-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/constraints-lowest.txt -e '.[test,torch,examples]'
+	.venvs/torch-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	touch $@
+
+.venvs/gpu/pyvenv.cfg: | .venv/pyvenv.cfg
+	$(PYTHON) -m venv .venvs/gpu
+
+$(GPU): pyproject.toml tests/peers/trl/requirements.txt | .venvs/gpu/pyvenv.cfg
+	.venvs/gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch]' trl peft -c tests/peers/trl/requirements.txt
 	touch $@
 
 .venvs/docs/pyvenv.cfg: | .venv/pyvenv.cfg

@@ -17,12 +17,15 @@ torch: Any = load("torch", "attention over a tree needs", "pip install 'envsdk[t
 
 _FORWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+_GROUPED = torch.__version__ >= (2, 9)
+"""Whether a key head may serve several heads. Earlier kernels read and write beyond the keys (pytorch/157893)."""
 
 
 def supports(query: Any, key: Any, value: Any) -> bool:
     """Return whether torch has a kernel for these tensors, which are those of `attend_by_paths`."""
     alike = query.dtype == key.dtype == value.dtype and query.shape[-1] == key.shape[-1] == value.shape[-1]
-    return _BACKWARD is not None and alike and query.device.type == "cpu"
+    takes_groups = _GROUPED or query.shape[1] == key.shape[1]
+    return _BACKWARD is not None and alike and takes_groups and query.device.type == "cpu"
 
 
 def attend_by_paths(query: Any, key: Any, value: Any, sinks: Any, paths: list[TreePath], scale: float) -> Any:
@@ -58,11 +61,13 @@ class _PathAttention(torch.autograd.Function):
                 its_keys, its_values = keys[other][:, :, :length], values[other][:, :, :length]
                 found, found_sum = _FORWARD(grouped, its_keys, its_values, scale=scale)
                 found, found_sum = found.reshape(part.shape), found_sum.reshape(its_sum.shape)
-                both = torch.logaddexp(its_sum, found_sum)
-                part, its_sum = part * _share(its_sum, both) + found * _share(found_sum, both), both
-            if sinks is not None:
-                both = torch.logaddexp(its_sum, sinks[:, None].to(its_sum.dtype))
-                part, its_sum = part * _share(its_sum, both), both  # sinks are keys without values
+                share = torch.sigmoid(its_sum - found_sum)[..., None]
+                part = torch.lerp(found.to(share.dtype), part.to(share.dtype), share)
+                its_sum = torch.logaddexp(its_sum, found_sum)
+            if sinks is not None:  # sinks are keys without values
+                to_sinks = sinks[:, None].to(its_sum.dtype)
+                part = part * torch.sigmoid(its_sum - to_sinks)[..., None]
+                its_sum = torch.logaddexp(its_sum, to_sinks)
             _put(output, path, part)
             _put(sums, path, its_sum)
         ctx.save_for_backward(query, key, value, sinks, output, sums)
@@ -129,7 +134,3 @@ def _grouped(tensor: Any, key: Any) -> Any:
     if heads == tensor.shape[1] or heads < torch.get_num_threads():
         return tensor
     return tensor.reshape(1, heads, -1, *tensor.shape[3:])
-
-
-def _share(part: Any, whole: Any) -> Any:
-    return (part - whole).exp()[..., None]
