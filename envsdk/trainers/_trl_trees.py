@@ -5,8 +5,7 @@ microbatch as one forest, and puts the log-probabilities of trained tokens in th
 clipping, reduction and metrics are TRL's.
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from ..trajectories._samples import Sample
 from ..tree._batch import TreeBatch, tree_batch
 from ._checks import check_samples
 from ._packages import load
+from ._rows import hidden_states_at
 from ._trl_images import image_trainer
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
             places, predecessors, labels, inputs = self._forest_inputs(patched, rows, width)
             device = self.accelerator.device
             at, targets = (torch.from_numpy(each).to(device) for each in (predecessors, labels))
-            with _hidden_states_at(patched, at), self.accelerator.autocast():
+            with hidden_states_at(patched, at), self.accelerator.autocast():
                 output: Any = model(**inputs, shift_labels=targets[None], fused_lm_head=True)
             index = torch.from_numpy(places).to(device)
 
@@ -258,19 +258,3 @@ def _found(rows: TreeRows, ids: Any, seen: Any, width: int) -> list[TreeRow | No
         None if left_out else rows.find(own[mask], number)
         for number, (own, mask, left_out) in enumerate(zip(numbers, kept, is_left_out, strict=True))
     ]
-
-
-@contextmanager
-def _hidden_states_at(model: Any, indices: Any) -> Generator[None]:
-    """Let a model return the last hidden states of these tokens only: one token may predict several ones of a tree."""
-
-    def select(_: Any, __: Any, output: Any) -> Any:
-        output["last_hidden_state"] = output["last_hidden_state"][:, indices]
-        return output
-
-    backbone = model.model if model.base_model is model else model.base_model  # what makes the last hidden states
-    handle = backbone.register_forward_hook(select)
-    try:
-        yield
-    finally:
-        handle.remove()
