@@ -8,12 +8,13 @@ LINT := .venv/.installed-lint
 COVERAGE := .venv/.installed-coverage
 GATEWAY := .venv/.installed-gateway
 TORCH := .venvs/torch/.installed
+GPU := .venvs/gpu/.installed
 DOCS := .venvs/docs/.installed
 
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch coverage lint format bench bench-release bench-peers hooks docs docs-version has-version drawings errors-page clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-gpu coverage lint format bench bench-release bench-peers hooks docs docs-version has-version drawings errors-page clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -42,6 +43,12 @@ test-browser: | .venv/pyvenv.cfg
 # With real models on the CPU: a file's tests share models. One thread for each of two workers: more would wait.
 test-torch: $(TORCH)
 	OMP_NUM_THREADS=1 .venvs/torch/bin/python -m pytest -n 2 --dist loadfile tests/with_torch
+
+# Trees on an NVIDIA GPU against separate samples, and TRL's trainer on them; writes the table of
+# docs/explanation/trees.md. Other options: make test-gpu GPU_OPTIONS="--steps 16 --no-trainer"
+test-gpu:
+	@if nvidia-smi -L 2>/dev/null; then $(MAKE) $(GPU) && .venvs/gpu/bin/python tests/gpu/run.py $(GPU_OPTIONS); \
+	else echo "test-gpu: this machine has no NVIDIA GPU. Nothing was run, so nothing has passed."; fi
 
 # Line and branch coverage of the tests of `make test`, child processes included; pages in .cache/coverage/html.
 coverage: $(COVERAGE)
@@ -142,6 +149,13 @@ $(COVERAGE): $(TEST)
 $(TORCH): pyproject.toml tests/requirements-data.txt | .venvs/torch/pyvenv.cfg
 	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch,examples]'
 	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	touch $@
+
+.venvs/gpu/pyvenv.cfg: | .venv/pyvenv.cfg
+	$(PYTHON) -m venv .venvs/gpu
+
+$(GPU): pyproject.toml tests/peers/trl/requirements.txt | .venvs/gpu/pyvenv.cfg
+	.venvs/gpu/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch]' trl peft -c tests/peers/trl/requirements.txt
 	touch $@
 
 .venvs/docs/pyvenv.cfg: | .venv/pyvenv.cfg

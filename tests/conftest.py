@@ -23,7 +23,7 @@ os.environ["ENVSDK_TEMPLATE_CACHE"] = "off"  # what an earlier run measured is n
 # A slow machine fails no test.
 SLOW = [HealthCheck.too_slow]
 REPEATABLE: dict[str, Any] = {"derandomize": True, "deadline": None, "database": None, "suppress_health_check": SLOW}
-settings.register_profile("short", max_examples=25, **REPEATABLE)
+settings.register_profile("short", max_examples=12, **REPEATABLE)
 settings.register_profile("full", max_examples=100, **REPEATABLE)
 settings.register_profile("explore", deadline=None, max_examples=2000, suppress_health_check=SLOW)
 

@@ -1,10 +1,13 @@
 """Which rows of a matrix of parameters a short run takes: few, but each value of each parameter.
 
 `@pytest.mark.matrix` marks a test whose rows show the same rule for many values. Its rows are chosen so that each value
-of each parameter (with `pairs=True`, each pair of values of two parameters) is in at least one of them.
+of each parameter (with `pairs=True`, each pair of values of two parameters) is in at least one of them. With `every=3`,
+a short run takes only each third of these; where it begins depends on the name of the test, so that tests of the same
+families together take all of them.
 `@pytest.mark.full` marks a test or a single row that only the full run has. `--full` runs every row.
 """
 
+import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
@@ -18,7 +21,7 @@ Row = Mapping[str, Hashable]  # which object each parameter is, by its id
 
 def short_run(items: Sequence["pytest.Item"]) -> list["pytest.Item"]:
     """Return the items of a short run, in their order."""
-    matrices: dict[tuple[str, bool], list[pytest.Item]] = {}
+    matrices: dict[tuple[str, bool, int], list[pytest.Item]] = {}
     kept: set[pytest.Item] = set()
     for item in items:
         if item.get_closest_marker("full"):
@@ -28,9 +31,12 @@ def short_run(items: Sequence["pytest.Item"]) -> list["pytest.Item"]:
             kept.add(item)
         else:
             name = item.nodeid.partition("[")[0]
-            matrices.setdefault((name, matrix.kwargs.get("pairs", False)), []).append(item)
-    for (_, pairs), rows in matrices.items():
-        kept.update(rows[at] for at in covering([row_of(item) for item in rows], pairs=pairs))
+            key = name, matrix.kwargs.get("pairs", False), matrix.kwargs.get("every", 1)
+            matrices.setdefault(key, []).append(item)
+    for (name, pairs, every), rows in matrices.items():
+        chosen = covering([row_of(item) for item in rows], pairs=pairs)
+        first = zlib.crc32(name.encode()) % min(every, len(chosen))
+        kept.update(rows[at] for at in chosen[first::every])
     return [item for item in items if item in kept]
 
 

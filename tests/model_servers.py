@@ -460,7 +460,7 @@ class ModelServer:
             {
                 **self._id(token),
                 "logprob": logprob,
-                "top_logprobs": [{**self._id(one), "logprob": v} for one, v in top[:count]],
+                "top_logprobs": [{**self._id(one), "logprob": v} for one, v in _candidates(token, logprob, top, count)],
             }
             for token, logprob, top in entries
         ]
@@ -482,9 +482,14 @@ class _Sampled:
     stop_reason: int | str | None = None
 
 
+def _candidates(token: int, logprob: float, top: list[tuple[int, float]], count: int) -> list[tuple[int, float]]:
+    """As vLLM lists them: the sampled token, then the most likely ones, so count or count + 1 of them."""
+    return [*({token: logprob} | dict(top[:count])).items()]
+
+
 def _plain(entries: list[Any], count: int) -> dict[str, Any]:
     """Tokens as /v1/completions sends them."""
-    top = [{f"token_id:{one}": value for one, value in top[:count]} for _, _, top in entries]
+    top = [{f"token_id:{one}": value for one, value in _candidates(*entry, count)} for entry in entries]
     logprobs = {"token_logprobs": [logprob for _, logprob, _ in entries], "top_logprobs": top}
     return {"token_ids": [token for token, _, _ in entries], "logprobs": logprobs}
 

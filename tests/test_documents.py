@@ -18,7 +18,6 @@ RUNNABLE = [
 TARGET = re.compile(r"^(\w[\w-]*):", flags=re.MULTILINE)
 FOLDERS = "envsdk|tests|docs|examples|scripts|renderers|environments"
 PATH = re.compile(rf"`((?:{FOLDERS})/(?:[\w-]+/)*(?:\w[\w.-]*\.[a-z]+)?)`")
-every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
@@ -28,44 +27,46 @@ def test_the_code_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.
     run_code_of(CHECKOUT / name)
 
 
-@every_page
-def test_every_link_to_a_file_of_the_project_resolves(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
-        if link.startswith(("http://", "https://")):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        assert target.exists(), f"{name_of(page)} links to {link}"
-        assert target.is_relative_to(CHECKOUT), f"{name_of(page)} links to {link}, outside the project"
-        assert not anchor or anchor in anchors_of(target), f"{name_of(page)} links to {link}, which is no heading"
+def test_every_link_to_a_file_of_the_project_resolves() -> None:
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)):
+            if link.startswith(("http://", "https://")):
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{name_of(page)} links to {link}"
+            assert target.is_relative_to(CHECKOUT), f"{name_of(page)} links to {link}, outside the project"
+            assert not anchor or anchor in anchors_of(target), f"{name_of(page)} links to {link}, which is no heading"
 
 
-@every_page
-def test_every_path_that_a_page_names_exists(page: Path) -> None:
-    spans = PATH.findall(prose_of(page))
-    missing = [path for path in spans if not (CHECKOUT / path).exists()]
-    assert not missing, f"{name_of(page)} names files that do not exist: {', '.join(missing)}"
+def test_every_path_that_a_page_names_exists() -> None:
+    named = [(name_of(page), path) for page in PAGES for path in PATH.findall(prose_of(page))]
+    assert [(page, path) for page, path in named if not (CHECKOUT / path).exists()] == []
 
 
-@every_page
-def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
+def test_every_make_target_that_a_page_names_exists() -> None:
     targets = set(TARGET.findall((CHECKOUT / "Makefile").read_text(encoding="utf-8")))
-    named = re.findall(r"^make ([a-z][\w-]*)|`make ([a-z][\w-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    unknown = {first or second for first, second in named} - targets
-    assert not unknown, f"{name_of(page)} names {', '.join(sorted(unknown))}"
+    for page in PAGES:
+        named = re.findall(
+            r"^make ([a-z][\w-]*)|`make ([a-z][\w-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
+        unknown = {first or second for first, second in named} - targets
+        assert not unknown, f"{name_of(page)} names {', '.join(sorted(unknown))}"
 
 
-@every_page
-def test_every_table_of_a_page_renders_with_equal_columns(page: Path) -> None:
-    text = prose_of(page)
-    rendered = sum(token.type == "tr_open" for token in MarkdownIt("commonmark").enable("table").parse(text))
-    written, before = 0, 0
-    for line in text.split("\n"):
-        if not line.lstrip().startswith("|"):
-            before = 0
-            continue
-        cells = len(re.findall(r"(?<!\\)\|", line))
-        assert before in (0, cells), f"{name_of(page)}: a row of a table has other columns than the row before: {line}"
-        before = cells
-        written += "---" not in line
-    assert rendered == written, f"{name_of(page)} has {written} rows of tables, and {rendered} are rendered"
+def test_every_table_of_a_page_renders_with_equal_columns() -> None:
+    for page in PAGES:
+        text = prose_of(page)
+        rendered = sum(token.type == "tr_open" for token in MarkdownIt("commonmark").enable("table").parse(text))
+        written, before = 0, 0
+        for line in text.split("\n"):
+            if not line.lstrip().startswith("|"):
+                before = 0
+                continue
+            cells = len(re.findall(r"(?<!\\)\|", line))
+            assert before in (0, cells), (
+                f"{name_of(page)}: a row of a table has other columns than the row before: {line}"
+            )
+            before = cells
+            written += "---" not in line
+        assert rendered == written, f"{name_of(page)} has {written} rows of tables, and {rendered} are rendered"

@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,23 +16,12 @@ INDEX = (CHECKOUT / "examples" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "part"),
     [
         ("own_loop", "sample 1 of 1"),
         ("best_of_n", "best: "),
         ("agent_openai", "reward 1, 2 requests, 1 sample"),
         ("agent_anthropic", "reward 1, 2 requests, 1 sample"),
-    ],
-)
-def test_an_example_runs(name: str, says: str) -> None:
-    run = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert says in run.stdout
-
-
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
         ("first_environment", "terminated, reward 1.2: [{'reward': 0.0}, {'solved': 1.0, 'early': 0.2}]"),
         ("sandbox_tool", "reward 1 after 3 steps"),
         ("sub_agents", "the editor saw: 'bees: 40000\\nants: 250000'"),
@@ -46,16 +34,17 @@ def test_an_example_runs(name: str, says: str) -> None:
     ],
 )
 def test_an_example_prints_what_it_teaches(
-    name: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if name == "sandbox_tool":
         try:
             check_isolation("auto")
         except SandboxUnavailable as error:
             pytest.skip(f"programs cannot be isolated here: {error}")
+    monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(sys, "argv", [f"{name}.py", str(tmp_path / "run")])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert line in capsys.readouterr().out.splitlines()
+    assert part in capsys.readouterr().out
 
 
 def test_the_index_lists_every_example_once() -> None:

@@ -179,6 +179,11 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 
 @cache
+def _pretrained(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@cache
 def processor_of(name: str) -> Any:
     """Return a family's processor: the real class with the real image processor, without videos and sounds."""
     if name == "smolvlm":
@@ -188,7 +193,7 @@ def processor_of(name: str) -> Any:
         raw = raw_tokenizer_with(_MORE_TOKENS[name])
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<eos>", **family.special_tokens)
     else:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = _pretrained(folder)
     missing = {"gemma-4": ("feature_extractor", "video_processor"), "smolvlm": ("video_processor",)}
     parts = dict.fromkeys(missing.get(name, ()))
     # SmolVLM's own reads defaults of its processor of videos.

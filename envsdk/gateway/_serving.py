@@ -189,7 +189,11 @@ class Server(uvicorn.Server):
             await asyncio.wait(self.server_state.tasks, timeout=0.1)
         for task in self.server_state.tasks:
             task.cancel()
-        await super().shutdown(sockets)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            for connection in [*self.server_state.connections]:  # their clients do not read
+                connection.transport.abort()  # pyright: ignore[reportOptionalMemberAccess]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

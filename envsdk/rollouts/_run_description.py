@@ -4,6 +4,7 @@ The configuration contains everything that determines the episodes of a run. A r
 """
 
 import ast
+import functools
 import hashlib
 import json
 import os
@@ -279,12 +280,15 @@ def _code(env: Env, made_by: object) -> dict[str, Any]:
             source = file.read_bytes()
             found[name] = hashlib.sha256(source).hexdigest()[:16]
             left += _imported_by(source, name if file.name == "__init__.py" else name.rpartition(".")[0])
-    distributions = sorted({name for top in own for name in packages_distributions().get(top, ())} - {"envsdk"})
+    distributions = sorted({name for top in own for name in _distributions().get(top, ())} - {"envsdk"})
     return {
         "class": _path(kind),
         "versions": {name: version(name) for name in distributions},
         "modules": dict(sorted(found.items())),
     }
+
+
+_distributions = functools.cache(packages_distributions)  # it reads the list of files of every installed distribution
 
 
 def _is_of_environment(package: str, own: set[str]) -> bool:

@@ -132,7 +132,7 @@ class Episodes:
         """The seed of the last episode."""
         self._played: dict[tuple[str, int, How], Trajectory | EpisodeFailed] = {}
 
-    @property
+    @cached_property
     def is_random(self) -> bool:
         """True if the environment is registered as nondeterministic."""
         spec = spec_of(type(self.sample), self.sample.config.model_dump()) or self.sample.spec

@@ -6,15 +6,39 @@ from typing import Any
 import numpy as np
 
 from .._packages import load
-from ..errors import InvalidSample
+from ..errors import ConfigError, InvalidSample
 from ..rendering._model_images import ModelImages
 from ..rendering._vision import Vision
 from ..trajectories._samples import Sample
+from ..tree._masks import state_layers
+from ..tree._run_attention import text_config
 from ._image_inputs import whole_images
 
 
+def check_packed(model: Any) -> None:
+    """Check that a model keeps the samples of a packed row apart by `position_ids` alone.
+
+    Raises:
+        ConfigError: If it has state-space, linear attention or convolution layers. They read a row as one sequence,
+            unless their kernels get the boundaries of its samples.
+    """
+    found = next(state_layers(model), None)
+    if found is not None:
+        name = getattr(text_config(model), "model_type", None) or type(model).__name__
+        raise ConfigError(
+            f"in a packed row, samples would see the samples before them in {name}: {found}. Use layout='padded', or "
+            "pass handles_boundaries=True if the kernels of these layers get `cu_seqlens` or `seq_idx`, such as those "
+            "of causal_conv1d, flash-linear-attention and mamba_ssm"
+        )
+
+
 def model_inputs(
-    batch: Mapping[str, Any], samples: Sequence[Sample], model: Any, *, vision: Vision | None = None
+    batch: Mapping[str, Any],
+    samples: Sequence[Sample],
+    model: Any,
+    *,
+    vision: Vision | None = None,
+    handles_boundaries: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments of a transformers model for a batch: `model(**model_inputs(batch, samples, model)).logits`.
 
@@ -24,6 +48,9 @@ def model_inputs(
         model: The model.
         vision: The image processor for samples with images: `renderer.vision`, of the renderer that wrote them. By
             default, the processor in the folder that the model was loaded from.
+        handles_boundaries: Whether the layers of the model get the boundaries of the samples in a packed row. If True,
+            the arguments have them in the forms that transformers knows: `cu_seq_lens_q`, `cu_seq_lens_k` and
+            `seq_idx`, int32, `max_length_q` and `max_length_k`.
 
     Returns:
         Tensors on the model's device, of shape (B, L) or (1, N), as in the batch: `input_ids`, int64; if padded
@@ -34,7 +61,8 @@ def model_inputs(
 
     Raises:
         InvalidSample: If the samples are not those of the batch, or an image was cut.
-        ConfigError: If the model does not take the images, or the processor is missing or makes other tokens of one.
+        ConfigError: If the model does not take the images, or the processor is missing or makes other tokens of one;
+            or if a packed row has several samples, and the model has layers that see across them.
         MissingPackage: If torch is not installed.
     """
     torch = load("torch", "the inputs of a model need", "pip install 'envsdk[torch]'")
@@ -50,6 +78,19 @@ def model_inputs(
     inputs: dict[str, Any] = {
         name: torch.as_tensor(batch[own], device=device).long() for name, own in names.items() if own in batch
     }
+    if "attention_mask" not in batch and len(lengths) > 1:
+        if not handles_boundaries:
+            check_packed(model)
+        else:
+            bounds = torch.as_tensor(batch["cu_seqlens"], device=device).int()
+            longest = int(batch["max_seqlen"])
+            inputs |= {
+                "cu_seq_lens_q": bounds,
+                "cu_seq_lens_k": bounds,
+                "max_length_q": longest,
+                "max_length_k": longest,
+                "seq_idx": torch.as_tensor(batch["sample_ids"], device=device).int(),
+            }
     images = ModelImages(model, vision)
     media = [
         whole_images(index, sample, length) for index, (sample, length) in enumerate(zip(samples, lengths, strict=True))

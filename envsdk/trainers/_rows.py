@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..contexts._side_data import Aligned
+from ..contexts._side_data import Aligned, Ragged
 from ..errors import ConfigError, InvalidSample
 from ..trajectories._samples import Sample
 
@@ -163,6 +163,34 @@ def routed_experts(sample: Sample, dtype: Any = np.int32) -> "NDArray[Any]":
             f"{np.iinfo(dtype).max}, because the trainer stores experts as {np.dtype(dtype)}"
         )
     return experts.values[:-1].astype(dtype)
+
+
+def sampling_mask(sample: Sample) -> Ragged:
+    """Return the ids that the sampler chose each trained token from, as int32; an empty list for each other token.
+
+    A trainer computes log-probabilities over these ids only, so each trained token must be one of its own.
+
+    Raises:
+        InvalidSample: If a trained token has no list, or is not in its list.
+    """
+    mask = sample.extra.get("sampling_mask")
+    if not isinstance(mask, Ragged) or mask.values.dtype.kind not in "iu":
+        raise InvalidSample(
+            f"a sample of trajectory {sample.trajectory_id!r} has extra['sampling_mask'] {mask!r:.80}; expected Ragged "
+            "with a list of token ids for each sampled token, such as VLLM gives if the server was started with "
+            "--return-sampling-mask"
+        )
+    owners = np.repeat(np.arange(len(mask)), mask.lengths)
+    is_in_list = np.zeros(len(sample), dtype=np.bool_)
+    is_in_list[owners[mask.values == sample.tokens[owners]]] = True
+    missing = np.flatnonzero(sample.mask & ~is_in_list)
+    if len(missing):
+        raise InvalidSample(
+            f"a sample of trajectory {sample.trajectory_id!r} has extra['sampling_mask'] without token {missing[0]}, "
+            f"which has the id {sample.tokens[missing[0]]}, so its log-probability would be -inf: the sampler must "
+            "return the ids of each token that it samples"
+        )
+    return Ragged(mask.values[sample.mask[owners]].astype(np.int32), np.where(sample.mask, mask.lengths, 0))
 
 
 def observation_weights(sample: Sample, weights: Mapping[str, float]) -> "NDArray[np.float32]":

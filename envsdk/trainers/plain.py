@@ -15,6 +15,7 @@ from ..trajectories._samples import Sample
 from ._capability import Capability
 from ._checks import check_samples
 from ._image_inputs import whole_images
+from ._plain_inputs import check_packed
 from ._plain_inputs import model_inputs as model_inputs
 from ._rows import (
     IGNORED,
@@ -59,6 +60,8 @@ def collate(
     extra: Sequence[str] = (),
     observation_weight: Mapping[str, float] | None = None,
     importance: ImportanceWeights | None = None,
+    model: Any = None,
+    handles_boundaries: bool = False,
 ) -> Batch:
     """Collate samples into one batch.
 
@@ -80,6 +83,10 @@ def collate(
             in the sample that trains the reply to it.
         importance: The importance weights of these samples, from `envsdk.diagnostics.importance_weights`. Multiply the
             loss of each token by its weight.
+        model: The transformers model that gets the batch, or its configuration. If it has state-space, linear attention
+            or convolution layers, a packed row is refused, because they let its samples see each other.
+        handles_boundaries: Whether the kernels of these layers get the boundaries of the samples (`cu_seqlens`), so
+            that the row is not refused.
 
     Returns:
         A dict. Arrays of the shape of the layout: `tokens`, `step_ids`, `position_ids` (from 0 in each sample) and
@@ -103,7 +110,7 @@ def collate(
         InvalidSample: If a sample is invalid, only some samples have a field, a sample lacks a key of `extra` or has
             rows of another kind, a sample is longer than `max_length`, roles are needed and missing, `importance` has
             the weights of other samples, or there are no samples.
-        ConfigError: If another argument is invalid.
+        ConfigError: If another argument is invalid, or samples of a packed row would see each other in `model`.
         MissingPackage: If torch tensors are requested and torch is not installed.
     """
     for name, choice, known in (("layout", layout, Layout), ("arrays", arrays, Arrays), ("pad_to", pad_to, PadTo)):
@@ -115,6 +122,8 @@ def collate(
     if isinstance(pad_token_id, bool) or not isinstance(pad_token_id, Integral) or not 0 <= pad_token_id < 2**31:
         raise ConfigError(f"pad_token_id is {pad_token_id!r:.80}; expected a token id, from 0 to 2**31 - 1")
     valid = _check(samples)
+    if layout == "packed" and len(valid) > 1 and model is not None and not handles_boundaries:
+        check_packed(model)
     if not truncate:
         check_lengths(valid, max_length)
     lengths = [min(len(sample), max_length or len(sample)) for sample in valid]

@@ -2,7 +2,7 @@
 
 Source: the public definition of `TrainingSample`. It has moved twice: it is in `prime_rl.transports.batch` now, was in
 `prime_rl.transports.rollouts` in August 2026, and in `prime_rl.transport` before. The fields that this adapter sets
-have the same names and meanings in all three.
+have the same names and meanings in all three; `sampling_mask` was added in September 2026.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,6 +18,7 @@ from ._capability import Capability
 from ._checks import check_samples
 from ._rows import advantages, logprobs, temperatures
 from ._rows import routed_experts as experts_of
+from ._rows import sampling_mask as ids_of
 
 __all__ = ["TrainingSample", "to_training_samples"]
 
@@ -58,6 +59,15 @@ class RoutedExperts(NamedTuple):
     """The name of the array's type."""
 
 
+class SamplingMask(NamedTuple):
+    """The fields of prime-rl's record of this name that are set, in its order."""
+
+    ids: bytes
+    """The ids that the tokens were sampled from, one list after the other, as the bytes of an int32 array."""
+    counts: bytes
+    """The number of ids of each token, 0 where none are known, as the bytes of an int32 array."""
+
+
 class TrainingSample(TypedDict):
     """The fields of prime-rl's record that are set: `prime_rl.transports.batch.types.TrainingSample(**record)`."""
 
@@ -70,6 +80,7 @@ class TrainingSample(TypedDict):
     mm_refs: NotRequired[MMRefs]
     mm_token_type_ids: NotRequired[list[int]]
     routed_experts: NotRequired[RoutedExperts]
+    sampling_mask: NotRequired[SamplingMask]
     ref_logprobs: NotRequired[list[float]]
     rl_weights: NotRequired[list[float]]
     ce_weights: NotRequired[list[float]]
@@ -85,7 +96,11 @@ _STREAMS: Mapping[str, Literal["rl_weights", "ce_weights", "ref_kl_weights"]] = 
 
 
 def to_training_samples(
-    samples: Iterable[Sample], *, env_name: str | None = None, routed_experts: bool = False
+    samples: Iterable[Sample],
+    *,
+    env_name: str | None = None,
+    routed_experts: bool = False,
+    sampling_mask: bool = False,
 ) -> list[TrainingSample]:
     """Convert each sample to one record.
 
@@ -100,11 +115,14 @@ def to_training_samples(
         env_name: The name of the environment in prime-rl; by default its id.
         routed_experts: Whether to add the experts of the sampler, `extra["routed_experts"]`, for router replay. That of
             the last token, which no trained token follows, is 0, as prime-rl itself writes it.
+        sampling_mask: Whether to add the ids that each token was sampled from, `extra["sampling_mask"]`, for sampling
+            with `top_p` or `top_k`. It needs a prime-rl of September 2026 or later.
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities or no advantage, or was sampled at temperature
-            0, by which prime-rl's trainer divides; if experts are requested and a token has none; or if it has
-            weights of a loss that prime-rl does not have.
+            0, by which prime-rl's trainer divides; if experts are requested and a token has none; if sampling masks
+            are requested and a trained token has none, or is not in its own; or if it has weights of a loss that
+            prime-rl does not have.
     """
     valid = check_samples(samples, advantage=True, no_images=None)
     all_temperatures = [temperatures(sample) for sample in valid]
@@ -146,4 +164,7 @@ def to_training_samples(
             known = experts_of(sample)
             experts = np.concatenate([known, np.zeros((1, *known.shape[1:]), dtype=known.dtype)])
             record["routed_experts"] = RoutedExperts(experts.tobytes(), list(experts.shape), experts.dtype.name)
+        if sampling_mask:
+            ids = ids_of(sample)
+            record["sampling_mask"] = SamplingMask(ids.values.tobytes(), ids.lengths.astype(np.int32).tobytes())
     return records

@@ -17,6 +17,7 @@ from ._image_inputs import NEEDS_VISION, image_arrays
 from ._packages import load
 from ._rows import group_by_rollout, split_response
 from ._rows import routed_experts as experts_of
+from ._rows import sampling_mask as ids_of
 
 __all__ = ["GeneratorOutput", "to_generator_output"]
 
@@ -61,6 +62,7 @@ class GeneratorOutput(TypedDict):
     trajectory_ids: list[TrajectoryID]
     is_last_step: list[bool]
     rollout_expert_indices: "NotRequired[list[NDArray[np.int32]]]"
+    rollout_sample_support: "NotRequired[list[NDArray[np.int32]]]"
     pixel_values: NotRequired[list[Any]]
     image_grid_thw: NotRequired[list[Any]]
 
@@ -70,6 +72,7 @@ def to_generator_output(
     *,
     temperature: float | None = None,
     routed_experts: bool = False,
+    sampling_top_k: int | None = None,
     vision: Vision | None = None,
 ) -> GeneratorOutput:
     """Convert the samples of rollouts to rows, for `generator.step_wise_trajectories=true`.
@@ -84,15 +87,19 @@ def to_generator_output(
             samples. None skips the check.
         routed_experts: Whether to add the experts of the sampler, `extra["routed_experts"]`, for router replay:
             `rollout_expert_indices`, for each row int32 of shape (L - 1, layers, top_k).
+        sampling_top_k: The `top_k` of the sampler, to add the ids that each token was sampled from,
+            `extra["sampling_mask"]`, for SkyRL 0.4 with `trainer.algorithm.enable_sample_support_replay`:
+            `rollout_sample_support`, for each row int32 of shape (m, top_k) for a response of m tokens, padded with -1.
         vision: The image processor of the trained model, `renderer.vision`, for samples with images. The output then
             has tensors for each row: `pixel_values` and `image_grid_thw`.
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities, was not scored, or was sampled at another
             temperature; if the samples of a rollout have different rewards, or one is missing; if a rollout without
-            a group has the id of a group; if experts are requested and a token has none; or if there are images, and
-            `vision` is not given, makes arrays that SkyRL has no fields for, or a sample has no image: SkyRL takes
-            images in all rows or in none.
+            a group has the id of a group; if experts are requested and a token has none; if sampling masks are
+            requested and a trained token has none, is not in its own, or has more than `top_k` ids; or if there are
+            images, and `vision` is not given, makes arrays that SkyRL has no fields for, or a sample has no image:
+            SkyRL takes images in all rows or in none.
         MissingPackage: If there are images, and torch is not installed.
     """
     no_images = NEEDS_VISION if vision is None else None
@@ -130,6 +137,9 @@ def to_generator_output(
             output["is_last_step"].append(is_last)
             if routed_experts:
                 output.setdefault("rollout_expert_indices", []).append(experts_of(sample))
+            if sampling_top_k is not None:
+                rows = _support(sample, sampling_top_k)[-len(response.response_ids) :]
+                output.setdefault("rollout_sample_support", []).append(rows)
             if vision is None or not any(other.media for other in valid):
                 continue
             if not sample.media:
@@ -146,3 +156,16 @@ def to_generator_output(
             for field in _IMAGES:
                 output.setdefault(field, []).append(torch.from_numpy(arrays[field]))
     return output
+
+
+def _support(sample: Sample, top_k: int) -> "NDArray[np.int32]":
+    """Return the ids that each trained token was sampled from, padded with -1: int32, shape (L, top_k)."""
+    ids = ids_of(sample)
+    if (ids.lengths > top_k).any():
+        raise InvalidSample(
+            f"a sample of trajectory {sample.trajectory_id!r} has a token that was sampled from {ids.lengths.max()} "
+            f"ids, but sampling_top_k is {top_k}: expected the top_k of the sampler"
+        )
+    rows = np.full((len(sample), top_k), -1, dtype=np.int32)
+    rows[np.arange(top_k) < ids.lengths[:, None]] = ids.values
+    return rows

@@ -19,6 +19,7 @@ from ._image_inputs import NEEDS_VISION, image_arrays
 from ._packages import load
 from ._rows import group_by_rollout, split_response
 from ._rows import routed_experts as experts_of
+from ._rows import sampling_mask as ids_of
 
 __all__ = ["SlimeSample", "post_process_rewards", "to_slime_samples"]
 
@@ -52,6 +53,8 @@ class SlimeSample(TypedDict):
     weight_versions: list[str]
     metadata: dict[str, Any]
     rollout_routed_experts: "NotRequired[NDArray[np.int32]]"
+    rollout_top_p_token_ids: NotRequired[list[int]]
+    rollout_top_p_token_offsets: NotRequired[list[int]]
     multimodal_train_inputs: NotRequired[dict[str, Any]]
 
 
@@ -62,6 +65,7 @@ def to_slime_samples(
     first_group_index: int,
     temperature: float | None = None,
     routed_experts: bool = False,
+    sampling_mask: bool = False,
     vision: Vision | None = None,
 ) -> list[SlimeSample]:
     """Convert the samples of rollouts to records: `slime.utils.types.Sample.from_dict(record)`.
@@ -79,13 +83,17 @@ def to_slime_samples(
             the check.
         routed_experts: Whether to add the experts of the sampler, `extra["routed_experts"]`, for
             `--use-rollout-routing-replay`: `rollout_routed_experts`, int32 of shape (L - 1, layers, top_k).
+        sampling_mask: Whether to add the ids that each token was sampled from, `extra["sampling_mask"]`, which slime
+            0.3.1 needs if `--rollout-top-p` is not 1: `rollout_top_p_token_ids`, and for a response of m tokens m + 1
+            `rollout_top_p_token_offsets`.
         vision: The image processor of the trained model, `renderer.vision`, for samples with images. They then have
             `multimodal_train_inputs`: a tensor for each array that the model gets, such as `pixel_values`.
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities, was not scored, or was sampled at another
             temperature; if the samples of a rollout have different rewards, or one is missing; if experts are
-            requested and a token has none; or if there are images, and `vision` is not given.
+            requested and a token has none; if sampling masks are requested and a trained token has none, or is not in
+            its own; or if there are images, and `vision` is not given.
         MissingPackage: If there are images, and torch is not installed.
         ConfigError: If `first_rollout_id` or `first_group_index` is not an integer of at least 0.
     """
@@ -123,6 +131,11 @@ def to_slime_samples(
             )
             if routed_experts:
                 record["rollout_routed_experts"] = experts_of(sample)
+            if sampling_mask:
+                ids = ids_of(sample)
+                record["rollout_top_p_token_ids"] = ids.values.tolist()  # there are none before the response
+                offsets = np.cumsum(ids.lengths[-len(response.response_ids) :])
+                record["rollout_top_p_token_offsets"] = [0, *offsets.tolist()]
             if sample.media and vision is not None:
                 torch, arrays = load("torch", "slime"), image_arrays(sample, vision)
                 record["multimodal_train_inputs"] = {name: torch.from_numpy(arrays[name]) for name in arrays}

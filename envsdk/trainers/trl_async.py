@@ -7,11 +7,10 @@
         rollout_worker=worker, weight_transfer=LocalWeights(worker),
     )
 
-The episodes run in a thread. This module imports TRL when it makes rows.
+The episodes run in a thread. `_trl_async_rows` has what depends on TRL's insides.
 """
 
 import asyncio
-import importlib.metadata
 import inspect
 import itertools
 import logging
@@ -30,7 +29,7 @@ from ..authoring._env import Env
 from ..authoring._event_loops import LoopThread
 from ..credit import Baseline, group_advantages
 from ..credit._baselines import get_baseline
-from ..errors import ConfigError, EpisodeError, InvalidSample, MissingPackage
+from ..errors import ConfigError, EpisodeError
 from ..policies._transformers import TransformersPolicy
 from ..policies._vocabularies import PolicyWrapper
 from ..rollouts._engine import Rollouts
@@ -39,86 +38,24 @@ from ..trajectories._samples import Sample
 from ..trajectories._tally import tally
 from ..trajectories._trajectory import Trajectory
 from ._capability import Capability
-from ._checks import check_samples, guard_policy
+from ._checks import guard_policy
 from ._conversations import split_conversation
-from ._packages import load
-from ._rows import advantages, logprobs
+from ._trl_async_rows import TRAINER, check_version, row_class
+from ._trl_async_rows import to_fields as to_fields
 from .trl import deadlines_for, raise_if_all_failed, read_prompt
 
 __all__ = ["LocalWeights", "RolloutWorker", "to_fields"]
 
 _log = logging.getLogger(__name__)
 
-_TESTED = ("1.16.0",)
-"""The versions of TRL with which this adapter was tested."""
-_HOMES = ("trl.experimental.async_grpo", "trl.experimental.async_grpo.async_rollout_worker")
-"""The modules that may have `RolloutSample`: the public package, and the module that has it in the tested versions."""
 _STOP_S, _POLL_S, _CALL_S = 60, 0.05, 600
 
 CAPABILITY = Capability(
-    trainer="TRL's AsyncGRPOTrainer",
+    trainer=TRAINER,
     several_samples=True,
     loss_weight="Left out: it averages over tokens, independently of the number of rows.",
     images="Refused: its rows have no field for images.",
 )
-_NO_IMAGES = "the rows of TRL's AsyncGRPOTrainer have no field for images: use GRPOTrainer with tree_trainer()"
-
-
-def to_fields(
-    sample: Sample, *, group_id: int, model_version: int = 0, temperature: float | None = None
-) -> dict[str, Any]:
-    """Return the fields of TRL's `RolloutSample`, except the messages, which TRL only displays.
-
-    Args:
-        sample: A sample with log-probabilities and an advantage.
-        group_id: A unique number of the group of rollouts.
-        model_version: The version of the weights, for a policy that does not report it in its actions.
-        temperature: The temperature by which the trainer divides logits, which must be that of the sample. None skips
-            the check.
-
-    Raises:
-        InvalidSample: If the sample is invalid, has no log-probabilities or no advantage, was sampled at another
-            temperature, or has different advantages for its tokens, because a row has one.
-    """
-    (sample,) = check_samples([sample], advantage=True, temperature=temperature, no_images=_NO_IMAGES)
-    found = np.unique(advantages(sample)[sample.mask])
-    if len(found) > 1:
-        raise InvalidSample(
-            f"trajectory {sample.trajectory_id!r} has {len(found)} advantages in one sample, but {CAPABILITY.trainer} "
-            "takes one: use envsdk.credit.group_advantages"
-        )
-    versions = sample.policy_version[sample.policy_version >= 0]
-    return {
-        "input_ids": sample.tokens.astype(np.int64),
-        "completion_mask": sample.mask.astype(np.int64),
-        "old_log_probs": logprobs(sample),
-        "advantage": float(found[0]),
-        "model_version": int(versions.min()) if len(versions) else model_version,
-        "group_id": group_id,
-        "metrics": {"sample/reward": float(sample.reward)},
-    }
-
-
-def _rollout_sample() -> Any:
-    """Return TRL's class of a row.
-
-    Raises:
-        MissingPackage: If TRL is not installed, or has no such class. The error then lists the tested versions.
-    """
-    for home in _HOMES:
-        try:
-            module = load(home, "trl")
-        except MissingPackage as error:
-            if getattr(error.__cause__, "name", None) != _HOMES[1]:  # TRL or one of its dependencies is missing
-                raise
-            break
-        if hasattr(module, "RolloutSample"):
-            return module.RolloutSample
-    raise MissingPackage(
-        f"TRL {importlib.metadata.version('trl')} has no RolloutSample in {' or '.join(_HOMES)}, the class of the rows "
-        f"of {CAPABILITY.trainer}. Tested versions of TRL: {', '.join(_TESTED)}; for example "
-        f"pip install trl=={_TESTED[-1]}"
-    )
 
 
 def group_metrics(trajectories: Iterable[Trajectory], rows: int) -> dict[str, Any]:
@@ -171,6 +108,7 @@ class RolloutWorker:
 
     Raises:
         ConfigError: If an option is invalid, or a row does not name an episode.
+        MissingPackage: If the installed version of TRL does not take a worker; the error names those that do.
     """
 
     def __init__(
@@ -187,6 +125,7 @@ class RolloutWorker:
         queue_maxsize: int = 256,
         **deadlines: Unpack[Deadlines],
     ) -> None:
+        check_version()
         for name, value in (
             ("num_generations", num_generations),
             ("max_groups", max_groups),
@@ -226,10 +165,12 @@ class RolloutWorker:
         if self._thread is not None and self._ended.done():
             self.stop()
         if self._thread is None:
-            _rollout_sample()
+            row_class()  # raises if it is missing
             self._alive_at, self._failed_groups = time.monotonic(), 0
             self._thread = LoopThread("envsdk-rollouts")
-            self._ended = self._thread.submit(run_all([self._run_groups() for _ in range(self._max_groups)]))
+            queue_lock = asyncio.Lock()
+            groups = [self._run_groups(queue_lock) for _ in range(self._max_groups)]
+            self._ended = self._thread.submit(run_all(groups))
 
     def stop(self) -> None:
         """Stop the rollouts. Unfinished episodes are discarded."""
@@ -305,7 +246,7 @@ class RolloutWorker:
                 "`await`"
             )
 
-    async def _run_groups(self) -> None:
+    async def _run_groups(self, queue_lock: asyncio.Lock) -> None:
         for group_id in self._group_ids:
             trajectories = await self._play(group_id)
             samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
@@ -314,12 +255,13 @@ class RolloutWorker:
                 owners = Counter(role for role, _ in {(sample.role, sample.trajectory_id) for sample in comparable})
                 comparable = [sample for sample in comparable if owners[sample.role] > 1]
             rows = self._rows(trajectories, group_advantages(comparable, self._baseline), group_id)
-            for row in rows:
-                while self.rollout_buffer.full():
-                    self._alive_at = time.monotonic()
-                    await asyncio.sleep(_POLL_S)
-                row.enqueued_at = time.time()
-                self.rollout_buffer.put_nowait(row)
+            async with queue_lock:  # TRL packs neighbors, and the rows of a group share tokens
+                for row in rows:
+                    while self.rollout_buffer.full():
+                        self._alive_at = time.monotonic()
+                        await asyncio.sleep(_POLL_S)
+                    row.enqueued_at = time.time()
+                    self.rollout_buffer.put_nowait(row)
             incomparable = float(len(samples) - len(comparable))
             self.metrics_queue.put(
                 {**group_metrics(trajectories, len(rows)), "rollout/incomparable_total": incomparable}
@@ -358,13 +300,12 @@ class RolloutWorker:
         return action
 
     def _rows(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample], group_id: int) -> list[Any]:
-        rollout_sample = _rollout_sample()
-        contexts = {trajectory.id: trajectory.contexts for trajectory in trajectories}
+        new_row, contexts = row_class(), {trajectory.id: trajectory.contexts for trajectory in trajectories}
         rows: list[Any] = []
-        for sample in samples:
+        for sample in samples:  # those of a trajectory are together
             fields = to_fields(sample, group_id=group_id, temperature=self._temperature)
             prompt, completion = split_conversation(contexts[sample.trajectory_id][sample.context].messages)
-            rows.append(rollout_sample(prompt=prompt, completion=completion, **fields))
+            rows.append(new_row(prompt=prompt, completion=completion, **fields))
         return rows
 
 

@@ -24,7 +24,7 @@ from ._rows import hidden_states_at
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__: list[str] = []
+__all__ = []
 
 _ENGINES: Any = load_if_installed("verl.workers.engine.fsdp.transformer_impl")
 _EngineBase: Any = getattr(_ENGINES, "FSDPEngineWithLMHead", object)

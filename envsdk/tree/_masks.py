@@ -207,19 +207,30 @@ def check_model(model: Any) -> None:
 _SEPARATE = "train the samples as separate sequences"
 
 
-def _problems(model: Any, config: Any) -> Iterator[str]:
-    """Yield the reasons why a tree is not exact for a model."""
+def state_layers(model: Any) -> Iterator[str]:
+    """Yield the layers in which a token reaches later ones by a state or a convolution, which no mask restricts."""
+    config = text_config(model)
     for name in _LAYER_LISTS:
         layers: Sequence[str] = getattr(config, name, None) or ()
         for index, kind in enumerate(layers):
             if kind not in _EXACT_LAYERS:
-                yield f"layer {index} is {kind!r} ({name}), which a mask cannot restrict to one branch: {_SEPARATE}"
+                yield f"layer {index} is {kind!r} ({name})"
     model_type: str = getattr(config, "model_type", None) or ""
     if _STATE_MODELS.search(model_type):
-        yield f"its layers carry a state through all tokens (model_type {model_type!r}): {_SEPARATE}"
+        yield f"the layers of the model_type {model_type!r} carry a state through all tokens"
     for name, value in cast("dict[str, Any]", vars(config)).items():
         if value and _STATE.match(name):
-            yield f"the field {name} indicates recurrent, convolution or state-space layers: {_SEPARATE}"
+            yield f"the field {name} indicates recurrent, convolution or state-space layers"
+    for name, module in getattr(model, "named_modules", lambda: ())():
+        kind = type(module).__name__
+        if _STATE_MODULES.search(kind) and not re.search("vision|visual|audio", name):
+            yield f"the layer {name} is a {kind}"
+
+
+def _problems(model: Any, config: Any) -> Iterator[str]:
+    """Yield the reasons why a tree is not exact for a model."""
+    for found in state_layers(model):
+        yield f"{found}, which a mask cannot restrict to one branch: {_SEPARATE}"
     for name in ("rope_parameters", "rope_scaling"):
         parameters: dict[str, Any] = getattr(config, name, None) or {}
         sets: list[Any] = [parameters, *parameters.values()]  # of all layers, or one set for each kind of layer
@@ -246,9 +257,6 @@ def _problems(model: Any, config: Any) -> Iterator[str]:
     for name, value in cast("dict[str, Any]", vars(config)).items() if is_training else ():
         if value and isinstance(value, float) and _DROPOUT.search(name) and not _OTHER_DROPOUT.search(name):
             yield f"{name}={value} is dropout, which makes the output at a shared token random: set it to 0.0"
-    for name, module in getattr(model, "named_modules", lambda: ())():
-        kind = type(module).__name__
-        if _STATE_MODULES.search(kind) and not re.search("vision|visual|audio", name):
-            yield f"the layer {name} is a {kind}, which a mask cannot restrict to one branch: {_SEPARATE}"
-        if is_training and "Dropout" in kind and getattr(module, "p", 0.0) and module.training:
+    for name, module in getattr(model, "named_modules", lambda: ())() if is_training else ():
+        if "Dropout" in type(module).__name__ and getattr(module, "p", 0.0) and module.training:
             yield f"the layer {name} has a dropout of {module.p}: set it to 0.0"

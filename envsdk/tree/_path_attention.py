@@ -58,11 +58,13 @@ class _PathAttention(torch.autograd.Function):
                 its_keys, its_values = keys[other][:, :, :length], values[other][:, :, :length]
                 found, found_sum = _FORWARD(grouped, its_keys, its_values, scale=scale)
                 found, found_sum = found.reshape(part.shape), found_sum.reshape(its_sum.shape)
-                both = torch.logaddexp(its_sum, found_sum)
-                part, its_sum = part * _share(its_sum, both) + found * _share(found_sum, both), both
-            if sinks is not None:
-                both = torch.logaddexp(its_sum, sinks[:, None].to(its_sum.dtype))
-                part, its_sum = part * _share(its_sum, both), both  # sinks are keys without values
+                share = torch.sigmoid(its_sum - found_sum)[..., None]
+                part = torch.lerp(found.to(share.dtype), part.to(share.dtype), share)
+                its_sum = torch.logaddexp(its_sum, found_sum)
+            if sinks is not None:  # sinks are keys without values
+                to_sinks = sinks[:, None].to(its_sum.dtype)
+                part = part * torch.sigmoid(its_sum - to_sinks)[..., None]
+                its_sum = torch.logaddexp(its_sum, to_sinks)
             _put(output, path, part)
             _put(sums, path, its_sum)
         ctx.save_for_backward(query, key, value, sinks, output, sums)
@@ -129,7 +131,3 @@ def _grouped(tensor: Any, key: Any) -> Any:
     if heads == tensor.shape[1] or heads < torch.get_num_threads():
         return tensor
     return tensor.reshape(1, heads, -1, *tensor.shape[3:])
-
-
-def _share(part: Any, whole: Any) -> Any:
-    return (part - whole).exp()[..., None]

@@ -245,18 +245,16 @@ def attend_in_one_call(
         Shape (1, heads, N, head size).
     """
     found = tree.sequences(query.device)
-    own, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    seen = -1 if window is None else window - 1
-    output = kernel(
-        own.contiguous(),
-        keys[found.keys],
-        values[found.keys],
-        found.query_bounds,
-        found.key_bounds,
-        found.max_queries,
-        found.max_keys,
-        scale=scale,
-        window_size=(seen, 0),
-        enable_gqa=own.shape[1] != keys.shape[1],
-    )
+    bounds = found.query_bounds, found.key_bounds, found.max_queries, found.max_keys
+    window_size = (-1 if window is None else window - 1, 0)
+    is_grouped = query.shape[1] != key.shape[1]
+
+    def attention(own: Any, keys: Any, values: Any) -> Any:
+        copies = keys[found.keys], values[found.keys]
+        return kernel(own, *copies, *bounds, scale=scale, window_size=window_size, enable_gqa=is_grouped)
+
+    # A key is copied for each run that sees it. The backward pass makes the copies again, so they are not kept.
+    checkpoint = _module("torch.utils.checkpoint").checkpoint
+    given = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))
+    output = checkpoint(attention, *given, use_reentrant=False, preserve_rng_state=False)
     return output.transpose(0, 1)[None]

@@ -1,8 +1,8 @@
 """The episodes that are measured, and the table of what came out.
 
 All of it is on Qwen3's real vocabulary. Speed is told as a ratio to something timed in the same run wherever that can
-be, and no test fails because a machine is slow or busy. With `--benchmark-disable` the benchmarks run once, on
-something small, and no table is printed.
+be, and no test fails because a machine is slow or busy. With `--benchmark-disable` no table is printed: with `--full`
+the benchmarks run once, on something small; without it, none runs.
 """
 
 import json
@@ -21,6 +21,11 @@ from regressions.yardstick import time_s
 from envsdk import Action, Env, Message, ToolCall, Trajectory, Turn, load_tokenizer
 from envsdk.messages import ToolSchema
 from envsdk.rendering.tokenizers import Tokenizer
+
+
+def pytest_ignore_collect(config: pytest.Config) -> bool | None:
+    return True if config.getoption("benchmark_disable") and not config.getoption("--full") else None
+
 
 PERIOD = 90  # step n and step n + 90 say the same
 

@@ -27,11 +27,6 @@ def env() -> Env:
     return env
 
 
-def test_an_unknown_environment_suggests_near_ids() -> None:
-    with pytest.raises(errors.UnknownName, match="Did you mean 'envsdk/GuessNumber-v1'"):
-        envsdk.make("envsdk/GuesNumber-v0")
-
-
 def test_an_unknown_renderer_suggests_near_names() -> None:
     with pytest.raises(errors.UnknownName, match="Did you mean 'qwen3'"):
         envsdk.get_renderer("qwen")
@@ -139,11 +134,6 @@ def test_ids_that_pad_the_vocabulary_are_legal() -> None:
 def test_a_vocabulary_smaller_than_its_names_is_refused() -> None:
     with pytest.raises(errors.TokenizerError, match="vocab_size is 100"):
         envsdk.load_tokenizer(envsdk.rendering.tokenizers.DATA / "embedded.json", vocab_size=100)
-
-
-def test_step_before_reset_is_refused() -> None:
-    with pytest.raises(errors.EpisodeError, match="reset"):
-        envsdk.make("envsdk/GuessNumber-v1").step([1])
 
 
 def test_step_after_the_end_is_refused(env: Env) -> None:
@@ -371,27 +361,26 @@ def test_a_broken_plugin_is_reported_by_name_and_stops_no_other(monkeypatch: pyt
         envsdk.make("acme/Thing-v0")
 
 
-@pytest.mark.parametrize("ends", ["raise SystemExit(7)", "register_env('envsdk/Calculator-v1', 'acme_env:Calculator')"])
-def test_a_plugin_that_exits_or_takes_one_of_our_ids_is_the_one_that_is_left_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: str
-) -> None:
-    (tmp_path / "acme_env.py").write_text(f"from envsdk import register_env\n{ends}\n")
+def test_a_plugin_that_exits_or_takes_one_of_our_ids_is_the_one_that_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "acme_env.py").write_text("raise SystemExit(7)")
+    (tmp_path / "rival_env.py").write_text(
+        "from envsdk import register_env\nregister_env('envsdk/Calculator-v1', 'rival_env:Calculator')"
+    )
     script = f"""
-import sys
-import subprocess
 import sys
 from importlib.metadata import EntryPoint
 from envsdk import list_envs, _registry as registry
 sys.path.insert(0, {str(tmp_path)!r})
-intruder, real = EntryPoint("acme", "acme_env", registry.ENVIRONMENTS), registry._entry_points
-registry._entry_points = lambda group: [intruder, *real(group)]
+intruders = [EntryPoint(name, f"{{name}}_env", registry.ENVIRONMENTS) for name in ("acme", "rival")]
+real = registry._entry_points
+registry._entry_points = lambda group: [*intruders, *real(group)]
 print(*list_envs(), type(__import__("envsdk").make("envsdk/Calculator-v1")).__module__)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "envsdk/MathChat-v0" in run.stdout
     assert run.stdout.split()[-1] == "envsdk_environments._calculator"
-    assert "the plug-in 'acme'" in run.stderr
+    assert "the plug-in 'acme'" in run.stderr and "the plug-in 'rival'" in run.stderr
 
 
 def test_a_broken_renderer_plugin_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,15 +431,6 @@ def test_the_command_line_refuses_with_our_error(arguments: list[str]) -> None:
     assert isinstance(result.exception, errors.EnvsdkError)
 
 
-def test_a_damaged_record_is_refused() -> None:
-    line = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0).to_json()
-    for damaged in (b"", b"[]", b"{}", line[:-20], line.replace(b'"schema":2', b'"schema":99')):
-        with pytest.raises(errors.InvalidRecord):
-            envsdk.Trajectory.from_json(damaged)
-    with pytest.raises(errors.InvalidRecord, match="step 1 points outside"):
-        envsdk.Trajectory.from_json(line.replace(b'"action_start":', b'"action_start":9', 1))
-
-
 def test_a_record_that_drops_tokens_undeclared_gives_no_samples() -> None:
     trajectory = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0)
     trajectory.steps[1].keep -= 3
@@ -481,13 +461,6 @@ def test_an_unsound_sample_names_the_field_and_the_position(field: str, value: o
     else:
         getattr(sample, field)[np.flatnonzero(sample.mask)[0]] = value
     with pytest.raises(errors.InvalidSample, match=message):
-        sample.validate()
-
-
-def test_a_sample_without_a_trained_token_is_refused() -> None:
-    sample = envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), "reference", seed=0).samples()[0]
-    sample.mask[:] = False
-    with pytest.raises(errors.InvalidSample, match="no token is trained"):
         sample.validate()
 
 

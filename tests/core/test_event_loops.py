@@ -304,6 +304,7 @@ async def tasks_now() -> set[Any]:
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("make", [Starts, Fails, FailsAtOnce, Delegates])
 @pytest.mark.parametrize("play", [by_rollout, by_rollout_many, by_step, by_steps_that_are_left])
 def test_a_task_that_an_environment_starts_ends_with_its_episode(make: type[Env], play: Callable[..., None]) -> None:

@@ -1,6 +1,7 @@
 """Every public error is explained, and the explanations are true: examples raise what they show."""
 
 import ast
+import functools
 import importlib
 import re
 from collections.abc import Iterator
@@ -102,9 +103,13 @@ def forms_of_messages(name: str) -> Iterator[re.Pattern[str]]:
     """The texts and f-strings of the files that name an error, as patterns."""
     for root, package in zip(ROOTS, ("envsdk", "envsdk_renderers", "envsdk_environments"), strict=True):
         for file in (root / package).rglob("*.py"):
-            source = file.read_text(encoding="utf-8")
-            if name in source:
-                yield from filter(None, map(form_of, ast.walk(ast.parse(source))))
+            if name in file.read_text(encoding="utf-8"):
+                yield from forms_in(file)
+
+
+@functools.cache
+def forms_in(file: Path) -> list[re.Pattern[str]]:
+    return [form for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if (form := form_of(node))]
 
 
 def form_of(node: ast.AST) -> re.Pattern[str] | None:

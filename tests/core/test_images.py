@@ -9,7 +9,7 @@ from pathlib import Path
 import image_attacks
 import numpy as np
 import pytest
-from image_attacks import ATTACKS, png_header
+from image_attacks import ATTACKS
 from PIL import Image as Pillow
 from pydantic import ValidationError
 
@@ -112,12 +112,6 @@ def test_an_animation_is_refused():
     for file_format in ("GIF", "PNG", "WEBP", "TIFF"):
         with pytest.raises(ImageError, match="has 3 frames"):
             Image.read(file_of(frames[0], file_format, save_all=True, append_images=frames[1:]))
-
-
-@pytest.mark.parametrize("size", [(9000, 9000), (60000, 60000), (2**31 - 1, 2**31 - 1), (0, 5)])
-def test_a_file_with_too_many_pixels_or_none_is_refused_before_it_is_decoded(size):
-    with pytest.raises(ImageError):
-        Image.read(png_header(*size))
 
 
 def test_a_file_that_is_too_large_is_refused(tmp_path):
@@ -237,8 +231,11 @@ def test_an_image_that_costs_too_much_is_refused_with_its_limit(attack: str):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_no_image_takes_more_than_500_mib():
-    ran = subprocess.run([sys.executable, image_attacks.__file__], capture_output=True, text=True, check=False)
+def test_no_image_takes_more_than_500_mib(is_full: bool):
+    largest = [*image_attacks.LARGEST] if is_full else ["PNG"]
+    ran = subprocess.run(
+        [sys.executable, image_attacks.__file__, *largest], capture_output=True, text=True, check=False
+    )
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
 
 

@@ -148,13 +148,6 @@ def test_steps_that_do_not_think_give_one_sample_under_each_policy(history: Any)
     assert len(seen.trajectory.samples()) == 1
 
 
-def test_separate_samples_train_each_sampled_token_once_and_the_tree_counts_each_token_once():
-    trajectory = talk(12, "strip").trajectory
-    assert sum(int(sample.mask.sum()) for sample in trajectory.samples()) == trajectory.sampled_tokens
-    assert trajectory.tree_size() == trajectory.observed_tokens + trajectory.sampled_tokens
-    assert sum(map(len, trajectory.samples())) > 2 * trajectory.tree_size()
-
-
 @pytest.mark.parametrize("loss", ["all", lambda step: step.start == 0], ids=["an empty action", "a rule"])
 def test_no_sample_holds_tokens_after_its_last_trained_one(loss: Any):
     seen = Seen([query(), query(1), END], [says("7"), Action([]) if loss == "all" else says("8")])
@@ -381,10 +374,3 @@ def test_a_trajectory_with_any_arguments_of_a_call_can_be_written(value: str):
     seen = Seen([query(), END], [Action([opened, *call, closed, ended])])
     line = seen.trajectory.to_json()
     assert Trajectory.from_json(line).to_json() == line
-
-
-def test_the_breaks_of_a_trajectory_are_those_that_were_declared():
-    seen = Seen([query(), Turn("more " * 60)], [thinks(1)], history="strip", limits={"max_context_tokens": 220})
-    assert seen.trajectory.stop_reason == StopReason.MAX_CONTEXT_TOKENS
-    assert seen.breaks[1] is not None
-    assert seen.trajectory.breaks == [break_ for break_ in seen.breaks if break_]

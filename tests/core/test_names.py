@@ -114,7 +114,7 @@ def sets(name: str, value: Any, *places: str) -> Any:
     return functools.partial(set_at, places, name, value)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("kind", [Talk, Look], ids=["Env", "ToolEnv"])
 @pytest.mark.parametrize("name", [row for row in ROWS if row != "tasks"])
 def test_any_attribute_of_an_author_works_or_is_refused_where_it_is_set(name: str, kind: Any) -> None:
@@ -130,7 +130,7 @@ def test_any_attribute_of_an_author_works_or_is_refused_where_it_is_set(name: st
         assert played(kind(hook=sets(name, value, "init", "start", "respond"))) == EXPECTED[kind]
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("kind", [Talk, Look], ids=["Env", "ToolEnv"])
 @pytest.mark.parametrize("name", ROWS)
 def test_any_name_in_a_class_body_or_a_mixin_works_or_is_refused_where_the_class_is_made(name: str, kind: Any) -> None:

@@ -78,6 +78,7 @@ def episode() -> Trajectory:
     return envsdk.rollout(Count(), "random", seed=5)
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_the_episodes_of_every_environment_are_repeated_without_a_difference(name: str, tmp_path: Path) -> None:
     problem = describe(name).problem

@@ -174,7 +174,7 @@ def cuts_of(tokens: Sequence[int], step: int) -> list[Sequence[int]]:
 # The past is kept.
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=3)
 def test_the_next_prompt_holds_a_reply_that_was_cut_anywhere(renderer: Renderer, shape: Shape, is_full: bool) -> None:
     tokens = encode(renderer.tokenizer, shape.pieces)
     for cut in cuts_of(tokens, 1 if is_full else 2):
@@ -268,7 +268,7 @@ def history(request: pytest.FixtureRequest, renderer: Renderer) -> Any:
     return {**HISTORIES["budget"], "max_tokens": len(env.prompt()) + 60}
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=3)
 def test_a_rewritten_prompt_says_what_its_messages_say(
     renderer: Renderer, shape: Shape, history: Any, is_full: bool
 ) -> None:

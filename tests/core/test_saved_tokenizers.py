@@ -111,6 +111,7 @@ def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return original, load_tokenizer(folder)
 
 
+@pytest.mark.matrix(every=2)
 def test_a_saved_tokenizer_has_the_same_ids_names_and_template(both: tuple[Any, Tokenizer]) -> None:
     original, loaded = both
     assert type(loaded) is type(original)

@@ -122,6 +122,7 @@ def samples_of(renderer: Renderer, talk: Any = TALK, **options: Any) -> list[Sam
 # What is trained.
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("history", ["template", "keep"])
 def test_every_reply_is_trained_once_as_the_model_would_sample_it(renderer: Renderer, history: str):
     samples = samples_of(renderer, history=history)

@@ -167,6 +167,7 @@ def refused_or_recorded(text: str, make: Callable[[str], Env], **options: Any) -
         assert is_read_back(env.trajectory or env.fail(ValueError(text)))
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("place", PLACES)
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @example("\ud800")

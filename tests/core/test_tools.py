@@ -21,7 +21,6 @@ from pydantic_core import PydanticSerializationError
 import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Tool, ToolEnv, Turn, errors, tool
 from envsdk.authoring import _tool_env
-from envsdk.rollouts import rollout_many
 
 
 class Place(BaseModel):
@@ -486,28 +485,6 @@ class Breaks(Desk):
         made = {"name": "add", "arguments": {"a": 1}} if len(self.messages()) < 3 else {"name": "broken"}
         is_call = self.where == "tool" or len(self.messages()) < 3
         return Message(role="assistant", content="x", tool_calls=[made] if is_call else [])
-
-
-@pytest.mark.parametrize(
-    ("where", "told", "steps"),
-    [
-        ("start", "KeyError: 's' Raised by start() of Breaks, seed 5, step 0.", 0),
-        ("finish", "KeyError: 'f' Raised by respond() of Breaks, seed 5, step 2.", 2),
-        ("tool", "TaskError: the task has no database Raised by respond() of Breaks, seed 5, step 2.", 2),
-    ],
-)
-def test_in_a_gather_an_exception_of_the_author_is_an_error_trajectory_with_its_steps(
-    where: str, told: str, steps: int
-):
-    def make() -> Breaks:
-        env = Breaks()
-        env.where = where
-        return env
-
-    (trajectory,) = rollout_many(make, "reference", seeds=[5])
-    assert (trajectory.status, trajectory.error, len(trajectory.steps)) == ("error", told, steps)
-    assert trajectory.samples() == []
-    assert len(trajectory.samples(include_failed=True)) == (steps > 0)
 
 
 def test_two_tools_with_the_same_name_are_refused():

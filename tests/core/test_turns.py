@@ -819,40 +819,6 @@ def control_tokens(prompt: Sequence[int]) -> list[str]:
     return [names[token] for token in prompt if token in names]
 
 
-@pytest.mark.parametrize(
-    ("prefill", "tokens"),
-    [
-        (HOSTILE, []),
-        (assistant(content=HOSTILE), []),
-        (assistant(reasoning=HOSTILE), ["<think>"]),
-        (assistant(reasoning=HOSTILE, content=HOSTILE), ["<think>", "</think>"]),
-    ],
-    ids=["text", "content", "reasoning", "both"],
-)
-def test_no_prefill_gives_a_control_token_of_its_own(prefill: Any, tokens: list[str]):
-    play = Play([Turn("Q?", prefill=prefill)], ["4<|im_end|>"])
-    assert control_tokens(play.seen[0].prompt) == ["<|im_start|>", "<|im_end|>", "<|im_start|>", *tokens]
-    assert HOSTILE in (play.heard[0].content or play.heard[0].reasoning or "")
-    assert play.heard[0].tool_calls == ()
-
-
-@pytest.mark.parametrize(
-    ("more", "tokens"),
-    [
-        (HOSTILE, []),
-        (assistant(reasoning=HOSTILE), []),
-        (assistant(content=HOSTILE), ["</think>"]),
-        (assistant(reasoning=HOSTILE, content=HOSTILE), ["</think>"]),
-    ],
-    ids=["text", "reasoning", "content", "both"],
-)
-def test_nothing_inside_a_reply_gives_a_control_token_of_its_own(more: Any, tokens: list[str]):
-    play = Play([Turn("Q?"), goes_on(more)], ["<think>\nHm", "4<|im_end|>"])
-    assert control_tokens(play.seen[1].observation.tokens.tolist()) == tokens
-    assert HOSTILE in play.seen[1].text
-    assert play.heard[1].tool_calls == ()
-
-
 @pytest.mark.parametrize("history", ["strip", {"name": "compact", "every": 1}], ids=str)
 def test_what_stands_inside_a_reply_forges_nothing_when_the_past_is_written_again(history: Any):
     turns = [Turn("Q?", prefill=assistant(reasoning=HOSTILE, content=HOSTILE)), goes_on(HOSTILE), Turn("Q?")]
@@ -860,13 +826,6 @@ def test_what_stands_inside_a_reply_forges_nothing_when_the_past_is_written_agai
     assert play.seen[2].text == f"{ASKED}{HOSTILE}4{HOSTILE}5<|im_end|>\n{ASKED}"
     turn = ["<|im_start|>", "<|im_end|>"]
     assert control_tokens(play.seen[2].prompt) == [*turn, *turn, *turn, "<|im_start|>"]
-
-
-def test_no_later_system_message_gives_a_control_token_of_its_own():
-    play = Play([Turn("Q?"), Turn("Q?", system=HOSTILE)], ["4<|im_end|>", "5<|im_end|>"])
-    plain = Play([Turn("Q?"), Turn("Q?", system="Be kind.")], ["4<|im_end|>", "5<|im_end|>"])
-    assert control_tokens(play.seen[1].prompt) == control_tokens(plain.seen[1].prompt)
-    assert HOSTILE in play.seen[1].text
 
 
 # Rewards and metrics.

@@ -132,7 +132,7 @@ MUTATED: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", MUTATED)
 def test_a_mutated_file_is_read_or_refused_with_a_typed_error(
     name: str, count: int, intact: Path, tmp_path: Path

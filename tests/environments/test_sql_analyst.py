@@ -547,9 +547,9 @@ def test_a_large_result_comes_back_whole(image: bytes, worker: QueryWorker):
 
 
 @given(query=st.text(max_size=60) | st.text(alphabet="selctfromwhavu ()'\"*,;.-/[]`01z\n", max_size=120))
-def test_no_text_does_anything_but_find_rows_or_be_refused(worker: QueryWorker, query: str):
+def test_no_text_does_anything_but_find_rows_or_be_refused(image: bytes, worker: QueryWorker, query: str):
     try:
-        found = worker.run(make_database(0, 1, 2, 120), query, LIMITS, 3)
+        found = worker.run(image, query, LIMITS, 3)
     except errors.ToolError as error:
         assert str(error)
     else:

@@ -226,8 +226,3 @@ def test_an_environment_closes_its_process_and_so_does_the_garbage_collector():
         del env
     gc.collect()
     assert all(map(is_gone, pids))
-
-
-def test_a_pickled_environment_runs_queries():
-    with closing(SqlAnalyst()) as env, closing(pickle.loads(pickle.dumps(env))) as other:
-        assert envsdk.rollout(other, "reference", seed=0).reward == 1.0

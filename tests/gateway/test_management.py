@@ -9,12 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from protocol_bodies import until
 from scripted_sessions import SECRET, RunningGateway, ScriptedFactory
 
 from envsdk.errors import ConfigError
@@ -155,30 +158,32 @@ def test_a_failed_opening_takes_no_place(gateway: httpx.Client) -> None:
     opened(gateway)
 
 
-def test_an_idle_session_is_closed_as_such_and_a_busy_one_is_not(factory: ScriptedFactory) -> None:
+def test_an_idle_session_is_closed_as_such_and_a_busy_one_is_not(
+    factory: ScriptedFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("envsdk.gateway._sessions.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     with (
-        RunningGateway(factory, session_limits=SessionLimits(idle_timeout_s=3.0)) as url,
+        ThreadPoolExecutor(1) as pool,
+        RunningGateway(factory, session_limits=SessionLimits(idle_timeout_s=1.0)) as url,
         httpx.Client(base_url=url, timeout=600) as gateway,
     ):
-        httpx.post(f"{opened(gateway)['openai_base_url']}/chat/completions", json=BODY)  # imports the protocol
         idle, busy, waiting = opened(gateway), opened(gateway), opened(gateway)
-        asked = {**BODY, "messages": [{"role": "user", "content": "wait"}]}
 
-        def wait() -> None:
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{waiting['openai_base_url']}/chat/completions", json=asked, timeout=6)
+        def ask(session: dict[str, Any], text: str) -> None:
+            body = {**BODY, "messages": [{"role": "user", "content": text}]}
+            httpx.post(f"{session['openai_base_url']}/chat/completions", json=body, timeout=600)
 
-        thread = threading.Thread(target=wait)
-        thread.start()
-        while idle["id"] not in factory.closed:
-            time.sleep(0.1)
-            httpx.post(f"{busy['openai_base_url']}/chat/completions", json=BODY)
-        assert factory.closed[idle["id"]] == "idle"
-        assert not {busy["id"], waiting["id"]} & factory.closed.keys()
+        ask(idle, "hi")
+        pool.submit(ask, waiting, "wait")
+        until(lambda: gateway.get(f"/sessions/{waiting['id']}").json()["waiting"])
+        now[0] = 0.9
+        ask(busy, "hi")
+        now[0] = 1.5
+        until(lambda: idle["id"] in factory.closed)
+        assert factory.closed == {idle["id"]: "idle"}
         assert gateway.get(f"/sessions/{idle['id']}").json()["reason"] == "idle"
-        thread.join()
     assert factory.closed[busy["id"]] == factory.closed[waiting["id"]] == "shutdown"
-    assert factory.is_released
 
 
 def test_with_a_token_only_those_who_have_it_manage_sessions(factory: ScriptedFactory) -> None:
@@ -308,7 +313,8 @@ def test_a_signal_ends_the_server_after_its_sessions_were_closed(number: signal.
                 assert (await client.post("/chat/completions", json=BODY)).status_code == 200
                 body = {**BODY, "messages": [{"role": "user", "content": "wait"}]}
                 waiting = asyncio.create_task(client.post("/chat/completions", json=body))
-                await asyncio.sleep(0.3)
+                while not httpx.get(f"{url}/sessions/{session['id']}").json()["waiting"]:
+                    await asyncio.sleep(0.01)
                 program.send_signal(number)
                 answers.append((await waiting).status_code)
 

@@ -60,6 +60,9 @@ class Standalone:
         assert SECRET not in response.text
         return response.json()
 
+    def state(self, session_id: str) -> dict[str, Any]:
+        return self._client.get(f"/sessions/{session_id}").json()
+
     def open(self, **options: Any) -> "Program":
         return Program(self, self.post("/sessions", options, 201))
 
@@ -99,7 +102,7 @@ class Program:
             if read:
                 assert connection.recv(read).startswith(b"HTTP/1.1 200")
             else:
-                time.sleep(0.2)
+                until(lambda: self.gateway.state(self.id)["waiting"])
 
     def reward(self, reward: Any, status: int = 200) -> Any:
         return self.gateway.post(f"/sessions/{self.id}/reward", {"reward": reward}, status)
@@ -385,7 +388,9 @@ def test_nothing_of_a_closed_session_waits_for_the_cyclic_collector(gateway: Sta
 # Clients that are slow, or go away.
 
 
-@pytest.mark.parametrize(("command", "stream", "read"), [("sleep", False, 0), ("long", True, 100)])
+@pytest.mark.parametrize(
+    ("command", "stream", "read"), [("sleep", False, 0), pytest.param("long", True, 100, marks=pytest.mark.full)]
+)
 def test_a_client_that_goes_away_and_asks_again_gets_the_reply_that_was_sampled(
     gateway: Standalone, command: str, stream: bool, read: int
 ) -> None:

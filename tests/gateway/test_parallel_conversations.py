@@ -83,7 +83,7 @@ async def _played(env: Conversations, policy: Any) -> Trajectory:
             await policy.aclose()
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @POLICIES
 @WIDTHS
 def test_the_conversations_of_an_environment_are_sampled_together(kind: str, width: int):
@@ -93,7 +93,7 @@ def test_the_conversations_of_an_environment_are_sampled_together(kind: str, wid
     check_heard(kind, env.heard)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @POLICIES
 @WIDTHS
 def test_the_conversations_of_a_session_are_sampled_together(kind: str, width: int):

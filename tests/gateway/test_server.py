@@ -340,6 +340,23 @@ def test_a_client_that_goes_away_in_the_middle_of_a_stream_abandons_its_request(
     assert session.abandoned == session.asked
 
 
+def test_the_connection_of_a_client_that_does_not_read_is_closed_with_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_GRACE_S", "_CLOSING_S"):
+        monkeypatch.setattr(f"envsdk.gateway._serving.{name}", 0.1)
+    server, session = BackgroundServer(), ScriptedSession()
+    server.sessions.add(session)
+    url = f"{server.base_url(session)}/v1/chat/completions"
+    with connect(url, body_of("chat", "longest", stream=True)) as connection:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        server.stop()
+        connection.settimeout(60)
+        with contextlib.suppress(ConnectionError):
+            while connection.recv(1_000_000):
+                pass
+
+
 def test_a_client_that_reads_slowly_blocks_no_other(http: httpx.Client, url: str, session: ScriptedSession) -> None:
     with connect(f"{url}/chat/completions", body_of("chat", "longest", stream=True)) as slow:
         slow.settimeout(20)

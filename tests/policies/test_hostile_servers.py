@@ -86,7 +86,7 @@ def generated(**changes: Any) -> Iterator[bytes]:
 @cache
 def bomb() -> bytes:
     """Four GiB of spaces, compressed twice."""
-    return gzip.compress(gzip.compress(b" " * 2**28) * 16)
+    return gzip.compress(gzip.compress(b" " * 2**25) * 128)
 
 
 def huge_array() -> str:

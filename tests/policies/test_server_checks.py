@@ -8,7 +8,7 @@ from model_servers import ModelServer
 from policy_requests import PROMPT, ask, request
 
 import envsdk
-from envsdk.errors import ServerMismatch, ServerUnreachable, TokenizerMismatch
+from envsdk.errors import ConfigError, ServerMismatch, ServerUnreachable, TokenizerMismatch
 from envsdk.policies import VLLM, SGLang
 
 KINDS = [(VLLM, "vllm"), (SGLang, "sglang")]
@@ -36,6 +36,23 @@ def play(policy, tokenizer="embedded", **limits):
 def test_raw_logprobs_are_detected(kind, options, flag):
     with ModelServer(processed=False, **options) as server, pytest.raises(ServerMismatch, match=flag):
         ask(kind(server.url))
+
+
+class WithoutTopK(VLLM):
+    """Its replies are sampled from all tokens, so the sampled one is rarely among the most likely ones."""
+
+    def check_sampling(self, sampling):
+        super().check_sampling(sampling)
+        if sampling.top_k is not None:
+            raise ConfigError("no top_k")
+
+
+@pytest.mark.parametrize("options", [{}, {"has_token_endpoint": False}])
+def test_the_sampled_token_is_not_counted_among_the_most_likely_ones(options):
+    with ModelServer(**options) as server:
+        ask(WithoutTopK(server.url))
+    with ModelServer(processed=False, **options) as server, pytest.raises(ServerMismatch, match="the 5 most likely"):
+        ask(WithoutTopK(server.url))
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)

@@ -1,5 +1,6 @@
 """docs/how-to/custom-renderers.md: its files are a package whose renderers are found by name and pass the checks."""
 
+import json
 import os
 import re
 import subprocess
@@ -56,8 +57,8 @@ def test_the_renderer_of_the_page_passes_the_checks(package: Path) -> None:
 def test_each_command_of_the_page_finds_the_renderers_by_name(package: Path) -> None:
     lines = [line for block in BLOCKS if block.language == "bash" for line in block.code.splitlines()]
     commands = [line.split() for line in lines if line.startswith("envsdk ")]
-    assert len(commands) == 3
-    for program, *arguments in commands:
-        assert program == "envsdk"
-        printed = ran(package, "-m", "envsdk", *arguments)
-        assert "0 of" in printed or "reward" in printed
+    assert len(commands) == 3 and all(program == "envsdk" for program, *_ in commands)
+    runner = "import json, sys; from typer.testing import CliRunner as Runner; from envsdk.cli import app"
+    each = "for arguments in json.loads(sys.argv[1]): print(Runner().invoke(app, arguments).output, end='\\0')"
+    *printed, _ = ran(package, "-c", f"{runner}\n{each}", json.dumps([rest for _, *rest in commands])).split("\0")
+    assert len(printed) == 3 and all("0 of" in one or "reward" in one for one in printed), printed

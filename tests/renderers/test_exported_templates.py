@@ -58,7 +58,7 @@ def renderer_of(family: Family) -> Renderer:
 @pytest.fixture(scope="module")
 def generated(is_full: bool) -> list[tuple[Messages, Tools]]:
     rng = Random(18)
-    return [random_conversation(rng) for _ in range(400 if is_full else 30)]
+    return [random_conversation(rng) for _ in range(400 if is_full else 12)]
 
 
 def assert_same_prompts(
@@ -87,7 +87,7 @@ def assert_same_prompts(
     assert compared >= 0.3 * len(generated)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("name", EVERY)
 def test_every_familys_template_gives_the_ids_of_its_renderer(

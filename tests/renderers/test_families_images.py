@@ -21,10 +21,11 @@ from envsdk.testing import check_renderer
 WITH_IMAGES = [name for name, family in FAMILIES.items() if family.tools == "images"]
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rendering_is_the_processors_own_to_the_token(name: str, is_full: bool) -> None:
     family, renderer, rng = FAMILIES[name], renderer_of(name), Random(f"images {name}")
-    images, count = 0, 300 if is_full else 5
+    images, count = 0, 300 if is_full else 3
     for _ in range(count):
         messages = random_conversation(rng, family)
         tools: Any = TOOLS if any(message.role == "tool" for message in messages) else ()
@@ -69,6 +70,7 @@ def test_crops_that_the_processor_would_not_make_are_refused() -> None:
         get_renderer("gemma-3", tokenizer_of("gemma-3 with crops"), processor=given)
 
 
+@pytest.mark.matrix(every=4)
 @pytest.mark.parametrize("name", WITH_IMAGES)
 def test_images_in_several_results_of_tools_are_the_processors_own(name: str) -> None:
     calls = called("search", "get_weather")
@@ -114,7 +116,7 @@ def test_a_query_with_images_is_recognized_as_qwens_template_does(parts: tuple[s
     assert text == renderer.tokenizer.decode(np.array(expected, np.int32))
 
 
-@pytest.mark.parametrize("name", ["qwen3.5", "qwen3-vl", "gemma-3"])
+@pytest.mark.parametrize("name", ["qwen3.5", "gemma-3", pytest.param("qwen3-vl", marks=pytest.mark.full)])
 def test_auto_chooses_a_renderer_that_writes_images_and_records_with_what(name: str) -> None:
     chosen = get_renderer("auto", tokenizer_of(name), processor=processor_of(name))
     assert chosen.writes_images
@@ -124,6 +126,7 @@ def test_auto_chooses_a_renderer_that_writes_images_and_records_with_what(name: 
     assert chosen.render([message]).tokens.tolist() == expected
 
 
+@pytest.mark.matrix(every=5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_doctor_reports_with_what_images_are_written(name: str) -> None:
     (check,) = [one for one in check_renderer(renderer_of(name), random_replies=2).checks if one.name == "images"]

@@ -37,7 +37,7 @@ Generated = list[tuple[Messages, Tools]]
 @pytest.fixture(scope="session")
 def generated(is_full: bool) -> Generated:
     rng = Random(2508)
-    return [random_conversation(rng) for _ in range(620 if is_full else 30)]
+    return [random_conversation(rng) for _ in range(620 if is_full else 12)]
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -66,13 +66,15 @@ def as_read(family: Family, messages: Messages, original: Messages) -> list[Mess
     return read
 
 
+@pytest.mark.matrix(every=3)
 def test_every_family_conforms(family: Family, is_full: bool) -> None:
     tokenizer = vocabulary(family.vocabulary)
     if family.adapt is not with_reasoning_in_the_last_content:
         tokenizer = with_template(family.vocabulary, template_of(family))
-    check_renderer(family.type()(tokenizer, **family.options), random_replies=200 if is_full else 15).raise_if_failed()
+    check_renderer(family.type()(tokenizer, **family.options), random_replies=200 if is_full else 8).raise_if_failed()
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("qwq", "qwen3.6 preserving")])
 def test_auto_finds_a_family_by_the_template(name: str) -> None:
     family = FAMILIES[name]
@@ -121,6 +123,7 @@ def test_auto_needs_a_template() -> None:
 # Parity.
 
 
+@pytest.mark.matrix(every=3)
 def test_rendering_equals_the_official_template(family: Family, renderer: Renderer, generated: Generated) -> None:
     compared = 0
     for original, given in generated:
@@ -236,6 +239,7 @@ def without_raw(message: Message) -> Message:
     return message.model_copy(update={"tool_calls": calls})
 
 
+@pytest.mark.matrix(every=3)
 def test_parsing_gives_back_what_a_reply_was_rendered_from(family: Family, renderer: Any, generated: Generated) -> None:
     replies, tail = 0, prompt_tail(renderer)
     for original, tools in generated:
@@ -367,6 +371,7 @@ def assert_kept(renderer: Any, tokens: Sequence[int]) -> Message:
     return env.replies[0]
 
 
+@pytest.mark.matrix(every=3)
 def test_the_next_prompt_holds_a_reply_that_was_cut_anywhere(renderer: Any, is_full: bool) -> None:
     for number, shape in enumerate(SHAPES):
         tokens = encode(renderer.tokenizer, f"{shape}{renderer.stop_tokens[0]}more")
@@ -377,6 +382,7 @@ def test_the_next_prompt_holds_a_reply_that_was_cut_anywhere(renderer: Any, is_f
             assert bool(reply.errors) or length == whole
 
 
+@pytest.mark.matrix(every=3)
 def test_the_next_prompt_holds_random_ids(renderer: Any, is_full: bool) -> None:
     rng = Random(9)
     controls = list(renderer.tokenizer.control_tokens.values())
@@ -385,6 +391,7 @@ def test_the_next_prompt_holds_random_ids(renderer: Any, is_full: bool) -> None:
         assert_kept(renderer, [rng.choice(controls) if rng.random() < 0.3 else token for token in ids])
 
 
+@pytest.mark.matrix(every=3)
 def test_a_stripped_prompt_has_what_the_template_shows(renderer: Any) -> None:
     env = library(renderer, history="strip")
     env.reset(seed=0)

@@ -37,6 +37,7 @@ MARK = "Qzmarkzq"
 # The sandbox.
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", every_template())
 def test_the_sandbox_renders_as_transformers_does(name: str) -> None:
     if "strftime_now" in templates()[name]:
@@ -162,6 +163,7 @@ def marked(message: Message) -> Message:
     return message.model_copy(update={"tool_calls": (*calls, last)})
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.filterwarnings("ignore::envsdk.errors.RewriteWarning")
 @pytest.mark.parametrize("name", every_template())
 def test_no_delta_differs_from_what_its_verdict_promises(name: str, is_full: bool) -> None:
@@ -210,6 +212,7 @@ def verdicts_of(name: str, has_tools: bool) -> list[Verdict]:
 # The end of an episode.
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", every_template())
 def test_correct_deltas_are_accepted(name: str, is_full: bool) -> None:
     renderer, rng, checked = fixed_base(name), Random(name), 0

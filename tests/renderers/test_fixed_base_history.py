@@ -60,6 +60,7 @@ def whole_text(renderer: FixedBase, messages: Any, tools: Any) -> str:
     return renderer.tokenizer.decode(renderer.render(messages, tools=tools, generation_prompt=True).tokens)
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", every_template())
 def test_each_prompt_under_strip_is_what_the_template_shows_of_the_whole_conversation(name: str) -> None:
     renderer = fixed_base(name)

@@ -48,6 +48,7 @@ def test_a_reply_reads_back_or_has_an_error(name: str, is_full: bool) -> None:
     assert right >= 2
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", every_template())
 def test_the_reference_policy_earns_all_on_every_template_with_tools(name: str, is_full: bool) -> None:
     renderer = fixed_base(name)

@@ -219,6 +219,7 @@ def test_a_reader_reads_one_reply() -> None:
             reader.end()
 
 
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("name", sorted(GRAMMARS))
 def test_what_waits_is_not_searched_again_with_each_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = 0

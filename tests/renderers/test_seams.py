@@ -43,7 +43,7 @@ def tokenizer(qwen2_5: tokenizers.Tokenizer) -> Tokenizer:
     return load_tokenizer(qwen2_5)
 
 
-@pytest.fixture(params=["qwen2.5", "fixed_base"])
+@pytest.fixture(params=["qwen2.5", pytest.param("fixed_base", marks=pytest.mark.full)])
 def renderer(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Renderer:
     if request.param == "qwen2.5":
         return Qwen25(tokenizer)

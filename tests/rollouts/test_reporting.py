@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,18 @@ async def answers(prompt: np.ndarray, **_: object) -> Action:
 
 @in_any_vocabulary
 async def answers_slowly(prompt: np.ndarray, **_: object) -> Action:
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.05)
     return Action([5, 6], [-0.5, -0.5])
+
+
+def answers_when(condition: Callable[[], bool]) -> Any:
+    @in_any_vocabulary
+    async def answer(prompt: np.ndarray, **_: object) -> Action:
+        while not condition():
+            await asyncio.sleep(0.01)
+        return Action([5, 6], [-0.5, -0.5])
+
+    return answer
 
 
 def logged(env: Any = Scored, policy: Any = answers, **arguments: Any) -> list[tuple[int, Values]]:
@@ -103,7 +113,7 @@ def test_steps_count_before_their_episode_ends() -> None:
         rollouts = run_of(policy=answers_slowly, seeds=[0, 1])
         running = asyncio.create_task(rollouts.arun())
         while rollouts.statistics.play.steps < 2:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0)
         found.append((rollouts.statistics.episodes, scalars(rollouts.statistics)))
         await running
 
@@ -137,10 +147,10 @@ def test_statistics_of_workers_add_up_and_can_be_sent() -> None:
 
 
 def test_a_tracker_gets_values_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers.Tracker, "every_s", 0.3)
-    found = logged(policy=answers_slowly, max_concurrency=2)
-    assert len(found) >= 3
-    steps = [step for step, _ in found]
+    monkeypatch.setattr(trackers.Tracker, "every_s", 0.1)
+    steps: list[int] = []
+    run_of(policy=answers_when(lambda: len(steps) >= 2), log_to=lambda step, values: steps.append(step)).run()
+    assert len(steps) >= 3
     assert steps == sorted(steps)
     assert steps[0] < 8 == steps[-1]
 
@@ -148,21 +158,20 @@ def test_a_tracker_gets_values_while_the_run_goes_on(monkeypatch: pytest.MonkeyP
 def test_a_tracker_that_fails_is_logged_once_and_ends_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trackers.Tracker, "every_s", 0.1)
+    monkeypatch.setattr(trackers.Tracker, "every_s", 0.03)
     calls: list[int] = []
 
     def fails(step: int, values: Mapping[str, float]) -> None:
         calls.append(step)
         raise SystemExit(3) if len(calls) % 2 else KeyError("mine")
 
-    assert len(run_of(policy=answers_slowly, log_to=fails).run()) == 8
-    assert len(calls) >= 2
+    assert len(run_of(policy=answers_when(lambda: len(calls) >= 2), log_to=fails).run()) == 8
     messages = [one.getMessage() for one in caplog.records if "log_to" in one.getMessage()]
     assert messages == ["the function log_to failed; the run continues: SystemExit: 3"]
 
 
 def test_a_tracker_that_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(trackers.Tracker, "every_s", 0.1)
+    monkeypatch.setattr(trackers.Tracker, "every_s", 0.03)
     monkeypatch.setattr(trackers.FunctionTracker, "end_s", 0.2)
     release = threading.Event()
     calls: list[int] = []
@@ -173,7 +182,7 @@ def test_a_tracker_that_hangs_is_left_alone(monkeypatch: pytest.MonkeyPatch, cap
         release.wait(600)
         returned.append(step)
 
-    assert len(run_of(policy=answers_slowly, log_to=hangs).run()) == 8
+    assert len(run_of(policy=answers_when(lambda: bool(calls)), log_to=hangs).run()) == 8
     assert len(calls) == 1 and returned == []
     assert "update() of the function log_to took longer than 0.2 s" in caplog.text
     release.set()
@@ -255,7 +264,7 @@ def test_the_display_ends_with_the_run_however_it_ends(ends: str) -> None:
     async def cancel() -> None:
         rollouts = run_of(policy=answers_slowly, progress=console, seeds=range(100), max_concurrency=4)
         running = asyncio.create_task(rollouts.arun())
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.2)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -291,8 +300,16 @@ def test_text_from_records_is_shown_as_it_is() -> None:
 def test_without_a_terminal_a_line_is_printed_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress.ProgressLines, "every_s", 0.3)
-    run_of(policy=answers_slowly, max_concurrency=2, progress=True).run()
+    updates: list[object] = []
+    update = progress.ProgressLines.update
+
+    def counted(self: progress.ProgressLines, *values: Any) -> None:
+        update(self, *values)
+        updates.append(values)
+
+    monkeypatch.setattr(progress.ProgressLines, "every_s", 0.1)
+    monkeypatch.setattr(progress.ProgressLines, "update", counted)
+    run_of(policy=answers_when(lambda: len(updates) >= 2), progress=True).run()
     captured = capsys.readouterr()
     lines = [line for line in captured.err.splitlines() if line.startswith("rollouts: ")]
     assert len(lines) >= 3
@@ -330,10 +347,10 @@ def test_a_terminal_that_is_closed_during_the_run_ends_nothing(
     monkeypatch.setattr(sys, "stderr", stream)
 
     async def run() -> int:
-        rollouts = run_of(policy=answers_slowly, max_concurrency=2, progress="auto")
-        running = asyncio.create_task(rollouts.arun())
-        await asyncio.sleep(1)
-        assert b"/8 episodes" in await asyncio.to_thread(os.read, master, 100_000)
+        rollouts = run_of(policy=answers_slowly, max_concurrency=1, progress="auto")
+        running, written = asyncio.create_task(rollouts.arun()), b""
+        while b"/8 episodes" not in written:
+            written += await asyncio.to_thread(os.read, master, 100_000)
         os.close(master)
         return len(await running)
 

@@ -22,7 +22,7 @@ from envsdk.rollouts._run_folder import RunFolder
 @pytest.mark.parametrize(
     ("tasks", "kills", "executor", "env"),
     [
-        (2, 1, "", "envsdk/GridScreen-v1"),
+        (1, 1, "", "envsdk/GridScreen-v1"),
         pytest.param(10, 4, "", "", marks=pytest.mark.full),
         pytest.param(40, 2, "processes", "", marks=pytest.mark.full),
         pytest.param(40, 4, "processes", "envsdk/GridScreen-v1", marks=pytest.mark.full),

@@ -179,12 +179,12 @@ def test_many_appends_at_the_same_time_share_a_batch_and_all_are_stored(
 
     monkeypatch.setattr(Journal, "append", counted)
     folder = create(compress=compress)
-    assert append(folder, numbered(episodes, range(600))) == [None] * 600
+    assert append(folder, numbered(episodes, range(200))) == [None] * 200
     folder.close()
-    assert sum(batches) == 600
-    assert len(batches) < 100
+    assert sum(batches) == 200
+    assert len(batches) < 60
     assert {trajectory.id for trajectory in StoredRun(folder.path).trajectories()} == {
-        f"episode-{n}" for n in range(600)
+        f"episode-{n}" for n in range(200)
     }
 
 
@@ -390,7 +390,7 @@ def ends_of_batches(file: Path) -> list[tuple[int, int]]:
 
 
 @both_formats
-@settings(max_examples=20)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(data=st.data())
 def test_a_run_that_was_cut_at_any_byte_keeps_its_whole_batches(
     data: st.DataObject,
@@ -703,7 +703,7 @@ def test_after_kill_9_at_random_moments_nothing_is_lost_and_nothing_is_there_twi
 ) -> None:
     lines = tmp_path / "lines"
     lines.write_bytes(b"".join(one.to_json() + b"\n" for one in episodes))
-    count, kills = (4000, 30) if is_full else (100, 4)
+    count, kills = (4000, 30) if is_full else (100, 2)
     arguments = [tmp_path / "run", lines, str(count), str(kills), "zst" if compress else "plain"]
     script = [sys.executable, "-c", KILLED_AGAIN_AND_AGAIN, *map(str, arguments)]
     played = subprocess.run(script, capture_output=True, text=True)

@@ -24,7 +24,12 @@ Run = Callable[..., SandboxResult]
 Find = Callable[[str], list[int]]
 
 
-ISOLATIONS = ("bubblewrap", "namespaces", "landlock")
+ISOLATIONS = [
+    "auto",
+    "landlock",
+    *(pytest.param(name, marks=pytest.mark.full) for name in ("bubblewrap", "namespaces")),
+]
+"""A short run takes the best isolation, and Landlock, which counts processes and disk itself."""
 
 
 def run_under(isolation: str) -> Run:
@@ -43,15 +48,7 @@ def run_under(isolation: str) -> Run:
 
 @pytest.fixture(params=ISOLATIONS)
 def run(request: pytest.FixtureRequest) -> Run:
-    """Runs a program under each isolation."""
-    return run_under(request.param)
-
-
-@pytest.fixture(
-    params=["auto", "landlock", *(pytest.param(name, marks=pytest.mark.full) for name in ("bubblewrap", "namespaces"))]
-)
-def limited_run(request: pytest.FixtureRequest) -> Run:
-    """Runs a program under the best isolation and under Landlock, which counts processes and disk itself."""
+    """Runs a program under an isolation."""
     return run_under(request.param)
 
 
@@ -90,7 +87,7 @@ print("done")
 # Too much of something.
 
 
-def test_a_fork_bomb_is_bounded_and_over_when_the_time_is_up(limited_run: Run, processes_with: Find):
+def test_a_fork_bomb_is_bounded_and_over_when_the_time_is_up(run: Run, processes_with: Find):
     token = uuid.uuid4().hex
     code = """
 import os, sys
@@ -105,7 +102,7 @@ while True:
     except OSError:
         pass
 """
-    result = limited_run(code, SHORT, TOKEN=token)
+    result = run(code, SHORT, TOKEN=token)
     assert (result.limit, result.exit_status) == ("time", None)
     counts = [int(line) for line in result.stdout.split() if line.isdigit()]
     assert max(counts, default=0) < LIMITS.processes
@@ -115,20 +112,20 @@ while True:
 @pytest.mark.parametrize(
     "code", ["x = bytearray(10 * 2**30)", "x = []\nwhile True: x.append(bytearray(2**20))", "x = 'a'\nwhile 1: x += x"]
 )
-def test_memory_is_bounded(limited_run: Run, code: str):
-    result = limited_run(code)
+def test_memory_is_bounded(run: Run, code: str):
+    result = run(code)
     assert (result.limit, result.exit_status) == ("memory", 1)
     assert "it needs more than 128 MiB of memory" in result.report()
 
 
-def test_memory_that_is_not_mapped_cannot_be_had_either(limited_run: Run):
+def test_memory_that_is_not_mapped_cannot_be_had_either(run: Run):
     lines = """
         c("memfd_create", b"x", 0)
         c("syscall", 319 if os.uname().machine == "x86_64" else 279, b"x", 0)
         c("shmget", 0, 10 * 2**20, 0o1600)
         c("fallocate", os.open("x", os.O_CREAT | os.O_RDWR), 1, ctypes.c_long(0), ctypes.c_long(10 * 2**30))
     """
-    assert limited_run(attempts(lines)).stdout == "done\n"
+    assert run(attempts(lines)).stdout == "done\n"
 
 
 IS_X86 = platform.machine() == "x86_64"
@@ -161,7 +158,7 @@ def number(name: str) -> int:
     return x86 if IS_X86 else arm
 
 
-def test_what_the_kernel_shares_out_among_all_programs_cannot_be_had(limited_run: Run):
+def test_what_the_kernel_shares_out_among_all_programs_cannot_be_had(run: Run):
     lines = f"""
         c("syscall", {number("io_setup")}, 10_000, ctypes.byref(ctypes.c_ulong()))
         c("syscall", {number("inotify_init1")}, 0)
@@ -185,10 +182,10 @@ def test_what_the_kernel_shares_out_among_all_programs_cannot_be_had(limited_run
         __import__("fcntl").fcntl(os.open(".", 0), 1026, 1)
         __import__("fcntl").fcntl(open("lease", "w"), 1024, 1)
     """
-    assert limited_run(attempts(lines)).stdout == "done\n"
+    assert run(attempts(lines)).stdout == "done\n"
 
 
-def test_buffers_of_the_kernel_cannot_be_enlarged(limited_run: Run):
+def test_buffers_of_the_kernel_cannot_be_enlarged(run: Run):
     lines = f"""
         __import__("fcntl").fcntl(os.pipe()[1], 1031, 2**20)
         socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**22)
@@ -199,10 +196,10 @@ def test_buffers_of_the_kernel_cannot_be_enlarged(limited_run: Run):
         __import__("mmap").mmap(-1, 2**21, flags=0x40022)
         socket.send_fds(socket.socketpair()[0], [b"x"], [0])
     """
-    assert limited_run(attempts(lines)).stdout == "done\n"
+    assert run(attempts(lines)).stdout == "done\n"
 
 
-def test_signals_that_wait_are_bounded(limited_run: Run):
+def test_signals_that_wait_are_bounded(run: Run):
     """All programs of a user share the room for them."""
     code = """
 import os, signal
@@ -212,66 +209,66 @@ count = 0
 while signal.sigtimedwait([40], 0): count += 1
 print(count)
 """
-    assert 0 < int(limited_run(code).stdout) < 100
+    assert 0 < int(run(code).stdout) < 100
 
 
-def test_many_small_threads_are_bounded(limited_run: Run):
+def test_many_small_threads_are_bounded(run: Run):
     code = """
 import threading, time
 threading.stack_size(2**15)
 for _ in range(300): threading.Thread(target=time.sleep, args=(15,), daemon=True).start()
 time.sleep(15)
 """
-    assert limited_run(code).limit == "processes"
+    assert run(code).limit == "processes"
 
 
-def test_limits_of_the_process_that_reports_the_end_are_out_of_reach(limited_run: Run):
+def test_limits_of_the_process_that_reports_the_end_are_out_of_reach(run: Run):
     code = """
 import os, resource
 try: resource.prlimit(1 if os.getpid() == 2 else os.getppid(), resource.RLIMIT_CPU, (0, 0))
 except PermissionError: print("refused")
 """
-    result = limited_run(code)
+    result = run(code)
     assert (result.stdout, result.exit_status) == ("refused\n", 0)
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_endless_output_ends_the_program_and_does_not_fill_the_parent(limited_run: Run, stream: str):
+def test_endless_output_ends_the_program_and_does_not_fill_the_parent(run: Run, stream: str):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = limited_run(f"import sys\nwhile True: sys.{stream}.write('spam ' * 1000)")
+    result = run(f"import sys\nwhile True: sys.{stream}.write('spam ' * 1000)")
     assert (result.limit, result.exit_status) == ("output", None)
     assert len(getattr(result, stream)) < 1.1 * 1024 * LIMITS.output_kib
     assert getattr(result, f"{stream}_cut")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 10 * 1024
 
 
-def test_a_huge_file_is_refused(limited_run: Run):
-    assert limited_run("open('x', 'wb').write(bytes(3 * 2**20))").limit == "file"
-    assert limited_run("open('x', 'wb').truncate(10**12)").limit == "file"
+def test_a_huge_file_is_refused(run: Run):
+    assert run("open('x', 'wb').write(bytes(3 * 2**20))").limit == "file"
+    assert run("open('x', 'wb').truncate(10**12)").limit == "file"
 
 
-def test_many_files_are_refused_or_end_the_program(limited_run: Run):
+def test_many_files_are_refused_or_end_the_program(run: Run):
     code = "import time\nfor i in range(9): open(str(i), 'wb').write(bytes(2**20))\ntime.sleep(9)"
-    assert limited_run(code).limit == "disk"
+    assert run(code).limit == "disk"
 
 
-def test_open_files_are_bounded(limited_run: Run):
-    assert limited_run("files = [open('/dev/null') for _ in range(100)]").limit == "open_files"
+def test_open_files_are_bounded(run: Run):
+    assert run("files = [open('/dev/null') for _ in range(100)]").limit == "open_files"
 
 
-def test_threads_are_bounded(limited_run: Run):
+def test_threads_are_bounded(run: Run):
     code = """
 import threading, time
 for _ in range(200): threading.Thread(target=time.sleep, args=(0.2,)).start()
 """
-    assert limited_run(code).limit == "processes"
+    assert run(code).limit == "processes"
 
 
-def test_deep_recursion_ends_the_program_at_most(limited_run: Run):
-    result = limited_run("def f(): f()\nf()")
+def test_deep_recursion_ends_the_program_at_most(run: Run):
+    result = run("def f(): f()\nf()")
     assert result.exit_status == 1
     assert "RecursionError" in result.stderr
-    result = limited_run(
+    result = run(
         "import sys\nsys.setrecursionlimit(10**9)\nclass A:\n  def __repr__(self): return repr(self)\nrepr(A())"
     )
     assert not result.ok
@@ -290,8 +287,8 @@ def test_deep_recursion_ends_the_program_at_most(limited_run: Run):
         "import re; re.match('(a+)+$', 'a' * 100 + 'b')",
     ],
 )
-def test_a_program_without_end_is_stopped(limited_run: Run, code: str):
-    result = limited_run(code, SHORT)
+def test_a_program_without_end_is_stopped(run: Run, code: str):
+    result = run(code, SHORT)
     assert (result.limit, result.timed_out, result.exit_status, result.ok) == ("time", True, None, False)
     assert "it ran longer than 0.2 s" in result.report()
 
@@ -302,7 +299,7 @@ def test_processor_time_is_bounded():
     assert "it used more than 1 s of processor time" in result.report()
 
 
-def test_a_daemon_does_not_outlive_its_program(limited_run: Run, processes_with: Find):
+def test_a_daemon_does_not_outlive_its_program(run: Run, processes_with: Find):
     token = uuid.uuid4().hex
     code = """
 import os, sys, time
@@ -314,7 +311,7 @@ if os.fork() == 0:
 time.sleep(0.1)
 print("left")
 """
-    result = limited_run(code, TOKEN=token)
+    result = run(code, TOKEN=token)
     assert result.stdout == ("" if result.isolation == "landlock" else "left\n")
     assert result.limit == ("processes" if result.isolation == "landlock" else None)
     assert not processes_with(token)

@@ -89,9 +89,10 @@ def play_trl(model: Model, seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch
 
 
 def play_trl_async(model: Model, seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch, **deadlines: Any) -> Outcomes:
-    for name in ("trl", "trl.experimental", "trl.experimental.async_grpo"):
+    home = "trl.experimental.async_grpo.async_rollout_worker"
+    for name in ("trl", "trl.experimental", "trl.experimental.async_grpo", home):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["trl.experimental.async_grpo"].RolloutSample = SimpleNamespace  # type: ignore[attr-defined]
+    sys.modules[home].RolloutSample = SimpleNamespace  # type: ignore[attr-defined]
     rows = [{"prompt": prompt_of("any", seed)} for seed in seeds]
     options = {"num_generations": 1, "baseline": "none", "max_groups": len(seeds)}
     worker = RolloutWorker(make_env, rows, model.policy(), queue_maxsize=len(seeds), **options, **deadlines)

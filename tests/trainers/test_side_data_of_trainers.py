@@ -1,5 +1,6 @@
 """Side data in batches, tables, and the records of trainers that replay the experts of the sampler."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -77,6 +78,43 @@ def test_trainers_that_replay_experts_get_those_of_all_tokens_but_the_last():
         rows = np.frombuffer(record.data, record.dtype).reshape(record.shape)
         assert (rows[:-1] == experts_in(sample)).all() and not rows[-1].any() and len(rows) == len(sample)
     assert "routed_experts" not in to_training_samples(samples)[0]
+
+
+def test_trainers_get_the_ids_that_each_trained_token_was_sampled_from():
+    """In the forms that SkyRL 0.4.0, slime 0.3.1 and prime-rl of September 2026 define."""
+    samples = samples_of(0)
+    slime = to_slime_samples(samples, first_rollout_id=0, first_group_index=0, sampling_mask=True)
+    skyrl = to_generator_output(samples, sampling_top_k=3)
+    prime = to_training_samples(samples, sampling_mask=True)
+    for index, sample in enumerate(samples):
+        expected = [[t, 7] if trained else [] for t, trained in zip(sample.tokens, sample.mask, strict=True)]
+        response = expected[-slime[index]["response_length"] :]
+        rows = skyrl.get("rollout_sample_support", [])[index]
+        assert rows.dtype == np.int32 and rows.tolist() == [[*ids, -1, -1, -1][:3] for ids in response]
+        ids, offsets = slime[index].get("rollout_top_p_token_ids"), slime[index].get("rollout_top_p_token_offsets")
+        assert ids is not None and offsets is not None
+        assert [ids[a:b] for a, b in itertools.pairwise(offsets)] == response
+        mask = prime[index].get("sampling_mask")
+        assert mask is not None
+        values, counts = (np.frombuffer(each, np.int32) for each in mask)
+        assert counts.tolist() == [len(each) for each in expected] and values.tolist() == [*itertools.chain(*expected)]
+    assert "sampling_mask" not in to_training_samples(samples)[0]
+
+
+@pytest.mark.parametrize(
+    ("lists", "message"),
+    [
+        (None, "expected Ragged"),
+        (lambda tokens: [[7]] * len(tokens), r"without token \d+, which has the id \d+"),
+        (lambda tokens: [[]] * len(tokens), r"without token \d+"),
+        (lambda tokens: [[token, 7, 8] for token in tokens], "sampled from 3 ids, but sampling_top_k is 2"),
+    ],
+)
+def test_sampling_masks_that_do_not_fit_the_tokens_are_refused(lists: Any, message: str):
+    (sample, *_) = samples_of(0)
+    sample = replace(sample, n_segments=1, extra={"sampling_mask": Ragged.of(lists(sample.tokens))} if lists else {})
+    with pytest.raises(InvalidSample, match=message):
+        to_generator_output([sample], sampling_top_k=2)
 
 
 def test_experts_that_cannot_be_replayed_are_refused():

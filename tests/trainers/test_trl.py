@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.metadata
+import itertools
 import json
 import math
 import sys
@@ -365,19 +366,15 @@ def test_a_worker_refuses_what_it_cannot_play() -> None:
 # TRL's own class of a row.
 
 
-def install_trl(monkeypatch: pytest.MonkeyPatch, version: str, **homes: Any) -> None:
-    """As if TRL were installed in a version that has these modules in `trl.experimental.async_grpo`."""
+def install_trl(monkeypatch: pytest.MonkeyPatch, version: str = "1.16.0") -> None:
+    """As if TRL were installed in a version."""
     for name in ("trl", "trl.experimental", "trl.experimental.async_grpo"):
         package = ModuleType(name)
         package.__path__ = []
         monkeypatch.setitem(sys.modules, name, package)
-    for name, value in homes.items():
-        if name == "public":
-            sys.modules["trl.experimental.async_grpo"].RolloutSample = value  # type: ignore[attr-defined]
-        else:
-            module = ModuleType(name)
-            module.RolloutSample = value  # type: ignore[attr-defined]
-            monkeypatch.setitem(sys.modules, f"trl.experimental.async_grpo.{name}", module)
+    home = ModuleType("trl.experimental.async_grpo.async_rollout_worker")
+    home.RolloutSample = SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, home.__name__, home)
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
 
 
@@ -387,32 +384,31 @@ def a_row_of(worker: RolloutWorker) -> Any:
     return worker._rows([trajectory], samples, 0)[0]
 
 
-@pytest.fixture
-def worker() -> RolloutWorker:
+def new_worker() -> RolloutWorker:
     return RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v1", 0)}], lambda *_, **__: Action([1]))
 
 
-@pytest.mark.parametrize("home", ["public", "async_rollout_worker"])
-def test_a_row_is_made_of_trl_s_class_wherever_that_version_has_it(
-    monkeypatch: pytest.MonkeyPatch, worker: RolloutWorker, home: str
-):
-    install_trl(monkeypatch, "1.16.0", **{home: SimpleNamespace})
-    assert a_row_of(worker).advantage == 0.5
+@pytest.mark.parametrize("version", ["1.16.0", "1.16.3", "1.17.0.dev0"])
+def test_a_row_is_made_of_trl_s_class(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    install_trl(monkeypatch, version)
+    assert a_row_of(new_worker()).advantage == 0.5
 
 
-def test_a_trl_without_that_class_is_refused_with_the_versions_that_work(
-    monkeypatch: pytest.MonkeyPatch, worker: RolloutWorker
-):
-    install_trl(monkeypatch, "1.18.0")
-    for use in (worker.start, lambda: a_row_of(worker)):
-        with pytest.raises(MissingPackage, match=r"TRL 1\.18\.0 has no RolloutSample.* versions of TRL: 1\.16\.0"):
-            use()
+@pytest.mark.parametrize("version", ["1.15.2", "1.18.0", "1.18.0.dev0", "2.0.0"])
+def test_a_trl_without_the_trainer_s_arguments_is_refused_before_the_trainer_is_made(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    install_trl(monkeypatch, version)
+    with pytest.raises(MissingPackage, match=rf"TRL {version} is installed.*1\.16 or 1\.17.*'trl>=1\.16,<1\.18'"):
+        new_worker()
 
 
-def test_without_trl_the_page_is_named(monkeypatch: pytest.MonkeyPatch, worker: RolloutWorker):
+def test_without_trl_the_page_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "trl", None)
-    with pytest.raises(MissingPackage, match=r"see docs/trainers/trl\.md"):
-        a_row_of(worker)
+    worker = new_worker()
+    for use in (worker.start, lambda: a_row_of(worker)):
+        with pytest.raises(MissingPackage, match=r"see docs/trainers/trl\.md"):
+            use()
 
 
 class Pausable:
@@ -450,7 +446,7 @@ def versions_of(worker: RolloutWorker) -> list[int]:
 
 
 def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    install_trl(monkeypatch, "1.16.0", public=SimpleNamespace)
+    install_trl(monkeypatch)
     policy = Pausable()
     rows = [{"prompt": prompt_of("envsdk/GuessNumber-v1", seed)} for seed in range(10_000)]
     worker = RolloutWorker(make_env, rows, policy, num_generations=2, max_groups=2, queue_maxsize=10_000)
@@ -471,8 +467,20 @@ def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.Monkey
     assert set(versions_of(worker)) == {0, 1, 2, 3}
 
 
+def test_the_rows_of_a_group_are_neighbors_in_a_queue_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_trl(monkeypatch)
+    rows = [{"prompt": prompt_of("envsdk/GuessNumber-v1", seed)} for seed in range(100)]
+    worker = RolloutWorker(make_env, rows, Pausable(), num_generations=4, max_groups=3, queue_maxsize=1)
+    worker.start()
+    try:
+        groups = [worker.rollout_buffer.get(timeout=600).group_id for _ in range(24)]
+    finally:
+        worker.stop()
+    assert [len(list(same)) for _, same in itertools.groupby(groups)] == [4] * 6
+
+
 def test_a_worker_that_is_paused_before_it_starts_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    install_trl(monkeypatch, "1.16.0", public=SimpleNamespace)
+    install_trl(monkeypatch)
     policy = Pausable()
     worker = RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v1", 0)}], policy)
     worker.pause()

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -360,10 +361,29 @@ def varlen(
 def test_one_call_of_a_kernel_for_a_gpu_gives_what_separate_calls_give(case: str, window: int | None) -> None:
     tree = tree_batch(CASES[case]())
     torch.manual_seed(0)
-    query, key, value = (torch.randn(1, heads, len(tree), 16) for heads in (4, 2, 2))
+    given = [torch.randn(1, heads, len(tree), 16, requires_grad=True) for heads in (4, 2, 2)]
     runs = TreeRuns(Runs.of(tree))
-    together = attend_in_one_call(varlen, query, key, value, runs, 0.25, window)
-    torch.testing.assert_close(together, attend(query, key, value, runs, scaling=0.25, sliding_window=window))
+    together = attend_in_one_call(varlen, *given, runs, 0.25, window)
+    separate = attend(*given, runs, scaling=0.25, sliding_window=window)
+    torch.testing.assert_close(together, separate)
+    for own, other in zip(
+        *(torch.autograd.grad(each.square().sum(), given) for each in (together, separate)), strict=True
+    ):
+        torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
+
+
+def test_one_call_of_a_kernel_for_a_gpu_keeps_no_copy_of_a_key_for_each_run_that_sees_it() -> None:
+    tree, copies = tree_batch(play(Doubts, history="strip")), []
+
+    def kernel(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+        copies.extend(weakref.ref(each) for each in (key, value))
+        return query * (key * value).sum()  # which torch keeps for the backward pass
+
+    given = [torch.randn(1, 2, len(tree), 16, requires_grad=True) for _ in range(3)]
+    output = attend_in_one_call(kernel, *given, TreeRuns(Runs.of(tree)), 0.25, None)
+    assert len(copies) == 2 and not any(copy() is not None for copy in copies)
+    output.sum().backward()
+    assert all(each.grad.abs().sum() > 0 for each in given)
 
 
 def test_a_model_that_keeps_arguments_from_its_attention_is_refused() -> None:

@@ -1,8 +1,9 @@
 """TRL's AsyncGRPOTrainer trains on our rows: at the first step its own `ratio` is 1 and its `kl` 0, across breaks."""
 
 import asyncio
+import queue
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from datasets import concatenate_datasets
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer, packing
 
-from envsdk import Env, Limits, Message, Sample, Trajectory, Turn
+from envsdk import Env, Limits, Message, Sample, Trajectory, Turn, tree_batch
 from envsdk.errors import ConfigError, EpisodeError
 from envsdk.policies import TransformersPolicy
 from envsdk.trainers.trl import dataset
@@ -176,6 +177,48 @@ def first_step(worker: Remembering, trainer_of: Any) -> dict[str, float]:
     assert abs(first["kl"]) < 1e-3
     assert first["rollout/failed_total"] == 0
     return first
+
+
+def packed(rows: list[Any]) -> tuple[dict[str, torch.Tensor], int]:
+    """The rows as TRL's own queue, batcher and trie pack them for one device, and the number of tokens of the trie."""
+    waiting: queue.Queue[Any] = queue.Queue()
+    for row in rows:
+        waiting.put(row)
+    health = SimpleNamespace(model_version_fn=lambda: 0, check_health_fn=pytest.fail, stale_after_s=1.0)
+    source = async_grpo_trainer.RolloutQueueDataset(waiting, metrics=defaultdict(list), **vars(health))
+    (trie,) = next(iter(async_grpo_trainer.FixedCountBatcher(source, 1, len(rows))))
+    return trie.pack(), len(trie.tokens)
+
+
+@pytest.mark.parametrize("scene", ["strip", "compact", "handoff"])
+def test_its_tries_merge_what_our_tree_merges_and_train_each_token_once_after_its_own_past(
+    worker_of: Any, scene: str
+) -> None:
+    worker = worker_of([scene], max_groups=1)
+    play(worker, lambda: any(broken_episodes(group)[REASONS[scene]] for group in worker.groups.values()))
+    worker.stop()
+    group_id = next(i for i, group in worker.groups.items() if broken_episodes(group)[REASONS[scene]])
+    samples = [sample for trajectory in worker.groups[group_id] for sample in trajectory.samples()]
+    rows = worker.made[group_id]
+    batch, size = packed(rows)
+    # A trie of TRL forks one token before two rows differ, so each row adds at most one token to our tree.
+    tree = tree_batch(samples)
+    assert size <= len(tree) + len(samples) - 1 < tree.tokens_separate
+    assert len(batch["token_index"]) == sum(int(sample.mask.sum()) for sample in samples)
+    starts, path_starts = batch["tree_cu_seqlens_q"].numpy(), batch["tree_cu_seqlens_k"].numpy()
+    for index, (row, sample) in enumerate(zip(rows, samples, strict=True)):
+        own = batch["segment_id"] == index
+        np.testing.assert_array_equal(batch["old_log_probs"][own], sample.logprobs[sample.mask])
+        assert set(batch["advantages"][own].tolist()) == {np.float32(row.advantage)}
+        for place, position in zip(batch["token_index"][own].tolist(), np.flatnonzero(sample.mask), strict=True):
+            segment = int(np.searchsorted(starts, place, "right")) - 1
+            path = batch["tree_kv_index"][path_starts[segment] : path_starts[segment + 1]]
+            past = batch["input_ids"][path[: len(path) - (starts[segment + 1] - 1 - place)]]
+            np.testing.assert_array_equal(past, sample.tokens[:position])
+            assert (batch["shift_labels"][place], batch["position_ids"][place]) == (
+                sample.tokens[position],
+                position - 1,
+            )
 
 
 def test_log_probabilities_that_are_not_the_samplers_show_in_the_ratio(worker_of: Any, trainer_of: Any) -> None:

@@ -1,5 +1,6 @@
 """A row that is a whole rollout trains in GRPOTrainer what its samples train as separate sequences."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
