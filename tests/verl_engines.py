@@ -45,6 +45,7 @@ with warnings.catch_warnings():  # of ray, and of engines that are not installed
     from envsdk.trainers.verl import to_outputs
     from envsdk.trainers.verl_trees import TreeEngine as TreeEngine
 
+torch.set_num_threads(1)  # of small models, more threads wait for one another
 TEMPERATURE = 0.7
 PRECISION = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 

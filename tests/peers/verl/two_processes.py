@@ -13,7 +13,6 @@ MODEL, OUT = map(Path, sys.argv[1:])
 
 def main() -> None:
     """Compute gradients with verl's engine and with ours, and save those of the first process."""
-    torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     rank = int(os.environ["RANK"])
     own = [[stripped()], [programmed(), guessed("compact:every=3"), guessed(max_steps=3)]]
