@@ -8,13 +8,14 @@ LINT := .venv/.installed-lint
 COVERAGE := .venv/.installed-coverage
 GATEWAY := .venv/.installed-gateway
 TORCH := .venvs/torch/.installed
+LOWEST := .venvs/torch-lowest/.installed
 GPU := .venvs/gpu/.installed
 DOCS := .venvs/docs/.installed
 
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-gpu coverage lint format bench bench-release bench-peers hooks docs docs-version has-version drawings errors-page clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers hooks docs docs-version has-version drawings errors-page clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -43,6 +44,10 @@ test-browser: | .venv/pyvenv.cfg
 # With real models on the CPU: a file's tests share models. One thread for each of two workers: more would wait.
 test-torch: $(TORCH)
 	OMP_NUM_THREADS=1 .venvs/torch/bin/python -m pytest -n 2 --dist loadfile tests/with_torch
+
+# The same with the lowest versions of the extra `torch`. Such an old torch comes with CUDA: 3 GB.
+test-torch-lowest: $(LOWEST)
+	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 .venvs/torch-lowest/bin/python -m pytest -n 2 --dist loadfile tests/with_torch
 
 # Trees on an NVIDIA GPU against separate samples, and TRL's trainer on them; writes the table of
 # docs/explanation/trees.md. Other options: make test-gpu GPU_OPTIONS="--steps 16 --no-trainer"
@@ -75,13 +80,13 @@ format: $(LINT)
 
 # Runs the checks of .pre-commit-config.yaml before each commit.
 hooks: $(LINT)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[hooks]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[hooks]'
 	$(BIN)/pre-commit install
 
 # Side by side with other projects, each in an environment of its own; writes docs/benchmarks.md. Some rows, or quickly,
 # into .cache/benchmarks: make bench-peers BENCH="tool-turns --quick"
 bench-peers: $(TEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,report]'
 	$(BIN)/python -m benchmarks $(BENCH)
 
 # What everything costs, compared with the last release: a row that got slower fails. Some rows: BENCH="-k samples"
@@ -125,30 +130,38 @@ $(CORE): pyproject.toml | .venv/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
 	touch $@
 
-$(TEST): tests/requirements-data.txt $(CORE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+$(TEST): tests/constraints.txt tests/requirements-data.txt $(CORE)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
 	touch $@
 
 # The reference describes what the gateway reads and stores, and the built-in environments, some of which have images.
 $(GATEWAY): $(CORE)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[gateway,vision,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[gateway,vision,report]'
 	touch $@
 
 $(LINT): $(TEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,lint]'
 	touch $@
 
 $(COVERAGE): $(TEST)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test,coverage]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,coverage]'
 	touch $@
 
 .venvs/torch/pyvenv.cfg: | .venv/pyvenv.cfg
 	$(PYTHON) -m venv .venvs/torch
 
-$(TORCH): pyproject.toml tests/requirements-data.txt | .venvs/torch/pyvenv.cfg
-	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,torch,examples]'
+$(TORCH): pyproject.toml tests/constraints.txt tests/requirements-data.txt | .venvs/torch/pyvenv.cfg
+	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,torch,examples]'
 	.venvs/torch/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
+	touch $@
+
+.venvs/torch-lowest/pyvenv.cfg: | .venv/pyvenv.cfg
+	$(PYTHON) -m venv .venvs/torch-lowest
+
+$(LOWEST): pyproject.toml tests/constraints-lowest.txt tests/requirements-data.txt | .venvs/torch-lowest/pyvenv.cfg
+	.venvs/torch-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c tests/constraints-lowest.txt -e '.[test,torch,examples]'
+	.venvs/torch-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/requirements-data.txt
 	touch $@
 
 .venvs/gpu/pyvenv.cfg: | .venv/pyvenv.cfg

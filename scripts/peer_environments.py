@@ -15,6 +15,8 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 PEERS = CHECKOUT / "tests" / "peers"
 DATA = CHECKOUT / "tests" / "requirements-data.txt"
+CONSTRAINTS = CHECKOUT / "tests" / "constraints.txt"
+"""The versions that a peer gets where its own requirements do not pin them."""
 
 
 def made(name: str, requirements: Path) -> Path | None:
@@ -36,7 +38,8 @@ def contents(requirements: Path) -> str:
     installed = repr((sys.version, project["project"], project["tool"]["hatch"]))
     script = after_install(requirements)
     completed = script.read_bytes() if script.is_file() else b""
-    return hashlib.sha256(requirements.read_bytes() + DATA.read_bytes() + installed.encode() + completed).hexdigest()
+    files = b"".join(file.read_bytes() for file in (requirements, DATA, CONSTRAINTS))
+    return hashlib.sha256(files + installed.encode() + completed).hexdigest()
 
 
 def install(python: Path, requirements: Path) -> bool:
@@ -46,7 +49,8 @@ def install(python: Path, requirements: Path) -> bool:
     """
     pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     alone = (*pip, "--no-deps", "--ignore-requires-python")
-    installed = run(*pip, "-e", ".[test]", "-c", requirements) and run(*alone, "-r", DATA, "-r", requirements)
+    ours = (*pip, "-e", ".[test]", "-c", requirements, "-c", CONSTRAINTS)
+    installed = run(*ours) and run(*alone, "-r", DATA, "-r", requirements)
     script = after_install(requirements)
     return installed and (not script.is_file() or run(python, script))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "scripts"))
 
-from peer_environments import CHECKOUT, DATA, contents, run
+from peer_environments import CHECKOUT, CONSTRAINTS, DATA, contents, run
 
 CLASSIFIER = "Programming Language :: Python :: "
 PROBE = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2], sys.executable)"
@@ -90,7 +90,7 @@ def passes(version: str, python: str) -> bool:
     if not stamp.is_file() or stamp.read_text() != wanted:
         pip = (executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
         made = run(python, "-m", "venv", "--clear", environment)
-        if not (made and run(*pip, "-e", ".[test]") and run(*pip, "--no-deps", "-r", DATA)):
+        if not (made and run(*pip, "-e", ".[test]", "-c", CONSTRAINTS) and run(*pip, "--no-deps", "-r", DATA)):
             return False
         stamp.write_text(wanted)
     return run(executable, "-m", "pytest", *TESTS)

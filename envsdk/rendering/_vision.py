@@ -199,8 +199,10 @@ def find_processor(tokenizer: Tokenizer) -> str | None:
 
 
 @cache
-def _transformers() -> Any:
-    """Import transformers and its module for processors, without its warnings that torch is missing.
+def _transformers(auto: str) -> Any:
+    """Import one of transformers' modules for automatic classes, without its warnings that torch is missing.
+
+    Before 5.18, the classes in `transformers` itself refuse to work without torchvision, those in the modules do not.
 
     Raises:
         MissingPackage: If Pillow is not installed.
@@ -210,13 +212,13 @@ def _transformers() -> Any:
     os.environ[_NO_ADVICE] = "1"
     try:
         importlib.import_module("transformers.processing_utils")
-        transformers = importlib.import_module("transformers")
+        module = importlib.import_module(f"transformers.models.auto.{auto}")
     finally:
         if before is None:
             del os.environ[_NO_ADVICE]
         else:
             os.environ[_NO_ADVICE] = before
-    return transformers
+    return module
 
 
 def _loaded(processor: Any) -> Any:
@@ -224,17 +226,16 @@ def _loaded(processor: Any) -> Any:
         return _of_options(cast("Mapping[str, Any]", processor))
     if not isinstance(processor, (str, Path)):
         return processor
-    transformers = _transformers()
     folder = _folder_of(str(processor))
     failed: Exception | None = None
     try:
-        loaded: Any = transformers.AutoProcessor.from_pretrained(folder)
+        loaded: Any = _transformers("processing_auto").AutoProcessor.from_pretrained(folder)
         if hasattr(loaded, "image_token"):
             return loaded
     except Exception as error:  # of any type: a missing file, a network error, a class that needs torchvision
         failed = error
     try:  # the image processor alone, if the placeholders of its family are a grid
-        images: Any = transformers.AutoImageProcessor.from_pretrained(folder)
+        images: Any = _transformers("image_processing_auto").AutoImageProcessor.from_pretrained(folder)
     except Exception:  # the error of the whole processor is reported
         images = None
     if not hasattr(images, "merge_size"):
@@ -267,7 +268,7 @@ def _folder_of(source: str) -> str:
 
 def _of_options(options: Mapping[str, Any]) -> Any:
     """Make an image processor from its options; transformers chooses the class that works on this machine."""
-    image_processors = _transformers().AutoImageProcessor
+    image_processors = _transformers("image_processing_auto").AutoImageProcessor
     if not isinstance(options.get("image_processor_type"), str):
         raise ConfigError(
             "the options of an image processor lack its image_processor_type; expected a mapping such as "

@@ -17,12 +17,15 @@ torch: Any = load("torch", "attention over a tree needs", "pip install 'envsdk[t
 
 _FORWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
+_GROUPED = torch.__version__ >= (2, 9)
+"""Whether a key head may serve several heads. Earlier kernels read and write beyond the keys (pytorch/157893)."""
 
 
 def supports(query: Any, key: Any, value: Any) -> bool:
     """Return whether torch has a kernel for these tensors, which are those of `attend_by_paths`."""
     alike = query.dtype == key.dtype == value.dtype and query.shape[-1] == key.shape[-1] == value.shape[-1]
-    return _BACKWARD is not None and alike and query.device.type == "cpu"
+    takes_groups = _GROUPED or query.shape[1] == key.shape[1]
+    return _BACKWARD is not None and alike and takes_groups and query.device.type == "cpu"
 
 
 def attend_by_paths(query: Any, key: Any, value: Any, sinks: Any, paths: list[TreePath], scale: float) -> Any:

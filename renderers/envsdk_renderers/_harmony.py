@@ -1,4 +1,4 @@
-"""Harmony, the format of gpt-oss. The package openai-harmony writes single messages; this module specifies which.
+"""Harmony, the format of gpt-oss. The package openai-harmony writes most messages; this module specifies which.
 
 Source of the rules: the package (https://github.com/openai/harmony) for the format, and the official chat template of
 openai/gpt-oss-20b for what the past shows, since inference servers use that template.
@@ -10,19 +10,8 @@ from datetime import date
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from openai_harmony import (
-    Author,
-    Conversation,
-    DeveloperContent,
-    HarmonyError,  # pyright: ignore[reportUnknownVariableType]
-    ReasoningEffort,
-    Role,
-    SystemContent,
-    ToolDescription,
-)
-from openai_harmony import Message as HarmonyMessage
 
-from envsdk.errors import ConfigError, RenderError
+from envsdk.errors import ConfigError, MissingPackage, RenderError
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.family import FamilyRenderer
@@ -30,8 +19,27 @@ from envsdk.rendering.renderer import TokenIds, sets_content, warn_of_tags
 from envsdk.rendering.tokenizers import Tokenizer
 
 from ._harmony_vocabulary import load_encoding
-from ._replies._harmony import FUNCTIONS, HarmonyReader, write_arguments
 from ._replies._open_calls import OpenCalls
+
+try:
+    from openai_harmony import (
+        Conversation,
+        DeveloperContent,
+        HarmonyError,  # pyright: ignore[reportUnknownVariableType]
+        ReasoningEffort,
+        Role,
+        SystemContent,
+        ToolDescription,
+    )
+    from openai_harmony import Message as HarmonyMessage
+
+    from ._replies._harmony import FUNCTIONS, HarmonyReader, write_arguments
+except ImportError as error:
+    raise MissingPackage(
+        f"harmony needs openai-harmony, whose module cannot be imported ({error}). vLLM's oss-harmony has the same "
+        "module, which is gone if either of the two is uninstalled: pip install --force-reinstall --no-deps "
+        "openai-harmony"
+    ) from error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,7 +105,11 @@ class Harmony(FamilyRenderer):
         self.official_history = bool(official_history)
         self.encoding = load_encoding(tokenizer)
         self._start, self._end, self._message = map(tokenizer.token_id, ("<|start|>", "<|end|>", "<|message|>"))
-        self._return, _ = self.stop_token_ids
+        self._return, self._call = self.stop_token_ids
+        commentary, json_type = tokenizer.encode("commentary").tolist(), tokenizer.encode("json").tolist()
+        self._of_result = [tokenizer.token_id("<|channel|>"), *commentary]
+        constrained = [*tokenizer.encode(" ").tolist(), tokenizer.token_id("<|constrain|>"), *json_type]
+        self._of_call = [*self._of_result, *constrained]
         controls = [*self.stop_tokens, *self.structure]
         self._reader = HarmonyReader(tokenizer, self.encoding, self.stop_tokens, controls)
         text = "Héllo <|end|> wörld 12345\n"
@@ -152,9 +164,9 @@ class Harmony(FamilyRenderer):
             case "user":
                 written = HarmonyMessage.from_role_and_content(Role.USER, message.content)
             case "tool":
-                author = Author.new(Role.TOOL, FUNCTIONS + (message.name or ""))
-                written = HarmonyMessage.from_author_and_content(author, message.content)
-                written = written.with_channel("commentary").with_recipient("assistant")
+                header = [FUNCTIONS + (message.name or ""), " to=assistant"], self._of_result
+                out.encoded(self._render_addressed(*header, message.content, self._end), content_after=self._message)
+                return
             case _:
                 written = self._developer(message.content, ())
         out.encoded(self._render_one(written), content_after=self._message)
@@ -216,16 +228,26 @@ class Harmony(FamilyRenderer):
         for text, channel in texts:
             if text or (text is not None and channel != "commentary"):
                 parts.append(HarmonyMessage.from_role_and_content(Role.ASSISTANT, text).with_channel(channel))
-        for call in message.tool_calls:
-            part = HarmonyMessage.from_role_and_content(Role.ASSISTANT, write_arguments(call))
-            part = part.with_channel("commentary").with_recipient(FUNCTIONS + call.name)
-            parts.append(part.with_content_type("<|constrain|>json"))
         written = [self._render_one(part) for part in parts]
+        for call in message.tool_calls:
+            header = ["assistant", f" to={FUNCTIONS}{call.name}"], self._of_call
+            written.append(self._render_addressed(*header, write_arguments(call), self._call))
         if not message.tool_calls:
             written[-1][-1] = end
         written[0] = written[0][len(self.opening_tokens) :]
         for tokens in written:
             out.encoded(tokens, content_after=self._message)
+
+    def _render_addressed(
+        self, author: Sequence[str], channel: Sequence[int], content: str, end: int
+    ) -> "NDArray[np.int32]":
+        """Return a call or its result. The recipient is before the channel, where openai-harmony writes it.
+
+        So does the official template; oss-harmony 0.0.11, which has the same module, writes it after the channel.
+        """
+        header = [token for part in author for token in self.tokenizer.encode(part).tolist()]
+        body = self.tokenizer.encode(content)
+        return np.concatenate([[self._start, *header, *channel, self._message], body, [end]]).astype(np.int32)
 
     def _render_one(self, message: HarmonyMessage) -> "NDArray[np.int32]":
         try:

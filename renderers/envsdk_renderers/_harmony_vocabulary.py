@@ -1,16 +1,17 @@
 """Loads the encoding of openai-harmony, without a network if possible.
 
 The library reads one file, `o200k_base.tiktoken`, from the folder in `TIKTOKEN_ENCODINGS_BASE`, or downloads it. The
-`tokenizer.json` of a gpt-oss model contains the same ranks, so the file is written from it into a cache folder once.
+tokenizer of a gpt-oss model has the same ranks as ids, so the file is written from it into a cache folder once.
 """
 
 import base64
 import hashlib
 import os
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from envsdk.errors import TokenizerError
 from envsdk.rendering.tokenizers import Tokenizer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 BASE = "TIKTOKEN_ENCODINGS_BASE"
 FILE = "o200k_base.tiktoken"
+_RANKS = 199_998  # the first ids of a gpt-oss tokenizer
 SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"  # what tiktoken and the library check
 
 
@@ -32,8 +34,7 @@ def load_encoding(tokenizer: Tokenizer) -> "HarmonyEncoding":
     Raises:
         TokenizerError: If none of the three ways works; the error lists them.
     """
-    ranks: Mapping[bytes, int] = getattr(tokenizer, "ranks", {})  # tiktoken's tokenizers have them
-    folder = os.environ.get(BASE) or _folder_of(ranks)
+    folder = os.environ.get(BASE) or _folder_of(tokenizer)
     try:
         return _load(folder)
     except Exception as error:  # the library raises its own errors and the operating system's
@@ -60,13 +61,15 @@ def _load(folder: str | None) -> "HarmonyEncoding":
             del os.environ[BASE]
 
 
-def _folder_of(ranks: Mapping[bytes, int]) -> str | None:
-    """Return the cache folder with the file, which is written from the ranks if needed; None if the ranks differ."""
+def _folder_of(tokenizer: Tokenizer) -> str | None:
+    """Return the cache folder with the file, which is written from a tokenizer if needed; None if its ranks differ."""
     file = cache_folder() / FILE
     if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == SHA256:
         return str(file.parent)
-    lines = [b"%b %d\n" % (base64.b64encode(token), rank) for token, rank in sorted(ranks.items(), key=lambda r: r[1])]
-    content = b"".join(lines)
+    if tokenizer.vocab_size < _RANKS:
+        return None
+    pieces = tokenizer.token_bytes(np.arange(_RANKS, dtype=np.int32))
+    content = b"".join(b"%b %d\n" % (base64.b64encode(piece), rank) for rank, piece in enumerate(pieces))
     if hashlib.sha256(content).hexdigest() != SHA256:
         return None
     file.parent.mkdir(parents=True, exist_ok=True)

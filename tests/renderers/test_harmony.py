@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import sys
 from random import Random
 from typing import Any
 
@@ -16,7 +17,7 @@ from envsdk_renderers._harmony import Harmony
 from jinja2.ext import loopcontrols
 
 import envsdk
-from envsdk import Action, Env, Message, Renderer, ToolCall, Turn, errors
+from envsdk import Action, Env, Message, Renderer, ToolCall, Turn, _registry, errors, load_tokenizer
 from envsdk.rendering.tokenizers import TiktokenTokenizer
 
 DATE = "2025-08-05"
@@ -497,11 +498,16 @@ def test_spans_say_whose_tokens_they_are(renderer: Harmony):
     assert content == ["hi", "hm", "42"]
 
 
-def test_the_vocabulary_is_made_of_a_models_own_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+@pytest.mark.parametrize("backend", ["auto", pytest.param("fastokens", marks=pytest.mark.full)])
+def test_the_vocabulary_is_made_of_a_models_own_tokens(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    if backend == "fastokens":
+        pytest.importorskip("fastokens", reason="pip install 'envsdk[fast]'")
     monkeypatch.delenv(harmony_vocabulary.BASE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     harmony_vocabulary._load.cache_clear()
-    harmony_vocabulary.load_encoding(real_models.gpt_oss_tokenizer())
+    harmony_vocabulary.load_encoding(load_tokenizer(real_models.gpt_oss_tokenizer(), backend=backend))
     file = tmp_path / "envsdk" / harmony_vocabulary.FILE
     assert hashlib.sha256(file.read_bytes()).hexdigest() == harmony_vocabulary.SHA256
     assert harmony_vocabulary.BASE not in harmony_vocabulary.os.environ
@@ -518,6 +524,18 @@ def test_where_no_vocabulary_is_to_be_had_the_error_lists_the_three_ways(
     harmony_vocabulary._load.cache_clear()
     with pytest.raises(errors.TokenizerError, match="three ways"):
         harmony_vocabulary.load_encoding(envsdk.load_tokenizer("embedded"))
+
+
+def test_where_the_librarys_module_was_removed_the_error_names_the_two_packages_that_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "openai_harmony", None)
+    monkeypatch.delitem(sys.modules, Harmony.__module__)
+    monkeypatch.delitem(_registry._renderers, "harmony", raising=False)
+    with pytest.raises(
+        errors.PluginError, match=r"oss-harmony.* pip install --force-reinstall --no-deps openai-harmony"
+    ):
+        envsdk.get_renderer("harmony", real_models.gpt_oss_tokenizer())
 
 
 def test_another_models_tokenizer_is_refused():

@@ -96,7 +96,7 @@ def test_trainers_get_the_ids_that_each_trained_token_was_sampled_from():
         assert [ids[a:b] for a, b in itertools.pairwise(offsets)] == response
         mask = prime[index].get("sampling_mask")
         assert mask is not None
-        values, counts = (np.frombuffer(each, np.int32) for each in mask)
+        values, counts = (np.frombuffer(each, np.int32) for each in (mask.ids, mask.counts))
         assert counts.tolist() == [len(each) for each in expected] and values.tolist() == [*itertools.chain(*expected)]
     assert "sampling_mask" not in to_training_samples(samples)[0]
 

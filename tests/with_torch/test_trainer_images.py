@@ -5,6 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 from trainers.episodes import kept
+
+pytest.importorskip("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl", reason="transformers 5.8 or newer")
+
 from trainers.pictures import shown_sample
 from vision_models import vision_renderer
 

@@ -254,6 +254,7 @@ def test_an_episode_that_is_over_can_be_forgotten():
     assert policy.cache_bytes == 0
 
 
+@pytest.mark.skipif(not hasattr(transformers, "Qwen3NextConfig"), reason="Qwen3-Next: transformers 4.57 or newer")
 def test_models_with_a_state_keep_nothing_between_replies_and_sample_the_same():
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 2}

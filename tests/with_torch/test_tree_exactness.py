@@ -272,6 +272,8 @@ def compiles_anew() -> None:
     """A second compilation would be one for any length, of which torch's C++ for a CPU is not valid."""
     if shutil.which("g++") is None:
         pytest.skip("there is no g++, which torch.compile needs")
+    if torch.__version__ < (2, 9):
+        pytest.skip("torch 2.6 cannot compile flex_attention with these masks for a CPU")
     torch.compiler.reset()
 
 
