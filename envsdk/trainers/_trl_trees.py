@@ -290,7 +290,6 @@ def _for_trees(model: Any, indices: Any) -> Generator[None]:
     One token may predict several ones of a tree. Where TRL has no kernel for the head, it computes the logits of 4096
     tokens and 32768 entries of the vocabulary at once, with about eight arrays of that size.
     """
-
     utils: Any = load("trl.trainer.utils", "trl")
     own: int = getattr(utils, _CHUNK)
     setattr(utils, _CHUNK, own if utils._use_triton(indices.device) else min(own, _CHUNK_SIZE))
