@@ -17,7 +17,7 @@ DRAWINGS: Mapping[str, Callable[[], str]] = {
     "layers.svg": charts.layers,
     "step.svg": sequence.step,
     **{f"history-{name}.svg": partial(episodes.history, name) for name in episodes.POLICIES},
-    **{f"results-{game}.svg": partial(results.rewards, game) for game in ("guess",)},
+    **{f"results-{game}.svg": partial(results.rewards, game) for game in ("guess", "shelves")},
 }
 
 
