@@ -95,7 +95,8 @@ STEP = Row(
     title="Time of a training step",
     measures="The CPU time on one thread of forward, loss and backward over one episode of T steps, thinking "
     "stripped, as above: a Qwen3 of 4 layers and hidden size 256 with random weights. All compute the same loss. A "
-    "repetition may take 5 minutes; what takes more than one minute is run once.",
+    "repetition may take 5 minutes; what takes more than one minute is run once. The tree has 2.3, 6.4 and 11.5 times "
+    "fewer operations: see [Tree batches](explanation/trees.md#what-bounds-the-speed).",
     contenders=(
         Entry(OURS, "trl"),
         Entry("envsdk, dense mask", "trl"),
@@ -130,4 +131,22 @@ UPDATE = Row(
     repetitions=2,
     cap_s=300.0,
 )
-TRAJECTORY_ROWS = (SAMPLES, BATCHES, TOKENS, STEP, UPDATE, MEMORY, ROLLOUT)
+PEAK = Row(
+    id="grpo-memory",
+    title="Memory of an update of GRPOTrainer",
+    measures="The peak of the memory that the same update adds to its process, with activation checkpointing, which is "
+    "the default of GRPOTrainer. The memory allocator returns freed memory at once.",
+    contenders=(
+        Entry(OURS, "trl"),
+        Entry("a row per segment", "trl"),
+        Entry("a row per segment, one at a time", "trl"),
+    ),
+    sizes=(16, 32),
+    size_name="T",
+    quick_sizes=(16,),
+    targets=(ahead(1, "a row per segment"),),
+    unit="bytes",
+    repetitions=1,
+    cap_s=300.0,
+)
+TRAJECTORY_ROWS = (SAMPLES, BATCHES, TOKENS, STEP, UPDATE, PEAK, MEMORY, ROLLOUT)

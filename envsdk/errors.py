@@ -293,7 +293,7 @@ def what_is_invalid(error: "ValidationError") -> str:
     """Return the first ten problems of a validation error on one line: field, reason, and what was given."""
     found = error.errors(include_url=False)
     listed = [
-        f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']} (got {_shortened(item['input'])})"
+        f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']} (got {_REPR.repr(item['input'])[:80]})"
         for item in found[:10]
     ]
     return "; ".join([*listed, f"and {len(found) - 10} more"] if len(found) > 10 else listed)
@@ -320,11 +320,6 @@ def around_difference(one: str, other: str, width: int) -> tuple[str, str]:
     start = max((min(len(one), len(other)) if same is None else same) - width // 4, 0)
     first, second = (f"{'...' if start else ''}{text[start : start + width]}" for text in (one, other))
     return first, second
-
-
-def _shortened(value: object) -> str:
-    """Return the beginning of a value's `repr`, without making the whole `repr` of a long list or string."""
-    return _REPR.repr(value)[:80]
 
 
 def describe_error(error: BaseException, *, with_notes: bool = True) -> str:

@@ -15,6 +15,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, Union, cast
 
@@ -55,6 +56,7 @@ _DEEP = ("I", "F")  # how Pillow's names of modes with more than eight bits begi
 T = TypeVar("T")
 
 
+@dataclass(eq=False, repr=False)
 class RecentValues(Generic[T]):
     """A thread-safe cache of the most recently used values, with a limit in bytes.
 
@@ -63,12 +65,12 @@ class RecentValues(Generic[T]):
         size: Returns the size of a value in bytes.
     """
 
-    def __init__(self, max_bytes: int, size: Callable[[T], int]) -> None:
-        self._max_bytes, self._size = max_bytes, size
-        self._values: OrderedDict[str, T] = OrderedDict()
-        self._lock = threading.Lock()
-        self.nbytes = 0
-        """The total size of the cached values."""
+    _max_bytes: int
+    _size: Callable[[T], int]
+    _values: OrderedDict[str, T] = field(default_factory=OrderedDict[str, T])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    nbytes: int = 0
+    """The total size of the cached values."""
 
     def get(self, key: str, make: Callable[[], T]) -> T:
         """Return the value of a key; make it if it is not cached."""
@@ -91,6 +93,7 @@ class RecentValues(Generic[T]):
                 self.nbytes -= self._size(self._values.popitem(last=False)[1])
 
 
+@dataclass(eq=False, repr=False)
 class PixelBudget:
     """A limit on the pixels of all images in one request; an image counts as at least 131,072 pixels.
 
@@ -99,8 +102,9 @@ class PixelBudget:
         each: The limit for one image.
     """
 
-    def __init__(self, pixels: int = 2**26, each: int = 2**24) -> None:
-        self._pixels, self._each, self._left = pixels, each, pixels
+    pixels: int = 2**26
+    each: int = 2**24
+    _spent: int = 0
 
     def spend(self, width: int, height: int, what: str) -> None:
         """Subtract an image from the budget.
@@ -108,14 +112,14 @@ class PixelBudget:
         Raises:
             ImageError: If the image, or all images together, have too many pixels.
         """
-        if width * height > self._each:
+        if width * height > self.each:
             raise ImageError(
-                f"{what} has {width} x {height} pixels; at most {self._each:,} are read. Resize it before you send it"
+                f"{what} has {width} x {height} pixels; at most {self.each:,} are read. Resize it before you send it"
             )
-        self._left -= max(width * height, _LEAST_COUNTED)
-        if self._left < 0:
+        self._spent += max(width * height, _LEAST_COUNTED)
+        if self._spent > self.pixels:
             raise ImageError(
-                f"the images of the request have more than {self._pixels:,} pixels together, where each counts for at "
+                f"the images of the request have more than {self.pixels:,} pixels together, where each counts for at "
                 f"least {_LEAST_COUNTED:,}; send fewer or smaller ones"
             )
 
@@ -482,9 +486,9 @@ def _png(values: "NDArray[np.uint8]") -> bytes:
     height, width, _ = values.shape
     rows = values.reshape(height, -1)
     middle = height // 2
-    band = _differences(rows[middle : middle + max(_BAND, _BAND_BYTES // rows.shape[1])])
-    if 2 * len(_compressed(band)) < band.size:
-        data = _compressed(_differences(rows))
+    band = rows[middle : middle + max(_BAND, _BAND_BYTES // rows.shape[1])]
+    if 2 * len(_compressed(band)) < band.size + len(band):
+        data = _compressed(rows)
     else:
         stored = np.zeros((height, 1 + rows.shape[1]), np.uint8)  # the filter 0 is the values themselves
         stored[:, 1:] = rows
@@ -497,14 +501,10 @@ def _png(values: "NDArray[np.uint8]") -> bytes:
     return b"".join(file)
 
 
-def _differences(values: "NDArray[np.uint8]") -> "NDArray[np.uint8]":
-    """Return rows that begin with the number of their filter: 2 is the difference from the row above."""
+def _compressed(values: "NDArray[np.uint8]") -> bytes:
+    """Compress rows, each as the number of its filter and its difference from the row above (the filter 2)."""
     rows = np.empty((len(values), 1 + values.shape[1]), np.uint8)
     rows[:, 0], rows[0, 1:] = 2, values[0]
     np.subtract(values[1:], values[:-1], out=rows[1:, 1:])
-    return rows
-
-
-def _compressed(rows: "NDArray[np.uint8]") -> bytes:
     compressor = zlib.compressobj(1, strategy=zlib.Z_RLE)
     return compressor.compress(rows.data) + compressor.flush()

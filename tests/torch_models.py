@@ -16,6 +16,12 @@ def tiny_qwen3(vocab_size: int = 4096, *, layers: int = 3, attention: str = "sdp
     return _tiny("Qwen3", vocab_size, layers, attention, intermediate_size=64, tie_word_embeddings=True, **options)
 
 
+def tiny_qwen3_moe(vocab_size: int = 4096, *, layers: int = 3) -> Any:
+    """A Qwen3 with 4 experts, of which 2 take part in each token."""
+    options = {"intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2}
+    return _tiny("Qwen3Moe", vocab_size, layers, "sdpa", **options)
+
+
 def tiny_gpt_oss(vocab_size: int = 4096, *, layers: int = 4, attention: str = "eager", **options: Any) -> Any:
     """A gpt-oss: every second layer sees 12 tokens back; 4 experts, of which 2 take part; attention sinks; YaRN."""
     options = {"sliding_window": 12, "num_local_experts": 4, "num_experts_per_tok": 2, **options}

@@ -105,8 +105,22 @@ class ChartReader(Env):
         config: ChartReaderConfig = self.config
         labels = tuple(_LABELS[index] for index in sorted(different(self.np_random, config.labels, len(_LABELS))))
         values = tuple(value + 1 for value in different(self.np_random, config.labels, MAX_VALUE))
-        questions = tuple(_question(labels, values, self.np_random) for _ in range(config.questions))
-        return ChartReaderTask(labels=labels, values=values, questions=questions)
+        ranked = sorted(range(len(labels)), key=lambda index: values[index])
+        questions: list[ChartQuestion] = []
+        for _ in range(config.questions):
+            first, second = different(self.np_random, 2, len(labels))
+            match int(self.np_random.integers(4)):
+                case 0:
+                    text, answer = f"What is the value of {labels[first]}?", str(values[first])
+                case 1:
+                    text = f"By how much do the values of {labels[first]} and {labels[second]} differ?"
+                    answer = str(abs(values[first] - values[second]))
+                case 2:
+                    text, answer = "Which name has the highest value?", labels[ranked[-1]]
+                case _:
+                    text, answer = "Which name has the lowest value?", labels[ranked[0]]
+            questions.append(ChartQuestion(text=text, answer=answer))
+        return ChartReaderTask(labels=labels, values=values, questions=tuple(questions))
 
 
 def draw_plot(labels: tuple[str, ...], values: tuple[int, ...], chart: str) -> Image:
@@ -144,19 +158,3 @@ def _matplotlib() -> tuple[Any, Any, Any]:
     """Return matplotlib, and its modules of figures and of pictures."""
     names = ("matplotlib", "matplotlib.figure", "matplotlib.backends.backend_agg")
     return tuple(load(name, "envsdk/ChartReader-v0 needs", "pip install 'envsdk[vision,report]'") for name in names)
-
-
-def _question(labels: tuple[str, ...], values: tuple[int, ...], rng: np.random.Generator) -> ChartQuestion:
-    """Draw a question about a table of different values."""
-    first, second = different(rng, 2, len(labels))
-    ranked = sorted(range(len(labels)), key=lambda index: values[index])
-    match int(rng.integers(4)):
-        case 0:
-            return ChartQuestion(text=f"What is the value of {labels[first]}?", answer=str(values[first]))
-        case 1:
-            text = f"By how much do the values of {labels[first]} and {labels[second]} differ?"
-            return ChartQuestion(text=text, answer=str(abs(values[first] - values[second])))
-        case 2:
-            return ChartQuestion(text="Which name has the highest value?", answer=labels[ranked[-1]])
-        case _:
-            return ChartQuestion(text="Which name has the lowest value?", answer=labels[ranked[0]])

@@ -288,7 +288,12 @@ class _Town(TaskData):
 def _draw_quest(rng: np.random.Generator, config: DelegateConfig) -> DelegateTask:
     """Draw a world in which each person lives in a different town, and a question about some of the towns."""
     count = config.people
-    names = _draw_names(rng, 3 * count, config.split)
+    # Names of three syllables, so that none is a part of another. The last syllable decides the split.
+    last = _LAST_SYLLABLES[config.split]
+    first = len(_SYLLABLES)
+    numbers: list[int] = rng.choice(first * first * len(last), size=3 * count, replace=False).tolist()
+    syllables = [(_SYLLABLES[n % first], _SYLLABLES[n // first % first], last[n // first // first]) for n in numbers]
+    names = ["".join(parts).title() for parts in syllables]
     years: list[int] = rng.choice(np.arange(1100, 1900), size=count, replace=False).tolist()
     towns = [
         _Town(name=names[count + i], region=names[2 * count + i], year=years[i], inhabitant=names[i])
@@ -332,12 +337,3 @@ def _draw_quest(rng: np.random.Generator, config: DelegateConfig) -> DelegateTas
         articles=tuple(articles[i] for i in order),
         rounds=(tuple(leads), (to_region,)),
     )
-
-
-def _draw_names(rng: np.random.Generator, count: int, split: str) -> list[str]:
-    """Draw names of three syllables, so that none is a part of another. The last syllable decides the split."""
-    last = _LAST_SYLLABLES[split]
-    first = len(_SYLLABLES)
-    numbers: list[int] = rng.choice(first * first * len(last), size=count, replace=False).tolist()
-    syllables = [(_SYLLABLES[n % first], _SYLLABLES[n // first % first], last[n // first // first]) for n in numbers]
-    return ["".join(parts).title() for parts in syllables]

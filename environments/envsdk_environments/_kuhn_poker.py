@@ -95,7 +95,15 @@ class KuhnPoker(Env):
 
     def start(self) -> Turn:
         """Deal the first hand."""
-        self.match: KuhnPokerTask = self.task or self._draw()
+        config: KuhnPokerConfig = self.config
+        if self.task is None:  # the sum of the deck decides the split
+            deck: list[int] = []
+            while not deck or (sum(deck) % 5 == 0) != (config.split == "test"):
+                deck = [card + 1 for card in sorted(self.np_random.choice(MAX_CARD, size=3, replace=False).tolist())]
+            deals = [self.np_random.permutation(3).tolist()[:2] for _ in range(config.hands)]
+            self.match = KuhnPokerTask.model_validate({"deck": deck, "deals": deals})
+        else:
+            self.match = self.task
         self.won = [0.0, 0.0]
         self.bad_replies = 0
         self.news: list[list[str]] = [[], []]
@@ -188,15 +196,6 @@ class KuhnPoker(Env):
 
     def _card(self, player: int) -> int:
         return self.match.deck[self.cards[player]]
-
-    def _draw(self) -> KuhnPokerTask:
-        """Draw the cards of a match. The sum of the deck decides the split."""
-        config: KuhnPokerConfig = self.config
-        deck: list[int] = []
-        while not deck or (sum(deck) % 5 == 0) != (config.split == "test"):
-            deck = [card + 1 for card in sorted(self.np_random.choice(MAX_CARD, size=3, replace=False).tolist())]
-        deals = [self.np_random.permutation(3).tolist()[:2] for _ in range(config.hands)]
-        return KuhnPokerTask.model_validate({"deck": deck, "deals": deals})
 
 
 def first_players_gain(cards: tuple[int, int], moves: Moves) -> int:

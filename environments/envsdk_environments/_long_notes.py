@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -294,12 +295,12 @@ _SYLLABLES = (
 _CODE_RANGE, _CRATE_RANGE = (1000, 10_000), (2, 60)
 
 
+@dataclass(eq=False, repr=False)
 class _Draws:
     """Make random choices from numbers that are drawn in batches."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._left: list[float] = []
+    _rng: np.random.Generator
+    _left: list[float] = field(default_factory=list[float])
 
     def below(self, stop: int) -> int:
         """Draw an integer from 0 to `stop - 1`."""

@@ -28,7 +28,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
-from ..errors import DeadlineExceeded, EnvsdkError
+from ..errors import EnvsdkError
 from ._concurrent import take_error
 from ._loop_tasks import collect, in_event_loop, not_cancelled
 
@@ -274,21 +274,6 @@ class MethodThread:
     async def call(self, function: Callable[[], Any]) -> Any:
         """Call a function and return its result, awaited, with a copy of the caller's context variables."""
         return await self.result(MethodCall(function))
-
-    async def call_within(self, seconds: float | None, what: str, function: Callable[[], Any]) -> Any:
-        """Do the same as `call`, with a deadline. `what` describes the call in the error message.
-
-        Raises:
-            DeadlineExceeded: If the call took longer. A `TimeoutError` of the function itself is raised unchanged.
-        """
-        clock = asyncio.timeout(seconds)
-        try:
-            async with clock:
-                return await self.call(function)
-        except TimeoutError as error:
-            if clock.expired():
-                raise DeadlineExceeded(f"{what} took longer than {seconds:g} s") from error
-            raise
 
     def wait(self, function: Callable[[], Any]) -> Any:
         """Do the same as `call`, but block the caller's thread."""

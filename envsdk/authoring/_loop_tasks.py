@@ -10,6 +10,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Awaitable, Generator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import EpisodeError
@@ -52,14 +53,14 @@ def is_being_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+@dataclass(eq=False, repr=False)
 class Tasks:
     """The asyncio tasks that were created inside `collecting()`.
 
     Only tasks in the event loops of this module are collected; a caller manages the tasks in its own loop.
     """
 
-    def __init__(self) -> None:
-        self.created: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+    created: "weakref.WeakSet[asyncio.Task[Any]]" = field(default_factory=weakref.WeakSet["asyncio.Task[Any]"])
 
     @contextlib.contextmanager
     def collecting(self) -> Generator[None]:

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
@@ -82,6 +83,7 @@ class Answer(NamedTuple):
     is_crash: bool = False
 
 
+@dataclass(eq=False, repr=False)
 class ToolRunner:
     """Runs tool calls for a `ToolEnv`.
 
@@ -90,10 +92,8 @@ class ToolRunner:
         tools: The tools that the model may call, by name.
     """
 
-    def __init__(self, env: Any, tools: Mapping[str, Tool]) -> None:
-        self._env = env
-        self._tools = tools
-        self._config = env.config
+    _env: Any
+    _tools: Mapping[str, Tool]
 
     async def run(self, calls: Sequence[ToolCall], allowed: int) -> list[Answer]:
         """Run the calls of a reply and return their answers, in the order of the calls.
@@ -103,7 +103,7 @@ class ToolRunner:
             allowed: The number of calls that may be run; the others are refused.
         """
         answers: list[Answer] = []
-        if self._config.concurrent_tools:
+        if self._env.config.concurrent_tools:
             answers = await run_all(self._answer(call, index < allowed) for index, call in enumerate(calls))
         else:
             for index, call in enumerate(calls):
@@ -183,11 +183,11 @@ class ToolRunner:
 
     async def _result(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         """Call a tool within its time limit and return its result, awaited if it is async."""
-        limit_s = self._config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
+        limit_s = self._env.config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
         clock = asyncio.timeout(limit_s) if limit_s is not None else contextlib.nullcontext()
         try:
             async with clock:
-                if (limit_s is not None or self._config.concurrent_tools) and not tool.is_async:
+                if (limit_s is not None or self._env.config.concurrent_tools) and not tool.is_async:
                     thread = MethodThread()
                     try:  # an awaitable belongs to this event loop, and is not awaited there
                         (result,) = await thread.call(lambda: (tool.function(**arguments),))
@@ -205,7 +205,7 @@ class ToolRunner:
         """Count, log or raise an exception of a tool, unless its class is expected."""
         if any(isinstance(error, kind) for kind in self._env.reported_exceptions if kind is not Exception):
             return answer
-        if self._config.raise_tool_errors:
+        if self._env.config.raise_tool_errors:
             error.add_note(f"Raised by the tool {tool.name!r}.")
             raise error
         frames = traceback.extract_tb(error.__traceback__)
@@ -226,7 +226,7 @@ class ToolRunner:
         return Answer(self._cut(f"Error: {reason}"), is_error=True, was_run=was_run)
 
     def _cut(self, text: str) -> str:
-        limit = self._config.max_result_chars
+        limit = self._env.config.max_result_chars
         return text if len(text) <= limit else f"{text[:limit]}\n[cut: {limit:,} of {len(text):,} characters are shown]"
 
     def _content(self, result: Any) -> str | list[ContentPart]:
@@ -242,7 +242,7 @@ class ToolRunner:
         if not any(map(_is_image, items)):
             _refuse_binary(result)
             return self._cut(to_json(result, fallback=_plain).decode())
-        limit, length, parts = self._config.max_result_chars, 0, list[ContentPart]()
+        limit, length, parts = self._env.config.max_result_chars, 0, list[ContentPart]()
         for item in items:
             if isinstance(item, (str, TextPart)):
                 text = item if isinstance(item, str) else item.text

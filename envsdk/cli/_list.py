@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .._registry import PluginWarning, list_envs
-from ..authoring._making import CatalogEntry, describe
+from ..authoring._making import describe
 from ._output import print_error, print_json, print_text
 
 
@@ -23,22 +23,20 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Print one line o
         return
     for entry in entries:
         print_text(entry.id, style="bold")
-        for line in _lines(entry):
-            print_text(f"    {line}")
+        if entry.problem is not None:
+            print_text(f"    cannot be created on this machine: {entry.problem}")
+            continue
+        print_text(f"    {entry.summary or 'This environment has no docstring.'}")
+        if entry.exercises:
+            print_text(f"    Exercises: {entry.exercises}.")
+        least, most = ("?" if bound is None else f"{bound:g}" for bound in entry.reward_range)
+        facts = [f"reward {least} to {most}"]
+        if entry.tools:
+            facts.append(f"tools {', '.join(entry.tools)}")
+        if entry.n_tasks is not None:
+            facts.append(f"{entry.n_tasks:,} tasks")
+        if entry.nondeterministic:
+            facts.append("nondeterministic")
+        print_text(f"    {' · '.join(facts)}")
     for problem in problems:
         print_error(problem)
-
-
-def _lines(entry: CatalogEntry) -> list[str]:
-    if entry.problem is not None:
-        return [f"cannot be created on this machine: {entry.problem}"]
-    least, most = ("?" if bound is None else f"{bound:g}" for bound in entry.reward_range)
-    facts = [f"reward {least} to {most}"]
-    if entry.tools:
-        facts.append(f"tools {', '.join(entry.tools)}")
-    if entry.n_tasks is not None:
-        facts.append(f"{entry.n_tasks:,} tasks")
-    if entry.nondeterministic:
-        facts.append("nondeterministic")
-    exercises = [f"Exercises: {entry.exercises}."] if entry.exercises else []
-    return [entry.summary or "This environment has no docstring.", *exercises, " · ".join(facts)]

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,6 +58,7 @@ def play(
         write(folder, [trajectory], trajectory.samples())
 
 
+@dataclass(eq=False, repr=False)
 class Game:
     """Runs one episode with replies from a person at the terminal, or from standard input.
 
@@ -64,14 +66,13 @@ class Game:
         env: The environment.
     """
 
-    def __init__(self, env: Env) -> None:
-        self._env = env
-        self._shown: dict[str, int] = {}
-        """The number of messages of each context that were shown."""
-        self._tools: dict[str, list[ToolSchema]] = {}
-        """The tools of each context that were shown last."""
-        self._last = ""
-        """The context that the person acted in last."""
+    _env: Env
+    _shown: dict[str, int] = field(default_factory=dict[str, int])
+    """The number of messages of each context that were shown."""
+    _tools: dict[str, list[ToolSchema]] = field(default_factory=dict[str, list[ToolSchema]])
+    """The tools of each context that were shown last."""
+    _last: str = ""
+    """The context that the person acted in last."""
 
     def play(self, seed: int) -> Trajectory:
         """Play an episode to its end.

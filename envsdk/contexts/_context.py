@@ -9,7 +9,7 @@ import copy
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
@@ -51,6 +51,7 @@ class Delta(NamedTuple):
     media: tuple[PlacedImage, ...] = ()
 
 
+@dataclass(eq=False, repr=False)
 class Context:
     """One context of an episode.
 
@@ -62,39 +63,36 @@ class Context:
         parent: The context that opened this one, or None.
     """
 
-    def __init__(
-        self, name: str, role: str, renderer: Renderer, policy: HistoryPolicy, *, parent: str | None = None
-    ) -> None:
-        self.name = name
-        self.role = role
-        self.parent = parent
-        self.renderer = renderer
-        self.policy = policy
-        self.messages: list[Message] = []
-        """All messages, in order. Rewrites change the view, never this record."""
-        self.steps = 0
-        self.inherited = 0
-        """The number of messages that were copied from the context that this one started from."""
-        self.is_trainable = True
-        """True if its samples are trained."""
-        self.reward: float | None = None
-        """The context's own reward; None if it shares the episode's."""
-        self.conversation: list[Message] = []
-        """The conversation from the environment's point of view: its edits change it, the history policy does not."""
-        self.log_tokens = array("i")
-        self.log_logprobs = array("f")
-        self.log_media: list[PlacedImage] = []
-        """The images in the log, with their positions in it."""
-        self.roles: RoleLog | None = None
-        """The labels of the tokens of the log, if they are recorded."""
-        self._prompt = WrittenPrompt()
-        self._seen = 0  # how many messages of the view the policy has seen
-        self._seen_before = 0  # the same before its last call
-        self._opening = 0
-        self._state: dict[str, Any] = {}
-        self.rewriting = ""
-        """An example of how the chat template rewrites earlier text that the prompts keep; empty if it does not."""
-        self._cut = 0  # how many tokens of the last reply were dropped since the last observation
+    name: str
+    role: str
+    renderer: Renderer
+    policy: HistoryPolicy
+    parent: str | None = field(kw_only=True, default=None)
+    messages: list[Message] = field(default_factory=list[Message])
+    """All messages, in order. Rewrites change the view, never this record."""
+    steps: int = 0
+    inherited: int = 0
+    """The number of messages that were copied from the context that this one started from."""
+    is_trainable: bool = True
+    """True if its samples are trained."""
+    reward: float | None = None
+    """The context's own reward; None if it shares the episode's."""
+    conversation: list[Message] = field(default_factory=list[Message])
+    """The conversation from the environment's point of view: its edits change it, the history policy does not."""
+    log_tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    log_logprobs: "array[float]" = field(default_factory=lambda: array("f"))
+    log_media: list[PlacedImage] = field(default_factory=list[PlacedImage])
+    """The images in the log, with their positions in it."""
+    roles: RoleLog | None = None
+    """The labels of the tokens of the log, if they are recorded."""
+    _prompt: WrittenPrompt = field(default_factory=WrittenPrompt)
+    _seen: int = 0  # how many messages of the view the policy has seen
+    _seen_before: int = 0  # the same before its last call
+    _opening: int = 0
+    _state: dict[str, Any] = field(default_factory=dict[str, Any])
+    rewriting: str = ""
+    """An example of how the chat template rewrites earlier text that the prompts keep; empty if it does not."""
+    _cut: int = 0  # how many tokens of the last reply were dropped since the last observation
 
     def __len__(self) -> int:
         return len(self._prompt.tokens)

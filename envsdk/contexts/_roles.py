@@ -1,6 +1,7 @@
 """Labels of the tokens of a context, recorded on request: the text of a message, or the family's scaffold."""
 
 from array import array
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,13 +30,13 @@ class LabeledSpan(NamedTuple):
     label: str
 
 
+@dataclass(eq=False, repr=False)
 class RoleLog:
     """The labels of all tokens in a context's log, as indices into a legend."""
 
-    def __init__(self) -> None:
-        self.legend: list[str] = []
-        self.codes = array("h")
-        self._unread = 0  # how many sampled tokens at the end have no label yet
+    legend: list[str] = field(default_factory=list[str])
+    codes: "array[int]" = field(default_factory=lambda: array("h"))
+    _unread: int = 0  # how many sampled tokens at the end have no label yet
 
     def observe(self, renderer: Renderer, prompt: WrittenPrompt, keep: int) -> None:
         """Add the labels of the tokens of a prompt from `keep` on."""

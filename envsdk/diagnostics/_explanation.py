@@ -191,11 +191,11 @@ def _date_changed(texts: PromptTexts) -> str | None:
     return f"{first[0]} became {second[0]}" if is_only_change else None
 
 
-def _missing_reasoning(text: str, other: str, at: int) -> str | None:
-    """Return the reasoning of `text` at the difference that `other` lacks, or None if there is none."""
-    start = max(text.rfind(opening, 0, at + len(opening)) for opening in _OPENINGS)
+def _thinking_changed(texts: PromptTexts, *, is_added: bool = False) -> str | None:
+    text, other = (texts.second, texts.first) if is_added else (texts.first, texts.second)
+    start = max(text.rfind(opening, 0, texts.at + len(opening)) for opening in _OPENINGS)
     block = _THINKING.match(text, start) if start >= 0 else None
-    if block is None or block.end() <= at:
+    if block is None or block.end() <= texts.at:
         return None
     kept = _THINKING.match(other, block.start())
     reasoning, other_reasoning = (
@@ -204,13 +204,7 @@ def _missing_reasoning(text: str, other: str, at: int) -> str | None:
     if kept is not None and (other_reasoning.strip() or not reasoning.strip()):
         return None  # different reasoning, or an empty block in a different form
     rest = other[block.start() if kept is None else kept.end() :]
-    return reasoning if _continues_alike(text[block.end() :], rest) else None
-
-
-def _thinking_changed(texts: PromptTexts, *, is_added: bool = False) -> str | None:
-    first, second = (texts.second, texts.first) if is_added else (texts.first, texts.second)
-    reasoning = _missing_reasoning(first, second, texts.at)
-    if reasoning is None:
+    if not _continues_alike(text[block.end() :], rest):
         return None
     size = f"{len(reasoning.strip()):,} characters" if reasoning.strip() else "an empty block"
     return f"reasoning {'added' if is_added else 'removed'}: {size}"

@@ -4,7 +4,7 @@ import inspect
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -153,11 +153,11 @@ def check_is_comparable(policy: Any) -> None:
         )
 
 
+@dataclass(eq=False, repr=False)
 class _SamplingLog:
     """A log of every prompt of each context with the reply to it, as they were sampled."""
 
-    def __init__(self) -> None:
-        self.log: dict[tuple[str, str], list[NDArray[np.int32]]] = defaultdict(list)
+    log: "dict[tuple[str, str], list[NDArray[np.int32]]]" = field(default_factory=lambda: defaultdict(list))
 
     async def __call__(self, policy: Any, prompt: "NDArray[np.int32]", **request: Any) -> Action:
         answer: Any = policy(prompt, **request)

@@ -1,6 +1,6 @@
 """The settings that make a model's log-probabilities differ between training and sampling. Needs torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -105,7 +105,22 @@ def train_mode(model: Any) -> TrainMode:
     given: Any = model
     modules: list[tuple[str, Any]] = list(given.named_modules())
     config: Any = getattr(given, "config", None)
-    found = [difference for name, module in modules for difference in _differences(name, module)]
+    found: list[TrainingDifference] = []
+    for name, module in modules:
+        is_active, bases = bool(module.training), {base.__name__ for base in type(module).__mro__}
+        if bases & _BATCH_NORMS and module.track_running_stats:
+            found.append(TrainingDifference(name, "batch_statistics", type(module).__name__, is_active))
+        if "_DropoutNd" in bases and module.p > 0:
+            found.append(TrainingDifference(name, "dropout", f"p={module.p:g}", is_active))
+        if "RReLU" in bases and module.lower != module.upper:
+            slopes = f"a slope from {module.lower:g} to {module.upper:g}"
+            found.append(TrainingDifference(name, "random_activation", slopes, is_active))
+        attributes: dict[str, Any] = module.__dict__
+        for attribute, value in attributes.items():
+            effect: Effect | None = next((one for part, one in _EFFECTS.items() if part in attribute.lower()), None)
+            if effect is not None and type(value) in (int, float) and value > 0:
+                is_on = effect in _ALWAYS or is_active
+                found.append(TrainingDifference(name, effect, f"{attribute}={value:g}", is_on))
     weight: Any = getattr(config, "router_aux_loss_coef", None)
     if weight and getattr(config, "output_router_logits", False):
         found.append(TrainingDifference("", "auxiliary_loss", f"router_aux_loss_coef={weight:g}", True))
@@ -116,19 +131,3 @@ def train_mode(model: Any) -> TrainMode:
         attention=getattr(config, "_attn_implementation", None),
         differences=tuple(found),
     )
-
-
-def _differences(name: str, module: Any) -> Iterator[TrainingDifference]:
-    bases = {base.__name__ for base in type(module).__mro__}
-    if bases & _BATCH_NORMS and module.track_running_stats:
-        yield TrainingDifference(name, "batch_statistics", type(module).__name__, bool(module.training))
-    if "_DropoutNd" in bases and module.p > 0:
-        yield TrainingDifference(name, "dropout", f"p={module.p:g}", bool(module.training))
-    if "RReLU" in bases and module.lower != module.upper:
-        slopes = f"a slope from {module.lower:g} to {module.upper:g}"
-        yield TrainingDifference(name, "random_activation", slopes, bool(module.training))
-    attributes: dict[str, Any] = module.__dict__
-    for attribute, value in attributes.items():
-        found: Effect | None = next((effect for part, effect in _EFFECTS.items() if part in attribute.lower()), None)
-        if found is not None and type(value) in (int, float) and value > 0:
-            yield TrainingDifference(name, found, f"{attribute}={value:g}", found in _ALWAYS or bool(module.training))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from ..contexts._context import Context, Delta, SampledText
+from ..contexts._context import Context, Delta
 from ..contexts._edits import Edit
 from ..contexts._protocol import Break, Observation
 from ..contexts._roles import RoleLog
@@ -15,7 +15,7 @@ from ..messages import Message
 from ..trajectories._steps import Origin, Part, Step
 from ._actions import PromptSize, check_action
 from ._handoff import AgentEnvironment, Handoff, HandoffResult, PendingHandoffs
-from ._turn import Mask, Turn
+from ._turn import Turn
 
 MAIN = "main"
 SUMMARY = "summary"
@@ -235,7 +235,15 @@ class Agent:
             kept = turn.keep_reply
         elif turn.up_to is not None and (at := str(sampled).find(turn.up_to)) >= 0:
             kept = sampled.tokens_of(at, at + len(turn.up_to))[1]
-        masked = [] if turn.mask is None else _masked(sampled, turn.mask)
+        masked: list[tuple[int, int]] = []
+        if turn.mask is not None:
+            length = len(str(sampled)) if turn.mask.characters else 0
+            spans = [("tokens", start, count if stop is None else stop, count) for start, stop in turn.mask.tokens]
+            spans += [("characters", a, length if b is None else b, length) for a, b in turn.mask.characters]
+            for what, start, stop, most in spans:
+                if not start <= stop <= most:
+                    raise TurnError(f"mask names the {what} {start} to {stop} of a reply that has {most}")
+                masked.append((start, stop) if what == "tokens" else sampled.tokens_of(start, stop))
         if kept < sampled.body:
             if not is_last:
                 context.cut_reply(count - kept)
@@ -529,15 +537,3 @@ def for_policy(context: Context, turn: Turn, max_tokens: int | None) -> dict[str
         "role": context.role,
         **({"media": media} if media else {}),
     }
-
-
-def _masked(sampled: SampledText, mask: Mask) -> list[tuple[int, int]]:
-    """Return the ranges of tokens that a mask covers."""
-    count, length = len(sampled.tokens), len(str(sampled)) if mask.characters else 0
-    spans = [("tokens", start, count if stop is None else stop, count) for start, stop in mask.tokens]
-    spans += [("characters", start, length if stop is None else stop, length) for start, stop in mask.characters]
-    for what, start, stop, most in spans:
-        if not start <= stop <= most:
-            raise TurnError(f"mask names the {what} {start} to {stop} of a reply that has {most}")
-    ranges = [(start, stop) for what, start, stop, _ in spans if what == "tokens"]
-    return ranges + [sampled.tokens_of(start, stop) for what, start, stop, _ in spans if what == "characters"]

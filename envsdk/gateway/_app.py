@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, cast
 
@@ -139,16 +139,16 @@ class RouteHandler:
             await response(scope, receive, send)
 
 
+@dataclass(eq=False, repr=False)
 class ModelAnswers:
     """The answers on the routes on which programs request replies; see `model_app`."""
 
-    def __init__(self, sessions: Sessions, limits: ServerLimits, model: str, metrics: Metrics) -> None:
-        self._sessions = sessions
-        self._limits = limits
-        self._model = model
-        self._metrics = metrics
-        self._readers = asyncio.Semaphore(_READERS)
-        self._started = int(time.time())
+    _sessions: Sessions
+    _limits: ServerLimits
+    _model: str
+    _metrics: Metrics
+    _readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_READERS))
+    _started: int = field(default_factory=lambda: int(time.time()))
 
     async def reply(self, request: Request, send: Send) -> None:
         """Answer a request for a reply."""

@@ -18,7 +18,7 @@ Two conversations are never merged: in doubt, a request opens a context.
 import heapq
 import re
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from typing import TypeAlias
@@ -26,7 +26,7 @@ from typing import TypeAlias
 from ..messages import Message, ToolSchema
 from ._normalized import RecordedMessage, Setting, entry_of, without_stop
 from ._reading import Replies, RequestReading, read
-from ._requests import ModelReply, ModelRequest, ReceivedMessage
+from ._requests import ModelReply, ModelRequest
 
 _EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
 _TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
@@ -241,7 +241,7 @@ class Conversations:
             keep = best.reading.keep
             placement = Continues(
                 context=conversation.name,
-                messages=_messages(best.reading.path[keep:]),
+                messages=tuple(entry.message for entry in best.reading.path[keep:]),
                 keep=conversation.position(keep) if keep < len(conversation.record.path) else None,
                 changed=best.changed,
                 system=None if setting.has_system_of(conversation.setting) else setting.system or "",
@@ -386,21 +386,21 @@ class Conversations:
             yield 0, self._around(reply, self._owners[reply])
             return
         for index in reversed(range(len(request.messages))):
-            if request.messages[index].message.role == "assistant":
-                yield index, self._with(request.messages[index], request.stop)
+            received = request.messages[index]
+            if received.message.role != "assistant":
+                continue
+            found: list[tuple[ProgramConversation, RecordedMessage]] = []
+            reply = self._replies.named(received)
+            if reply is None:
+                entry = entry_of(received.message, tags=self._replies.tags)
+                meanings = dict.fromkeys([*_meanings(entry), without_stop(entry.text, request.stop), entry.tagged[1]])
+                found = [pair for meaning in meanings for pair in self._meanings.get(meaning, {}).items()]
+                reply = None if found else self._replies.written(received.message)
+            if reply is not None:
+                found = [(self._owners[reply], reply)]
+            yield index, [near for owner, known in found for near in self._around(known, owner)]
         if request.messages:
             yield 0, list(self._asked.get(_first_line(request.messages[0].message), ()))
-
-    def _with(self, received: ReceivedMessage, stop: Sequence[str]) -> list[ProgramConversation]:
-        """Return the conversations with an assistant message."""
-        if reply := self._replies.named(received):
-            return self._around(reply, self._owners[reply])
-        entry = entry_of(received.message, tags=self._replies.tags)
-        meanings = dict.fromkeys([*_meanings(entry), without_stop(entry.text, stop), entry.tagged[1]])
-        found = [pair for meaning in meanings for pair in self._meanings.get(meaning, {}).items()]
-        if not found and (reply := self._replies.written(received.message)):
-            return self._around(reply, self._owners[reply])
-        return [near for owner, known in found for near in self._around(known, owner)]
 
     def _around(self, entry: RecordedMessage, owner: ProgramConversation) -> list[ProgramConversation]:
         """Return the conversation of an assistant message, and those whose last request ended with it."""
@@ -518,7 +518,7 @@ class Conversations:
         placement = Opens(
             context=name,
             role=role,
-            messages=_messages(reading.path[keep:]),
+            messages=tuple(entry.message for entry in reading.path[keep:]),
             system=setting.system,
             tools=setting.tools,
             base=base.name if base else None,
@@ -544,10 +544,6 @@ def _difference(conversation: ProgramConversation, reading: RequestReading) -> s
         return f"message {first} ({following[0].message.role}) {'was inserted' if is_inserted else 'differs'}"
     last = first - 1 + (dropped.index(following[0]) if following else len(dropped))
     return f"message {first} was left out" if last == first else f"messages {first} to {last} were left out"
-
-
-def _messages(path: Iterable[RecordedMessage]) -> tuple[Message, ...]:
-    return tuple(entry.message for entry in path)
 
 
 def _meanings(entry: RecordedMessage) -> list[Hashable]:

@@ -115,6 +115,7 @@ class Metrics:
         gauge.set_function(open_sessions)
 
 
+@dataclass(eq=False, repr=False)
 class Guard:
     """The outermost part of the server: times, counts and logs each request, and answers it if it fails.
 
@@ -123,9 +124,8 @@ class Guard:
         metrics: Counts the requests.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
+    _app: ASGIApp
+    _metrics: Metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

@@ -20,7 +20,7 @@ from ..trainers.foreign._importer import ImportNote as ImportNote
 from ..trainers.foreign._importer import ImportResult as ImportResult
 from ..trainers.foreign._values import LARGEST_ID
 from ..trajectories._trajectory import Status
-from ._conversations import Continues, Conversations, Opens, Repeats
+from ._conversations import Continues, Conversations, Repeats
 from ._protocols import WIRE_FORMATS
 from ._records import Exchange, LoggedAnswer, RecordReader, with_unique_call_ids
 from ._requests import ModelReply
@@ -139,6 +139,7 @@ class _Conversation:
     untrained: list[int] = field(default_factory=list[int])
 
 
+@dataclass(eq=False, repr=False)
 class _LoggedSession:
     """The exchanges of a session, one after another.
 
@@ -152,15 +153,14 @@ class _LoggedSession:
         conversations: The conversations of the contexts, by name.
     """
 
-    def __init__(
-        self, placement: Conversations, importer: Importer, temperature: float, renamed: Mapping[str, str]
-    ) -> None:
-        self._placement, self._importer = placement, importer
-        self._temperature, self._renamed = temperature, renamed
-        self._restored: dict[int, tuple[Message, Message]] = {}
-        self.conversations: dict[str, _Conversation] = {}
-        self._replies: dict[str, str] = {}  # the ids of replies by those of their responses
-        self._count = 0
+    _placement: Conversations
+    _importer: Importer
+    _temperature: float
+    _renamed: Mapping[str, str]
+    _restored: dict[int, tuple[Message, Message]] = field(default_factory=dict[int, tuple[Message, Message]])
+    conversations: dict[str, _Conversation] = field(default_factory=dict[str, _Conversation])
+    _replies: dict[str, str] = field(default_factory=dict[str, str])  # the ids of replies by those of their responses
+    _count: int = 0
 
     def add(self, exchange: Exchange) -> None:
         """Add an exchange."""
@@ -180,7 +180,17 @@ class _LoggedSession:
             if isinstance(placed, Continues):
                 self._continue(placed)
             else:
-                self._open(placed)
+                known = self.conversations
+                log = self._importer.open(placed.context, placed.role, placed.base, is_handoff=bool(known))
+                messages = list(known[placed.base].messages[: placed.keep]) if placed.base is not None else []
+                log.messages += messages
+                if not messages or messages[0].role != "system" or messages[0].content != placed.system:
+                    log.messages += _set_system(messages, placed.system or "")
+                new = [self._as_logged(message) for message in placed.messages]
+                messages += new
+                log.messages += new
+                log.tools = [dict(tool) for tool in placed.tools]
+                self.conversations[placed.context] = _Conversation(messages, placed.tools, Change(detail=placed.detail))
             self._answer(exchange, answer, placed.context)
             self._count += 1
             replies.append(ModelReply(f"reply_{self._count}", answer.message, "stop", 0, ()))
@@ -211,20 +221,6 @@ class _LoggedSession:
         if reasons:
             before = conversation.change.detail if conversation.change.reason else ""
             conversation.change = Change("edit", "; ".join([before, *reasons] if before else reasons))
-
-    def _open(self, placed: Opens) -> None:
-        """Open a context, with the beginning of its base."""
-        known = self.conversations
-        log = self._importer.open(placed.context, placed.role, placed.base, is_handoff=bool(known))
-        messages = list(known[placed.base].messages[: placed.keep]) if placed.base is not None else []
-        log.messages += messages
-        if not messages or messages[0].role != "system" or messages[0].content != placed.system:
-            log.messages += _set_system(messages, placed.system or "")
-        new = [self._as_logged(message) for message in placed.messages]
-        messages += new
-        log.messages += new
-        log.tools = [dict(tool) for tool in placed.tools]
-        self.conversations[placed.context] = _Conversation(messages, placed.tools, Change(detail=placed.detail))
 
     def _as_logged(self, message: Message) -> Message:
         """Return a message with the ids of calls that the log has. The same message is the same object."""

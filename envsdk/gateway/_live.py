@@ -1,12 +1,14 @@
 """Streams a reply to a program while it is sampled, up to where the rest of the reply cannot change it."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from ..messages import ToolCall
 from ..rendering.reading import CallEnded, ContentText, ReasoningText, ReplyEvent, ReplyReader
 from ._requests import ReplyPiece
 
 
+@dataclass(eq=False, repr=False)
 class LiveReply:
     """A reply that is being sampled.
 
@@ -17,21 +19,13 @@ class LiveReply:
         call_id: Returns the id of a call, by its index among those that can be read.
     """
 
-    def __init__(
-        self,
-        reader: ReplyReader,
-        on_piece: Callable[[ReplyPiece], None],
-        stops: Sequence[str],
-        call_id: Callable[[int], str],
-    ) -> None:
-        self.reader = reader
-        self._on_piece = on_piece
-        self._stops = stops
-        self._held_length = max(map(len, stops), default=1) - 1
-        self._held: str = ""
-        self._is_stopped = False
-        self._call_id = call_id
-        self._calls: int = 0
+    reader: ReplyReader
+    _on_piece: Callable[[ReplyPiece], None]
+    _stops: Sequence[str]
+    _call_id: Callable[[int], str]
+    _held: str = ""
+    _is_stopped: bool = False
+    _calls: int = 0
 
     def give(self, events: Iterable[ReplyEvent]) -> None:
         """Send the program what was read, without text that may belong to a stop string.
@@ -49,7 +43,8 @@ class LiveReply:
                 text = self._held + event.text
                 found: list[int] = [at for stop in self._stops if (at := text.find(stop)) >= 0]
                 self._is_stopped = bool(found)
-                end = min([*found, max(0, len(text) - self._held_length)])
+                held_length = max(map(len, self._stops), default=1) - 1
+                end = min([*found, max(0, len(text) - held_length)])
                 self._held = text[end:]
                 if end:
                     self._on_piece(ContentText(text[:end]))

@@ -47,6 +47,7 @@ class RequestReading:
         return len(list(takewhile(bool, same)))
 
 
+@dataclass(eq=False, repr=False)
 class Replies:
     """The replies of a session, by the ids that the gateway issued.
 
@@ -54,9 +55,8 @@ class Replies:
         tags: The tags in which the model's family writes reasoning.
     """
 
-    def __init__(self, tags: tuple[str, str] | None = None) -> None:
-        self.tags = tags
-        self._by_id: dict[str, RecordedMessage] = {}
+    tags: tuple[str, str] | None = None
+    _by_id: dict[str, RecordedMessage] = field(default_factory=dict[str, RecordedMessage])
 
     def add(self, entry: RecordedMessage) -> None:
         """Add a reply with its own id and those of its calls."""

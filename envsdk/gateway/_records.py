@@ -74,6 +74,7 @@ class Exchange:
     rewards: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
+@dataclass(eq=False, repr=False)
 class RecordReader:
     """Reads the records of one session in their order.
 
@@ -81,12 +82,13 @@ class RecordReader:
         protocol: The protocol of all records; None recognizes it, record by record.
     """
 
-    def __init__(self, protocol: str | None = None) -> None:
-        self._protocol = protocol
-        self._memory = SessionMemory()
-        self._items: dict[str, list[Any]] = {}  # for Responses: the conversation up to a response, by its id
-        self._by_id: dict[str, Any] = {}  # for Responses: items by their id
-        self._seen: dict[str, tuple[str, Any, Any]] = {}  # the records by the id of their response
+    _protocol: str | None = None
+    _memory: SessionMemory = field(default_factory=SessionMemory)
+    _items: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
+    """For Responses: the conversation up to a response, by its id."""
+    _by_id: dict[str, Any] = field(default_factory=dict[str, Any])  # for Responses: items by their id
+    _seen: dict[str, tuple[str, Any, Any]] = field(default_factory=dict[str, tuple[str, Any, Any]])
+    """The records by the id of their response."""
 
     def read(self, record: Any, index: int) -> Exchange:
         """Read a record.

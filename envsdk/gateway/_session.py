@@ -50,6 +50,7 @@ class ProgramEnd:
     error: BaseException | None = None
 
 
+@dataclass(eq=False, repr=False)
 class ProgramSession:
     """The requests of one program, in one episode: a server puts them in, an environment takes them out.
 
@@ -69,22 +70,19 @@ class ProgramSession:
         abandoned: The requests whose clients disconnected, and that the environment has not taken yet.
     """
 
-    def __init__(
-        self,
-        count_tokens: Callable[[ModelRequest], int],
-        check_image: Callable[[Image | None], None],
-        role: str | None = None,
-    ) -> None:
-        self.id = secrets.token_urlsafe(24)
-        self.key = f"sk-envsdk-{secrets.token_urlsafe(24)}"
-        self.was_asked = False
-        self.refused, self.refusal = 0, ""
-        self.role, self.check_image, self.count_tokens = role, check_image, count_tokens
-        self._lock = threading.Lock()
-        self._events: deque[PendingRequest | ProgramEnd] = deque()
-        self._waiting: Future[PendingRequest | ProgramEnd] | None = None
-        self._closed: RequestError | None = None
-        self.abandoned: list[ModelRequest] = []
+    count_tokens: Callable[[ModelRequest], int]
+    check_image: Callable[[Image | None], None]
+    role: str | None = None
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    key: str = field(default_factory=lambda: f"sk-envsdk-{secrets.token_urlsafe(24)}")
+    was_asked: bool = False
+    refused: int = 0
+    refusal: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _events: deque[PendingRequest | ProgramEnd] = field(default_factory=deque["PendingRequest | ProgramEnd"])
+    _waiting: Future[PendingRequest | ProgramEnd] | None = None
+    _closed: RequestError | None = None
+    abandoned: list[ModelRequest] = field(default_factory=list[ModelRequest])
 
     # The server's side, in its event loop.
 

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -55,6 +56,7 @@ class RandomPolicy:
         return Action(tokens, logprobs, "length" if is_cut else "stop")
 
 
+@dataclass(eq=False, repr=False)
 class ReplyPolicy:
     """Reply with the message that a function returns, with probability 1.
 
@@ -66,9 +68,8 @@ class ReplyPolicy:
 
     tokenizer = ANY_TOKENIZER
 
-    def __init__(self, env: Env, reply: Callable[[Env], Message | str]) -> None:
-        self._env = env
-        self._reply = reply
+    _env: Env
+    _reply: Callable[[Env], Message | str]
 
     def __call__(
         self, prompt: "NDArray[np.int32]", *, context: str, max_tokens: int | None, stop: tuple[str, ...], **_: Any

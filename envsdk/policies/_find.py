@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ..authoring._env import Env
@@ -29,11 +30,11 @@ _REQUEST_FIELDS = tuple(
 )
 
 
+@dataclass(eq=False, repr=False)
 class _PolicyByRole:
     """A policy that passes each request on to the policy of its role."""
 
-    def __init__(self, policies: Mapping[str, Callable[..., Any]]) -> None:
-        self._policies = policies
+    _policies: Mapping[str, Callable[..., Any]]
 
     def of(self, role: str) -> Callable[..., Any]:
         if role not in self._policies:

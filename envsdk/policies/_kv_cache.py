@@ -7,6 +7,7 @@ creates a cache.
 import copy
 import importlib
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -27,20 +28,18 @@ Key: TypeAlias = tuple[str, str]
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Computed:
     """The tokens of one context that a model has processed, with their keys and values."""
 
-    __slots__ = ("layers", "nbytes", "tokens", "weights")
-
-    def __init__(self, layers: Any, weights: object) -> None:
-        self.layers = layers
-        """A `Cache` of transformers, or None if nothing is cached."""
-        self.tokens: list[int] = []
-        """The tokens, with a negative number in place of the placeholders of an image; see `keyed`."""
-        self.weights = weights
-        """An identifier of the weights that computed the keys and values."""
-        self.nbytes = 0
-        """The size of the keys and values when they were put into the cache, in bytes."""
+    layers: Any
+    """A `Cache` of transformers, or None if nothing is cached."""
+    weights: object
+    """An identifier of the weights that computed the keys and values."""
+    tokens: list[int] = field(default_factory=list[int])
+    """The tokens, with a negative number in place of the placeholders of an image; see `keyed`."""
+    nbytes: int = 0
+    """The size of the keys and values when they were put into the cache, in bytes."""
 
     def copy(self) -> "Computed":
         """Return a copy for another context. It shares the tensors, because a layer that grows allocates new ones."""

@@ -229,15 +229,15 @@ class ChatReply:
     extra: Mapping[str, Any]
 
 
+@dataclass(eq=False, repr=False)
 class ChatEpisode:
     """An `OpenAIChat` that plays one episode."""
 
     tokenizer: ClassVar[str] = ANY_TOKENIZER
     trainable: ClassVar[bool] = False
 
-    def __init__(self, policy: OpenAIChat, env: Env) -> None:
-        self._policy = policy
-        self._env = env
+    _policy: OpenAIChat
+    _env: Env
 
     def refuses_sampling(self, name: str, value: Any) -> str | None:
         """Return why a sampling parameter is not sent; see `Policy`."""

@@ -1,6 +1,7 @@
 """A policy that ends each reply of another policy at the end of a tool call."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..authoring._env import Env
@@ -15,7 +16,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class StopAfterCall:
+class _PolicyProxy:
+    """Passes on the attributes of the policy in `_policy`."""
+
+    _policy: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._policy, name)
+
+
+class StopAfterCall(_PolicyProxy):
     """End each reply at the end of a tool call, so that the model does not write more, or invent the tool's result.
 
     The action has the tokens up to the end of the call and the finish reason `stop`, without a stop token. The next
@@ -41,28 +53,20 @@ class StopAfterCall:
         self._policy = policy
         self._calls = calls
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._policy, name)
-
     def for_episode(self, env: Env, seed: int | None) -> "Callable[..., Any]":
         """Return the policy that plays one episode."""
         return _Stopping(env, find_policy(self._policy, env, seed), self._calls)
 
 
-class _Stopping:
+@dataclass(eq=False, repr=False)
+class _Stopping(_PolicyProxy):
     """The policy of one episode."""
 
     streams = True
 
-    def __init__(self, env: Env, policy: Callable[..., Any], calls: int) -> None:
-        self._env, self._policy, self._calls = env, policy, calls
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._policy, name)
+    _env: Env
+    _policy: Callable[..., Any]
+    _calls: int
 
     def __call__(
         self, prompt: "NDArray[np.int32]", *, context: str, role: str, on_tokens: Any = None, **others: Any

@@ -19,7 +19,7 @@ from ..images import PlacedImage
 from ..rendering._model_images import ModelImages
 from ..rendering._vision import Vision
 from ..rendering.tokenizers import Tokenizer, load_tokenizer, local_tokenizer
-from ._kv_cache import CacheKind, Computed, KVCache
+from ._kv_cache import CacheKind, KVCache
 from ._model_sequence import ModelSequence
 from ._sampling import Sampling, draw, why_refused
 
@@ -233,7 +233,18 @@ class TransformersPolicy:
         text, begun, finish_reason = b"", (self._refreshed, self._aborted), cast("FinishReason", "length")
         try:
             while len(tokens) < room:
-                sampled, logprob = draw(self._logits(sequence, computed), chosen, rng.random())
+                if self.model.training:
+                    raise ConfigError(
+                        "the model is in training mode, where dropout changes its output: call model.eval()"
+                    )
+                start = len(computed.tokens) if computed.layers is not None else 0
+                inputs = sequence.inputs(start, self.model.device)
+                use_cache = {"past_key_values": computed.layers, "use_cache": computed.layers is not None}
+                with self._torch.no_grad():
+                    logits = self.model(**inputs, logits_to_keep=1, **use_cache).logits
+                computed.tokens += sequence.keys[len(computed.tokens) :]
+                self.statistics.computed += len(sequence) - start
+                sampled, logprob = draw(logits[0, -1].float(), chosen, rng.random())
                 tokens.append(sampled)
                 logprobs.append(logprob)
                 is_enough = on_tokens is not None and on_tokens([sampled]) is True
@@ -259,19 +270,6 @@ class TransformersPolicy:
             chosen.temperature,
             version,
         )
-
-    def _logits(self, sequence: ModelSequence, computed: Computed) -> Any:
-        """Process new tokens, and return the logits after the last one: float32, shape (vocab_size,)."""
-        if self.model.training:
-            raise ConfigError("the model is in training mode, where dropout changes its output: call model.eval()")
-        start = len(computed.tokens) if computed.layers is not None else 0
-        inputs = sequence.inputs(start, self.model.device)
-        use_cache = {"past_key_values": computed.layers, "use_cache": computed.layers is not None}
-        with self._torch.no_grad():
-            logits = self.model(**inputs, logits_to_keep=1, **use_cache).logits
-        computed.tokens += sequence.keys[len(computed.tokens) :]
-        self.statistics.computed += len(sequence) - start
-        return logits[0, -1].float()
 
     def _weights(self) -> tuple[int, int]:
         """Return an identifier of the current weights, from torch's count of in-place changes to each tensor."""

@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
@@ -153,7 +154,18 @@ class VLLM(ServedPolicy):
         ids = {"return_token_ids": True, "return_tokens_as_token_ids": bool(request.top_logprobs)}
         body = {**self._shared(request), **parameters, **ids, "prompt": request.prompt}
         response = await ask(_COMPLETIONS, body)  # it reports whether the model is missing
-        reply = _of_completion(read_response(_Completion, response), request)
+        response = read_response(_Completion, response)
+        choice = response.choices[0]
+        top = choice.logprobs.top_logprobs or []
+        reply = ServerReply(
+            tokens=choice.token_ids,
+            logprobs=choice.logprobs.token_logprobs,
+            finish_reason=choice.finish_reason,
+            stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
+            extra=_experts(choice, request),
+            counts=(response.usage or ServerUsage()).cache_counts(),
+            top_logprobs=[list((values or {}).values()) for values in top],
+        )
         server.lacks_token_endpoint = True
         return reply
 
@@ -278,20 +290,6 @@ def _of_generation(response: _GenerateResponse, request: ServerRequest) -> Serve
     )
 
 
-def _of_completion(response: _Completion, request: ServerRequest) -> ServerReply:
-    choice = response.choices[0]
-    top = choice.logprobs.top_logprobs or []
-    return ServerReply(
-        tokens=choice.token_ids,
-        logprobs=choice.logprobs.token_logprobs,
-        finish_reason=choice.finish_reason,
-        stop_string=choice.stop_reason if isinstance(choice.stop_reason, str) else None,
-        extra=_experts(choice, request),
-        counts=(response.usage or ServerUsage()).cache_counts(),
-        top_logprobs=[list((values or {}).values()) for values in top],
-    )
-
-
 def _experts(choice: _GenerationChoice | _CompletionChoice, request: ServerRequest) -> dict[str, Any]:
     if choice.routed_experts is None or not choice.token_ids:
         return {}
@@ -342,6 +340,7 @@ class _StreamEvent(BaseModel):
     prompt_token_ids: list[TokenId] | None = None
 
 
+@dataclass(eq=False, repr=False)
 class TokenStream:
     """A reply that is being streamed, whose tokens are reported as they arrive.
 
@@ -354,14 +353,13 @@ class TokenStream:
         length: The number of tokens after which `on_tokens` ended the reply, or None; later ones are not reported.
     """
 
-    def __init__(self, on_tokens: OnTokens, max_tokens: int | None) -> None:
-        self._max_tokens = max_tokens
-        self._on_tokens = on_tokens
-        self._choice: dict[str, Any] = {}
-        self._usage: dict[str, Any] | None = None
-        self._prompt: list[int] | None = None
-        self.count: int = 0
-        self.length: int | None = None
+    _on_tokens: OnTokens
+    _max_tokens: int | None
+    _choice: dict[str, Any] = field(default_factory=dict[str, Any])
+    _usage: dict[str, Any] | None = None
+    _prompt: list[int] | None = None
+    count: int = 0
+    length: int | None = None
 
     def add(self, event: Any) -> bool:
         """Add an event; return whether the reply ended with it, so that the server should stop.

@@ -82,23 +82,6 @@ CONVERSATIONS: dict[str, Conversation] = {
 }
 
 
-def expected_text(renderer: Renderer, name: str, conversation: Conversation) -> str:
-    """Return the text that the template renders.
-
-    Raises:
-        KnownDifference: If the renderer's text differs, and the renderer declares this difference.
-        RenderError: If the renderer or the template cannot express the conversation.
-    """
-    messages, tools, generation_prompt = conversation
-    expected = render_template(renderer, messages, tools, generation_prompt=generation_prompt)
-    rendered = renderer.render(messages, tools=tools, generation_prompt=generation_prompt)
-    found = renderer.tokenizer.decode(rendered.tokens)
-    known = [why for words, why in renderer.known_differences.items() if words in name]
-    if found != expected and known:
-        raise KnownDifference(f"a known difference: {'; '.join(known)}")
-    return expected
-
-
 def rewritten_past(renderer: Renderer, conversation: Conversation) -> str:
     """Describe the first part of the context up to the last reply that the template rewrites later; empty if none.
 

@@ -12,6 +12,7 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -112,18 +113,17 @@ class Encoder:
         return pieces
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Emission:
     """The pieces written so far. Nothing is encoded until `tokens` is called."""
 
-    __slots__ = ("_attributions", "_encoder", "_message", "_pending", "_pieces", "_starts")
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-        self._pieces: list[EmittedPiece] = []
-        self._starts: list[int] = []
-        self._attributions: list[Attribution] = [Attribution(0, -1, "system", False)]
-        self._message = -1
-        self._pending: list[Image] = []  # the images of the message that are not written yet, the next one last
+    _encoder: Encoder
+    _pieces: list[EmittedPiece] = field(default_factory=list[EmittedPiece])
+    _starts: list[int] = field(default_factory=list[int])
+    _attributions: list[Attribution] = field(default_factory=lambda: [Attribution(0, -1, "system", False)])
+    _message: int = -1
+    _pending: list[Image] = field(default_factory=list[Image])
+    """The images of the message that are not written yet, the next one last."""
 
     def begin(self, message: int, role: str, images: Sequence[Image] = ()) -> None:
         """Begin a message: the following pieces belong to it.
@@ -320,26 +320,26 @@ class Rendered:
         return self._emission.spans()
 
 
+@dataclass(eq=False, repr=False)
 class WrittenPrompt:
     """A prompt as data: the messages that a model sees, and their tokens. `Renderer.rewrite` rewrites it."""
 
-    def __init__(self) -> None:
-        self.tools: Sequence[ToolSchema] = ()
-        self.tokens = array("i")
-        self.messages: list[Message] = []
-        self.starts: list[int] = []
-        """The position of each message's first token."""
-        self.bodies: list[int] = []
-        """The position where the sampled part of each message begins; -1 if the model did not write it."""
-        self.end = 0
-        """The position after the last message, where the generation prompt begins."""
-        self.body = 0
-        """The position after the generation prompt, where the next reply begins, or its prefill."""
-        self.prefill: str | Message | None = None
-        """The beginning of the next reply, on which the generation prompt depends."""
-        self._placed: list[PlacedImage] = []
-        """The images of the first `_n_placed` messages, in order."""
-        self._n_placed = 0
+    tools: Sequence[ToolSchema] = ()
+    tokens: "array[int]" = field(default_factory=lambda: array("i"))
+    messages: list[Message] = field(default_factory=list[Message])
+    starts: list[int] = field(default_factory=list[int])
+    """The position of each message's first token."""
+    bodies: list[int] = field(default_factory=list[int])
+    """The position where the sampled part of each message begins; -1 if the model did not write it."""
+    end: int = 0
+    """The position after the last message, where the generation prompt begins."""
+    body: int = 0
+    """The position after the generation prompt, where the next reply begins, or its prefill."""
+    prefill: str | Message | None = None
+    """The beginning of the next reply, on which the generation prompt depends."""
+    _placed: list[PlacedImage] = field(default_factory=list[PlacedImage])
+    """The images of the first `_n_placed` messages, in order."""
+    _n_placed: int = 0
 
     def copy(self) -> "WrittenPrompt":
         """Return an independent copy."""

@@ -30,9 +30,9 @@ _REPLY = Message.model_construct(role="assistant")  # without building the valid
 class FamilyRenderer(Renderer):
     """A renderer that specifies how each message is written.
 
-    A family sets the class attributes and implements `emit_start`, `emit_message`, `emit_reply`, `visible`, `settles`
-    and `parse`. Messages begin and end at control tokens, so the tokens of a message depend only on the message and on
-    the properties of its neighbors that `seam` returns.
+    A family sets the class attributes and implements `emit_start`, `emit_message`, `emit_reply` and `parse`; one that
+    shows past reasoning also implements `visible` and `settles`. Messages begin and end at control tokens, so the
+    tokens of a message depend only on the message and on the properties of its neighbors that `seam` returns.
     """
 
     after_turn: ClassVar[str]
@@ -53,6 +53,14 @@ class FamilyRenderer(Renderer):
         self, out: Emission, message: Message, previous: Message | None, following: Message | None
     ) -> None:
         """Write a message of another role than assistant. It may depend on its neighbors only as `seam` specifies."""
+
+    def settles(self, message: Message) -> bool:
+        """Return True: what is shown of a message does not depend on its position."""
+        return True
+
+    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
+        """Return the messages without reasoning."""
+        return [message.with_reasoning(None) for message in messages[settled:]]
 
     def emit_past_reply(self, out: Emission, message: Message) -> None:
         """Write an assistant's message as later prompts show it, which is usually as it was sampled."""
@@ -255,23 +263,18 @@ class FamilyRenderer(Renderer):
         out = self._emission()
         self.emit_conversation(out, view, tools=tools, first=at, stop=at + 1)
         if sampled is not None:
-            tail = self._tail(sampled, out.text().removeprefix(self.opening))
-            if tail is not None:
+            # The tokens at the end of `sampled` with exactly this text, if one begins there.
+            wanted = out.text().removeprefix(self.opening).encode()
+            end = sampled[-(len(wanted) // _BYTES_OF_TOKEN + 1) :]
+            pieces = self.tokenizer.token_bytes(end)
+            if len(end) < len(sampled) and sum(map(len, pieces)) < len(wanted):
+                pieces = self.tokenizer.token_bytes(sampled)
+            sizes = [0, *accumulate(map(len, reversed(pieces)))]  # of the last token, of the last two, and so on
+            count = bisect_left(sizes, len(wanted))
+            if count < len(sizes) and sizes[count] == len(wanted) and b"".join(pieces).endswith(wanted):
+                tail = sampled[len(sampled) - count :]
                 return np.concatenate([self.opening_tokens, tail]), len(self.opening_tokens)
         return out.tokens()[0], -1
-
-    def _tail(self, sampled: "NDArray[np.int32]", text: str) -> "NDArray[np.int32] | None":
-        """Return the tokens at the end of `sampled` with exactly this text, or None if no token begins there."""
-        wanted = text.encode()
-        end = sampled[-(len(wanted) // _BYTES_OF_TOKEN + 1) :]
-        pieces = self.tokenizer.token_bytes(end)
-        if len(end) < len(sampled) and sum(map(len, pieces)) < len(wanted):
-            pieces = self.tokenizer.token_bytes(sampled)
-        sizes = [0, *accumulate(map(len, reversed(pieces)))]  # of the last token, of the last two, and so on
-        count = bisect_left(sizes, len(wanted))
-        if count == len(sizes) or sizes[count] != len(wanted) or not b"".join(pieces).endswith(wanted):
-            return None
-        return sampled[len(sampled) - count :]
 
 
 def _start_of_round(messages: Sequence[Message], index: int) -> int:

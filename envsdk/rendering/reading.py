@@ -1,14 +1,14 @@
 """Reading a reply: cutting it at the control tokens of its family, and the events that a reader reports.
 
-This module knows nothing about formats: a family implements a `Reading`, which reads the segments of a reply.
+This module knows nothing about formats: a family implements a `ReplyReader`.
 """
 
 import codecs
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,6 @@ __all__ = [
     "CallBegun",
     "CallEnded",
     "ContentText",
-    "Reading",
     "ReadingError",
     "ReasoningText",
     "ReplyEvent",
@@ -83,6 +82,7 @@ class Marks:
         return SplitReply(segments, rest.is_ended, rest.overrun)
 
 
+@dataclass(eq=False, repr=False)
 class Splitter:
     """Cuts one reply into segments, given any number of tokens at a time.
 
@@ -90,12 +90,11 @@ class Splitter:
         marks: The control tokens at which it is cut.
     """
 
-    def __init__(self, marks: Marks) -> None:
-        self._marks = marks
-        self._held = b""
-        """The bytes of a character that is not complete yet."""
-        self._is_ended = False
-        self._overrun: list[bytes] = []
+    _marks: Marks
+    _held: bytes = b""
+    """The bytes of a character that is not complete yet."""
+    _is_ended: bool = False
+    _overrun: list[bytes] = field(default_factory=list[bytes])
 
     def feed(self, tokens: "NDArray[np.int32]") -> list[Segment]:
         """Return the next segments. An incomplete character is held back; nothing is returned after a stop token."""
@@ -210,8 +209,7 @@ class ReplyReader(ABC):
     Events are never revised: their texts, concatenated, are the message's reasoning, content and arguments.
     """
 
-    def __init__(self) -> None:
-        self._is_over = False
+    _is_over = False
 
     def feed(self, tokens: "int | Sequence[int] | NDArray[np.int32]") -> list[ReplyEvent]:
         """Return the events of the next tokens.
@@ -244,60 +242,7 @@ class ReplyReader(ABC):
     def _end(self) -> list[ReplyEvent]: ...
 
 
-class Reading(Protocol):
-    """A reply that is being read, cut at its control tokens."""
-
-    def feed(self, segments: Iterable[Segment]) -> None:
-        """Read more of the reply."""
-        ...
-
-    def end(self, segments: Iterable[Segment] = ()) -> None:
-        """Read the last part of the reply."""
-        ...
-
-    def events(self) -> list[ReplyEvent]:
-        """Return the events since the last call."""
-        ...
-
-    def message(self, sampled: SplitReply) -> Message:
-        """Return the message after `end`. `sampled` specifies how the reply ended."""
-        ...
-
-
-class StreamedReader(ReplyReader):
-    """Reads a reply as it arrives.
-
-    Args:
-        reading: The reader of the text, the same as for `Renderer.parse`.
-        marks: The control tokens at which the reply is cut.
-        begun: The beginning of the reply in the prompt, shape (n,).
-    """
-
-    def __init__(self, reading: Reading, marks: Marks, begun: "Sequence[int] | NDArray[np.int32]" = ()) -> None:
-        super().__init__()
-        if len(begun):
-            reading.feed(marks.split(begun).segments)
-        self._reading = reading
-        self._splitter = Splitter(marks)
-        self._errors: set[str] = set()
-
-    def _feed(self, tokens: "NDArray[np.int32]") -> list[ReplyEvent]:
-        self._reading.feed(self._splitter.feed(tokens))
-        return self._reported()
-
-    def _end(self) -> list[ReplyEvent]:
-        split = self._splitter.end()
-        self._reading.end(split.segments)
-        events, message = self._reported(), self._reading.message(split)
-        new = [ReadingError(error) for error in message.errors if error not in self._errors]
-        return [*events, *new, ReplyRead(message)]
-
-    def _reported(self) -> list[ReplyEvent]:
-        events = self._reading.events()
-        self._errors.update(event.error for event in events if isinstance(event, ReadingError))
-        return events
-
-
+@dataclass(eq=False, repr=False)
 class WholeReader(ReplyReader):
     """Reads a reply at its end, for families that cannot read partial replies.
 
@@ -305,10 +250,8 @@ class WholeReader(ReplyReader):
         parse: Parses the tokens of a reply.
     """
 
-    def __init__(self, parse: "Callable[[NDArray[np.int32]], Message]") -> None:
-        super().__init__()
-        self._parse = parse
-        self._parts: list[NDArray[np.int32]] = []
+    _parse: "Callable[[NDArray[np.int32]], Message]"
+    _parts: "list[NDArray[np.int32]]" = field(default_factory=list["NDArray[np.int32]"])
 
     def _feed(self, tokens: "NDArray[np.int32]") -> list[ReplyEvent]:
         self._parts.append(tokens)

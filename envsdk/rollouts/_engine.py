@@ -5,8 +5,9 @@ import inspect
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from .._cards import card, named
 from ..authoring._concurrent import run_all
@@ -30,7 +31,7 @@ from ._workers import Executor, WorkerPool, check_sendable
 _END = object()
 
 
-class Rollouts:
+class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
     """Rolls out many episodes with bounded concurrency, deadlines and retries, and reports each as it ends.
 
     ```python
@@ -273,9 +274,6 @@ class Rollouts:
             await self._running.aclose()
         if self.folder is not None:  # the run never began
             self.folder.close()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

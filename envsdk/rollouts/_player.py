@@ -539,16 +539,16 @@ class Player:
                 self._free_place(call)
 
 
+@dataclass(eq=False, repr=False)
 class _Attempt:
     """One attempt to play a job."""
 
-    def __init__(self, player: Player, seat: _Seat, job: EpisodeJob, policy: PolicyLike) -> None:
-        self.seat = seat
-        self.policy_error: Exception | None = None
-        """The exception that the policy raised."""
-        self._player = player
-        self._job = job
-        self._policy = policy
+    _player: Player
+    seat: _Seat
+    _job: EpisodeJob
+    _policy: PolicyLike
+    policy_error: Exception | None = None
+    """The exception that the policy raised."""
 
     async def run(self) -> Trajectory:
         """Play the episode and return its trajectory.

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import ConfigError
@@ -59,6 +60,7 @@ class ProgressLines(Reporter):
             print(f"rollouts: {counts(values)}; {facts}", file=sys.stderr, flush=True)
 
 
+@dataclass(eq=False, repr=False)
 class Display(Reporter):
     """A live display.
 
@@ -70,9 +72,8 @@ class Display(Reporter):
     every_s = 0.5
     end_s = _END_S
 
-    def __init__(self, console: "Console | None" = None) -> None:
-        self._console = console
-        self._live: Any = None
+    _console: "Console | None" = None
+    _live: Any = None
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """Draw the display."""

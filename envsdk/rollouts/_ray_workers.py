@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .._packages import load
@@ -123,11 +124,13 @@ class RayHosts:
         )
 
 
+@dataclass(eq=False, repr=False)
 class RayHost:
     """An actor with a worker."""
 
-    def __init__(self, ray: Any, actor: Any, hosts: RayHosts) -> None:
-        self._ray, self._actor, self._hosts = ray, actor, hosts
+    _ray: Any
+    _actor: Any
+    _hosts: RayHosts
 
     async def begin(self) -> None:
         """Wait until the actor has a CPU and the worker has begun.

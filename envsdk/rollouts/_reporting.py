@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..authoring._event_loops import MethodThread
-from ..errors import ConfigError
+from ..errors import ConfigError, DeadlineExceeded
 from ._statistics import Rates, Statistics, scalars
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Reporter:
         """Finish, after the last update."""
 
 
+@dataclass(eq=False, repr=False)
 class Reporting:
     """Calls the reporters of a run.
 
@@ -54,13 +56,12 @@ class Reporting:
         reporters: The reporters that show or store them.
     """
 
-    def __init__(self, statistics: Statistics, reporters: Sequence[Reporter]) -> None:
-        self._statistics = statistics
-        self._reporters = reporters
-        self._rates = Rates(statistics)
-        self._threads: dict[Reporter, MethodThread] = {}
-        self._failed: set[Reporter] = set()
-        self._updates: asyncio.Task[None] | None = None
+    _statistics: Statistics
+    _reporters: Sequence[Reporter]
+    _rates: Rates = field(init=False)  # from `begin` on
+    _threads: dict[Reporter, MethodThread] = field(default_factory=dict[Reporter, MethodThread])
+    _failed: set[Reporter] = field(default_factory=set[Reporter])
+    _updates: "asyncio.Task[None] | None" = None
 
     async def begin(self) -> None:
         """Begin to report.
@@ -118,7 +119,11 @@ class Reporting:
     async def _call(
         self, reporter: Reporter, seconds: float | None, method: Callable[..., None], *arguments: Any
     ) -> None:
-        """Call a method of a reporter in its thread."""
+        """Call a method of a reporter in its thread.
+
+        Raises:
+            DeadlineExceeded: If the call took longer than `seconds`.
+        """
 
         def contained() -> None:
             try:
@@ -126,7 +131,15 @@ class Reporting:
             except (SystemExit, KeyboardInterrupt) as error:  # they would end the event loop
                 raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-        await self._threads[reporter].call_within(seconds, f"{method.__name__}() of {reporter.name}", contained)
+        clock = asyncio.timeout(seconds)
+        try:
+            async with clock:
+                await self._threads[reporter].call(contained)
+        except TimeoutError as error:
+            if clock.expired():
+                what = f"{method.__name__}() of {reporter.name}"
+                raise DeadlineExceeded(f"{what} took longer than {seconds:g} s") from error
+            raise  # raised by the method itself
 
     async def _attempt(
         self, reporter: Reporter, seconds: float | None, method: Callable[..., None], *arguments: Any

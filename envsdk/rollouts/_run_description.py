@@ -275,7 +275,15 @@ def _code(env: Env, made_by: object) -> dict[str, Any]:
     found: dict[str, str] = {}
     while left:
         name = left.pop()
-        if name in found or not _is_of_environment(name.partition(".")[0], own):
+        if name in found:
+            continue
+        package = name.partition(".")[0]
+        origin = _origin(package)
+        is_installed = not {"site-packages", "dist-packages"}.isdisjoint(origin.parts)
+        is_python = origin.is_relative_to(sysconfig.get_path("stdlib"))
+        # A package of the environment, or source next to it that is not installed.
+        is_own = package in own or not (package in _OWN or is_installed or is_python or not origin.is_file())
+        if not is_own:
             continue
         file = _origin(name)  # finding a module imports its package
         if file.suffix == ".py" and file.is_file():
@@ -291,14 +299,6 @@ def _code(env: Env, made_by: object) -> dict[str, Any]:
 
 
 _distributions = functools.cache(packages_distributions)  # it reads the list of files of every installed distribution
-
-
-def _is_of_environment(package: str, own: set[str]) -> bool:
-    """Return whether a package is one of the environment's, or source next to it that is not installed."""
-    origin = _origin(package)
-    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(origin.parts)
-    is_python = origin.is_relative_to(sysconfig.get_path("stdlib"))
-    return package in own or not (package in _OWN or is_installed or is_python or not origin.is_file())
 
 
 def _origin(name: str) -> Path:

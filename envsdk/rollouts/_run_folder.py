@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -130,7 +130,7 @@ class _QueuedTrajectory(NamedTuple):
     written: "Future[None]"
 
 
-class RunFolder:
+class RunFolder(AbstractContextManager["RunFolder", None]):
     """A run folder that is open for appending; make one with `RunFolder.create`.
 
     Attributes:
@@ -287,9 +287,6 @@ class RunFolder:
         finally:
             self._journal.close()
             self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

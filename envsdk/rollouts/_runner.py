@@ -78,7 +78,13 @@ class EpisodeRunner:
         """Play from an observation to the end of the episode."""
         try:
             while self._episode.trajectory is None:
-                outcome = await self._step(observation, info)
+                agent = self._episode.agent
+                if agent.parent is None:
+                    action = await self._sample(agent, observation, info)
+                    outcome = await self.drive(self._episode.step(action))
+                else:  # a fork may start while a sub-agent acts: it is run to its end first, then its parent continues
+                    result = await self._run_agent(agent, StepResult(observation, 0.0, False, False, dict(info)))
+                    outcome = await self.drive(self._episode.resume_parent(agent, result))
                 assert isinstance(outcome, StepResult)  # only a sub-agent ends with a HandoffResult
                 observation, info = outcome.observation, outcome.info
             trajectory = self._episode.trajectory
@@ -94,15 +100,6 @@ class EpisodeRunner:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
-
-    async def _step(self, observation: Observation, info: Mapping[str, Any]) -> StepResult | HandoffResult:
-        agent = self._episode.agent
-        if agent.parent is None:
-            action = await self._sample(agent, observation, info)
-            return await self.drive(self._episode.step(action))
-        # A fork may start while a sub-agent acts: run the sub-agent to its end, then continue with its parent.
-        result = await self._run_agent(agent, StepResult(observation, 0.0, False, False, dict(info)))
-        return await self.drive(self._episode.resume_parent(agent, result))
 
     async def _run_agent(self, child: Agent, outcome: StepResult | HandoffResult | None = None) -> HandoffResult:
         """Run a sub-agent to its end, from its start or from an observation that it has to answer."""

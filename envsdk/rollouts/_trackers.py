@@ -3,6 +3,7 @@
 import contextvars
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -43,6 +44,7 @@ class Tracker(Reporter):
     end_s = 60.0
 
 
+@dataclass(eq=False, repr=False)
 class FunctionTracker(Tracker):
     """A tracker that calls a function.
 
@@ -52,8 +54,7 @@ class FunctionTracker(Tracker):
 
     name = "the function log_to"
 
-    def __init__(self, function: Callable[[int, Mapping[str, float]], Any]) -> None:
-        self._function = function
+    _function: Callable[[int, Mapping[str, float]], Any]
 
     def update(self, step: int, values: Mapping[str, float]) -> None:
         """See `Reporter`."""

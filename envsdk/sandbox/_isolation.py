@@ -96,13 +96,19 @@ def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: s
     """
     # Tracebacks show this name, so it must not contain the name of the folder, which differs in each run.
     file = "/proc/self/cwd/main.py" if isolation == "landlock" else "main.py"
+    values = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": limits.file_mib * _MIB, "RLIMIT_NOFILE": limits.open_files}
+    if sys.platform == "linux":
+        # the memory of each process, and resources that the kernel counts for all processes of a user
+        values |= {"RLIMIT_AS": limits.memory_mib * _MIB, "RLIMIT_SIGPENDING": _PENDING_SIGNALS}
+        values |= dict.fromkeys(("RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO"), 0)
+    cpu = ("RLIMIT_CPU", limits.cpu_s, limits.cpu_s + 1)  # SIGXCPU, then SIGKILL
     job: SandboxJob = {
         "control": -1,
         "parent": os.getpid(),
         "arguments": [executable(), *FLAGS, "-B", "-u", file],
         "folder": folder,
         "code": code,
-        "limits": _resources(limits),
+        "limits": [cpu, *((name, value, value) for name, value in values.items())],
         "root": None,
         "rules": None,
         "filter": None if isolation == "unsafe_no_isolation" else filter_for(isolation),
@@ -125,16 +131,6 @@ def make_job(isolation: Isolation, code: bytes, limits: SandboxLimits, folder: s
     if isolation == "landlock":
         job["rules"] = [*file_rules(), (folder, OWN_FOLDER)]
     return job
-
-
-def _resources(limits: SandboxLimits) -> list[tuple[str, int, int]]:
-    values = {"RLIMIT_CORE": 0, "RLIMIT_FSIZE": limits.file_mib * _MIB, "RLIMIT_NOFILE": limits.open_files}
-    if sys.platform == "linux":
-        # the memory of each process, and resources that the kernel counts for all processes of a user
-        values |= {"RLIMIT_AS": limits.memory_mib * _MIB, "RLIMIT_SIGPENDING": _PENDING_SIGNALS}
-        values |= dict.fromkeys(("RLIMIT_MEMLOCK", "RLIMIT_MSGQUEUE", "RLIMIT_NICE", "RLIMIT_RTPRIO"), 0)
-    cpu = ("RLIMIT_CPU", limits.cpu_s, limits.cpu_s + 1)  # SIGXCPU, then SIGKILL
-    return [cpu, *((name, value, value) for name, value in values.items())]
 
 
 _PROBE = """\

@@ -93,7 +93,18 @@ def outside(job: SandboxJob) -> None:
     os.umask(0o022)
     be_first_to_go()
     if job["root"] is not None:
-        enter_namespaces(job["root"], job["code"])
+        root = job["root"]
+        process = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
+        user, group = os.geteuid(), os.getegid()
+        if user == 0:
+            call("unshare", NEW_NAMESPACES)
+        else:
+            call("unshare", NEW_USER | NEW_NAMESPACES)
+            map_user(process, user, user, group, group)
+        build_root(root)
+        finish_root(root, job["code"])
+        call("sethostname", b"sandbox", 7)
+        become_nobody(process, user, group)
     end_with_parent(signal.SIGTERM)
     if os.getppid() != job["parent"]:
         return  # the parent has ended
@@ -224,25 +235,6 @@ def be_first_to_go() -> None:
 
 
 # Namespaces.
-
-
-def enter_namespaces(root: Root, code: bytes) -> None:
-    """Enter new namespaces for files, network, processes and users, and become a user without rights.
-
-    If this process runs as root, it becomes a different user, because root is exempt from the limit on processes. The
-    innermost user namespace counts the processes of this program only, and owns none of the other namespaces.
-    """
-    process = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
-    user, group = os.geteuid(), os.getegid()
-    if user == 0:
-        call("unshare", NEW_NAMESPACES)
-    else:
-        call("unshare", NEW_USER | NEW_NAMESPACES)
-        map_user(process, user, user, group, group)
-    build_root(root)
-    finish_root(root, code)
-    call("sethostname", b"sandbox", 7)
-    become_nobody(process, user, group)
 
 
 def become_nobody(process: int, user: int, group: int) -> None:

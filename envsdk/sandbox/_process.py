@@ -16,6 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TypeAlias, cast
 
@@ -42,6 +43,7 @@ _CHILD = re.compile(rb'^(?:child |\{ *"child-pid": *)(\d+)\b.*\n', re.MULTILINE)
 """The report of the child's process id, by the launcher or by bubblewrap."""
 
 
+@dataclass(eq=False, repr=False)
 class Output:
     """The beginning and the end of an output, and the number of bytes left out between them.
 
@@ -49,21 +51,20 @@ class Output:
         limit: The maximum number of bytes to keep.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.size = 0
-        """The number of bytes that were added."""
-        self.limit = limit
-        self._head, self._tail = bytearray(), bytearray()
-        self._head_size = limit // 2
-        self._tail_size = limit - self._head_size
+    limit: int
+    size: int = 0
+    """The number of bytes that were added."""
+    _head: bytearray = field(default_factory=bytearray)
+    _tail: bytearray = field(default_factory=bytearray)
 
     def add(self, data: bytes) -> None:
         """Append bytes."""
         self.size += len(data)
-        room = self._head_size - len(self._head)
+        head_size = self.limit // 2
+        room = head_size - len(self._head)
         self._head += data[:room]
         self._tail += data[room:]
-        del self._tail[: -self._tail_size]
+        del self._tail[: -(self.limit - head_size)]
 
     @property
     def is_cut(self) -> bool:

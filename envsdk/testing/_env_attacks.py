@@ -184,8 +184,11 @@ def garbage() -> Iterator[Reply]:
     """Yield malformed replies and replies with unusual content."""
     yield Reply("no token", lambda scene: _action([]))
     yield Reply("only the stop token", lambda scene: _action(scene.renderer.stop_token_ids[:1]))
-    yield Reply("every control token", lambda scene: _action(_control_tokens(scene.renderer)))
-    yield Reply("every control token, backwards", lambda scene: _action(_control_tokens(scene.renderer)[::-1]))
+    yield Reply("every control token", lambda scene: _action(sorted(scene.renderer.tokenizer.control_tokens.values())))
+    yield Reply(
+        "every control token, backwards",
+        lambda scene: _action(sorted(scene.renderer.tokenizer.control_tokens.values())[::-1]),
+    )
     for length in (1, 8, 64, 512):
         yield Reply(f"{length} random tokens", partial(_random_tokens, length=length))
         yield Reply(f"{length} random tokens and control tokens", partial(_random_tokens, length=length, control=0.4))
@@ -265,14 +268,12 @@ def _cut(scene: Scene, build: Callable[[Scene], Action], share: float, reason: F
     return _action(tokens[: int(len(tokens) * share)], reason)
 
 
-def _control_tokens(renderer: Renderer) -> list[int]:
-    return sorted(renderer.tokenizer.control_tokens.values())
-
-
 def _random_tokens(scene: Scene, length: int, control: float = 0.0) -> Action:
     tokens = scene.rng.integers(0, scene.renderer.tokenizer.vocab_size, size=length)
     is_control = scene.rng.random(length) < control
-    tokens[is_control] = scene.rng.choice(_control_tokens(scene.renderer), size=int(is_control.sum()))
+    tokens[is_control] = scene.rng.choice(
+        sorted(scene.renderer.tokenizer.control_tokens.values()), size=int(is_control.sum())
+    )
     return _action([*tokens.tolist(), scene.renderer.stop_token_ids[0]])
 
 
@@ -392,25 +393,22 @@ def tool_errors(episodes: Episodes) -> str:
         for log in episodes.play(episodes.policy, episodes.seeds[0]).contexts.values():
             calls = (call for message in log.messages for call in message.tool_calls)
             right |= {call.name: call.arguments for call in calls if call.error is None}
-    cases = list(_cases(tools, right))
-    for (name, calls), seed in zip(cases, cycle(episodes.few_seeds), strict=False):
-        _call(episodes, f"{name}: ", calls, seed)
-    return f"{len(tools)} tools, {len(cases)} replies"
-
-
-def _cases(tools: Sequence[ToolSchema], right: Mapping[str, Any]) -> Iterator[tuple[str, list[ToolCall]]]:
-    yield "an unknown tool", [ToolCall(name="nobody", arguments={"a": 1})]
+    cases = [("an unknown tool", [ToolCall(name="nobody", arguments={"a": 1})])]
     for tool in tools:
         name = tool.get("function", tool)["name"]
         arguments = right.get(name, right_arguments(tool))
-        yield f"{name} without arguments", [ToolCall(name=name)]
+        cases.append((f"{name} without arguments", [ToolCall(name=name)]))
         for parameter in parameters_of(tool):
-            values = [{**arguments, parameter: value} for value in ODD_VALUES]
-            yield f"{name} with other types as {parameter}", [ToolCall(name=name, arguments=value) for value in values]
-        yield f"{name} with an unknown argument", [ToolCall(name=name, arguments={**arguments, "nobody": 1})]
-        for text in ('{"a": ', "[1]", '"text"', "null", ""):
-            yield f"{name} with the arguments {text}", [ToolCall(name=name, arguments=text)]
-        yield f"{name}, called twice", [ToolCall(name=name, arguments=arguments)] * 2
+            odd = [ToolCall(name=name, arguments={**arguments, parameter: value}) for value in ODD_VALUES]
+            cases.append((f"{name} with other types as {parameter}", odd))
+        unknown = ToolCall(name=name, arguments={**arguments, "nobody": 1})
+        cases.append((f"{name} with an unknown argument", [unknown]))
+        broken = ('{"a": ', "[1]", '"text"', "null", "")
+        cases += [(f"{name} with the arguments {text}", [ToolCall(name=name, arguments=text)]) for text in broken]
+        cases.append((f"{name}, called twice", [ToolCall(name=name, arguments=arguments)] * 2))
+    for (name, calls), seed in zip(cases, cycle(episodes.few_seeds), strict=False):
+        _call(episodes, f"{name}: ", calls, seed)
+    return f"{len(tools)} tools, {len(cases)} replies"
 
 
 def _call(episodes: Episodes, what: str, calls: list[ToolCall], seed: int) -> None:

@@ -129,20 +129,17 @@ class _Script:
             yield _Step(observation.keep, observation.tokens.tolist(), reason, is_rewritten)
             if env.trajectory is not None:
                 return
-            observation, *_, info = env.step(_reply(env, observation.context))
-
-
-def _reply(env: Env, context: str) -> Any:
-    """Return the tokens of the next reply: a call, an answer, or the summary that is requested."""
-    number = len(env.messages())
-    if context != "main":
-        return env.renderer.reply(Message(role="assistant", content="All was found."))
-    is_question = env.messages()[-1].role == "user"
-    calls = (ToolCall(name=TOOL["function"]["name"], arguments={"what": f"it {number}"}),) if is_question else ()
-    content = "" if is_question else f"It is {number}."
-    return env.renderer.reply(
-        Message(role="assistant", content=content, reasoning=f"Let me think of {number}. " * 4, tool_calls=calls)
-    )
+            reply = Message(role="assistant", content="All was found.")  # the summary that is requested
+            if observation.context == "main":  # a call, or an answer
+                number, is_question = len(env.messages()), env.messages()[-1].role == "user"
+                call = ToolCall(name=TOOL["function"]["name"], arguments={"what": f"it {number}"})
+                reply = Message(
+                    role="assistant",
+                    content="" if is_question else f"It is {number}.",
+                    reasoning=f"Let me think of {number}. " * 4,
+                    tool_calls=(call,) if is_question else (),
+                )
+            observation, *_, info = env.step(env.renderer.reply(reply))
 
 
 def _plays(script: _Script) -> str:

@@ -169,10 +169,14 @@ def _stop_tokens(renderer: Renderer) -> None:
 
 
 def _parity(renderer: Renderer, name: str, conversation: parity.Conversation) -> None:
-    out = Emission(renderer.encoder)
-    out.scaffold(parity.expected_text(renderer, name, conversation))
     messages, tools, generation_prompt = conversation
+    expected = parity.render_template(renderer, messages, tools, generation_prompt=generation_prompt)
     found = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
+    known = [why for words, why in renderer.known_differences.items() if words in name]
+    if known and renderer.tokenizer.decode(found) != expected:
+        raise parity.KnownDifference(f"a known difference: {'; '.join(known)}")
+    out = Emission(renderer.encoder)
+    out.scaffold(expected)
     _compare(renderer, found, out.tokens()[0], "the renderer and the template")
 
 

@@ -4,7 +4,7 @@ A template marks what a model writes with `{% generation %}`, and transformers' 
 mask of it on which supervised trainers train. envsdk trains on the tokens that a model would have sampled.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +64,22 @@ def differences(renderer: Renderer, conversation: Conversation, template: str, a
         raise RenderError("the template renders it differently from the renderer")
     marked = marked_tokens(renderer, tokens, text, blocks)
     sampled = marked_tokens(renderer, tokens, text, sampled_spans(renderer, messages, text))
-    return list(dict.fromkeys(_described(renderer, tokens, marked, sampled)))
+    found: dict[str, None] = {}
+    for (is_marked, is_sampled), run in groupby(range(len(tokens)), lambda at: (bool(marked[at]), bool(sampled[at]))):
+        positions = list(run)
+        start, stop = positions[0], positions[-1] + 1
+        shown = repr(renderer.tokenizer.decode(tokens[start:stop]))
+        if is_marked and not is_sampled:
+            why = "which is in no reply"
+            if start and sampled[start - 1]:
+                why = "which follows the end of a turn and is never sampled"
+            elif stop < len(sampled) and sampled[stop]:
+                why = "which the generation prompt contains, so it is never sampled"
+            found[f"the template also marks {shown:.80}, {why}"] = None
+        elif is_sampled and not is_marked:
+            is_stop = int(tokens[stop - 1]) in renderer.stop_token_ids and stop - start == 1
+            found[f"the template leaves out {shown:.80}, {_STOP if is_stop else 'which a model samples'}"] = None
+    return list(found)
 
 
 def sampled_spans(renderer: Renderer, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
@@ -113,27 +128,4 @@ def marked_tokens(
     return marked
 
 
-def _described(
-    renderer: Renderer, tokens: "NDArray[np.int32]", marked: "NDArray[np.bool_]", sampled: "NDArray[np.bool_]"
-) -> Iterator[str]:
-    """Describe each run of tokens that only one of the masks has."""
-    for (is_marked, is_sampled), run in groupby(range(len(tokens)), lambda at: (bool(marked[at]), bool(sampled[at]))):
-        positions = list(run)
-        start, stop = positions[0], positions[-1] + 1
-        shown = repr(renderer.tokenizer.decode(tokens[start:stop]))
-        if is_marked and not is_sampled:
-            yield f"the template also marks {shown:.80}, {_why_not_sampled(sampled, start, stop)}"
-        elif is_sampled and not is_marked:
-            is_stop = int(tokens[stop - 1]) in renderer.stop_token_ids and stop - start == 1
-            yield f"the template leaves out {shown:.80}, {_STOP if is_stop else 'which a model samples'}"
-
-
 _STOP = "the stop token, so a model does not learn to end its turn"
-
-
-def _why_not_sampled(sampled: "NDArray[np.bool_]", start: int, stop: int) -> str:
-    if start and sampled[start - 1]:
-        return "which follows the end of a turn and is never sampled"
-    if stop < len(sampled) and sampled[stop]:
-        return "which the generation prompt contains, so it is never sampled"
-    return "which is in no reply"

@@ -17,12 +17,15 @@ from ..trajectories._samples import Sample
 from ..tree._batch import TreeBatch, tree_batch
 from ._checks import check_samples
 from ._packages import load
+from ._rows import hidden_states_at
 from ._trl_images import image_trainer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LOGPROBS = "_get_per_token_logps_and_entropies"
+_CHUNK, _CHUNK_SIZE = "_CHUNKED_LOGPROB_CHUNK_SIZE", 512
+"""The number of vocabulary entries of which TRL's head computes the logits at once, and ours without a GPU's kernel."""
 
 
 @dataclass(frozen=True)
@@ -88,23 +91,32 @@ class TreeRows:
                     "different trees, and GRPOTrainer passes on the tokens only: pass on_break='last_segment'"
                 )
 
-    def find(self, tokens: "NDArray[np.int32]", number: int) -> TreeRow | None:
-        """Return the row of a batch's tokens; None if it trains nothing.
+    def find(self, ids: Any, attention_mask: Any, width: int) -> list[TreeRow | None]:
+        """Return the row of each row of a padded batch; None if it trains nothing.
 
         Args:
-            tokens: The tokens without padding: int32, shape (n,).
-            number: The number of the row in the batch, for the error message.
+            ids: The tokens of prompts and completions: a tensor of shape (B, P + C).
+            attention_mask: Which of them are not padding: a tensor of shape (B, P + C).
+            width: C.
 
         Raises:
-            InvalidSample: If no rollout of the last batch has these tokens.
+            InvalidSample: If no rollout of the last batch has the tokens of a row, or its completion begins elsewhere.
         """
-        row = self._by_tokens.get(tokens.tobytes())
-        if row is None and tokens.tolist() != self._blank:
-            raise InvalidSample(
-                f"row {number} of GRPOTrainer's batch ({len(tokens)} tokens) is not a rollout of the last batch of "
-                "RolloutFunc: leave its rows as they are, and use each RolloutFunc in one trainer"
-            )
-        return row
+        numbers, kept = ids.cpu().numpy().astype(np.int32), attention_mask.cpu().numpy().astype(bool)
+        found: list[TreeRow | None] = []
+        for number, (own, mask) in enumerate(zip(numbers, kept, strict=True)):
+            tokens, is_left_out = own[mask], not mask[-width:].any()  # by `mask_truncated_completions`
+            row = None if is_left_out else self._by_tokens.get(tokens.tobytes())
+            is_right = is_left_out or tokens.tolist() == self._blank
+            if row is not None:
+                is_right = np.array_equal(mask[-width:], np.arange(width) < len(tokens) - row.prompt_length)
+            if not is_right:
+                raise InvalidSample(
+                    f"row {number} of GRPOTrainer's batch ({len(tokens)} tokens) is not a rollout of the last batch of "
+                    "RolloutFunc: leave its rows as they are, and use each RolloutFunc in one trainer"
+                )
+            found.append(row)
+        return found
 
 
 def tree_trainer(base: type[Any] | None = None) -> type[Any]:
@@ -127,13 +139,14 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
         MissingPackage: If TRL is not installed.
     """
     base = image_trainer(base)
-    if not hasattr(load("trl.trainer.utils", "trl"), "add_fused_lm_head") or not hasattr(base, _LOGPROBS):
+    utils: Any = load("trl.trainer.utils", "trl")
+    if not all(hasattr(utils, name) for name in ("add_fused_lm_head", _CHUNK)) or not hasattr(base, "_compute_loss"):
         raise ConfigError(
             f"{base.__name__} does not compute log-probabilities as TRL 1.16 does, which trees need: install "
             "trl==1.16.0, or pass RolloutFunc(..., on_break='last_segment')"
         )
     torch: Any = load("torch", "trl")
-    score, own_logprobs = base._generate_and_score_completions, getattr(base, _LOGPROBS)
+    score, own_logprobs, loss = base._generate_and_score_completions, getattr(base, _LOGPROBS), base._compute_loss
 
     class TreeGRPOTrainer(base):
         """A GRPOTrainer in which a row is a rollout."""
@@ -160,6 +173,24 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
                 output["advantages"] = torch.from_numpy(given).to(output["advantages"])
             return output
 
+        def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+            rows: TreeRows | None = self._tree_rows()
+            if rows is not None:
+                pairs = ((inputs[f"prompt_{name}"], inputs[f"completion_{name}"]) for name in ("ids", "mask"))
+                ids, seen = (torch.cat(pair, 1) for pair in pairs)
+                found: list[TreeRow | None] = rows.find(ids, seen, inputs["completion_mask"].size(1))
+                trains = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).cpu().numpy()
+                for number, (row, own) in enumerate(zip(found, trains, strict=True)):
+                    columns = np.flatnonzero(own)
+                    if row is not None:
+                        columns = columns[~row.tree.mask[columns + row.prompt_length]]
+                    if len(columns):
+                        raise InvalidSample(
+                            f"row {number} of GRPOTrainer's batch trains the token {columns[0]} of its completion, "
+                            "which its rollout does not train: leave tool_mask as it is, or set more of it to 0"
+                        )
+            return loss(self, model, inputs)
+
         def _tree_rows(self) -> TreeRows | None:
             """Return the rows of the last rollouts; None if they are single samples."""
             return self.rollouts_with("tree_rows").tree_rows["train" if self.model.training else "eval"]
@@ -184,7 +215,7 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
                     "the auxiliary loss of a mixture of experts counts each token that it sees, and a tree has shared "
                     "tokens once: set router_aux_loss_coef=0.0, or pass RolloutFunc(..., on_break='last_segment')"
                 )
-            found = _found(rows, input_ids, attention_mask, logits_to_keep)
+            found = rows.find(input_ids, attention_mask, logits_to_keep)
             size, parts = batch_size or len(found), list[Any]()
             for start in range(0, len(found), size):
                 parts.append(self._forest(model, found[start : start + size], logits_to_keep))
@@ -199,7 +230,7 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
             places, predecessors, labels, inputs = self._forest_inputs(patched, rows, width)
             device = self.accelerator.device
             at, targets = (torch.from_numpy(each).to(device) for each in (predecessors, labels))
-            with _hidden_states_at(patched, at), self.accelerator.autocast():
+            with _for_trees(patched, at), self.accelerator.autocast():
                 output: Any = model(**inputs, shift_labels=targets[None], fused_lm_head=True)
             index = torch.from_numpy(places).to(device)
 
@@ -217,60 +248,53 @@ def tree_trainer(base: type[Any] | None = None) -> type[Any]:
         ) -> "tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], dict[str, Any]]":
             """Return the place of each trained token, its predecessor, its id, and the arguments of the model."""
             device = self.accelerator.device
-            distinct = list({id(row): row for row in rows if row is not None}.values())
+            distinct = {id(row): row for row in rows if row is not None}
             if not distinct:  # a pass whose gradient is zero, which processes with other rows wait for
                 blank = torch.zeros((1, 2), dtype=torch.int64, device=device)
                 end, none = np.array([len(rows) * width]), np.array([-100])
                 return end, np.array([0]), none, {"input_ids": blank, "use_cache": False}
-            forest = tree_batch([sample for row in distinct for sample in row.samples])
+            forest = tree_batch([sample for row in distinct.values() for sample in row.samples])
+            known = model.get_input_embeddings().num_embeddings
+            if forest.tokens.max() >= known:
+                number = next(i for i, row in enumerate(rows) if row is not None and row.tree.tokens.max() >= known)
+                raise InvalidSample(
+                    f"row {number} of GRPOTrainer's batch has the token {forest.tokens.max()}, and the model has "
+                    f"embeddings for {known} tokens: make the environment with the tokenizer of the model"
+                )
             vision = self.image_processor() if forest.media else None
             inputs = {
                 name: value.to(device) if isinstance(value, torch.Tensor) else value
                 for name, value in forest.model_inputs(model, vision=vision).items()
             }
-            firsts = np.cumsum([0, *(len(row.samples) for row in distinct)])
-            number_of = {id(row): int(first) for row, first in zip(distinct, firsts[:-1], strict=True)}
-            keys = _keys(forest, forest.trained, 0)
-            order = np.argsort(keys)
-            places, nodes = list[Any](), list[Any]()
-            for number, row in enumerate(rows):
-                if row is not None:
-                    places.append(number * width + row.tree.trained - row.prompt_length)
-                    wanted = _keys(row.tree, row.tree.trained, number_of[id(row)])
-                    nodes.append(forest.trained[order[np.searchsorted(keys, wanted, sorter=order)]])
-            trained = np.concatenate(nodes)
+            stops = np.cumsum([len(row.tree.trained) for row in distinct.values()])
+            nodes = dict(zip(distinct, np.split(_by_sample(forest), stops[:-1]), strict=True))
+            given = [(number, row) for number, row in enumerate(rows) if row is not None]
+            places = [number * width + _by_sample(row.tree) - row.prompt_length for number, row in given]
+            trained = np.concatenate([nodes[id(row)] for _, row in given])
             ids = forest.tokens[trained].astype(np.int64)
             return np.concatenate(places).astype(np.int64), forest.parent[trained].astype(np.int64), ids, inputs
 
     return TreeGRPOTrainer
 
 
-def _keys(tree: TreeBatch, nodes: "NDArray[np.int32]", first: int) -> "NDArray[np.int64]":
-    """Return a number for each trained token that is the same in every tree of its sample."""
-    return (tree.sample_ids[nodes].astype(np.int64) + first << 32) + tree.position_ids[nodes]
-
-
-def _found(rows: TreeRows, ids: Any, seen: Any, width: int) -> list[TreeRow | None]:
-    """Return the row of each row of a padded batch, of prompts and `width` completion tokens."""
-    numbers, kept = ids.cpu().numpy().astype(np.int32), seen.cpu().numpy().astype(bool)
-    is_left_out = ~kept[:, -width:].any(1)  # by `mask_truncated_completions`
-    return [
-        None if left_out else rows.find(own[mask], number)
-        for number, (own, mask, left_out) in enumerate(zip(numbers, kept, is_left_out, strict=True))
-    ]
+def _by_sample(tree: TreeBatch) -> "NDArray[np.int32]":
+    """Return the trained tokens of a tree in the order of its samples, which is the same in every tree with them."""
+    nodes = tree.trained
+    return nodes[np.lexsort((tree.position_ids[nodes], tree.sample_ids[nodes]))]
 
 
 @contextmanager
-def _hidden_states_at(model: Any, indices: Any) -> Generator[None]:
-    """Let a model return the last hidden states of these tokens only: one token may predict several ones of a tree."""
+def _for_trees(model: Any, indices: Any) -> Generator[None]:
+    """Let a model apply its fused head to the last hidden states of these tokens, in chunks of the vocabulary.
 
-    def select(_: Any, __: Any, output: Any) -> Any:
-        output["last_hidden_state"] = output["last_hidden_state"][:, indices]
-        return output
-
-    backbone = model.model if model.base_model is model else model.base_model  # what makes the last hidden states
-    handle = backbone.register_forward_hook(select)
+    One token may predict several ones of a tree. Where TRL has no kernel for the head, it computes the logits of 4096
+    tokens and 32768 entries of the vocabulary at once, with about eight arrays of that size.
+    """
+    utils: Any = load("trl.trainer.utils", "trl")
+    own: int = getattr(utils, _CHUNK)
+    setattr(utils, _CHUNK, own if utils._use_triton(indices.device) else min(own, _CHUNK_SIZE))
     try:
-        yield
+        with hidden_states_at(model, indices):
+            yield
     finally:
-        handle.remove()
+        setattr(utils, _CHUNK, own)

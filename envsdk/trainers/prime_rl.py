@@ -60,12 +60,14 @@ class RoutedExperts(NamedTuple):
 
 
 class SamplingMask(NamedTuple):
-    """The fields of prime-rl's record of this name that are set, in its order."""
+    """The fields of prime-rl's record of this name, in its order: msgpack writes both as the same array."""
 
     ids: bytes
     """The ids that the tokens were sampled from, one list after the other, as the bytes of an int32 array."""
     counts: bytes
     """The number of ids of each token, 0 where none are known, as the bytes of an int32 array."""
+    logprobs: bytes | None = None
+    """The sampler's log-probability of each id; servers do not return it."""
 
 
 class TrainingSample(TypedDict):

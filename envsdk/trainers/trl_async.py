@@ -302,7 +302,9 @@ class RolloutWorker:
     def _rows(self, trajectories: Sequence[Trajectory], samples: Sequence[Sample], group_id: int) -> list[Any]:
         new_row, contexts = row_class(), {trajectory.id: trajectory.contexts for trajectory in trajectories}
         rows: list[Any] = []
-        for sample in samples:  # those of a trajectory are together
+        places = {trajectory_id: place for place, trajectory_id in enumerate(contexts)}
+        # In each context the longest first: it has most of the others' tokens, wherever TRL ends a microbatch.
+        for sample in sorted(samples, key=lambda each: (places[each.trajectory_id], each.context, -len(each))):
             fields = to_fields(sample, group_id=group_id, temperature=self._temperature)
             prompt, completion = split_conversation(contexts[sample.trajectory_id][sample.context].messages)
             rows.append(new_row(prompt=prompt, completion=completion, **fields))

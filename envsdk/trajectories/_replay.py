@@ -7,6 +7,7 @@ derived from what this module yields. It searches no tokens: a step specifies wh
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,6 +60,7 @@ class LogPiece(NamedTuple):
     """The index of the reply's part that they were sampled in, or `OBSERVATION`."""
 
 
+@dataclass(eq=False, repr=False)
 class Path:
     """The tokens that a context holds, and the pieces of logs that they are. A path only truncates and appends.
 
@@ -66,12 +68,11 @@ class Path:
         contexts: The logs of the contexts, by name.
     """
 
-    def __init__(self, contexts: Mapping[str, ContextLog]) -> None:
-        self.pieces: list[LogPiece] = []
-        self.starts: list[int] = []
-        """The position of the first token of each piece."""
-        self._contexts = contexts
-        self._tokens = array("i")
+    _contexts: Mapping[str, ContextLog]
+    pieces: list[LogPiece] = field(default_factory=list[LogPiece])
+    starts: list[int] = field(default_factory=list[int])
+    """The position of the first token of each piece."""
+    _tokens: "array[int]" = field(default_factory=lambda: array("i"))
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -107,6 +108,7 @@ class Path:
         return np.asarray(self._tokens[:stop])
 
 
+@dataclass(eq=False, repr=False)
 class Paths:
     """The paths of all contexts, step by step.
 
@@ -114,9 +116,8 @@ class Paths:
         contexts: The logs of the contexts, by name.
     """
 
-    def __init__(self, contexts: Mapping[str, ContextLog]) -> None:
-        self._contexts = contexts
-        self._paths: dict[str, Path] = {}
+    _contexts: Mapping[str, ContextLog]
+    _paths: dict[str, Path] = field(default_factory=dict[str, Path])
 
     def __getitem__(self, context: str) -> Path:
         return self._paths[context]

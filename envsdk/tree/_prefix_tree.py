@@ -132,7 +132,9 @@ class PrefixTree:
             for node in match.node.children.get(int(tokens[match.matched]), ()):
                 if is_trained and node.is_trained:
                     continue
-                matched = match.matched + _common(stored[node.start : node.stop], tokens[match.matched :])
+                given = tokens[match.matched : match.matched + len(node)]
+                differs = stored[node.start : node.start + len(given)] != given
+                matched = match.matched + (int(differs.argmax()) if differs.any() else len(given))
                 longer = _Match(node, matched, match)
                 if matched > longest.matched:
                     longest = longer
@@ -176,10 +178,3 @@ class PrefixTree:
             parent=parent.astype(np.int32),
             exit=np.repeat(np.array(exits, dtype=np.int32), lengths),
         )
-
-
-def _common(first: "NDArray[np.int32]", second: "NDArray[np.int32]") -> int:
-    """Return the length of the common prefix of two token sequences."""
-    length = min(len(first), len(second))
-    differs = first[:length] != second[:length]
-    return int(differs.argmax()) if differs.any() else length

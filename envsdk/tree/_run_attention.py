@@ -185,6 +185,9 @@ def attend(
         Shape (1, heads, N, head size).
     """
     torch = _module("torch")
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):  # as for torch's own attention: norms leave queries and keys in float32
+        query, key, value = (each.to(torch.get_autocast_dtype(kind)) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     is_plain = softcap is None and s_aux is None
     if is_plain and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):

@@ -71,6 +71,7 @@ class Match:
     searched: tuple[str, ...] = ()
 
 
+@dataclass(eq=False, repr=False)
 class Contents:
     """The contents of a line of a file of trajectories.
 
@@ -78,8 +79,7 @@ class Contents:
         line: The line; a line that cannot be read has no contents.
     """
 
-    def __init__(self, line: bytes) -> None:
-        self._line = line
+    _line: bytes
 
     @cached_property
     def _fields(self) -> Mapping[str, Any]:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..contexts._protocol import Break
 from ..episodes._agent import SUMMARY
 from ..errors import ImageError, UnknownName
 from ..messages import ImagePart, Message
@@ -33,6 +32,16 @@ def episode(trajectory: Trajectory) -> EpisodeJSON:
     Raises:
         InvalidRecord: If the steps do not fit the logs.
     """
+    links: list[LinkJSON] = []
+    waiting: dict[str, dict[str, None]] = {}  # for each context, the sub-agents that acted since its last step
+    for index, step in enumerate(trajectory.steps):
+        parent = trajectory.contexts[step.context].parent
+        if step.break_ is not None and step.break_.reason == "handoff":
+            links.append({"kind": "handoff", "from": parent or step.base, "to": step.context, "step": index})
+        returned = waiting.pop(step.context, {})
+        links.extend({"kind": "return", "from": name, "to": step.context, "step": index} for name in returned)
+        if parent is not None:
+            waiting.setdefault(parent, {})[step.context] = None
     return {
         "id": trajectory.id,
         "env": trajectory.env,
@@ -54,10 +63,12 @@ def episode(trajectory: Trajectory) -> EpisodeJSON:
         "observed_tokens": trajectory.observed_tokens,
         "sampled_tokens": trajectory.sampled_tokens,
         "origins": [origin.trajectory_id for origin in trajectory.origins],
-        "final_break": None if trajectory.final_break is None else _break(trajectory.final_break, 0),
+        "final_break": None
+        if trajectory.final_break is None
+        else cast("BreakJSON", {**asdict(trajectory.final_break), "observed_again": 0}),
         "contexts": [_context(trajectory, name) for name in trajectory.contexts],
         "steps": _steps(trajectory),
-        "links": _links(trajectory),
+        "links": links,
         "samples": [
             {
                 "index": index,
@@ -200,14 +211,12 @@ def _steps(trajectory: Trajectory) -> list[StepJSON]:
                 "is_copied": trajectory.is_copied(step),
                 "left": {name: limit - used[name] for name, limit in limits.items()},
                 "dropped": [(own.context, own.start, own.stop) for own in ranges.dropped],
-                "break": None if step.break_ is None else _break(step.break_, _observed_again(trajectory, ranges)),
+                "break": None
+                if step.break_ is None
+                else cast("BreakJSON", {**asdict(step.break_), "observed_again": _observed_again(trajectory, ranges)}),
             }
         )
     return steps
-
-
-def _break(break_: Break, observed_again: int) -> BreakJSON:
-    return cast("BreakJSON", {**asdict(break_), "observed_again": observed_again})
 
 
 def _observed_again(trajectory: Trajectory, ranges: StepRanges) -> int:
@@ -223,21 +232,6 @@ def _observed_again(trajectory: Trajectory, ranges: StepRanges) -> int:
         if run.tobytes() in known:
             again[at : at + _RUN_TOKENS] = True
     return int(np.count_nonzero(again))
-
-
-def _links(trajectory: Trajectory) -> list[LinkJSON]:
-    """Return the handoffs and returns in the order of the steps. Sub-agents return in the next step of their parent."""
-    links: list[LinkJSON] = []
-    waiting: dict[str, dict[str, None]] = {}  # for each context, the sub-agents that acted since its last step
-    for index, step in enumerate(trajectory.steps):
-        parent = trajectory.contexts[step.context].parent
-        if step.break_ is not None and step.break_.reason == "handoff":
-            links.append({"kind": "handoff", "from": parent or step.base, "to": step.context, "step": index})
-        returned = waiting.pop(step.context, {})
-        links.extend({"kind": "return", "from": name, "to": step.context, "step": index} for name in returned)
-        if parent is not None:
-            waiting.setdefault(parent, {})[step.context] = None
-    return links
 
 
 # Images.

@@ -139,6 +139,7 @@ def parse_filter(text: str) -> Filter:
 
 
 def _term(text: str, position: int) -> Callable[[EpisodeRow], bool] | TextTerm:
+    holds: Callable[[EpisodeRow], bool]
     is_negated = text.startswith("-") and len(text) > 1
     body = text[1:] if is_negated else text
     try:
@@ -151,7 +152,17 @@ def _term(text: str, position: int) -> Callable[[EpisodeRow], bool] | TextTerm:
             values = [(quoted or plain).casefold() for quoted, plain in _VALUE.findall(match[2])]
             if field == CONTENTS and values and all(values):
                 return TextTerm(tuple(values), is_negated)
-            holds = _match(field, values)
+            texts = NAMES.get(field) or TEXTS.get(field)
+            if texts is None and field != CONTENTS:
+                kind = f"is a number, such as {field}>=1" if field in NUMBERS else "is unknown"
+                raise ValueError(f"{field!r} {kind}; expected {', '.join([*NAMES, *TEXTS])} or {CONTENTS}")
+            if texts is None or not values:
+                raise ValueError(f"{field}: needs a value, such as {field}:word")
+            holds = (
+                (lambda row: any(text.casefold() in values for text in texts(row)))
+                if field in NAMES
+                else _contains([texts], values)
+            )
         else:
             holds = _contains([*TEXTS.values()], [body.replace('"', "").casefold()])
     except ValueError as error:
@@ -189,20 +200,3 @@ def _comparison(field: str, operator: str, given: str) -> Callable[[EpisodeRow],
         return value is not None and holds(value, wanted)
 
     return compare
-
-
-def _match(field: str, values: list[str]) -> Callable[[EpisodeRow], bool]:
-    """Return a function that returns whether a field of a row matches one of several values.
-
-    Raises:
-        ValueError: If the field is not matched with strings, or no value is given.
-    """
-    texts = NAMES.get(field) or TEXTS.get(field)
-    if texts is None and field != CONTENTS:
-        kind = f"is a number, such as {field}>=1" if field in NUMBERS else "is unknown"
-        raise ValueError(f"{field!r} {kind}; expected {', '.join([*NAMES, *TEXTS])} or {CONTENTS}")
-    if texts is None or not values:
-        raise ValueError(f"{field}: needs a value, such as {field}:word")
-    if field in NAMES:
-        return lambda row: any(text.casefold() in values for text in texts(row))
-    return _contains([texts], values)

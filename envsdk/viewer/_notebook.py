@@ -5,6 +5,7 @@ import sys
 import tempfile
 import webbrowser
 from contextlib import suppress
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _LARGEST_FRAME = 1_400_000
 _HEIGHT = 640
 
 
+@dataclass(eq=False, repr=False)
 class TrajectoryPage:
     """The page of the viewer with one episode. A notebook displays it.
 
@@ -33,8 +35,7 @@ class TrajectoryPage:
         path: The file; it needs no server and no network.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     @property
     def url(self) -> str:

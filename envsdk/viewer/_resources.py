@@ -4,7 +4,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import orjson
@@ -28,6 +28,7 @@ _KEPT = 4
 """The number of episodes that stay in memory, since a page sends several requests about each."""
 
 
+@dataclass(eq=False, repr=False)
 class Resources:
     """Answers the requests of a page. It may be called from several threads.
 
@@ -36,14 +37,16 @@ class Resources:
         follow: Whether the page polls for new episodes.
     """
 
-    def __init__(self, sources: Sequence[Source], *, follow: bool = False) -> None:
-        self.sources, self._follow = sources, follow
-        self._mutex = threading.Lock()
-        self._episodes: OrderedDict[tuple[int, int, int], Trajectory] = OrderedDict()
+    sources: Sequence[Source]
+    follow: bool = field(kw_only=True, default=False)
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    _episodes: OrderedDict[tuple[int, int, int], Trajectory] = field(
+        default_factory=OrderedDict[tuple[int, int, int], Trajectory]
+    )
 
     def runs(self) -> RunsAnswerJSON:
         """Return a description of each run."""
-        return {"follow": self._follow, "runs": [source.info for source in self.sources]}
+        return {"follow": self.follow, "runs": [source.info for source in self.sources]}
 
     def rows(self, run: int, after: int = 0, generation: int = 0) -> RowsAnswerJSON:
         """Return the next rows of a run.

@@ -67,7 +67,7 @@ def compare(renderer: Renderer, text: str, special_tokens: Mapping[str, str]) ->
             expected = _render(template, messages, tools, generation_prompt=generation_prompt)
         except TemplateFailed:
             continue  # the template cannot express it, so there is nothing to compare
-        is_known = _is_known(renderer, name)
+        is_known = any(words in name for words in renderer.known_differences)
         try:
             tokens = renderer.render(messages, tools=tools, generation_prompt=generation_prompt).tokens
         except RenderError:
@@ -98,10 +98,6 @@ def compare(renderer: Renderer, text: str, special_tokens: Mapping[str, str]) ->
 @lru_cache(maxsize=4)
 def _compiled(text: str, date: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
     return ChatTemplate(text, date=date, special_tokens=dict(special_tokens))
-
-
-def _is_known(renderer: Renderer, name: str) -> bool:
-    return any(words in name for words in renderer.known_differences)
 
 
 def _render(
@@ -135,7 +131,11 @@ def _difference(renderer: Renderer, written: _TemplateReply, shape: str) -> str:
     """
     sampled, begun = _tokens(renderer, written.text + written.stop), _tokens(renderer, written.begun)
     read = renderer.parse(sampled, prompt_tail=begun, tools=TOOLS)  # as if a model had sampled it
-    is_known, found, expected = _is_known(renderer, shape), _facts(read), _facts(written.message)
+    is_known, found, expected = (
+        any(words in shape for words in renderer.known_differences),
+        _facts(read),
+        _facts(written.message),
+    )
     if found[-1] != expected[-1] or ((found != expected or read.errors) and not is_known):
         errors = f" with the errors {read.errors}" * bool(read.errors)
         return f"{written.text!r}, is read as {found!r:.200}{errors}"
@@ -158,12 +158,12 @@ def _shape(message: Message) -> str:
     return f"a reply with {' and '.join([*parts, *calls])}"
 
 
+@dataclass(eq=False, repr=False)
 class _TemplateReplies:
     """Finds replies in renderings of a template that renders prompts as the renderer does."""
 
-    def __init__(self, renderer: Renderer, template: ChatTemplate) -> None:
-        self._renderer = renderer
-        self._template = template
+    _renderer: Renderer
+    _template: ChatTemplate
 
     def written(self, message: Message) -> _TemplateReply | None:
         """Return a reply as the template writes it; None if it does not write all of it, or opens it in its own way."""
@@ -184,15 +184,11 @@ class _TemplateReplies:
             return None
         shown = message if (message.reasoning or "") in body else message.with_reasoning(None)
         begun = prompt[len(past) :].removeprefix(self._renderer.opening) if follows_prompt else ""
-        return _TemplateReply(shown, begun, *self._cut(body, shown), follows_prompt)
-
-    def _cut(self, body: str, message: Message) -> tuple[str, str]:
-        """Return the text up to the first stop token after all words of a message, and that token."""
-        words = [*words_of(message), *(call.name for call in message.tool_calls)]
+        words = [*words_of(shown), *(call.name for call in shown.tool_calls)]
         last = max((body.rfind(word) for word in words if word), default=0)
         ends = [(at, stop) for stop in self._renderer.stop_tokens if (at := body.find(stop, max(last, 0))) >= 0]
         at, stop = min(ends, default=(len(body), self._renderer.stop_tokens[0]))
-        return body[:at], stop
+        return _TemplateReply(shown, begun, body[:at], stop, follows_prompt)
 
 
 def _tokens(renderer: Renderer, text: str) -> TokenIds:

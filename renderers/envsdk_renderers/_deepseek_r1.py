@@ -11,14 +11,12 @@ from typing import ClassVar
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
-from envsdk.rendering.tokenizers import Tokenizer
 
-from ._chatml import ChatML
+from ._chatml import THINK, AlwaysThinkingChatML, ChatML
 from ._grammars._grammar import Grammar, tagged
-from ._thinking import THINK, ThinkingChatML
 
 
-class DeepSeekR1(ThinkingChatML):
+class DeepSeekR1(AlwaysThinkingChatML):
     """DeepSeek-R1's chat format: a role is one token, and the generation prompt opens the think block.
 
     R1's vocabulary is not available here; the tests compare the renderer with the template on a substitute that has its
@@ -41,10 +39,6 @@ class DeepSeekR1(ThinkingChatML):
     blocks: Mapping[str, str] = {"<think>": "\n</think>\n\n"}
     structure: tuple[str, ...] = ("</think>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
     grammar: ClassVar[Grammar] = tagged(think=THINK)
-    prompt_opens_block: ClassVar[bool] = True
-
-    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
-        super().__init__(tokenizer, unsafe_content=unsafe_content)
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
         """Write the token that begins a sequence, and the system message, which is written without a role."""

@@ -23,12 +23,12 @@ from envsdk.errors import ConfigError, RenderError, RewriteWarning, TemplateUnsu
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering._whole import WholeRenderer
 from envsdk.rendering.emission import Emission, Encoder
-from envsdk.rendering.reading import ReplyReader, StreamedReader
+from envsdk.rendering.reading import ReplyReader
 from envsdk.rendering.renderer import EmittedDelta, Rendered, TokenIds, refuse_images, writable
 from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer, load_tokenizer
 
 from ._grammars._proof import ReadingVerdict, prove
-from ._grammars._reading import GrammarReader
+from ._grammars._reading import GrammarReader, StreamedReader
 from ._replies._formats import PLAIN, ReplyFormat
 from ._replies._response_template import ResponseTemplate
 from ._templates._base import Stop, Tail
@@ -330,7 +330,16 @@ class FixedBase(WholeRenderer):
             thinks = self._probe.reasoned is not None or self._probe.thinking is not None
             has_block = self._facts.reply_writer.prompt_closes_block
             messages = [plain, plain.with_reasoning("y")] if thinks and not has_block else [plain]
-        for message, tail in product(messages, self._prompt_tails()):
+        tails: dict[bytes, NDArray[np.int32]] = {}
+        for question in _QUESTIONS:
+            with suppress(RenderError):
+                prompt = self.render([Message(role="user", content=question)], generation_prompt=True)
+                start = prompt.starts[-1]
+                tail = prompt.tokens[start:]
+                tails[tail.tobytes()] = tail
+                if any(token in self.encoder.control_names for token in prompt.tokens[max(start - 1, 0) : start + 1]):
+                    break  # a control token shares nothing
+        for message, tail in product(messages, [*tails.values()]):
             tokens = self.reply(message)
             read = self.parse(tokens, prompt_tail=tail)
             why = f"a reply is not read back as it was written; choose reply_format={PLAIN!r} if its tags may be text"
@@ -345,19 +354,6 @@ class FixedBase(WholeRenderer):
                 break
         self._misreads[calls] = error
         return error
-
-    def _prompt_tails(self) -> "list[NDArray[np.int32]]":
-        """Return the generation prompts after questions that may share a token with it, each once."""
-        tails: dict[bytes, NDArray[np.int32]] = {}
-        for question in _QUESTIONS:
-            with suppress(RenderError):
-                prompt = self.render([Message(role="user", content=question)], generation_prompt=True)
-                start = prompt.starts[-1]
-                tail = prompt.tokens[start:]
-                tails[tail.tobytes()] = tail
-                if any(token in self.encoder.control_names for token in prompt.tokens[max(start - 1, 0) : start + 1]):
-                    break  # a control token shares nothing
-        return [*tails.values()]
 
     # The whole conversation.
 

@@ -6,10 +6,7 @@ Qwen/Qwen3-4B-Instruct-2507 and of Qwen/Qwen3-4B-Thinking-2507 (the same for the
 
 from typing import ClassVar
 
-from envsdk.rendering.tokenizers import Tokenizer
-
-from ._chatml import ToolChatML
-from ._thinking import ThinkingChatML
+from ._chatml import AlwaysThinkingChatML, ThinkingChatML, ToolChatML
 
 
 class Qwen3Instruct2507(ToolChatML):
@@ -31,7 +28,7 @@ class Qwen3(ThinkingChatML):
     prompt_opens_block: ClassVar[bool] = False
 
 
-class Qwen3Thinking2507(ThinkingChatML):
+class Qwen3Thinking2507(AlwaysThinkingChatML):
     """Qwen3 that always thinks, as of July 2025: the generation prompt opens the think block.
 
     The past is shown as in Qwen3. A prefill that is a message needs a reasoning, which may be empty.
@@ -42,7 +39,3 @@ class Qwen3Thinking2507(ThinkingChatML):
     """
 
     name: ClassVar[str] = "qwen3-thinking-2507"
-    prompt_opens_block: ClassVar[bool] = True
-
-    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
-        super().__init__(tokenizer, unsafe_content=unsafe_content)

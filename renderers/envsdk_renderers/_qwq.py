@@ -11,13 +11,12 @@ from typing import ClassVar
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
-from envsdk.rendering.tokenizers import Tokenizer
 
+from ._chatml import AlwaysThinkingChatML, ThinkingChatML
 from ._grammars._grammar import Grammar
-from ._thinking import ThinkingChatML
 
 
-class QwQ(ThinkingChatML):
+class QwQ(AlwaysThinkingChatML):
     """QwQ's chat format: ChatML with tools, in which the generation prompt opens the think block.
 
     QwQ's vocabulary is not available here; the tests compare the renderer with the template on that of Qwen3, which has
@@ -29,12 +28,8 @@ class QwQ(ThinkingChatML):
     """
 
     name: ClassVar[str] = "qwq"
-    prompt_opens_block: ClassVar[bool] = True
     default_system: ClassVar[str | None] = ""
     grammar: ClassVar[Grammar] = replace(ThinkingChatML.grammar, quotes_text=True)
-
-    def __init__(self, tokenizer: Tokenizer, *, unsafe_content: bool = False) -> None:
-        super().__init__(tokenizer, unsafe_content=unsafe_content)
 
     def emit_start(self, out: Emission, system: Message | None, tools: Sequence[ToolSchema]) -> None:
         """Write the system block, which is empty before tools without a system message, and absent without both."""

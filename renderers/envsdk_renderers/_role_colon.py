@@ -135,11 +135,3 @@ class RoleColon(WholeRenderer, FamilyRenderer):  # how a message begins depends 
         content, stop, _ = (started + split.segments[0].text).partition(_NEXT)
         errors = errors_at_end(is_ended=split.is_ended or bool(stop), overrun=split.overrun)
         return Message(role="assistant", content=content.removeprefix(" "), errors=tuple(errors))
-
-    def settles(self, message: Message) -> bool:
-        """Return True: what is shown of a message does not depend on its position."""
-        return True
-
-    def visible(self, messages: Sequence[Message], settled: int = 0) -> list[Message]:
-        """Return the messages without reasoning."""
-        return [message.with_reasoning(None) for message in messages[settled:]]

@@ -102,6 +102,15 @@ def test_in_half_precision_it_is_as_near_as_run_by_run() -> None:
         assert (first - what).norm() < 1.5 * (second - what).norm()
 
 
+def test_under_autocast_all_tensors_have_its_type_as_for_torchs_own_attention() -> None:
+    query, key, value = tensors(120, 4, 2, torch.float32)[:3]
+    tree_runs = TreeRuns(Runs([40, 30, 30, 20], [-1, 0, 0, 2]))
+    halves = [each.detach().bfloat16() for each in (query, key, value)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend(query, key, value.bfloat16(), tree_runs)
+    assert torch.equal(found, attend_by_paths(*halves, None, tree_runs.paths(query.device), 8**-0.5))
+
+
 def test_tensors_of_several_types_or_head_sizes_go_run_by_run() -> None:
     query, key, value, _ = tensors(10, 2, 2, torch.float32)
     assert path_attention.supports(query, key, value)

@@ -5,6 +5,7 @@ The world is generated once per process from the words of `world.json` and a fix
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -91,13 +92,13 @@ class World(NamedTuple):
 def get_world() -> World:
     """Return the world, which is generated on first use."""
     words = _WorldWords.model_validate_json(Path(__file__).with_name("world.json").read_bytes())
-    return _Maker(words, random.Random(_SEED)).make()
+    return _Maker(words, random.Random(_SEED).random).make()
 
 
+@dataclass(eq=False, repr=False)
 class _Maker:
-    def __init__(self, words: _WorldWords, rng: random.Random) -> None:
-        self.words = words
-        self.random = rng.random  # the only method whose numbers are the same in every version of Python
+    words: _WorldWords
+    random: Callable[[], float]  # the only method whose numbers are the same in every version of Python
 
     def make(self) -> World:
         words = self.words

@@ -59,7 +59,14 @@ class ScriptedCustomer:
         if len(text) > _MAX_CHARS:
             return "That is too much at once for me."
         if _CONFIRM in text:
-            return self._confirm(text)
+            terms = (self.wish.order_id, *self._values.values())
+            if not all(term.casefold() in text for term in terms):
+                return "What exactly are you about to do? That is not what I want."
+            if self.wish.new_values is not None and self._values != self.wish.new_values:
+                self._values = self.wish.new_values
+                return f"Wait, I have changed my mind: {', '.join(self._values.values())}."
+            self.has_agreed = True
+            return YES
         if "?" in text or "please" in text:  # what is asked for; if it names nothing, the next thing that was not said
             known = ["identity", "order", *self._values]
             asked = [one for one in known if any(word in text for word in _WORDS.get(one, (one,)))]
@@ -76,17 +83,6 @@ class ScriptedCustomer:
             return "Thank you, that is all. Goodbye."
         self._turn_to(self.index + 1)
         return NEXT.format(self.wish.request)
-
-    def _confirm(self, text: str) -> str:
-        """Confirm what is wanted, or change one's mind."""
-        terms = (self.wish.order_id, *self._values.values())
-        if not all(term.casefold() in text for term in terms):
-            return "What exactly are you about to do? That is not what I want."
-        if self.wish.new_values is not None and self._values != self.wish.new_values:
-            self._values = self.wish.new_values
-            return f"Wait, I have changed my mind: {', '.join(self._values.values())}."
-        self.has_agreed = True
-        return YES
 
     def _turn_to(self, index: int) -> None:
         self.index, self.wish = index, self._task.wishes[index]

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import weakref
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ class TooManySteps(ToolError):
     """A query took more steps, or more time, than it may."""
 
 
+@dataclass(eq=False, repr=False)
 class QueryWorker:
     """Run queries in a separate process, one at a time, from any thread.
 
@@ -33,10 +35,9 @@ class QueryWorker:
     `os.fork`, the child process starts its own.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: _QueryProcess | None = None
-        self._end: weakref.finalize[..., QueryWorker] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _process: "_QueryProcess | None" = None
+    _end: "weakref.finalize[..., QueryWorker] | None" = None
 
     def run(self, image: bytes, query: str, limits: QueryLimits, max_rows: int) -> QueryResult:
         """Run a query on a database.

@@ -99,7 +99,12 @@ class GymnasiumText(Env):
 
     def respond(self, reply: Message) -> Turn:
         """Perform the action at the end of the reply."""
-        action = self._action(reply.content)
+        text, action = reply.content.casefold().rstrip(_AROUND_A_WORD), None
+        for word, number in self._actions.items():
+            before = text[-len(word) - 1 : -len(word)]
+            if text.endswith(word) and not before.isalnum() and before not in ("-", "_", "."):
+                action = number
+                break
         if action is None:
             return Turn(f"That is no action. Answer with one action: {self._words}.", metrics={"illegal": 1.0})
         observation, reward, terminated, truncated, _ = self._game.step(action)
@@ -129,14 +134,6 @@ class GymnasiumText(Env):
             self._game.close()
         finally:
             super().close()
-
-    def _action(self, text: str) -> int | None:
-        text = text.casefold().rstrip(_AROUND_A_WORD)
-        for word, number in self._actions.items():
-            before = text[-len(word) - 1 : -len(word)]
-            if text.endswith(word) and not before.isalnum() and before not in ("-", "_", "."):
-                return number
-        return None
 
     def _seen(self, observation: Any) -> Message:
         """Return the message that shows the state."""

@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, cast
@@ -48,14 +49,14 @@ class _Connection(NamedTuple):
     """The id of the process that opened it. A forked process does not have the thread."""
 
 
+@dataclass(eq=False, repr=False)
 class _SharedConnection:
     """The state that copies of an `MCPServer` share."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.connection: _Connection | None = None
-        self.users = 0
-        """The number of copies that use the connection and are not closed."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    connection: _Connection | None = None
+    users: int = 0
+    """The number of copies that use the connection and are not closed."""
 
 
 class MCPServer:
@@ -188,7 +189,14 @@ class MCPServer:
         except Exception as error:  # a tool's own failure is a result, so the connection failed
             await asyncio.to_thread(self._end, connection)
             raise self._failed("does not answer", error) from error
-        text = _text_of(result)
+        texts: list[str] = []
+        for block in result.content:  # a part that is not text, such as an image, is named
+            shown: str | None = getattr(block, "text", getattr(getattr(block, "resource", None), "text", None))
+            kind: str = getattr(block, "mime_type", None) or getattr(block, "uri", None) or ""
+            texts.append(shown if shown is not None else f"[{block.type}{kind and ' '}{kind}, which cannot be shown]")
+        text = "\n".join(texts)
+        if not result.content and result.structured_content is not None:
+            text = to_json(result.structured_content).decode()
         if result.is_error:
             raise ToolError(text or f"{tool} failed")
         return text
@@ -245,15 +253,3 @@ async def _within(client: Any, timeout_s: float) -> AsyncGenerator[Any]:
         async with asyncio.timeout(timeout_s):
             await stack.enter_async_context(client)
         yield client
-
-
-def _text_of(result: Any) -> str:
-    """Return a result as a string. A part that is not text, such as an image, is named."""
-    if not result.content and result.structured_content is not None:
-        return to_json(result.structured_content).decode()
-    texts: list[str] = []
-    for block in result.content:
-        text: str | None = getattr(block, "text", getattr(getattr(block, "resource", None), "text", None))
-        kind: str = getattr(block, "mime_type", None) or getattr(block, "uri", None) or ""
-        texts.append(text if text is not None else f"[{block.type}{kind and ' '}{kind}, which cannot be shown]")
-    return "\n".join(texts)

@@ -126,7 +126,7 @@ class Anthropic(WireFormat):
 
     def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
         """Return a writer of the events of a reply while it is sampled; see `WireFormat.stream`."""
-        return _AnthropicStream(body)
+        return _AnthropicStream(body, _shown_thinking(Fields(body)))
 
     def remember(
         self, request: ModelRequest, replies: Sequence[ModelReply], memory: SessionMemory, created: int
@@ -333,17 +333,18 @@ def _written(body: Any, reply: ModelReply) -> list[dict[str, Any]]:
     return blocks
 
 
+@dataclass(eq=False, repr=False)
 class _AnthropicStream(ReplyStream):
     """The events of one reply: thinking and text as they arrive, then the calls.
 
     Args:
         body: The JSON body of the request.
+        shown: How the request wants to see thinking; see `_shown_thinking`.
     """
 
-    def __init__(self, body: Any) -> None:
-        self._body = body
-        self._shown = _shown_thinking(Fields(body))
-        self._blocks: int = 0
+    _body: Any
+    _shown: str
+    _blocks: int = 0
 
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
         self._signature = SIGNED + begun.id

@@ -4,6 +4,7 @@ Reasoning is in `reasoning_content`, the field that most clients read; in reques
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...errors import RequestError
@@ -145,15 +146,20 @@ def _call(call: Fields) -> ToolCall:
     return valid(ToolCall, call.path, id=call_id, name=name, arguments=read_arguments(arguments))
 
 
+@dataclass(eq=False, repr=False)
 class _ChatStream(ReplyStream):
     """The chunks of each reply: the role, reasoning, content and calls, in any order, then its end.
 
     Args: See `WireFormat.stream`.
     """
 
-    def __init__(self, request: ModelRequest, body: Any, created: int) -> None:
-        self._request, self._body, self._created = request, body, created
-        self._id, self._index, self._calls, self._sampled = "", -1, 0, 0
+    _request: ModelRequest
+    _body: Any
+    _created: int
+    _id: str = ""
+    _index: int = -1
+    _calls: int = 0
+    _sampled: int = 0
 
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
         self._id, self._index, self._calls = self._id or begun.id, self._index + 1, 0

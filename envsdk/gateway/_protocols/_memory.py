@@ -31,6 +31,7 @@ class StoredResponse:
     body: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(eq=False, repr=False)
 class SessionMemory:
     """The memory of one session between its requests. It is not safe to use from several threads at once.
 
@@ -38,17 +39,19 @@ class SessionMemory:
         max_responses: The maximum number of responses that are kept. The least recently used one is forgotten first.
     """
 
-    def __init__(self, max_responses: int = 1024) -> None:
-        self._max_responses = max_responses
-        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._items: dict[str, tuple[str, Mapping[str, Any]]] = {}  # with the id of the response
-        self._recent: defaultdict[tuple[str, str], deque[_Known]] = defaultdict(lambda: deque(maxlen=_REQUESTS))
+    max_responses: int = 1024
+    _responses: OrderedDict[str, StoredResponse] = field(default_factory=OrderedDict[str, StoredResponse])
+    _items: dict[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict[str, tuple[str, Mapping[str, Any]]])
+    """With the id of the response."""
+    _recent: defaultdict[tuple[str, str], deque[_Known]] = field(
+        default_factory=lambda: defaultdict(lambda: deque(maxlen=_REQUESTS))
+    )
 
     def keep(self, id: str, response: StoredResponse) -> None:
         """Keep a response."""
         self._responses[id] = response
         self._items.update((item["id"], (id, item)) for item in response.body.get("output", ()))
-        if len(self._responses) > self._max_responses:
+        if len(self._responses) > self.max_responses:
             self.forget(next(iter(self._responses)))
 
     def forget(self, id: str) -> None:

@@ -11,7 +11,7 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
@@ -341,17 +341,20 @@ def _output(body: Any, request: ModelRequest, reply: ModelReply) -> list[dict[st
     return [{**item, "status": last if item is items[-1] else "completed"} for item in items]
 
 
+@dataclass(eq=False, repr=False)
 class _ResponseStream(ReplyStream):
     """The events of a response: reasoning and text as they arrive, then the calls.
 
     Args: See `WireFormat.stream`.
     """
 
-    def __init__(self, wire: Responses, request: ModelRequest, body: Any, created: int) -> None:
-        self._wire, self._request, self._body, self._created = wire, request, body, created
-        self._numbers = count()
-        self._items: int = 0
-        self._part: _Part = "content"
+    _wire: Responses
+    _request: ModelRequest
+    _body: Any
+    _created: int
+    _numbers: "count[int]" = field(default_factory=count)
+    _items: int = 0
+    _part: _Part = "content"
 
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
         self._begun = replace(begun, message=Message(role="assistant"), finish_reason="stop")

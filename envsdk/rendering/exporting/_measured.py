@@ -170,29 +170,26 @@ class Measured:
         two = self._reply_text(None, "", _PROBE_CALLS)
         as_json = json.dumps(_PROBE_CALLS[0].arguments)
         if as_json not in one:
-            return self._calls_by_argument(one, two)
+            arguments: list[dict[str, Any]] = [{}, dict(zip(_KEYS, _VALUES, strict=True)), {_KEYS[0]: True}]
+            none, both, flag = (
+                _required(self._reply_text(None, "", [ToolCall(name=_NAMES[0], arguments=given)]))
+                for given in arguments
+            )
+            first, equals = _between(one, _NAMES[0], _KEYS[0]), _between(one, _KEYS[0], _VALUES[0])
+            joint = _between(both, _VALUES[0], _KEYS[1])
+            before = first[len(first) - shared_length([first[::-1], joint[::-1]]) :]
+            middle, after = first.removesuffix(before), joint.removesuffix(before)
+            rest = none.partition(_NAMES[0])[2].removeprefix(middle)
+            if one.partition(_VALUES[0])[2] != after + rest:
+                raise NotRegular("the text after an argument differs after the last one")
+            separator = None if two is None else _between(two, _VALUES[0], _NAMES[1]).removeprefix(after)
+            return Calls(middle, separator, (before, equals, after), is_python=f"{equals}True{after}" in flag)
         middle = _between(one, _NAMES[0], as_json)
         given = self._reply_text(None, "", [ToolCall(name=_NAMES[0], arguments='"x')])
         spelled = {middle + json.dumps('"x'): "JSON", f'{middle}"x': "verbatim"}
         how = next((how for form, how in spelled.items() if given and form in given), "refused")
         separator = None if two is None else _between(two, as_json, _NAMES[1])
         return Calls(middle, separator, text_arguments=how)
-
-    def _calls_by_argument(self, one: str, two: str | None) -> Calls:
-        """Return the format of calls whose arguments are not one JSON object, from the texts of one call and of two."""
-        arguments: list[dict[str, Any]] = [{}, dict(zip(_KEYS, _VALUES, strict=True)), {_KEYS[0]: True}]
-        none, both, flag = (
-            _required(self._reply_text(None, "", [ToolCall(name=_NAMES[0], arguments=given)])) for given in arguments
-        )
-        first, equals = _between(one, _NAMES[0], _KEYS[0]), _between(one, _KEYS[0], _VALUES[0])
-        joint = _between(both, _VALUES[0], _KEYS[1])
-        before = first[len(first) - shared_length([first[::-1], joint[::-1]]) :]
-        middle, after = first.removesuffix(before), joint.removesuffix(before)
-        rest = none.partition(_NAMES[0])[2].removeprefix(middle)
-        if one.partition(_VALUES[0])[2] != after + rest:
-            raise NotRegular("the text after an argument differs after the last one")
-        separator = None if two is None else _between(two, _VALUES[0], _NAMES[1]).removeprefix(after)
-        return Calls(middle, separator, (before, equals, after), is_python=f"{equals}True{after}" in flag)
 
     def body(self, has_reasoning: bool, has_calls: bool) -> Body | None:
         """Return the measured form of a reply of this shape; None if it is refused."""
@@ -228,21 +225,19 @@ class Measured:
         """
         found: dict[str, dict[str, str]] = {}
         for kind in ("user", "assistant", "calls", "tool", "system"):
-            tails = {name: tail for name in (*_ROLES, *_ENDS) if (tail := self._tail(kind, name)) is not None}
+            last = _VALUES[0] if kind == "calls" else CONTENT
+            tails: dict[str, str] = {}
+            for name in (*_ROLES, *_ENDS):
+                messages, next_one = _past(kind, name), _following(name)
+                is_prompt = name == "prompt"
+                text = self._text([*messages, *next_one], tools=kind in ("calls", "tool"), prompt=is_prompt)
+                if text is not None and last in text and (not next_one or _NEXT in text):
+                    tail = text.partition(last)[2]
+                    tails[name] = self._before_next(tail, name) if next_one else tail
             if "end" in tails:
                 end = self._shared([*tails.values()]) if kind in _REPLIES else ""
                 found[kind] = {name: tail.removeprefix(end) for name, tail in tails.items()}
         return found
-
-    def _tail(self, kind: str, name: str) -> str | None:
-        """Return the text after the last slot of a message of a kind, up to the first slot of the next message."""
-        following = _following(name)
-        written = self._text([*_past(kind, name), *following], tools=kind in ("calls", "tool"), prompt=name == "prompt")
-        last = _VALUES[0] if kind == "calls" else CONTENT
-        if written is None or last not in written or (following and _NEXT not in written):
-            return None
-        tail = written.partition(last)[2]
-        return self._before_next(tail, name) if following else tail
 
     def _before_next(self, text: str, name: str) -> str:
         """Return the text before the next message, without what is before the content of a reply."""
@@ -267,9 +262,15 @@ class Measured:
         The start is what the texts before a user's and an assistant's message have in common, or if that varies, the
         text before a user's message.
         """
-        texts = {
-            (system, tools): self._first_texts(system, tools) for system, tools in product((False, True), repeat=2)
-        }
+        texts: dict[tuple[bool, bool], dict[str, str]] = {}  # before the first message, or before a reply, by its role
+        for system, tools in product((False, True), repeat=2):
+            opening = [Message(role="system", content=SYSTEM)] if system else []
+            before = texts[system, tools] = dict[str, str]()
+            for name in (*_ROLES, "prompt") if system else [role for role in _ROLES if role != "system"]:
+                following = _following(name)
+                rendered = self._text([*opening, *following], tools=tools, prompt=name == "prompt")
+                if rendered is not None and (not following or _NEXT in rendered):
+                    before[name] = self._before_next(_with_tools(rendered), name)
         for roles in (("user", "assistant"), ("user",)):
             found: dict[str, set[str]] = {}
             self._starts: dict[tuple[bool, bool], str] = {}
@@ -283,19 +284,6 @@ class Measured:
                 break
         self.first = {name: next(iter(written)) for name, written in found.items() if len(written) == 1}
         """The text between the start and the first message, by its role."""
-
-    def _first_texts(self, system: bool, tools: bool) -> dict[str, str]:
-        """Return the text before the content of the first message, or before a reply, by its role."""
-        start = [Message(role="system", content=SYSTEM)] if system else []
-        found: dict[str, str] = {}
-        for name in (*_ROLES, "prompt"):
-            if not start and name in ("prompt", "system"):
-                continue
-            following = _following(name)
-            written = self._text([*start, *following], tools=tools, prompt=name == "prompt")
-            if written is not None and (not following or _NEXT in written):
-                found[name] = self._before_next(_with_tools(written), name)
-        return found
 
     def start(self, *, tools: bool) -> Start | None:
         """Return the text before the first message; None if tools are refused."""

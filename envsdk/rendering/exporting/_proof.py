@@ -93,12 +93,9 @@ def every_conversation() -> list[tuple[str, Conversation]]:
         if messages[-1].role != "assistant":
             found.append((name, Conversation(messages, tools, True)))
         found.append((f"{name}, without a generation prompt", Conversation(messages, tools, False)))
-
-    def size(named: tuple[str, Conversation]) -> tuple[int, int]:
-        messages, tools, _ = named[1]
-        return len(messages) + len(tools), sum(len(str(message.to_openai())) for message in messages)
-
-    return sorted(found, key=size)
+    # by the number of messages and tools, and among equals by the length of the messages
+    sizes = [(len(c.messages) + len(c.tools), sum(len(str(m.to_openai())) for m in c.messages)) for _, c in found]
+    return [found[index] for index in sorted(range(len(found)), key=sizes.__getitem__)]
 
 
 def _tool(name: str, **properties: Any) -> ToolSchema:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from itertools import product
 
-from ._measured import CALLS, CONTENT, REASONING, SYSTEM, TOOLS, Body, Calls, Measured, NotRegular
+from ._measured import CALLS, CONTENT, REASONING, SYSTEM, TOOLS, Calls, Measured, NotRegular
 
 _REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 """The names under which servers and trainers pass the reasoning of a message."""
@@ -62,7 +62,21 @@ def write_template(measured: Measured, title: str) -> str:
         lines += ["{%- set tool_list -%}", "{%- for tool in tools or [] -%}"]
         lines += [f"{{{{- '' if loop.first else {quoted(measured.tool_separator)} -}}}}{{{{- tool | tojson -}}}}"]
         lines += ["{%- endfor -%}", "{%- endset -%}"]
-    lines += [*_starts(measured), _BETWEEN, *_reply(measured), "{%- else -%}"]
+    plain, with_tools = measured.start(tools=False), measured.start(tools=True)
+    if plain is None:
+        raise NotRegular("a plain conversation is refused")
+    starts: list[list[str]] = []
+    for start in (plain, with_tools):
+        if start is not None:
+            condition = "(system or '') | trim" if start.needs_text else "system is not none"
+            names = {SYSTEM: f"system{start.slot.jinja}", TOOLS: "tool_list"}
+            with_system, without = _print(start.with_system, names), _print(start.without, names)
+            starts.append([f"{{%- if {condition} -%}}", with_system, "{%- else -%}", without, "{%- endif -%}"])
+    if with_tools is None or measured.ignores_tools:
+        lines += starts[0]
+    else:
+        lines += ["{%- if tools -%}", *starts[1], "{%- else -%}", *starts[0], "{%- endif -%}"]
+    lines += [_BETWEEN, *_reply(measured), "{%- else -%}"]
     slots = measured.contents  # of a message of another role than assistant
     if len({slot.jinja for slot in slots.values()}) == 1:
         return "\n".join([*lines, f"{{{{- content{slots['user'].jinja} -}}}}", _END])
@@ -74,22 +88,6 @@ def write_template(measured: Measured, title: str) -> str:
 def _table(texts: Mapping[str, str]) -> str:
     """Write the text between messages as a table by the role of the next message."""
     return "{" + ", ".join(f"{quoted(name)}: {quoted(text)}" for name, text in texts.items()) + "}"
-
-
-def _starts(measured: Measured) -> list[str]:
-    plain, with_tools = measured.start(tools=False), measured.start(tools=True)
-    if plain is None:
-        raise NotRegular("a plain conversation is refused")
-    written: list[list[str]] = []
-    for start in (plain, with_tools):
-        if start is not None:
-            condition = "(system or '') | trim" if start.needs_text else "system is not none"
-            slots = {SYSTEM: f"system{start.slot.jinja}", TOOLS: "tool_list"}
-            with_system, without = _print(start.with_system, slots), _print(start.without, slots)
-            written.append([f"{{%- if {condition} -%}}", with_system, "{%- else -%}", without, "{%- endif -%}"])
-    if with_tools is None or measured.ignores_tools:
-        return written[0]
-    return ["{%- if tools -%}", *written[1], "{%- else -%}", *written[0], "{%- endif -%}"]
 
 
 # A reply.
@@ -115,20 +113,17 @@ def _reply(measured: Measured) -> list[str]:
         conditions = ["reasoning is not none"] * reasoning + ["calls"] * calls
         branch = "elif" if shapes else "if"
         shapes += [f"{{%- {branch} {' and '.join(conditions)} -%}}" if conditions else "{%- else -%}"]
-        shapes += _body(measured, body)
+        slots = {CONTENT: f"content{body.slot.jinja}", CALLS: "call_list"}
+        if measured.writes_reasoning:
+            slots[REASONING] = f"reasoning{measured.reasoning_slot.jinja}"
+        with_text, without = _print(body.with_text, slots), _print(body.without, slots)
+        if body.with_text.replace(CONTENT, "") == body.without:
+            shapes.append(with_text)
+        else:
+            condition = f"content{' | trim' if body.needs_text else ''}"
+            shapes += [f"{{%- if {condition} -%}}", with_text, "{%- else -%}", without, "{%- endif -%}"]
     lines += [*shapes, "{%- endif -%}"] if shapes[0] != "{%- else -%}" else shapes[1:]
     return [*lines, "{%- set ns.previous = 'calls' if calls else 'assistant' -%}"]
-
-
-def _body(measured: Measured, body: Body) -> list[str]:
-    slots = {CONTENT: f"content{body.slot.jinja}", CALLS: "call_list"}
-    if measured.writes_reasoning:
-        slots[REASONING] = f"reasoning{measured.reasoning_slot.jinja}"
-    if body.with_text.replace(CONTENT, "") == body.without:
-        return [_print(body.with_text, slots)]
-    condition = f"content{' | trim' if body.needs_text else ''}"
-    with_text, without = _print(body.with_text, slots), _print(body.without, slots)
-    return [f"{{%- if {condition} -%}}", with_text, "{%- else -%}", without, "{%- endif -%}"]
 
 
 def _calls(calls: Calls) -> list[str]:

@@ -92,7 +92,7 @@ def _histograms(figure: Any, runs: Sequence[RunFigures], fields: Mapping[str, st
             shares = [count / own.count for count in own.counts]
             color = _COLORS[index % len(_COLORS)]
             axis.stairs(shares, own.edges, color=color, fill=True, alpha=0.35)
-            axis.stairs(shares, own.edges, color=color, label=_label(index, run))
+            axis.stairs(shares, own.edges, color=color, label=f"{index + 1}. {_plain(clipped(run.name, 40))}")
             axis.axvline(own.mean, color=color, linestyle="--", linewidth=1)
         axis.set(xlabel=label, ylabel="share of the episodes", ylim=(0, None))
         axis.grid(axis="y", alpha=0.3)
@@ -114,7 +114,7 @@ def _endings(figure: Any, runs: Sequence[RunFigures]) -> None:
         for index, (run, one) in enumerate(zip(runs, of_runs, strict=True)):
             places = [place + height * (index - (len(runs) - 1) / 2) for place in range(len(names))]
             values, color = [one.get(name, 0.0) for name in names], _COLORS[index % len(_COLORS)]
-            axis.barh(places, values, height, color=color, label=_label(index, run))
+            axis.barh(places, values, height, color=color, label=f"{index + 1}. {_plain(clipped(run.name, 40))}")
         axis.set_yticks(range(len(names)), [_plain(clipped(name, 40)) for name in names])
         axis.invert_yaxis()
         axis.grid(axis="x", alpha=0.3)
@@ -169,10 +169,6 @@ def _legend(figure: Any, axis: Any) -> None:
     handles, labels = axis.get_legend_handles_labels()
     if len(labels) > 1:
         figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
-
-
-def _label(index: int, run: RunFigures) -> str:
-    return f"{index + 1}. {_plain(clipped(run.name, 40))}"
 
 
 def _plain(text: str, *, lines: bool = False) -> str:

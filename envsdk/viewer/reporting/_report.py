@@ -73,7 +73,16 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3) -> RunReport:
     for name in dict.fromkeys(name for own in quantities for name in own):
         if values := [value for own in quantities for value in own.get(name, ())]:
             edges[name] = tuple(histogram_edges(np.asarray(values)).tolist())
-    named = zip(collectors, sources, _names(sources), strict=True)
+    names = [source.info.name for source in sources]
+    counts = Counter(names)
+    names = [str(source.path) if counts[name] > 1 else name for source, name in zip(sources, names, strict=True)]
+    counts = Counter(names)
+    named = zip(
+        collectors,
+        sources,
+        [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names, start=1)],
+        strict=True,
+    )
     figures = [collector.figures(source, name, most, edges) for collector, source, name in named]
     comparisons = [
         compare_runs(figures[0], collectors[0].values, own, collector.values)
@@ -82,15 +91,6 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3) -> RunReport:
     is_here = address.scheme == "http" and address.hostname in ("127.0.0.1", "localhost")
     command = shlex.join(["envsdk", "view", *map(str, runs), "--port", str(address.port or 80)]) if is_here else ""
     return RunReport(tuple(figures), tuple(comparisons), command)
-
-
-def _names(sources: Sequence[Source]) -> list[str]:
-    """Return a name for each run that no other run has: the folder's name, else the path, else with a number."""
-    names = [source.info.name for source in sources]
-    counts = Counter(names)
-    names = [str(source.path) if counts[name] > 1 else name for source, name in zip(sources, names, strict=True)]
-    counts = Counter(names)
-    return [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names, start=1)]
 
 
 class Collector:

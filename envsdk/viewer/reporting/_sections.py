@@ -336,8 +336,11 @@ def _costs(runs: Sequence[RunFigures]) -> Iterator[Block]:
     rows: list[tuple[Cell, ...]] = []
     for run, history, cost in found:
         row = [run.name, short_history(history), *_counts(cost.episodes, cost.samples, cost.sampled, cost.prompts)]
-        row += [_percent(cost.kept, cost.prompts), *_counts(cost.as_samples, cost.as_tree)]
-        row.append(_percent(cost.as_samples - cost.as_tree, cost.as_samples))
+        row += [
+            (f"{cost.kept / cost.prompts:.0%}" if cost.prompts else _EMPTY),
+            *_counts(cost.as_samples, cost.as_tree),
+        ]
+        row.append(f"{(cost.as_samples - cost.as_tree) / cost.as_samples:.0%}" if cost.as_samples else _EMPTY)
         row += _counts(cost.images, cost.image_tokens) if has_images else []
         if has_cache:
             row.append(_EMPTY if cost.cache is None else f"{cost.cache.cached_share:.0%}")
@@ -430,10 +433,6 @@ def _counts(*values: int) -> list[str]:
 
 def _share(part: int, whole: int) -> str:
     return f"{part:,} ({part / whole:.0%})" if whole else "0"
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else _EMPTY
 
 
 def _counted(value: int, name: str) -> str:

@@ -12,7 +12,6 @@ from textual.binding import Binding, BindingType
 
 from ..._visible import on_one_line
 from ...errors import EnvsdkError
-from ...trajectories._trajectory import Trajectory
 from .._json import EpisodeJSON, MessageJSON
 from .._resources import Resources
 from .._transcript import TranscriptEntry, transcript
@@ -170,7 +169,15 @@ class ComparisonScreen(ViewerScreen[ComparisonLines]):
         self.source = ComparisonLines(shown, entries, self.lines.size.width or 80)
         self.write("title", f"{own[0].id}  │  {own[1].id}", "bold")
         rewards = " │ ".join(f"{one.stop_reason}, {one.reward_text}, {len(one.steps)} steps" for one in own)
-        self.write("details", Text("\n".join(map(on_one_line, [rewards, *_first_different_token(*own)]))))
+        details, context = [rewards], next(iter(own[0].contexts), "")
+        if all(context in one.contexts for one in own) and own[0].tokenizer == own[1].tokenizer:
+            first, second = (one.contexts[context].tokens for one in own)
+            shorter = min(len(first), len(second))
+            different = np.flatnonzero(first[:shorter] != second[:shorter])
+            if len(different) or len(first) != len(second):
+                at = int(different[0]) if len(different) else shorter
+                details.append(f"first different token of {context}: {at:,}")
+        self.write("details", Text("\n".join(map(on_one_line, details))))
         self.lines.move_to(0)
         self.action_difference(1)
 
@@ -187,16 +194,3 @@ class ComparisonScreen(ViewerScreen[ComparisonLines]):
             self.notify("There is no further difference.", markup=False)
         else:
             self.lines.move_to(found, top=found - 3)
-
-
-def _first_different_token(one: Trajectory, other: Trajectory) -> list[str]:
-    """Return a line with the first token that differs in the first context, if both have it and one tokenizer."""
-    context = next(iter(one.contexts), "")
-    if context not in one.contexts or context not in other.contexts or one.tokenizer != other.tokenizer:
-        return []
-    first, second = one.contexts[context].tokens, other.contexts[context].tokens
-    shorter = min(len(first), len(second))
-    different = np.flatnonzero(first[:shorter] != second[:shorter])
-    if not len(different) and len(first) == len(second):
-        return []
-    return [f"first different token of {context}: {int(different[0]) if len(different) else shorter:,}"]

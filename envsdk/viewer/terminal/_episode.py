@@ -3,6 +3,7 @@
 import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import ClassVar, NamedTuple, cast
@@ -324,16 +325,16 @@ class EpisodeScreen(ViewerScreen[ConversationLines]):
 
     def action_contexts(self) -> None:
         """Show the drawing of the contexts; a step that is chosen there has the cursor here."""
-
-        def go_to(step: int | None) -> None:
-            self._show_entry(self.source.next_entry(-1, 1, lambda entry: step in entry.steps))
-
         if self._shown["steps"]:
             steps = () if self.entry is None else self.entry.steps
             screen = DrawingScreen(self._shown["id"], drawing(self._shown), steps[0] if steps else None)
-            self.open_screen(screen, go_to)
+            next_entry = self.source.next_entry
+            self.open_screen(
+                screen, lambda step: self._show_entry(next_entry(-1, 1, lambda entry: step in entry.steps))
+            )
 
 
+@dataclass(eq=False, repr=False)
 class DrawingLines(LineSource):
     """The rows of a drawing as lines.
 
@@ -341,8 +342,7 @@ class DrawingLines(LineSource):
         rows: The rows.
     """
 
-    def __init__(self, rows: Sequence[DrawnRow]) -> None:
-        self.rows = rows
+    rows: Sequence[DrawnRow]
 
     def __len__(self) -> int:
         return len(self.rows)

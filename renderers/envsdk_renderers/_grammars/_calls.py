@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -75,6 +76,7 @@ class Unreadable(ValueError):
         self.position, self.name, self.is_open = position, name, is_open
 
 
+@dataclass(eq=False, repr=False)
 class CallReader:
     """Reads the calls of one reply.
 
@@ -84,13 +86,10 @@ class CallReader:
         tools: JSON schemas of the tools, which specify the types of values that are written without quotes.
     """
 
-    def __init__(self, patterns: Patterns, source: CodedReply, tools: Sequence[ToolSchema]) -> None:
-        self._grammar = patterns.grammar
-        self._source = source
-        self._searched = 0  # characters that were searched for calls that are broken
-        self._patterns = patterns
-        self._tools = tools
-        self._writer = CallWriter(patterns.grammar)
+    _patterns: Patterns
+    _source: CodedReply
+    _tools: Sequence[ToolSchema]
+    _searched: int = 0  # characters that were searched for calls that are broken
 
     @cached_property
     def _types(self) -> ArgumentTypes:
@@ -112,29 +111,27 @@ class CallReader:
         try:
             if not begins:
                 raise self._misformed("a tool call does not begin as one", start)
-            first = self._grammar.call[0]
+            first = self._patterns.grammar.call[0]
             read = {"object": self._read_object, "python": self._read_python}.get(first, self._read_parts)
             found = read(start)
-            found = found._replace(call=self._with_sampled(found, start, since))
+            tags = self._patterns.call_tags
+            closed = self._source.text.find(tags[1], found.last, found.end) if tags else -1
+            coded = self._source.text[start : found.last].strip()
+            if closed >= 0:
+                coded = self._source.text[self._opened(start, since) : closed]
+            text = self._patterns.code.plain(coded)
+            try:
+                written = CallWriter(self._patterns.grammar).text(found.call, is_between_tags=closed >= 0)
+            except RenderError:  # it cannot be written otherwise
+                written = None
+            found = found._replace(
+                call=(found.call if text == written else found.call.model_copy(update={"raw": text}))
+            )
         except Unreadable as broken:
             found = self._broken(start, since, broken)
         if source.undecided is not None:
             self._searched = searched
         return found
-
-    def _with_sampled(self, found: ReadCall, start: int, since: int) -> ToolCall:
-        """Return the call with its sampled text if the template would write another one."""
-        tags = self._patterns.call_tags
-        closed = self._source.text.find(tags[1], found.last, found.end) if tags else -1
-        coded = self._source.text[start : found.last].strip()
-        if closed >= 0:
-            coded = self._source.text[self._opened(start, since) : closed]
-        text = self._patterns.code.plain(coded)
-        try:
-            written = self._writer.text(found.call, is_between_tags=closed >= 0)
-        except RenderError:  # it cannot be written otherwise
-            written = None
-        return found.call if text == written else found.call.model_copy(update={"raw": text})
 
     def _opened(self, start: int, since: int) -> int:
         """Return the position after the tag that opens the call whose first field begins at `start`, if it has one."""
@@ -144,21 +141,21 @@ class CallReader:
 
     def begins(self, start: int) -> bool:
         """Return whether there is a call at `start`, where nothing marks calls: other objects are answers in JSON."""
-        if self._grammar.calls_are_marked or self._grammar.call != ("object",):
+        if self._patterns.grammar.calls_are_marked or self._patterns.grammar.call != ("object",):
             return True
         try:
             value, _ = self._read_value(start, JSON)
         except InvalidValue:
             return True
-        path = self._grammar.arguments_path
+        path = self._patterns.grammar.arguments_path
         has_arguments = path[-1:] == ("",) or _at(value, path, _MISSING) is not _MISSING
-        return _at(value, self._grammar.name_path) is not None and has_arguments
+        return _at(value, self._patterns.grammar.name_path) is not None and has_arguments
 
     def _misformed(self, error: str, position: int, name: str = "", *, is_open: bool = False) -> Unreadable:
         """Return the error of a call without the template's form, with that form."""
         call = ToolCall(name="NAME", arguments={"KEY": "VALUE"}, id="ID")
         try:
-            pieces = write_reply(self._grammar, Message(role="assistant", tool_calls=(call,)))
+            pieces = write_reply(self._patterns.grammar, Message(role="assistant", tool_calls=(call,)))
         except RenderError:
             pieces = []
         form = "".join(piece.text for piece in pieces).strip()
@@ -180,7 +177,7 @@ class CallReader:
 
     def _read_object(self, start: int) -> ReadCall:
         fields, end = self._read_mapping(start, "", JSON, "a tool call is not a JSON object")
-        grammar = self._grammar
+        grammar = self._patterns.grammar
         name = _at(fields, grammar.name_path)
         if not isinstance(name, str) or not name:
             raise Unreadable("a tool call has no name", end)
@@ -243,7 +240,9 @@ class CallReader:
         stop = control.start() if control else len(text)
         is_whole = control is not None or self._source.is_whole
         try:
-            name, arguments, end = read_python_call(text, start, stop, self._grammar.unescaped_quote, is_whole=is_whole)
+            name, arguments, end = read_python_call(
+                text, start, stop, self._patterns.grammar.unescaped_quote, is_whole=is_whole
+            )
         except InvalidValue as error:
             if error.end >= len(text):
                 self._source.wait(start)
@@ -254,7 +253,7 @@ class CallReader:
     # A call of several fields.
 
     def _read_parts(self, start: int) -> ReadCall:
-        grammar = self._grammar
+        grammar = self._patterns.grammar
         texts: dict[str, str] = {}
         position = start
         for index, field in enumerate(grammar.call):
@@ -304,9 +303,11 @@ class CallReader:
         ends_call = (
             is_decided
             and begun in (None, found.start)
-            and field in self._grammar.last_fields
+            and field in self._patterns.grammar.last_fields
             and not found.alternative.is_last
-            and all(other.lead == constant.lead and other.target not in self._grammar.call[1:] for other in longer)
+            and all(
+                other.lead == constant.lead and other.target not in self._patterns.grammar.call[1:] for other in longer
+            )
         )
         return _ReadField(text, start + len(text), position, constant, ends_call)
 
@@ -363,7 +364,7 @@ class CallReader:
 
     def _name(self, texts: dict[str, str], start: int) -> str:
         """Return the name of a call, which may be inside its id."""
-        around = self._grammar.name_in_id
+        around = self._patterns.grammar.name_in_id
         if around is None:
             if "echo" in texts and texts["echo"] != texts["name"]:
                 raise Unreadable(f"a tool call has the names {texts['name']!r:.40} and {texts['echo']!r:.40}", start)
@@ -380,7 +381,7 @@ class CallReader:
     ) -> ToolCall:
         more = [f"and {len(errors) - _MAX_REPORTED} more"] if len(errors) > _MAX_REPORTED else []
         error = "; ".join([*errors[:_MAX_REPORTED], *more]) or None
-        call_id = None if self._grammar.first_id is not None else texts.get("id")
+        call_id = None if self._patterns.grammar.first_id is not None else texts.get("id")
         return ToolCall.model_construct(name=name, arguments=arguments, id=call_id, error=error)
 
     def _close(self, end: int, field: Field, call: ToolCall) -> ReadCall:

@@ -1,7 +1,7 @@
 """Measures the reply grammar of a chat template from renderings of probe messages. Knows no format."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -105,12 +105,12 @@ def measure(renderings: Renderings, thought: Thought | None = None, stops: Colle
     )
 
 
+@dataclass(eq=False, repr=False)
 class _GrammarProbes:
     """The renderings of one template's probes, and the facts that they show."""
 
-    def __init__(self, renderings: Renderings) -> None:
-        self._renderings = renderings
-        self._texts: dict[str, tuple[Message, str | None]] = {}
+    _renderings: Renderings
+    _texts: dict[str, tuple[Message, str | None]] = field(default_factory=dict[str, tuple[Message, str | None]])
 
     def _text(self, message: Message) -> tuple[Message, str | None]:
         """Return a probe with ids, and its rendering; None if the template does not write it."""
@@ -165,12 +165,12 @@ class _GrammarProbes:
         """Return the fields of a rendered probe; None if the template drops one of them."""
         spans: list[FieldSpan] = []
         parts: list[tuple[Field, str | None]] = [("reasoning", message.reasoning), ("text", message.content)]
-        for field, wanted in parts:
+        for part, wanted in parts:
             if wanted and text.count(wanted) != 1:
                 return None
             if wanted:
                 at = text.index(wanted)
-                spans.append(FieldSpan(field, at, at + len(wanted)))
+                spans.append(FieldSpan(part, at, at + len(wanted)))
         has_pairs = self.form is not None and "key" in self.form.call
         quote = len(written_text("", self._string_style)) // 2 if has_pairs else 0  # values include their quotes
         position = 0

@@ -6,7 +6,7 @@ since replies are decoded from UTF-8. So text that spells a control token never 
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise, takewhile
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -145,6 +145,7 @@ class Pattern:
         return Found(match.start(), match.end(), match[0], alternative, alternative.constant)
 
 
+@dataclass(eq=False, repr=False)
 class CodedReply:
     """The coded text of a reply, all of it or what has come so far, in which patterns are searched.
 
@@ -152,17 +153,16 @@ class CodedReply:
     still the next one, and one that was not found never will be, until more text comes.
     """
 
-    def __init__(self) -> None:
-        self.text = ""
-        self.is_whole = False
-        """True if no more text comes."""
-        self.undecided: int | None = None
-        """Set by a search whose answer more text may change: nothing that is searched for begins before this position.
-        What was found must then not be used."""
-        self.length: int = 0
-        """The length of all text so far, with what was dropped."""
-        self._next: dict[Pattern, re.Match[str] | None] = {}
-        """The next match of each pattern, None if there is none."""
+    text: str = ""
+    is_whole: bool = False
+    """True if no more text comes."""
+    undecided: int | None = None
+    """Set by a search whose answer more text may change: nothing that is searched for begins before this position.
+    What was found must then not be used."""
+    length: int = 0
+    """The length of all text so far, with what was dropped."""
+    _next: dict[Pattern, re.Match[str] | None] = field(default_factory=dict[Pattern, re.Match[str] | None])
+    """The next match of each pattern, None if there is none."""
 
     def grow(self, text: str, *, is_whole: bool = False) -> None:
         """Add text."""

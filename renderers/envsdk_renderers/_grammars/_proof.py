@@ -91,7 +91,7 @@ def other_replies(*, has_calls: bool) -> Iterator[Message]:
 
 def prove(grammar: Grammar, renderings: Renderings) -> ReadingVerdict:
     """Write and read back a battery of replies, and compare what is written with the template."""
-    proof = _Proof(grammar, renderings)
+    proof = _Proof(grammar, renderings, GrammarReader(grammar))
     has_calls = bool(grammar.call)
     for message in usual_replies(has_calls=has_calls):
         failure = proof.failure(message) or proof.misread(message)
@@ -127,11 +127,11 @@ class _Failure(NamedTuple):
     """True if it was read as another message without an error."""
 
 
+@dataclass(eq=False, repr=False)
 class _Proof:
-    def __init__(self, grammar: Grammar, renderings: Renderings) -> None:
-        self._grammar = grammar
-        self._renderings = renderings
-        self._reader = GrammarReader(grammar)
+    _grammar: Grammar
+    _renderings: Renderings
+    _reader: GrammarReader
 
     def failure(self, message: Message, tools: Sequence[ToolSchema] = TOOLS) -> _Failure | None:
         """Return why a message does not read back; None if it does."""

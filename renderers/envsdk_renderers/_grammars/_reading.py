@@ -2,16 +2,22 @@
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
 
 from envsdk.messages import Message, ToolCall, ToolSchema
 from envsdk.rendering.reading import (
     ContentText,
+    Marks,
     ReadingError,
     ReasoningText,
     ReplyEvent,
+    ReplyRead,
+    ReplyReader,
     Segment,
     SplitReply,
+    Splitter,
     call_events,
 )
 from envsdk.rendering.renderer import errors_at_end
@@ -20,6 +26,9 @@ from ._calls import CallReader
 from ._grammar import CALL_FIELDS, Field, Grammar
 from ._patterns import CodedReply, Constant, Found, Patterns, shared_start, strip_end
 from ._styles import CONTROL
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _AFTER_CALL = "there is text after a tool call"
 _SECTION_OPEN = "the section of tool calls was not closed"
@@ -176,7 +185,17 @@ class GrammarReading:
         source, patterns = self._source, self._patterns
         coded = source.text
         first = len(coded) - len(coded.lstrip())
-        constant, end = self._constant_at_start(first)
+        found, constant, end = source.match(patterns.after["start"], first), None, first
+        if found is not None and found.constant is not None and found.constant.target != "end":
+            constant, end = found.constant, found.end
+            is_marked = bool(constant.core.strip() or patterns.grammar.written.get(("start", "text"), "").strip())
+            if constant.target in ("text", "reasoning") and not (is_marked or found.text):
+                constant, end = None, first  # what is not marked is text
+            elif constant.target != "reasoning" and found.text != constant.core:
+                opened = patterns.reasoning_opener.match(found.text, 0)
+                if opened and patterns.reasoning_closer.whole.search(found.text, opened.end):
+                    # Other whitespace made it a constant: reasoning that is empty.
+                    constant, end = opened.constant, first + opened.end
         is_spaced = constant is not None and (first > len(constant.lead) or len(constant.core) != end - first)
         if constant is not None and constant.target in CALL_FIELDS and patterns.finds_calls_in_text and is_spaced:
             found = source.match(patterns.text_opener, first)
@@ -191,23 +210,6 @@ class GrammarReading:
         if constant.target == "reasoning":
             self._reasoning = []
         return constant.target
-
-    def _constant_at_start(self, position: int) -> tuple[Constant | None, int]:
-        """Return the constant that begins the reply, with its end; None if it is text without one."""
-        patterns = self._patterns
-        found = self._source.match(patterns.after["start"], position)
-        if found is None or found.constant is None or found.constant.target == "end":
-            return None, position
-        constant = found.constant
-        is_marked = bool(constant.core.strip() or patterns.grammar.written.get(("start", "text"), "").strip())
-        if constant.target in ("text", "reasoning") and not (is_marked or found.text):
-            return None, position  # what is not marked is text
-        if constant.target != "reasoning" and found.text != constant.core:
-            opened = patterns.reasoning_opener.match(found.text, 0)
-            if opened and patterns.reasoning_closer.whole.search(found.text, opened.end):
-                # Other whitespace made it a constant: reasoning that is empty.
-                return opened.constant, position + opened.end
-        return constant, found.end
 
     # Reasoning.
 
@@ -362,3 +364,36 @@ class GrammarReading:
         if error not in self._errors:
             self._errors[error] = None
             self._events.append(ReadingError(error))
+
+
+class StreamedReader(ReplyReader):
+    """Reads a reply as it arrives.
+
+    Args:
+        reading: The reply, of which nothing was read yet.
+        marks: The control tokens at which the reply is cut.
+        begun: The beginning of the reply in the prompt, shape (n,).
+    """
+
+    def __init__(self, reading: GrammarReading, marks: Marks, begun: "Sequence[int] | NDArray[np.int32]" = ()) -> None:
+        if len(begun):
+            reading.feed(marks.split(begun).segments)
+        self._reading = reading
+        self._splitter = Splitter(marks)
+        self._errors: set[str] = set()
+
+    def _feed(self, tokens: "NDArray[np.int32]") -> list[ReplyEvent]:
+        self._reading.feed(self._splitter.feed(tokens))
+        return self._reported()
+
+    def _end(self) -> list[ReplyEvent]:
+        split = self._splitter.end()
+        self._reading.end(split.segments)
+        events, message = self._reported(), self._reading.message(split)
+        new = [ReadingError(error) for error in message.errors if error not in self._errors]
+        return [*events, *new, ReplyRead(message)]
+
+    def _reported(self) -> list[ReplyEvent]:
+        events = self._reading.events()
+        self._errors.update(event.error for event in events if isinstance(event, ReadingError))
+        return events

@@ -187,7 +187,16 @@ def read_value(coded: str, start: int, style: Style) -> tuple[Any, int]:
     """
     start = skip_space(coded, start)
     if style.is_json:
-        value, end = _read_json(coded, start)
+        try:
+            value, end = _DECODER.raw_decode(coded, start)
+        except json.JSONDecodeError as error:
+            why = json.JSONDecodeError(error.msg, coded[start : error.pos], error.pos - start)  # counted from `start`
+            is_unterminated = error.msg.startswith("Unterminated string")
+            raise InvalidValue(why, len(coded) if is_unterminated else error.pos) from None
+        except RecursionError:
+            raise InvalidValue("it is nested too deeply", start) from None
+        except ValueError as error:  # a key comes twice, or an integer is too long
+            raise InvalidValue(error, start) from None
     elif style.escapes == "python":
         end = end_of_brackets(coded, start, len(coded))
         try:
@@ -207,19 +216,6 @@ def read_value(coded: str, start: int, style: Style) -> tuple[Any, int]:
     except ValueError as error:
         raise InvalidValue(error, start) from None
     return value, end
-
-
-def _read_json(coded: str, start: int) -> tuple[Any, int]:
-    try:
-        return _DECODER.raw_decode(coded, start)
-    except json.JSONDecodeError as error:
-        why = json.JSONDecodeError(error.msg, coded[start : error.pos], error.pos - start)  # which counts from `start`
-        is_unterminated = error.msg.startswith("Unterminated string")
-        raise InvalidValue(why, len(coded) if is_unterminated else error.pos) from None
-    except RecursionError:
-        raise InvalidValue("it is nested too deeply", start) from None
-    except ValueError as error:  # a key comes twice, or an integer is too long
-        raise InvalidValue(error, start) from None
 
 
 def parse_value(text: str, words: Mapping[str, Any] = _WORDS, *, reads_python: bool = True) -> Any:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ class WrittenField(NamedTuple):
     """True if it is all that was sampled between the tags around a call."""
 
 
+@dataclass(eq=False, repr=False)
 class CallWriter:
     """Writes calls by one grammar.
 
@@ -37,8 +39,7 @@ class CallWriter:
         grammar: The grammar.
     """
 
-    def __init__(self, grammar: Grammar) -> None:
-        self._grammar = grammar
+    _grammar: Grammar
 
     def fields(self, call: ToolCall, index: int = 0) -> list[WrittenField]:
         """Return the fields of a call, which is the one at an index of its reply.

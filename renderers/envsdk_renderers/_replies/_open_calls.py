@@ -1,11 +1,13 @@
 """Matches each tool's result with the call of a reply that it answers. Knows nothing about tokens or templates."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolCall
 
 
+@dataclass(eq=False, repr=False)
 class OpenCalls:
     """The calls of one reply, and which of them are already answered.
 
@@ -13,9 +15,8 @@ class OpenCalls:
         calls: The calls.
     """
 
-    def __init__(self, calls: Sequence[ToolCall] = ()) -> None:
-        self._calls = calls
-        self._answered: set[int] = set()
+    _calls: Sequence[ToolCall] = ()
+    _answered: set[int] = field(default_factory=set[int])
 
     def answered_by(self, result: Message) -> int | None:
         """Return the index of the call that the next result answers; None if no call is left.

@@ -6,6 +6,7 @@ the token on that ends the turn, is what a next message adds.
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -66,28 +67,26 @@ class Judgement(NamedTuple):
     """The error with which a turn is refused."""
 
 
+@dataclass(eq=False, repr=False)
 class Base:
     """The start of an episode, with its system text and tools, on which the text after a sentinel is measured.
 
     Args:
         template: The template.
         ends: The tokens that are known to end a turn.
-        system: The episode's system message, if any.
+        start: The episode's system message, if any.
         tools: The episode's tools.
     """
 
-    def __init__(
-        self, template: BoundTemplate, ends: Sequence[str], system: Message | None, tools: Sequence[ToolSchema]
-    ) -> None:
-        self.template = template
-        self.ends = ends
-        self.tools = tools
-        self.start = [system] if system else []
-        self.tails: dict[tuple[object, ...], Tail] = {}
-        """The measured tails, by the shape of their turn."""
-        self.judgements: dict[str, Judgement] = {}
-        self.rewritten: dict[bool, str] = {}
-        """An example of how the template rewrites earlier text, by whether tools are called."""
+    template: BoundTemplate
+    ends: Sequence[str]
+    start: Sequence[Message]
+    tools: Sequence[ToolSchema]
+    tails: dict[tuple[object, ...], Tail] = field(default_factory=dict[tuple[object, ...], Tail])
+    """The measured tails, by the shape of their turn."""
+    judgements: dict[str, Judgement] = field(default_factory=dict[str, Judgement])
+    rewritten: dict[bool, str] = field(default_factory=dict[bool, str])
+    """An example of how the template rewrites earlier text, by whether tools are called."""
 
     def text(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
         """Render the start of the episode and then sentinel messages.

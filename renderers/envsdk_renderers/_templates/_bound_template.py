@@ -219,7 +219,18 @@ def bind_template(template: ChatTemplate, mask: TextMask, arguments: Mapping[str
     Raises:
         TemplateUnsupported: If it reads none of the usual ones.
     """
-    bound = _with_readable_text(template, mask, arguments)
+    failure = ""
+    for content, no_tools in product(("text", "parts"), ("none", "empty")):
+        bound = BoundTemplate(template, mask, Dialect(content=content, no_tools=no_tools), arguments)
+        try:
+            text = bound.text([user()], generation_prompt=True)
+        except TemplateFailed as error:
+            failure = failure or f": {error}"
+            continue
+        if QUESTION in text and f"'{QUESTION}'" not in text:  # and it is not Python's `repr` of the parts
+            break
+    else:
+        raise TemplateUnsupported(f"the chat template renders no user message, neither as text nor as parts{failure}")
     if "'thinking'" in template.text or '"thinking"' in template.text:  # reasoning may be a part of the content
         with_part = replace(bound, dialect=replace(bound.dialect, reasoning="part"))
         bound = next(filter(_shows_reasoning, (bound, with_part)), bound)
@@ -238,21 +249,6 @@ def bind_template(template: ChatTemplate, mask: TextMask, arguments: Mapping[str
         return bound
     given_text = replace(chosen, dialect=replace(chosen.dialect, arguments="text"))
     return replace(chosen, dialect=replace(chosen.dialect, takes_text=_renders_calls(given_text)))
-
-
-def _with_readable_text(template: ChatTemplate, mask: TextMask, arguments: Mapping[str, Any]) -> BoundTemplate:
-    """Find the form of content that a template reads."""
-    failure = ""
-    for content, no_tools in product(("text", "parts"), ("none", "empty")):
-        bound = BoundTemplate(template, mask, Dialect(content=content, no_tools=no_tools), arguments)
-        try:
-            text = bound.text([user()], generation_prompt=True)
-        except TemplateFailed as error:
-            failure = failure or f": {error}"
-            continue
-        if QUESTION in text and f"'{QUESTION}'" not in text:  # and it is not Python's `repr` of the parts
-            return bound
-    raise TemplateUnsupported(f"the chat template renders no user message, neither as text nor as parts{failure}")
 
 
 def _shows_reasoning(bound: BoundTemplate) -> bool:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from envsdk.errors import ConfigError, RenderError, TemplateUnsupported
@@ -115,14 +116,15 @@ class _ProcessEnd(Exception):
     """The process ended before it answered, or refused to answer; the argument is its exit status."""
 
 
+@dataclass(eq=False, repr=False)
 class _TemplateProcess:
     """The process that compiles and renders templates; another one is started when it has ended."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._keys: dict[tuple[str, str], int] = {}
-        self._exceeded: dict[str, str] = {}  # what a template exceeded: it is not rendered again
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _process: subprocess.Popen[bytes] | None = None
+    _keys: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    _exceeded: dict[str, str] = field(default_factory=dict[str, str])
+    """What a template exceeded: it is not rendered again."""
 
     def ask(self, text: str, date: str, values: Mapping[str, Any] | None = None) -> tuple[bytes, str]:
         """Compile a template, and render it if there are values.

@@ -84,15 +84,6 @@ class TemplateFacts:
         if found is None or isinstance(found, str):
             found = GrammarReader(without_calls(self.grammar, self._mask) if found else self.grammar)
         self.reader: ReplyReader = found
-        self.structure = self._structure()
-        self.writer = Writer(self._mask)
-        grammar = self.grammar if self.is_measured else None
-        openings, in_past = (self.generation_prompt, self.probe.opening), [stop for stop in stops if stop.written]
-        past_ends = {name for stop in in_past for name in (stop.written, *stop.sampled)}
-        self.conversation_writer = ConversationWriter(turns.template, self.writer, openings, past_ends)
-        self.reply_writer = ReplyWriter(self.probe, self.writer, plain.generation_prompt, grammar)
-
-    def _structure(self) -> tuple[str, ...]:
         match self.reader:
             case ResponseTemplate():
                 names = list[str]()
@@ -103,17 +94,26 @@ class TemplateFacts:
         texts = *(self.probe.thinking or ()), self.probe.text_opener, self.text_stop.closing
         names += [name for text in texts for name, _ in self._mask.controls(text)]
         known = {*self.stop_tokens, *self.probe.blocks}
-        return tuple(name for name in dict.fromkeys(names) if name not in known)
+        self.structure = tuple(name for name in dict.fromkeys(names) if name not in known)
+        self.writer = Writer(self._mask)
+        grammar = self.grammar if self.is_measured else None
+        openings, in_past = (self.generation_prompt, self.probe.opening), [stop for stop in stops if stop.written]
+        past_ends = {name for stop in in_past for name in (stop.written, *stop.sampled)}
+        self.conversation_writer = ConversationWriter(turns.template, self.writer, openings, past_ends)
+        self.reply_writer = ReplyWriter(self.probe, self.writer, plain.generation_prompt, grammar)
 
     @property
     def grammar(self) -> Grammar:
         """The grammar of replies; it has no calls if the template writes none, or none that can be measured."""
-
-        def measured() -> Grammar:
-            thinking = self._grammar_probe.thinking
-            return measure(self.renderings, Thought(*thinking) if thinking else None, self.stop_tokens)
-
-        return self._turns.measured(f"grammar {json.dumps(self.stop_tokens)}", _GRAMMAR, measured)
+        return self._turns.measured(
+            f"grammar {json.dumps(self.stop_tokens)}",
+            _GRAMMAR,
+            lambda: measure(
+                self.renderings,
+                Thought(*thinking) if (thinking := self._grammar_probe.thinking) else None,
+                self.stop_tokens,
+            ),
+        )
 
     @property
     def renderings(self) -> Renderings:

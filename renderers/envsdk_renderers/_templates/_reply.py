@@ -181,7 +181,7 @@ class ReplyProbe:
             replies = (tagged, reply_of(reasoning=REASONING), reply_of())
             with suppress(TemplateFailed):
                 past, last = (
-                    [_squeezed(self._plain.text([user(), m, *end], generation_prompt=False)) for m in replies]
+                    ["".join(self._plain.text([user(), m, *end], generation_prompt=False).split()) for m in replies]
                     for end in ([user(slot(2))], [])
                 )
                 if past[0] == past[1] and last[0] in (last[1], last[2].replace(REPLY, tagged.content)):
@@ -311,7 +311,7 @@ class ReplyProbe:
         for first in [0, *(at for name, at in names if name == names[0][0])]:
             core = opening[first:].strip()
             at = text.find(core) if core else -1
-            if at >= 0 and _squeezed(head).startswith(_squeezed(text[:at])):
+            if at >= 0 and "".join(head.split()).startswith("".join(text[:at].split())):
                 end, tail = at + len(core), opening[opening.rindex(core) + len(core) :]
                 return end + shared_start([text[end:], tail])
         shared = self._mask.shared(head, text)
@@ -355,10 +355,6 @@ def _followings(reply: Message) -> Iterator[Sequence[Message]]:
         yield [*answers, user(slot(2))]
     if reply.reasoning is None:
         yield []
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
 
 
 def _closing(tag: str) -> str:

@@ -69,7 +69,15 @@ class Store:
         value = measure()
         with suppress(OSError):  # a full disk or a read-only folder only costs time
             text = adapter.dump_json(value).decode()
-            _write(file, _StoredValue(value=text, checksum=_hash(digest, text)).model_dump_json().encode())
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".unfinished")
+            try:
+                with os.fdopen(descriptor, "wb") as unfinished:
+                    unfinished.write(_StoredValue(value=text, checksum=_hash(digest, text)).model_dump_json().encode())
+                Path(name).replace(file)
+            except OSError:
+                Path(name).unlink(missing_ok=True)
+                raise
         return value
 
 
@@ -83,15 +91,3 @@ class _StoredValue(BaseModel):
 
 def _hash(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:40]
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".unfinished")
-    try:
-        with os.fdopen(descriptor, "wb") as unfinished:
-            unfinished.write(content)
-        Path(name).replace(file)
-    except OSError:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -69,27 +69,24 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _compile(environment: _Sandbox, text: str) -> tuple[jinja2.Template, str]:
-    """Return a template with its description as JSON: its literals, the edges that it searches, and its variables."""
-    tree = environment.parse(text)
-    literals = {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
-    edges: dict[str, dict[str, None]] = {"startswith": {}, "endswith": {}}
-    for call in tree.find_all(jinja2.nodes.Call):
-        if isinstance(call.node, jinja2.nodes.Getattr) and call.node.attr in edges:
-            texts = [arg.value for arg in call.args if isinstance(arg, jinja2.nodes.Const)]
-            edges[call.node.attr].update(dict.fromkeys(text for text in texts if isinstance(text, str)))
-    variables = sorted(jinja2.meta.find_undeclared_variables(tree))
-    described = [sorted(filter(str.strip, literals)), [*map(list, edges.values())], variables]
-    return environment.from_string(environment.parse(text)), json.dumps(described)  # the compiler changes the tree
-
-
 def _answer(templates: dict[int, jinja2.Template], method: str, key: int, *arguments: Any) -> tuple[bytes, str]:
     """Compile a template under a key, or render it; return the kind of the answer and its text."""
     try:
         if method == "render":
             return RENDERED, templates[key].render(**arguments[0])
         text, date = arguments
-        templates[key], described = _compile(_Sandbox(datetime.datetime.fromisoformat(date)), text)
+        environment = _Sandbox(datetime.datetime.fromisoformat(date))
+        # The description is JSON: the literals of the template, the edges that it searches, and its variables.
+        tree = environment.parse(text)
+        literals = {node.value for node in tree.find_all(jinja2.nodes.Const) if isinstance(node.value, str)}
+        edges: dict[str, dict[str, None]] = {"startswith": {}, "endswith": {}}
+        for call in tree.find_all(jinja2.nodes.Call):
+            if isinstance(call.node, jinja2.nodes.Getattr) and call.node.attr in edges:
+                texts = [arg.value for arg in call.args if isinstance(arg, jinja2.nodes.Const)]
+                edges[call.node.attr].update(dict.fromkeys(text for text in texts if isinstance(text, str)))
+        variables = sorted(jinja2.meta.find_undeclared_variables(tree))
+        described = json.dumps([sorted(filter(str.strip, literals)), [*map(list, edges.values())], variables])
+        templates[key] = environment.from_string(environment.parse(text))  # parsed again: the compiler changes the tree
         return DESCRIBED, described
     except MemoryError:
         return TOO_LARGE, ""

@@ -60,7 +60,7 @@ class TemplateTurns:
         system = start[0] if start and start[0].role == "system" else None
         key = repr((system, tools))
         if key not in self._bases:
-            shown = self.hide(system) if system else None
+            shown = [self.hide(system)] if system else []
             base = Base(self.template, self.ends, shown, self.hide_tools(tools))
             remember(self._bases, key, base, at_most=_MANY_BASES)
         return self._bases[key]

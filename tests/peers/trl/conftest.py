@@ -55,6 +55,12 @@ def renderer() -> Renderer:
 
 
 @pytest.fixture(scope="session")
+def env_options() -> dict[str, dict[str, Any]]:
+    """The options of each environment that the model was fitted to."""
+    return OPTIONS
+
+
+@pytest.fixture(scope="session")
 def make_env(renderer: Renderer) -> Callable[..., Env]:
     """Makes an environment of an id; the history policy may be another one."""
 

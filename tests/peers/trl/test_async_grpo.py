@@ -141,6 +141,15 @@ def play(worker: Remembering, is_enough: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def samples_of_rows(trajectories: list[Trajectory]) -> list[Sample]:
+    """The samples of a group in the order of its rows: in each context the longest first."""
+    return [
+        sample
+        for trajectory in trajectories
+        for sample in sorted(trajectory.samples(), key=lambda sample: (sample.context, -len(sample)))
+    ]
+
+
 def broken_episodes(trajectories: list[Trajectory]) -> Counter[str]:
     return Counter(reason for t in trajectories for reason in {broken.reason for broken in t.breaks})
 
@@ -198,8 +207,7 @@ def test_its_tries_merge_what_our_tree_merges_and_train_each_token_once_after_it
     play(worker, lambda: any(broken_episodes(group)[REASONS[scene]] for group in worker.groups.values()))
     worker.stop()
     group_id = next(i for i, group in worker.groups.items() if broken_episodes(group)[REASONS[scene]])
-    samples = [sample for trajectory in worker.groups[group_id] for sample in trajectory.samples()]
-    rows = worker.made[group_id]
+    samples, rows = samples_of_rows(worker.groups[group_id]), worker.made[group_id]
     batch, size = packed(rows)
     # A trie of TRL forks one token before two rows differ, so each row adds at most one token to our tree.
     tree = tree_batch(samples)
@@ -241,7 +249,7 @@ def test_every_sampled_token_is_in_one_row_and_roles_have_baselines_of_their_own
     worker.stop()
     group_id = next(i for i, group in worker.groups.items() if broken_episodes(group)["handoff"])
     trajectories, rows = worker.groups[group_id], worker.made[group_id]
-    samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
+    samples = samples_of_rows(trajectories)
     assert len(rows) == len(samples) > len(trajectories)
     trained = sum(int(row.completion_mask.sum()) for row in rows)
     assert trained == sum(trajectory.sampled_tokens for trajectory in trajectories)

@@ -10,11 +10,12 @@ import torch
 import transformers
 from torch_vision_models import tiny_qwen_vl
 from trainers.pictures import Gallery
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from trl import GRPOConfig, GRPOTrainer
-from vision_models import qwen_processor, vision_renderer
+from vision_models import QwenImageProcessor, qwen_processor, vision_renderer
 
 from envsdk import Action, Env, Message, Turn
-from envsdk.errors import InvalidSample
+from envsdk.errors import ConfigError, InvalidSample
 from envsdk.rendering._vision import token_types
 from envsdk.trainers._trl_images import image_trainer
 from envsdk.trainers.trl import RolloutFunc, dataset, reward_func, tree_trainer
@@ -121,7 +122,15 @@ class WatchedTrees(Watching, tree_trainer()):
 
 
 def trainer_of(
-    kind: Any, model: Any, rows: Any, folder: Path, *, samples_itself: bool = False, length: int = 300, **options: Any
+    kind: Any,
+    model: Any,
+    rows: Any,
+    folder: Path,
+    *,
+    processor: Any = None,
+    samples_itself: bool = False,
+    length: int = 300,
+    **options: Any,
 ) -> Any:
     args = GRPOConfig(
         output_dir=str(folder),
@@ -143,7 +152,7 @@ def trainer_of(
     rollouts = RolloutFunc(make_env, None if samples_itself else Sampler(model, vision_renderer()))
     return kind(
         model=model,
-        processing_class=qwen_processor(),
+        processing_class=processor or qwen_processor(),
         args=args,
         train_dataset=rows,
         rollout_func=rollouts,
@@ -185,3 +194,14 @@ def test_the_trainer_s_own_model_samples_with_the_images(vision_model: Any, tmp_
 def test_a_trainer_without_images_refuses_the_rollout(vision_model: Any, tmp_path: Path):
     with pytest.raises(InvalidSample, match=r"it has images \(3, .* make the trainer with .*tree_trainer"):
         trainer_of(GRPOTrainer, vision_model, dataset("pictures", [0, 1]), tmp_path).train()
+
+
+def test_a_processor_that_does_not_fit_is_refused(vision_model: Any, tmp_path: Path):
+    own = qwen_processor()
+    larger = QwenImageProcessor(
+        Qwen2VLImageProcessorPil(patch_size=14, min_pixels=400 * 400), own.tokenizer, own.chat_template
+    )
+    for processor, message in ((larger, "tokens"), (own.tokenizer, "processing_class is a tokenizer")):
+        with pytest.raises(ConfigError, match=message):
+            rows = dataset("pictures", [0, 1])
+            trainer_of(tree_trainer(), vision_model, rows, tmp_path, processor=processor).train()

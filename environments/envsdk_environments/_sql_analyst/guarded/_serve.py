@@ -36,23 +36,19 @@ def serve() -> None:
             request = requests.read(size)
             if len(request) < size:
                 return
-            answer = _answer(request)
+            try:
+                image, query, limits, max_rows = marshal.loads(request)
+                limits = QueryLimits(*limits)
+                # The kernel kills this process (SIGXCPU) after that much more CPU time.
+                _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + limits.max_cpu_s)
+                found = run_query(image, query, limits, max_rows)
+                answer = json.dumps(["found", *found], default=lambda blob: {"hex": blob.hex()}).encode()
+            except QueryRefused as error:
+                answer = json.dumps(["refused", str(error), error.is_too_long]).encode()
+            except MemoryError:
+                answer = json.dumps(["refused", TOO_LARGE, False]).encode()
             answers.write(len(answer).to_bytes(8) + answer)
             answers.flush()
-
-
-def _answer(request: bytes) -> bytes:
-    try:
-        image, query, limits, max_rows = marshal.loads(request)
-        limits = QueryLimits(*limits)
-        # The kernel kills this process (SIGXCPU) after that much more CPU time.
-        _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + limits.max_cpu_s)
-        found = run_query(image, query, limits, max_rows)
-        return json.dumps(["found", *found], default=lambda blob: {"hex": blob.hex()}).encode()
-    except QueryRefused as error:
-        return json.dumps(["refused", str(error), error.is_too_long]).encode()
-    except MemoryError:
-        return json.dumps(["refused", TOO_LARGE, False]).encode()
 
 
 def _limit(which: int, most: int) -> None:
