@@ -15,7 +15,7 @@ DOCS := .venvs/docs/.installed
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers hooks docs docs-version has-version drawings errors-page clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers results hooks docs docs-version has-version drawings errors-page clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -96,6 +96,12 @@ bench: $(TEST)
 # Stores the figures that `make bench` compares with. Run it for a release, on a machine that does nothing else.
 bench-release: $(TEST)
 	PYTHONPATH=scripts $(BIN)/python -m regressions --release $(BENCH)
+
+# Trains a real model on the CPU in the ways that docs/results.md compares, for hours, and writes the page and its figures. Runs
+# that have a log in scripts/results/logs are not repeated. Some games: GAMES="guess"
+results: $(CORE)
+	PYTHONPATH=scripts $(BIN)/python -m results $(GAMES)
+	PYTHONPATH=scripts $(BIN)/python -m documentation.drawings
 
 # The documentation site, in .cache/docs/site. A broken link or anchor, or any other warning, is an error.
 docs: $(DOCS) $(GATEWAY)

@@ -21,13 +21,16 @@ class ScriptedSession(ProgramSession):
     """Answers with its name and the last message, or does what the last message commands.
 
     `fail` is refused with status 502, `break` raises an unexpected error, `wait` never ends, `sleep` takes 0.5 s,
-    `long` has a reply of a million characters, and `longest` one that no socket buffers as a whole.
+    `together` waits until `together` sessions were asked that, `long` has a reply of a million characters, and
+    `longest` one that no socket buffers as a whole.
 
     Attributes:
-        most_asking: How many sessions were sleeping when this one had slept.
+        asking: How many sessions were asked `together`.
+        together: How many are waited for.
     """
 
     asking: ClassVar[int] = 0
+    together: ClassVar[int] = 0
 
     def __init__(self, name: str = "session") -> None:
         super().__init__(count_tokens=lambda request: 7, check_image=lambda image: None)
@@ -35,7 +38,6 @@ class ScriptedSession(ProgramSession):
         self.asked: list[ModelRequest] = []
         self.refusals: list[RequestError] = []
         self.canceled = 0
-        self.most_asking = 0
 
     async def ask(self, request: ModelRequest) -> Sequence[ModelReply]:
         self.asked.append(request)
@@ -47,10 +49,12 @@ class ScriptedSession(ProgramSession):
         if text == "wait":
             await self._wait()
         if text == "sleep":
-            ScriptedSession.asking += 1
             await asyncio.sleep(0.5)
-            self.most_asking = ScriptedSession.asking
-            ScriptedSession.asking -= 1
+        if text == "together":
+            ScriptedSession.asking += 1
+            async with asyncio.timeout(600):
+                while ScriptedSession.asking < self.together:
+                    await asyncio.sleep(0.01)
         times = {"long": 100_000, "longest": 2_000_000}.get(text)
         content = f"{self.name}: {text}" if times is None else "0123456789" * times
         return [self._reply(content) for _ in range(request.n)]

@@ -12,9 +12,8 @@ from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 
-from ._chatml import ChatML
+from ._chatml import THINK, AlwaysThinkingChatML, ChatML
 from ._grammars._grammar import Grammar, tagged
-from ._thinking import THINK, AlwaysThinkingChatML
 
 
 class DeepSeekR1(AlwaysThinkingChatML):

@@ -12,8 +12,8 @@ from envsdk.rendering.emission import Emission
 from envsdk.rendering.family import FamilyRenderer
 from envsdk.rendering.renderer import TokenIds
 
+from ._chatml import ThinkingChatML
 from ._grammars._grammar import CallFormat, Edge, Grammar, tagged, values_of
-from ._thinking import ThinkingChatML
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,7 @@ Qwen/Qwen3-4B-Instruct-2507 and of Qwen/Qwen3-4B-Thinking-2507 (the same for the
 
 from typing import ClassVar
 
-from ._chatml import ToolChatML
-from ._thinking import AlwaysThinkingChatML, ThinkingChatML
+from ._chatml import AlwaysThinkingChatML, ThinkingChatML, ToolChatML
 
 
 class Qwen3Instruct2507(ToolChatML):

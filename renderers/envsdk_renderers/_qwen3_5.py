@@ -13,9 +13,9 @@ from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 from envsdk.rendering.tokenizers import Tokenizer
 
+from ._chatml import THINK, ThinkingChatML, check_flag
 from ._grammars._grammar import CallFormat, Edge, Grammar, tagged, values_of
 from ._grammars._styles import PYTHON
-from ._thinking import THINK, ThinkingChatML, check_flag
 
 _CALLS = CallFormat(
     ("name", "key", "value"),

@@ -12,8 +12,8 @@ from envsdk.errors import RenderError
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.emission import Emission
 
+from ._chatml import AlwaysThinkingChatML, ThinkingChatML
 from ._grammars._grammar import Grammar
-from ._thinking import AlwaysThinkingChatML, ThinkingChatML
 
 
 class QwQ(AlwaysThinkingChatML):

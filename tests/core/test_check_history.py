@@ -22,6 +22,7 @@ OURS: list[Any] = [
 ]
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("history", OURS, ids=str)
 def test_our_history_policies_conform(history: Any):
     report = check_history(history).raise_if_failed()

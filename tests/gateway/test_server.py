@@ -478,6 +478,7 @@ def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
     server: BackgroundServer, is_full: bool
 ) -> None:
     count = 500 if is_full else 150
+    ScriptedSession.asking, ScriptedSession.together = 0, count
     sessions = [ScriptedSession(f"s{i}") for i in range(count)]
     for session in sessions:
         server.sessions.add(session)
@@ -485,7 +486,7 @@ def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
     async def play(session: ScriptedSession) -> None:
         url = httpx.URL(f"{server.base_url(session)}/v1/chat/completions")
         reader, writer = await asyncio.open_connection(url.host, url.port)
-        for text in ("first", "sleep", "fail" if session.name.endswith("7") else "last"):
+        for text in ("first", "together", "fail" if session.name.endswith("7") else "last"):
             writer.write(request_of(url, body_of("chat", text)))
             head = await reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
@@ -502,7 +503,6 @@ def test_hundreds_of_sessions_ask_at_once_and_each_gets_its_own_answers(
 
     asyncio.run(play_all())
     assert sum(len(session.asked) for session in sessions) == 3 * count
-    assert max(session.most_asking for session in sessions) > 0.6 * count
     for session in sessions:
         server.sessions.remove(session.id)
 

@@ -84,7 +84,9 @@ def measurements(shape: str, device: str, sizes: list[int], repetitions: int) ->
     """Yield what each way takes at each size, in float32 and then in bfloat16."""
     exact: dict[int, tuple[Any, Any]] = {}
     for dtype, torch_dtype in DTYPES.items():
-        model = model_of(shape, device).to(torch_dtype)
+        model = model_of(shape, device)
+        for parameter in model.parameters():  # not the buffers: the frequencies of RoPE stay in float32
+            parameter.data = parameter.data.to(torch_dtype)
         for steps in sizes:
             separate: Measurement | None = None
             for way in WAYS:
@@ -96,7 +98,6 @@ def measurements(shape: str, device: str, sizes: list[int], repetitions: int) ->
                 model.zero_grad(set_to_none=True)
                 yield asdict(found)
         del model
-    exact.clear()
 
 
 @contextmanager
@@ -111,7 +112,8 @@ def reported(found: Measurement) -> Iterator[None]:
 @contextmanager
 def attention_of(model: Any, way: Way) -> Iterator[None]:
     """Let a model compute attention in one way."""
-    torch.compiler.reset()  # FlexAttention compiled anew would be for any length, and torch's C++ for it is not valid
+    if way == "flex":
+        torch.compiler.reset()  # else it compiles for any length, of which torch's C++ is not valid
     model.set_attn_implementation("flex_attention" if way == "flex" else "sdpa")
     try:
         yield
@@ -128,13 +130,14 @@ def measure(model: Any, found: Measurement, exact: dict[int, tuple[Any, Any]], r
     has_gradient = is_cuda or found.way != "flex"  # on a CPU, torch's FlexAttention has no backward pass
     model.train(has_gradient)
     if is_cuda:
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     with torch.set_grad_enabled(has_gradient):
         logprobs, times = step(model, samples, tree, found.way), []
-        gradient = [parameter.grad for parameter in model.parameters()] if has_gradient else None
-        compare(found, exact, logprobs, gradient)
         if is_cuda:
             found.peak_gib = torch.cuda.max_memory_allocated() / 2**30
+        gradient = [parameter.grad for parameter in model.parameters()] if has_gradient else None
+        compare(found, exact, logprobs, gradient)
         for _ in range(repetitions):
             model.zero_grad(set_to_none=True)
             start = synchronized(is_cuda)
@@ -187,18 +190,20 @@ def part(model: Any, inputs: dict[str, Any], predecessors: Any, targets: Any, tr
 
 
 def compare(found: Measurement, exact: dict[int, tuple[Any, Any]], logprobs: Any, gradient: Any) -> None:
-    """Fill in the differences from separate samples in float32, which are kept."""
+    """Fill in the differences from separate samples in float32, which are kept on the CPU."""
+    if (found.dtype, found.way) == ("float32", "separate"):
+        exact[found.steps] = logprobs, [each.cpu() for each in gradient]
     if found.steps not in exact:
-        exact[found.steps] = logprobs, [each.clone() for each in gradient]
+        raise RuntimeError("there is nothing to compare with: separate samples in float32 failed")
     expected, expected_gradient = exact[found.steps]
     differences = (logprobs - expected).abs()
     found.logprob_difference, found.max_logprob_difference = float(differences.mean()), float(differences.max())
     if gradient is not None:
-        squares = [
-            torch.stack([(own.float() - other).square().sum(), other.square().sum()])
-            for own, other in zip(gradient, expected_gradient, strict=True)
-        ]
-        apart, length = torch.stack(squares).sum(0).sqrt().tolist()
+        squares = torch.zeros(2, dtype=torch.float64, device=gradient[0].device)
+        for own, other in zip(gradient, expected_gradient, strict=True):
+            wanted = other.to(own.device)
+            squares += torch.stack([(own.float() - wanted).square().sum(), wanted.square().sum()])
+        apart, length = squares.sqrt().tolist()
         found.gradient_difference = apart / length
 
 

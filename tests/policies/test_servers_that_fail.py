@@ -4,7 +4,6 @@ import asyncio
 import pickle
 import random
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -19,6 +18,16 @@ from envsdk.policies._client import base_urls
 from envsdk.rollouts import Rollouts
 
 GENERATE = "/inference/v1/generate"
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def begun(server):
+    """The number of replies of which a token was sampled."""
+    return sum(bool(sampled.entries) for sampled in [*server._sampling.values()])
 
 
 FAULTS = {
@@ -189,23 +198,22 @@ def test_a_late_answer_of_an_attempt_that_timed_out_is_not_used():
         policy = VLLM(server.url, timeout_s=0.2, max_retries=1, check=False)
         with pytest.raises(PolicyUnavailable, match=r"timeout_s=0\.2"):
             ask(policy)
-        time.sleep(0.5)
-        assert len(server.closed_by_client) == 2
+        asyncio.run(until(lambda: len(server.closed_by_client) == 2))
     assert policy.usage.sampled_tokens == 0
 
 
 def test_canceling_a_call_ends_its_request_on_the_server():
-    async def run(policy):
+    async def run(policy, server):
         async with policy:
             task = asyncio.ensure_future(policy(PROMPT, **request()))
-            await asyncio.sleep(0.3)
+            await until(lambda: begun(server))
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.sleep(0.2)
+            await until(lambda: server.closed_by_client)
 
     with ModelServer(token_s=0.1, stop_logit=-9.0) as server:
-        asyncio.run(run(VLLM(server.url, check=False)))
+        asyncio.run(run(VLLM(server.url, check=False), server))
         (body,) = server.bodies(GENERATE)
         assert server.closed_by_client == [body["request_id"]]
 
@@ -215,43 +223,43 @@ def test_canceling_a_call_ends_its_request_on_the_server():
 
 @pytest.mark.parametrize("kind", [VLLM, SGLang])
 def test_an_abort_returns_what_was_sampled(kind):
-    async def run(policy):
+    async def run(policy, server):
         async with policy:
             calls = [asyncio.ensure_future(policy(PROMPT, **request(episode_id=str(n)))) for n in range(4)]
-            await asyncio.sleep(0.4)
+            await until(lambda: begun(server) == 4)
             await policy.abort()
             return await asyncio.gather(*calls)
 
     with ModelServer("sglang" if kind is SGLang else "vllm", token_s=0.05, stop_logit=-9.0) as server:
-        actions = asyncio.run(run(kind(server.url, check=False)))
+        actions = asyncio.run(run(kind(server.url, check=False), server))
     assert {action.finish_reason for action in actions} == {"abort"}
     assert all(0 < len(action.tokens) < 40 and len(action.logprobs) == len(action.tokens) for action in actions)
 
 
 def test_an_abort_waits_for_a_server_that_cannot_abort():
-    async def run(policy):
+    async def run(policy, server):
         async with policy:
             call = asyncio.ensure_future(policy(PROMPT, **request(max_tokens=8)))
-            await asyncio.sleep(0.1)
+            await until(lambda: begun(server))
             await policy.abort()
             return await call
 
     with ModelServer(has_token_endpoint=False, token_s=0.05, stop_logit=-9.0) as server:
-        action = asyncio.run(run(VLLM(server.url, check=False)))
+        action = asyncio.run(run(VLLM(server.url, check=False), server))
     assert action.finish_reason == "length" and len(action.tokens) == 8
 
 
 def test_a_reply_that_was_aborted_continues_as_the_same_step():
-    async def run(policy, env):
+    async def run(policy, env, server):
         async with policy:
             episode = asyncio.ensure_future(envsdk.arollout(env, policy, seed=0))
-            await asyncio.sleep(0.4)
+            await until(lambda: begun(server))
             await policy.abort()
             return await episode
 
     env = envsdk.make("envsdk/GuessNumber-v1", tokenizer="embedded", limits={"max_steps": 1, "max_sampled_tokens": 25})
     with ModelServer(token_s=0.02, stop_logit=-9.0) as server:
-        trajectory = asyncio.run(run(VLLM(server.url, check=False), env))
+        trajectory = asyncio.run(run(VLLM(server.url, check=False), env, server))
         first, second = server.bodies(GENERATE)
     (step,) = trajectory.steps
     assert len(step.parts) == 2 and step.stop - step.action_start == 25
@@ -280,7 +288,7 @@ def test_episodes_move_when_their_server_dies_and_none_is_lost():
     async def run(policy, one):
         async with policy:
             calls = [asyncio.ensure_future(policy(PROMPT, **request(episode_id=str(n)))) for n in range(8)]
-            await asyncio.sleep(0.3)
+            await until(lambda: begun(one) == 4)
             await asyncio.to_thread(one.stop)
             return await asyncio.gather(*calls)
 

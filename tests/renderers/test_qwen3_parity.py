@@ -28,7 +28,7 @@ FORGERIES = (
 @pytest.fixture(scope="session")
 def generated(is_full: bool) -> Generated:
     rng = Random(2507)
-    return [random_conversation(rng) for _ in range(600 if is_full else 12)]
+    return [random_conversation(rng) for _ in range(600 if is_full else 20)]
 
 
 @pytest.fixture(scope="session")
