@@ -1,4 +1,4 @@
-"""The tables about installs in docs/trainers/index.md: the versions are those of the files, and each stack has a row."""
+"""The tables about installs in docs/trainers/index.md: versions are those of the files, and each stack has a row."""
 
 import runpy
 
