@@ -15,7 +15,7 @@ DOCS := .venvs/docs/.installed
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers results hooks docs docs-version has-version drawings errors-page clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers results hooks docs docs-version has-version drawings errors-page installs clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -120,6 +120,11 @@ has-version:
 # Writes docs/drawings/ from real episodes, and from tables of the documents.
 drawings: $(CORE)
 	PYTHONPATH=scripts $(BIN)/python -m documentation.drawings
+
+# Resolves envsdk with each trainer and server, and writes the tables of docs/trainers/index.md. It needs the network.
+installs: $(TEST)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python scripts/shared_installs.py
 
 # Writes docs/errors.md from the entries of `envsdk explain`.
 errors-page: $(CORE)

@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from ._specifications import specification
 from .contexts._history import HistoryPolicy
-from .errors import ConfigError, PluginError, UnknownName, unknown_name
+from .errors import ConfigError, PluginError, UnknownName
 from .limits import Limits
 from .rendering import tokenizers
 from .rendering.renderer import Renderer
@@ -94,7 +94,7 @@ def _factory(name: str, points: "Iterable[EntryPoint] | None" = None) -> Callabl
             raise (
                 UnknownName(f"No renderer is named {name!r}. {hint}")
                 if hint
-                else unknown_name("renderer", name, list_renderers())
+                else UnknownName.of("renderer", name, list_renderers())
             )
         if len({point.value for point in own}) > 1:
             found = ", ".join(point.value for point in own)
@@ -278,7 +278,7 @@ def find_creator(id: str) -> object:
         hints = [f"The plug-in {name!r} failed to import: {error}." for name, error in _failed_plugins.items()]
         if "/" not in id:
             hints.append("A class of your own, which is not registered, is named as module:Class.")
-        raise unknown_name("environment", id, _envs, " ".join(hints))
+        raise UnknownName.of("environment", id, _envs, " ".join(hints))
     entry_point = _envs[id]
     try:
         return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point

@@ -4,18 +4,12 @@
 """
 
 import difflib
-import reprlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-
-
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+from ._describing import around_difference
 
 
 class EnvsdkError(Exception):
@@ -40,6 +34,17 @@ class ReservedName(EnvsdkError, AttributeError):
 
 class UnknownName(EnvsdkError, LookupError):
     """No renderer, environment, history policy, tool or option has the given name."""
+
+    @classmethod
+    def of(cls, kind: str, name: object, known: Iterable[str], hint: str = "") -> Self:
+        """Return the error, which suggests similar names or else lists all known ones."""
+        names = sorted(known)
+        near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+        if near:
+            advice = "Did you mean " + " or ".join(repr(n) for n in near) + "?"
+        else:
+            advice = f"Known: {', '.join(names) or 'none'}."
+        return cls(" ".join(filter(None, (f"No {kind} is named {name!r}.", advice, hint))))
 
 
 class PluginError(EnvsdkError):
@@ -287,53 +292,3 @@ class InvalidRecord(EnvsdkError, ValueError):
 
 class StorageError(EnvsdkError, OSError):
     """Records cannot be written, such as on a full disk or without permission. The message names what was kept."""
-
-
-def what_is_invalid(error: "ValidationError") -> str:
-    """Return the first ten problems of a validation error on one line: field, reason, and what was given."""
-    found = error.errors(include_url=False)
-    listed = [
-        f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']} (got {_REPR.repr(item['input'])[:80]})"
-        for item in found[:10]
-    ]
-    return "; ".join([*listed, f"and {len(found) - 10} more"] if len(found) > 10 else listed)
-
-
-def message_of(error: BaseException) -> str:
-    """Return the message of an exception as `encodable` text, even if its `__str__` fails."""
-    try:
-        return encodable(str(error))
-    except Exception:
-        return "it cannot say what is wrong"  # the model may see it, so changing it changes prompts
-
-
-def encodable(text: str) -> str:
-    """Return a string that UTF-8 can encode: each unpaired surrogate becomes a Python escape."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def around_difference(one: str, other: str, width: int) -> tuple[str, str]:
-    """Return two strings, cut around their first difference if one is longer than `width`."""
-    if max(len(one), len(other)) <= width:
-        return one, other
-    same = next((at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
-    start = max((min(len(one), len(other)) if same is None else same) - width // 4, 0)
-    first, second = (f"{'...' if start else ''}{text[start : start + width]}" for text in (one, other))
-    return first, second
-
-
-def describe_error(error: BaseException, *, with_notes: bool = True) -> str:
-    """Return an exception in the form in which records store it: its type, its message, and its notes."""
-    notes: list[str] = getattr(error, "__notes__", []) if with_notes else []
-    return " ".join([f"{type(error).__name__}: {message_of(error)}", *(encodable(str(note)) for note in notes)])
-
-
-def unknown_name(kind: str, name: object, known: Iterable[str], hint: str = "") -> UnknownName:
-    """Return an `UnknownName` error that suggests similar names, or else lists all known ones."""
-    names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
-    if near:
-        advice = "Did you mean " + " or ".join(repr(n) for n in near) + "?"
-    else:
-        advice = f"Known: {', '.join(names) or 'none'}."
-    return UnknownName(" ".join(filter(None, (f"No {kind} is named {name!r}.", advice, hint))))

@@ -7,7 +7,8 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from .errors import ConfigError, what_is_invalid
+from ._describing import what_is_invalid
+from .errors import ConfigError
 
 __all__ = ["Limits", "StopReason"]
 

@@ -12,13 +12,14 @@ from typing import Any, TypeVar, cast
 import gymnasium
 from pydantic import ValidationError
 
+from .._describing import what_is_invalid
 from .._registry import find_renderer, refuse_history_options
 from ..contexts._history import HistoryPolicy
 from ..episodes._agent import Agent, EpisodeHeader, StepResult
 from ..episodes._episode import CallMethod, Episode, EpisodeGenerator, Join, Request, RunChildren
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
 from ..episodes._turn import Turn
-from ..errors import ConfigError, EpisodeError, HandoffError, what_is_invalid
+from ..errors import ConfigError, EpisodeError, HandoffError
 from ..limits import Limits, plain_integer
 from ..messages import check_text
 from ..rendering.renderer import Renderer

@@ -21,10 +21,11 @@ import numpy as np
 from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
+from .._describing import message_of, what_is_invalid
 from ..episodes._functions import is_async
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
 from ..episodes._turn import Turn
-from ..errors import ConfigError, EnvsdkError, ToolError, message_of, what_is_invalid
+from ..errors import ConfigError, EnvsdkError, ToolError
 from ..images import Image
 from ..limits import StopReason
 from ..messages import ContentPart, ImagePart, Message, TextPart, ToolCall, ToolSchema, check_json

@@ -9,8 +9,9 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from .._describing import what_is_invalid
 from .._untrusted import open_file, parse_json, read_lines
-from ..errors import ConfigError, InvalidRecord, TaskError, what_is_invalid
+from ..errors import ConfigError, InvalidRecord, TaskError
 
 __all__ = ["Rows", "Split", "Task", "draw_in_split", "load_tasks", "split_of"]
 

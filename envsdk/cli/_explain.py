@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import unknown_name
+from ..errors import UnknownName
 from ._output import print_text
 
 
@@ -66,7 +66,7 @@ def find_explanation(name: str) -> ErrorExplanation:
     by_lower_case = {key.lower(): entry for key, entry in known.items()}
     found = by_lower_case.get(name.rpartition(".")[2].lower())
     if found is None:
-        raise unknown_name("error", name, known, "`envsdk explain` lists all errors")
+        raise UnknownName.of("error", name, known, "`envsdk explain` lists all errors")
     return found
 
 

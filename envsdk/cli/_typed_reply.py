@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import unknown_name, what_is_invalid
+from .._describing import what_is_invalid
+from ..errors import UnknownName
 from ..messages import Message, ToolCall, ToolSchema
 
 HELP = '''\
@@ -91,7 +92,7 @@ def _call(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
     name, _, rest = text.strip().partition(" ")
     functions = {str(_function(tool)["name"]): _function(tool) for tool in tools}
     if name not in functions:
-        error = unknown_name("tool", name, functions, "To start your reply with a slash, type two: //text")
+        error = UnknownName.of("tool", name, functions, "To start your reply with a slash, type two: //text")
         raise TypingError(str(error))
     try:
         return ToolCall(name=name, arguments=_arguments(rest.strip(), _parameters(functions[name])))

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
-from ..errors import ContextFull, UndeclaredBreak, encodable
+from .._describing import encodable
+from ..errors import ContextFull, UndeclaredBreak
 from ..images import PlacedImage
 from ..limits import StopReason
 from ..messages import Message, ToolSchema, check_calls

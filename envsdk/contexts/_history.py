@@ -15,8 +15,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import to_jsonable_python
 
+from .._describing import what_is_invalid
 from .._specifications import specification
-from ..errors import ConfigError, ContextFull, unknown_name, what_is_invalid
+from ..errors import ConfigError, ContextFull, UnknownName
 from ..images import Image
 from ..messages import ImagePart, Message, TextPart, text_of
 from ..rendering._whole import WholeRenderer
@@ -479,7 +480,7 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
     options = {"name": given} if isinstance(given, str) else dict(given)
     name = options.pop("name", None)
     if name not in _POLICIES:
-        raise unknown_name(
+        raise UnknownName.of(
             "history policy", name, _POLICIES, "Pass a policy of your own as an object: history=MyPolicy(...)"
         )
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
-from ..errors import ConfigError, InvalidSample, unknown_name
+from ..errors import ConfigError, InvalidSample, UnknownName
 from ..limits import LARGEST
 from ..trajectories._samples import Sample
 from ._inputs import LogprobPair, pair_logprobs
@@ -108,7 +108,7 @@ def importance_weights(
     """
     for name, choice, known in (("level", level, Level), ("mode", mode, Mode), ("ratio", ratio, Ratio)):
         if choice not in get_args(known):
-            raise unknown_name(name, choice, get_args(known))
+            raise UnknownName.of(name, choice, get_args(known))
     lower, upper = _bounds(threshold, mode)
     pairs = pair_logprobs(samples, trainer_logprobs)
     unit, units = _units(pairs, level)

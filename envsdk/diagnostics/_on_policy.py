@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 
 from ..contexts._roles import reply_spans
-from ..errors import ConfigError, unknown_name
+from ..errors import ConfigError, UnknownName
 from ..rendering.renderer import Renderer
 from ..trajectories._samples import Sample
 from ._divergence import VERDICTS, Estimate, NumericFormat, Verdict, thresholds_of
@@ -178,7 +178,7 @@ def kl(
     if not isinstance(bin_size, Integral) or bin_size < 1:
         raise ConfigError(f"bin_size is {bin_size!r}; expected an integer of at least 1")
     if dtype is not None and dtype not in get_args(NumericFormat):
-        raise unknown_name("numeric format", dtype, get_args(NumericFormat))
+        raise UnknownName.of("numeric format", dtype, get_args(NumericFormat))
     pairs = pair_logprobs(samples, trainer_logprobs)
     difference = _joined([pair.trainer - pair.sampler for pair in pairs])
     bound = np.inf if clip is None else check_clip(clip, thresholds_of(dtype).outlier)

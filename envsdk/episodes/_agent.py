@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+from .._describing import describe_error
 from ..contexts._context import Context, Delta
 from ..contexts._edits import Edit
 from ..contexts._protocol import Break, Observation
 from ..contexts._roles import RoleLog
-from ..errors import ConfigError, HandoffError, RenderError, TurnError, describe_error
+from ..errors import ConfigError, HandoffError, RenderError, TurnError
 from ..limits import MAX_ABORTS, MAX_EMPTY_ABORTS, STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message
 from ..trajectories._steps import Origin, Part, Step

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from .._describing import describe_error
 from ..contexts._context import Context, Delta
 from ..contexts._history import SummaryRequest
 from ..contexts._protocol import Break, Observation
-from ..errors import EpisodeError, NoEndWarning, TurnError, UndeclaredBreak, describe_error
+from ..errors import EpisodeError, NoEndWarning, TurnError, UndeclaredBreak
 from ..limits import STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message
 from ..rendering.renderer import Renderer

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from pydantic import ValidationError
 
+from .._describing import what_is_invalid
 from ..contexts._edits import Edit
-from ..errors import TurnError, what_is_invalid
+from ..errors import TurnError
 from ..limits import LARGEST, plain_integer
 from ..messages import Message, ToolSchema, check_text, to_messages
 

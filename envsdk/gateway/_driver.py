@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from .._describing import message_of
 from ..authoring._driver import Driver
 from ..contexts._edits import Edit
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
-from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError, message_of
+from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
 from ..limits import StopReason
 from ..messages import Message, ToolCall
 from ..rendering.emission import Emission

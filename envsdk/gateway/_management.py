@@ -13,7 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Send
 
-from ..errors import ConfigError, EpisodeError, RequestError, TaskError, UnknownName, message_of, what_is_invalid
+from .._describing import message_of, what_is_invalid
+from ..errors import ConfigError, EpisodeError, RequestError, TaskError, UnknownName
 from ._app import RouteHandler, ServerLimits, keys_of, model_app
 from ._description import description
 from ._exchange import Refusal, is_loopback, json_response, read_json

@@ -10,7 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import RequestError, message_of
+from .._describing import message_of
+from ..errors import RequestError
 from ..images import Image
 from ._requests import ModelReply, ModelRequest
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ..authoring._env import Env
-from ..errors import ConfigError, PolicyError, unknown_name
+from ..errors import ConfigError, PolicyError, UnknownName
 from ._built_in import RandomPolicy, ReplyPolicy
 from ._openai_chat import OpenAIChat
 from ._policy import Policy, PolicyLike
@@ -100,7 +100,7 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
         return _PolicyByRole({role: find_policy(one, env, seed) for role, one in by_role.items()})
     if isinstance(policy, str):
         if policy not in named:
-            raise unknown_name("policy", policy, named, "To use your own policy, pass the function itself.")
+            raise UnknownName.of("policy", policy, named, "To use your own policy, pass the function itself.")
         return named[policy]()
     for_episode: Any = getattr(policy, "for_episode", None)
     if for_episode is not None:
@@ -157,7 +157,7 @@ def policy_of(text: str, **options: Any) -> PolicyLike:
         )
     if kind not in kinds:
         forms = [*BUILT_IN, *(f"{name}:URL" for name in kinds[:-1]), "transformers:FOLDER"]
-        raise unknown_name("policy", f"{kind}:URL" if separator else kind, forms)
+        raise UnknownName.of("policy", f"{kind}:URL" if separator else kind, forms)
     if not urls:
         what = "folder; expected transformers:FOLDER" if kind == "transformers" else f"URL; expected {kind}:URL"
         example = "./my-model" if kind == "transformers" else "http://localhost:8000"

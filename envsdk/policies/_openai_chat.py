@@ -8,16 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from pydantic import BaseModel, Field, ValidationError
 
+from .._describing import what_is_invalid
 from ..authoring._env import Env
 from ..contexts._protocol import Action
-from ..errors import (
-    ConfigError,
-    PolicyError,
-    RenderError,
-    ServerReplyError,
-    unknown_name,
-    what_is_invalid,
-)
+from ..errors import ConfigError, PolicyError, RenderError, ServerReplyError, UnknownName
 from ..messages import Message, ToolSchema
 from ._client import MAX_REPLY_BYTES, ModelServer, ServerClient, Usage, checked_url
 from ._sampling import is_neutral, why_refused
@@ -319,7 +313,7 @@ def _honored(sampling: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name, value in sampling.items():
         if name not in _PARAMETERS and not is_neutral(name, value):
-            raise unknown_name("sampling parameter of OpenAIChat", name, _PARAMETERS)
+            raise UnknownName.of("sampling parameter of OpenAIChat", name, _PARAMETERS)
     return {name: value for name, value in sampling.items() if name in _PARAMETERS}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..errors import ConfigError, UnknownName, unknown_name
+from ..errors import ConfigError, UnknownName
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_k": (-1, 0, None),
@@ -61,7 +61,7 @@ class Sampling:
             if name in known:
                 wanted[name] = None if is_neutral(name, value) else value
             elif not is_neutral(name, value):
-                raise unknown_name(f"sampling parameter of {policy}", name, known)
+                raise UnknownName.of(f"sampling parameter of {policy}", name, known)
         return replace(self, **wanted)
 
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
+from .._describing import what_is_invalid
 from ..contexts._protocol import Action, FinishReason
 from ..contexts._side_data import Aligned, part_of, per_token
-from ..errors import ServerReplyError, what_is_invalid
+from ..errors import ServerReplyError
 from ..images import PlacedImage
 from ._sampling import Sampling
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ..errors import ConfigError, TaskError, what_is_invalid
+from .._describing import what_is_invalid
+from ..errors import ConfigError, TaskError
 from . import _sandboxed
 from ._scorer import check_switches
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
+from .._describing import describe_error
 from ..authoring._concurrent import take_error, until_ended
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
@@ -39,7 +40,6 @@ from ..errors import (
     TokenizerMismatch,
     UnknownName,
     WorkerLost,
-    describe_error,
 )
 from ..limits import StopReason
 from ..policies._built_in import ReplyPolicy

@@ -23,10 +23,11 @@ import numpy as np
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .._describing import what_is_invalid
 from .._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
 from ..authoring._env import Env
 from ..authoring.tasks import find_task, pick_task
-from ..errors import InvalidRecord, RunFolderError, what_is_invalid
+from ..errors import InvalidRecord, RunFolderError
 from ..policies._policy import PolicyLike
 from ..rendering.renderer import Renderer
 from ..trajectories._fragments import fragment

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
-from ..errors import around_difference
+from .._describing import around_difference
 
 MISSING = "nothing"
 """The text for a missing value."""

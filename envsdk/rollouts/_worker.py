@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from .._describing import describe_error
 from ..authoring._event_loops import LoopThread
-from ..errors import EnvsdkError, describe_error
+from ..errors import EnvsdkError
 from ._jobs import EpisodeJob
 from ._player import EpisodeResult, Player, PlaySettings
 from ._statistics import PlayStatistics

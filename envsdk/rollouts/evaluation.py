@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .._describing import what_is_invalid
 from .._packages import load
 from .._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
 from .._visible import on_one_line
 from ..authoring._making import find_class
-from ..errors import ConfigError, InvalidRecord, RunFolderError, what_is_invalid
+from ..errors import ConfigError, InvalidRecord, RunFolderError
 from ..policies._find import policy_of
 from ..trajectories._trajectory import Trajectory
 from ._engine import Rollouts

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import get_args
 
-from ..errors import SandboxUnavailable, unknown_name
+from ..errors import SandboxUnavailable, UnknownName
 from ._folders import own_folder
 from ._interpreter import FLAGS, OWN_FOLDER, executable, file_rules, shown_files
 from ._job import SandboxJob
@@ -46,7 +46,7 @@ def check_isolation(isolation: Isolation = "auto") -> Isolation:
         UnknownName: If no isolation has that name.
     """
     if isolation not in get_args(Isolation):
-        raise unknown_name("isolation", isolation, get_args(Isolation))
+        raise UnknownName.of("isolation", isolation, get_args(Isolation))
     if isolation == "auto":
         reasons: list[str] = []
         for each in ("bubblewrap", "namespaces", "landlock"):

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from .._registry import is_of_plugin, list_envs
 from ..authoring._env import Env
-from ..errors import ConfigError, PluginError, unknown_name
+from ..errors import ConfigError, PluginError, UnknownName
 from ._reports import NotPossible
 
 EnvLike: TypeAlias = str | type[Env] | Callable[[], Env] | Env
@@ -56,7 +56,7 @@ class Subject:
             given = cast("Env", cast("Any", given).unwrapped)  # gymnasium's wrappers are not checked
         if isinstance(given, str):
             if given not in list_envs():
-                raise unknown_name("environment", given, list_envs())
+                raise UnknownName.of("environment", given, list_envs())
             return _of_spec(gymnasium.registry[given])
         if isinstance(given, Env):
             another = partial(copy.deepcopy, given)

@@ -12,7 +12,7 @@ import numpy as np
 
 from .._visible import visible
 from ..authoring._loop_tasks import in_event_loop
-from ..errors import ConfigError, unknown_name
+from ..errors import ConfigError, UnknownName
 from . import _env_attacks as env_attacks
 from . import _env_checks as env_checks
 from . import _env_determinism as env_determinism
@@ -132,7 +132,7 @@ def check_env(
     if seeds < 1 or first_seed < 0:
         raise ConfigError(f"seeds is {seeds} and first_seed is {first_seed}; expected at least 1 and at least 0")
     if only is not None and only not in CHECKS:
-        raise unknown_name("check", only, CHECKS)
+        raise UnknownName.of("check", only, CHECKS)
     subject = replace(Subject.of(env), command_line=command_line)
     chosen = CHECKS if only is None else {only: CHECKS[only]}
     progress: OnProgress = on_progress or (lambda name, check: None)

@@ -23,11 +23,12 @@ from uuid import uuid4
 
 import numpy as np
 
+from .._describing import around_difference
 from ..authoring._env import Env
 from ..contexts._context import Context
 from ..contexts._protocol import Action, FinishReason
 from ..episodes._turn import Turn
-from ..errors import ConfigError, EpisodeError, PolicyError, around_difference
+from ..errors import ConfigError, EpisodeError, PolicyError
 from ..images import PlacedImage, rgb_image
 from ..limits import Limits
 from ..messages import Message, TextPart, ToolSchema

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..contexts._protocol import Break
 from ..contexts._side_data import Aligned, PerToken, joined, per_token, placed
-from ..errors import ConfigError, InvalidSample, unknown_name
+from ..errors import ConfigError, InvalidSample, UnknownName
 from ..images import PlacedImage
 from ._context_log import ContextLog
 from ._replay import OBSERVATION, LogPiece, Path, Paths, ReplayedStep, placed_images, replay
@@ -227,7 +227,7 @@ def trained_steps(
     if not isinstance(loss, str) and not callable(loss):  # pyright: ignore[reportUnnecessaryComparison]
         raise ConfigError(f"loss is {loss!r:.80}; expected {_LOSSES} or a function of a Step")
     if isinstance(loss, str) and loss not in _LOSSES:
-        raise unknown_name("loss rule", loss, _LOSSES, "A function of a Step is accepted, too.")
+        raise UnknownName.of("loss rule", loss, _LOSSES, "A function of a Step is accepted, too.")
     last = {step.context: id(step) for step in steps}
     left_out = {
         name for name, log in contexts.items() if not log.is_trainable or (log.error is not None and not include_failed)

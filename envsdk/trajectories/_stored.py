@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetPydanticSchema, PlainValidator, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
+from .._describing import what_is_invalid
 from ..contexts._protocol import Break
 from ..contexts._side_data import Aligned, Ragged
-from ..errors import what_is_invalid
 from ..images import Image, PlacedImage
 from ..limits import LARGEST
 from ..messages import Message

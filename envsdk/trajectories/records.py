@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeVar, cast
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from .._describing import what_is_invalid
 from .._untrusted import open_file, parse_json, read_lines
-from ..errors import InvalidRecord, StorageError, what_is_invalid
+from ..errors import InvalidRecord, StorageError
 from ._stored import StoredRecord
 
 __all__ = ["read_jsonl", "write_jsonl"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._cards import card, mask_bar, shortened
 from ..contexts._side_data import Aligned, PerToken, placed
-from ..errors import InvalidSample, TreeTooLarge, unknown_name
+from ..errors import InvalidSample, TreeTooLarge, UnknownName
 from ..images import PlacedImage
 from ..rendering._vision import Vision
 from ..trajectories._samples import Sample
@@ -184,7 +184,7 @@ class TreeBatch:
             return self.mask.astype(np.float32)
         if reduction == "sample_mean":
             return self.per_token([sample.loss_weight / sample.trained_tokens for sample in self.samples])
-        raise unknown_name("reduction", reduction, get_args(Reduction))
+        raise UnknownName.of("reduction", reduction, get_args(Reduction))
 
     def split(self, max_tokens: int) -> "list[TreeBatch]":
         """Split the tree between branches into batches of at most `max_tokens` tokens.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 
 from .._packages import load
-from ..errors import ConfigError, TreeTooLarge, TreeUnsupported, unknown_name
+from ..errors import ConfigError, TreeTooLarge, TreeUnsupported, UnknownName
 from ..rendering._vision import Vision
 from ._images import image_inputs
 from ._run_attention import PLACEHOLDER, RUNS, TreeRuns, install, own_attention, text_config
@@ -127,7 +127,7 @@ def model_inputs(
 ) -> dict[str, Any]:
     """See `TreeBatch.model_inputs`."""
     if attention is not None and attention not in get_args(Attention):
-        raise unknown_name("attention", attention, get_args(Attention))
+        raise UnknownName.of("attention", attention, get_args(Attention))
     config = text_config(model)
     own = own_attention(config)
     chosen: Attention = attention or ("flex" if own == "flex_attention" else "runs")

@@ -17,6 +17,7 @@ ROOT = Path(envsdk.__file__).parents[1]
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
+        "_describing",
         "errors",
         "_packages _untrusted",
         "images",

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field, JsonValue, field_validator
 
 from ...episodes._turn import Turn
-from ...errors import ConfigError, unknown_name
+from ...errors import ConfigError, UnknownName
 from ...limits import Limits
 from ...messages import Message
 from .._env import Env, EnvConfig
@@ -174,7 +174,7 @@ def _make(name: str, options: dict[str, Any], seed: int) -> Any:
     except ImportError as error:
         raise ConfigError("reasoning-gym is not installed: pip install 'envsdk[reasoning-gym]'") from error
     if name not in known:
-        raise unknown_name("data set of reasoning-gym", name, known)
+        raise UnknownName.of("data set of reasoning-gym", name, known)
     try:
         return package.create_dataset(name, **{**options, "seed": seed, "size": 1})
     except (ValueError, TypeError, AssertionError, AttributeError) as error:

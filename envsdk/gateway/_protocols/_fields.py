@@ -9,15 +9,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 import orjson
 from pydantic import BaseModel, ValidationError
 
-from ...errors import (
-    ConfigError,
-    ImageError,
-    MissingPackage,
-    RenderError,
-    RequestError,
-    encodable,
-    what_is_invalid,
-)
+from ..._describing import encodable, what_is_invalid
+from ...errors import ConfigError, ImageError, MissingPackage, RenderError, RequestError
 from ...images import Image, PixelBudget
 from ...messages import ImagePart, ToolSchema, check_json
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
-from ...errors import TokenizerError, unknown_name
+from ...errors import TokenizerError, UnknownName
 from ._byte_level import BYTE_OF_CHAR
 from ._chat_template import ChatTemplateSource
 from ._protocol import UNNAMED
@@ -136,7 +136,7 @@ class NamedTokenizer(ABC):
             return self.control_tokens[control_token]
         except KeyError:
             raise TokenizerError(
-                str(unknown_name(f"control token of the tokenizer {self.name!r}", control_token, self.control_tokens))
+                str(UnknownName.of(f"control token of the tokenizer {self.name!r}", control_token, self.control_tokens))
             ) from None
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from ..._untrusted import MAX_VOCABULARY_BYTES, check_values, read_file
-from ...errors import TokenizerError, unknown_name
+from ...errors import TokenizerError, UnknownName
 from ._byte_level import as_encoding
 from ._chat_template import template_in_files, template_in_options
 from ._fast import FastokensTokenizer
@@ -55,7 +55,7 @@ def load_tokenizer(source: Any = None, *, vocab_size: int | None = None, backend
         MissingPackage: If fastokens is chosen but not installed.
     """
     if backend not in get_args(Backend):
-        raise TokenizerError(str(unknown_name("backend", backend, get_args(Backend))))
+        raise TokenizerError(str(UnknownName.of("backend", backend, get_args(Backend))))
     tokenizer = _load(source, vocab_size)
     if backend == "auto" or isinstance(tokenizer, FastokensTokenizer):
         return tokenizer
@@ -150,7 +150,7 @@ def _load_by_name(name: str, vocab_size: int | None) -> Tokenizer:
     known = ["embedded", *tiktoken.list_encoding_names()]
     if difflib.get_close_matches(name, known, cutoff=0.8):
         # No model has such a name; a request to the hub would only take time.
-        raise TokenizerError(str(unknown_name("tokenizer", name, known)))
+        raise TokenizerError(str(UnknownName.of("tokenizer", name, known)))
     try:
         file = snapshot(name) / VOCABULARY
     except TokenizerError as error:

@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import orjson
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from ..._describing import what_is_invalid
 from ..._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
-from ...errors import TokenizerError, what_is_invalid
+from ...errors import TokenizerError
 from ._chat_template import ChatTemplateSource
 from ._files import state_of
 

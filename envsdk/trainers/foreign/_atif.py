@@ -11,8 +11,9 @@ from typing import Any, cast, get_args
 
 from pydantic import ValidationError
 
+from ..._describing import what_is_invalid
 from ...contexts._protocol import RewriteReason
-from ...errors import InvalidRecord, what_is_invalid
+from ...errors import InvalidRecord
 from ...limits import StopReason
 from ...messages import Message, ToolCall
 from ...rendering.renderer import Renderer

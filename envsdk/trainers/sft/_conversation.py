@@ -5,7 +5,8 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from pydantic import ValidationError
 
-from ...errors import ConfigError, RenderError, what_is_invalid
+from ..._describing import what_is_invalid
+from ...errors import ConfigError, RenderError
 from ...messages import Message, Role, to_messages
 
 TrainOn: TypeAlias = Role | Literal["last"] | int | Collection[Role | int] | Callable[[int, Message], bool]

@@ -6,7 +6,7 @@ A format reads a reply that is cut at the control tokens of its renderer. `regis
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from envsdk.errors import unknown_name
+from envsdk.errors import UnknownName
 from envsdk.messages import Message, ToolSchema
 from envsdk.rendering.reading import Segment, SplitReply
 from envsdk.rendering.renderer import NOT_ENDED
@@ -41,7 +41,7 @@ def get_format(name: str) -> ReplyFormat:
         UnknownName: If no format has that name.
     """
     if name not in FORMATS:
-        raise unknown_name("reply format", name, ["auto", PLAIN, *FORMATS])
+        raise UnknownName.of("reply format", name, ["auto", PLAIN, *FORMATS])
     return FORMATS[name]
 
 
