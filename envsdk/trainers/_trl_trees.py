@@ -287,12 +287,12 @@ def _by_sample(tree: TreeBatch) -> "NDArray[np.int32]":
 def _for_trees(model: Any, indices: Any) -> Generator[None]:
     """Let a model apply its fused head to the last hidden states of these tokens, in chunks of the vocabulary.
 
-    One token may predict several ones of a tree. Where TRL has no kernel for the head, it computes the logits of 4096
-    tokens and 32768 entries of the vocabulary at once, with about eight arrays of that size.
+    One token may predict several ones of a tree. On a CPU, TRL has no kernel for the head. It computes the logits of
+    4096 tokens and 32768 entries of the vocabulary at once, with about eight arrays of that size.
     """
     utils: Any = load("trl.trainer.utils", "trl")
     own: int = getattr(utils, _CHUNK)
-    setattr(utils, _CHUNK, own if utils._use_triton(indices.device) else min(own, _CHUNK_SIZE))
+    setattr(utils, _CHUNK, min(own, _CHUNK_SIZE) if indices.device.type == "cpu" else own)
     try:
         with hidden_states_at(model, indices):
             yield
