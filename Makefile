@@ -15,7 +15,7 @@ DOCS := .venvs/docs/.installed
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers hooks docs docs-version has-version drawings errors-page clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers results hooks docs docs-version has-version drawings errors-page installs clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -97,6 +97,12 @@ bench: $(TEST)
 bench-release: $(TEST)
 	PYTHONPATH=scripts $(BIN)/python -m regressions --release $(BENCH)
 
+# Trains a real model on the CPU in the ways that docs/results.md compares, for hours, and writes the page and its figures. Runs
+# that have a log in scripts/results/logs are not repeated. Some games: GAMES="guess"
+results: $(CORE)
+	PYTHONPATH=scripts $(BIN)/python -m results $(GAMES)
+	PYTHONPATH=scripts $(BIN)/python -m documentation.drawings
+
 # The documentation site, in .cache/docs/site. A broken link or anchor, or any other warning, is an error.
 docs: $(DOCS) $(GATEWAY)
 	PYTHONPATH=scripts $(BIN)/python -m documentation $(DOCS_OPTIONS)
@@ -114,6 +120,11 @@ has-version:
 # Writes docs/drawings/ from real episodes, and from tables of the documents.
 drawings: $(CORE)
 	PYTHONPATH=scripts $(BIN)/python -m documentation.drawings
+
+# Resolves envsdk with each trainer and server, and writes the tables of docs/trainers/index.md. It needs the network.
+installs: $(TEST)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python scripts/shared_installs.py
 
 # Writes docs/errors.md from the entries of `envsdk explain`.
 errors-page: $(CORE)

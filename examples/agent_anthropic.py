@@ -1,6 +1,6 @@
 """An agent written with the package `anthropic`.
 
-Run it with `python examples/agent_anthropic.py`; `pip install 'envsdk[gateway]'` has what it needs.
+Run it with `python examples/agent_anthropic.py`; `pip install 'envsdk[gateway]' anthropic` has what it needs.
 """
 
 from typing import Any

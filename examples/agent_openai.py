@@ -1,6 +1,6 @@
 """An agent written with the package `openai`.
 
-Run it with `python examples/agent_openai.py`; `pip install 'envsdk[gateway]'` has what it needs.
+Run it with `python examples/agent_openai.py`; `pip install 'envsdk[gateway]' openai` has what it needs.
 """
 
 import json

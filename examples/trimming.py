@@ -3,7 +3,7 @@
 The program asks one question at a time. It sends all messages, or leaves the oldest ones out, as memories and trimmers
 of frameworks do. Every change of the past is a break: the next request begins a new sample, with a new prompt.
 
-Run it with `python examples/trimming.py`; `pip install 'envsdk[gateway]'` has what it needs.
+Run it with `python examples/trimming.py`; `pip install 'envsdk[gateway]' openai` has what it needs.
 """
 
 from contextlib import closing

@@ -2,8 +2,8 @@
 
 `@pytest.mark.matrix` marks a test whose rows show the same rule for many values. Its rows are chosen so that each value
 of each parameter (with `pairs=True`, each pair of values of two parameters) is in at least one of them. With `every=3`,
-a short run takes only each third of these; where it begins depends on the name of the test, so that tests of the same
-families together take all of them.
+a short run takes only each third of these; where it begins depends on the name of the file, so that the tests of a file
+share what they measure, and several files together take all of them.
 `@pytest.mark.full` marks a test or a single row that only the full run has. `--full` runs every row.
 """
 
@@ -35,7 +35,7 @@ def short_run(items: Sequence["pytest.Item"]) -> list["pytest.Item"]:
             matrices.setdefault(key, []).append(item)
     for (name, pairs, every), rows in matrices.items():
         chosen = covering([row_of(item) for item in rows], pairs=pairs)
-        first = zlib.crc32(name.encode()) % min(every, len(chosen))
+        first = zlib.crc32(name.partition("::")[0].encode()) % min(every, len(chosen))
         kept.update(rows[at] for at in chosen[first::every])
     return [item for item in items if item in kept]
 

@@ -1,6 +1,7 @@
 """The parts that several adapters share: per-token values, the start of the response, the samples of a rollout."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -134,13 +135,13 @@ def split_response(sample: Sample, longest_prompt: int | None = None) -> Respons
     )
 
 
-def routed_experts(sample: Sample) -> "NDArray[np.int32]":
-    """Return the experts of all tokens but the last one, which no trained token follows: int32, (L - 1, layers, top_k).
+def routed_experts(sample: Sample, dtype: Any = np.int32) -> "NDArray[Any]":
+    """Return the experts of all tokens but the last one, which no trained token follows: shape (L - 1, layers, top_k).
 
     A trainer replays them, so each of these tokens needs its own.
 
     Raises:
-        InvalidSample: If the sample has no experts over all tokens, or a token has none.
+        InvalidSample: If the sample has no experts over all tokens, a token has none, or `dtype` does not hold one.
     """
     experts = sample.extra.get("routed_experts")
     if not isinstance(experts, Aligned) or experts.over != "all" or experts.values.ndim != 3:
@@ -155,7 +156,13 @@ def routed_experts(sample: Sample) -> "NDArray[np.int32]":
             f"a sample of trajectory {sample.trajectory_id!r} has no experts at token {int(np.argmin(known))}, so they "
             "cannot be replayed: the server must return those of the prompt, too"
         )
-    return experts.values[:-1].astype(np.int32)
+    largest = int(experts.values[:-1].max(initial=0))
+    if largest > np.iinfo(dtype).max:
+        raise InvalidSample(
+            f"a sample of trajectory {sample.trajectory_id!r} has expert {largest}; expected at most "
+            f"{np.iinfo(dtype).max}, because the trainer stores experts as {np.dtype(dtype)}"
+        )
+    return experts.values[:-1].astype(dtype)
 
 
 def sampling_mask(sample: Sample) -> Ragged:
@@ -266,3 +273,27 @@ def check_one_reward(rollout: Sequence[Sample]) -> None:
             "trainer has one reward for a rollout: convert the samples of each context (each player) separately, with "
             "different trajectory ids"
         )
+
+
+@contextmanager
+def hidden_states_at(model: Any, indices: Any, **arguments: Any) -> Generator[None]:
+    """Let a model return the last hidden states of these tokens only: one token may predict several ones of a tree.
+
+    Args:
+        model: A causal language model of transformers, whose output layer computes the tokens at `indices` only.
+        indices: The indices of tokens, as a tensor.
+        **arguments: Arguments of the layers, for a trainer whose own forward pass does not hand them on.
+    """
+    backbone = model.model if model.base_model is model else model.base_model  # what makes the last hidden states
+
+    def select(_: Any, __: Any, output: Any) -> Any:
+        output["last_hidden_state"] = output["last_hidden_state"][:, indices]
+        return output
+
+    def add(_: Any, args: Any, own: Any) -> tuple[Any, dict[str, Any]]:
+        return args, {**own, **arguments}
+
+    with ExitStack() as hooks:
+        hooks.callback(backbone.register_forward_hook(select).remove)
+        hooks.callback(backbone.register_forward_pre_hook(add, with_kwargs=True).remove)
+        yield

@@ -17,6 +17,7 @@ from ..trajectories._samples import Sample
 from ..tree._batch import TreeBatch, tree_batch
 from ._checks import check_samples
 from ._packages import load
+from ._rows import hidden_states_at
 from ._trl_images import image_trainer
 
 if TYPE_CHECKING:
@@ -286,21 +287,14 @@ def _by_sample(tree: TreeBatch) -> "NDArray[np.int32]":
 def _for_trees(model: Any, indices: Any) -> Generator[None]:
     """Let a model apply its fused head to the last hidden states of these tokens, in chunks of the vocabulary.
 
-    One token may predict several ones of a tree. Where TRL has no kernel for the head, it computes the logits of 4096
-    tokens and 32768 entries of the vocabulary at once, with about eight arrays of that size.
+    One token may predict several ones of a tree. On a CPU, TRL has no kernel for the head. It computes the logits of
+    4096 tokens and 32768 entries of the vocabulary at once, with about eight arrays of that size.
     """
-
-    def select(_: Any, __: Any, output: Any) -> Any:
-        output["last_hidden_state"] = output["last_hidden_state"][:, indices]
-        return output
-
     utils: Any = load("trl.trainer.utils", "trl")
     own: int = getattr(utils, _CHUNK)
-    backbone = model.model if model.base_model is model else model.base_model  # what makes the last hidden states
-    handle = backbone.register_forward_hook(select)
-    setattr(utils, _CHUNK, own if utils._use_triton(indices.device) else min(own, _CHUNK_SIZE))
+    setattr(utils, _CHUNK, min(own, _CHUNK_SIZE) if indices.device.type == "cpu" else own)
     try:
-        yield
+        with hidden_states_at(model, indices):
+            yield
     finally:
         setattr(utils, _CHUNK, own)
-        handle.remove()

@@ -9,6 +9,8 @@ from functools import lru_cache
 from typing import Any, Self, cast
 from uuid import uuid4
 
+import numpy as np
+
 from .._registry import get_renderer
 from ..authoring._env import Env
 from ..contexts._protocol import Action
@@ -79,7 +81,7 @@ def to_outputs(
         temperature: verl's `rollout.temperature`, which must be that of the samples. None skips the check.
         dropped_share: The share of the rollout's sampled tokens that these samples do not have, from 0 to 1.
         routed_experts: Whether to add the experts of the sampler, `extra["routed_experts"]`, for router replay
-            (`rollout.enable_rollout_routing_replay`): `routed_experts`, int32 of shape (L - 1, layers, top_k).
+            (`rollout.enable_rollout_routing_replay`): `routed_experts`, int16 of shape (L - 1, layers, top_k).
 
     Raises:
         InvalidSample: If a sample is invalid, has no log-probabilities, was sampled at another temperature or is too
@@ -106,7 +108,7 @@ def to_outputs(
                 "reward_score": sample.reward if sample.is_scored else None,
                 "num_turns": 2 * len(sample.step_rewards),
                 "extra_fields": _extra_fields(sample, sample.trajectory_id, sample.stop_reason, dropped_share),
-                **({"routed_experts": experts_of(sample)} if routed_experts else {}),
+                **({"routed_experts": experts_of(sample, np.int16)} if routed_experts else {}),
                 **_multi_modal(sample.media),
             }
         )
@@ -201,15 +203,22 @@ class EnvAgentLoop(_LoopBase):
         """Run the episode of a row. Return a list of `AgentLoopOutput` for the V1 trainer, and one for the others.
 
         Raises:
+            ConfigError: If the V1 trainer would train rows with the advantages of other rows.
             Exception: What failed in the episode. The V1 trainer then leaves out the group of the row.
         """
+        # Only V1's worker passes a session_id. Other trainers may have the setting use_v1, too.
+        is_v1 = "session_id" in row and bool(self.config.get("trainer", {}).get("use_v1", False))
+        algorithm = self.config.get("algorithm", {})
+        if is_v1 and algorithm.get("use_pf_ppo", False) and algorithm.get("adv_estimator") == "gae":
+            raise ConfigError(
+                "algorithm.use_pf_ppo draws rows anew, and verl's V1 trainer then trains rows with the advantages of "
+                "other rows (verl issue 7956): set algorithm.use_pf_ppo=false, or trainer.use_v1=false"
+            )
         job = _job_of(row, self._env)
         renderer = _renderer(_json(self._options["renderer"]), self.tokenizer)
         server = _ServerPolicy(self.server_manager, sampling_params, self.rollout_config, renderer.tokenizer)
         settings = PlaySettings(self._env, {**self._options, "renderer": renderer}, "random", **self._deadlines)
         trajectory = await play_one(settings, job, server)
-        # Only V1's worker passes a session_id. Other trainers may have the setting use_v1, too.
-        is_v1 = "session_id" in row and bool(self.config.get("trainer", {}).get("use_v1", False))
         if not trajectory.steps:
             raise _no_reply(trajectory)
         config = self.rollout_config

@@ -32,7 +32,7 @@ def test_it_keeps_what_every_environment_promises(id: str, is_full: bool, monkey
     left_out = set[str]() if is_full else {*SLOW, *REPEATING} - chosen
     checks = {name: check for name, check in environments.CHECKS.items() if name not in left_out}
     monkeypatch.setattr(environments, "CHECKS", checks)
-    seeds = 4 if is_full else 1 if any(shown in id for shown in IMAGES) else 2  # they take long
+    seeds = 4 if is_full else 1
     check_env(id, seeds=seeds).raise_if_failed()
 
 

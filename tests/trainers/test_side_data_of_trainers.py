@@ -69,8 +69,9 @@ def test_trainers_that_replay_experts_get_those_of_all_tokens_but_the_last():
     verl = to_outputs(samples, prompt_length=10**4, response_length=10**4, routed_experts=True)
     prime = to_training_samples(samples, routed_experts=True)
     for index, sample in enumerate(samples):
-        for rows in (slime[index].get("rollout_routed_experts"), skyrl[index], verl[index]["routed_experts"]):
-            assert isinstance(rows, np.ndarray) and rows.dtype == np.int32
+        of_32_bits = (slime[index].get("rollout_routed_experts"), skyrl[index])
+        for dtype, rows in [*((np.int32, each) for each in of_32_bits), (np.int16, verl[index]["routed_experts"])]:
+            assert isinstance(rows, np.ndarray) and rows.dtype == dtype
             assert rows.shape == (len(sample) - 1, 2, 3) and (rows == experts_in(sample)).all()
         record = prime[index].get("routed_experts")
         assert record is not None
@@ -130,3 +131,11 @@ def test_experts_that_cannot_be_replayed_are_refused():
     for message, extra in cases.items():
         with pytest.raises(InvalidSample, match=message):
             to_training_samples([replace(sample, extra=extra)], routed_experts=True)
+    large = Aligned(np.full_like(experts.values, 2**15), "all")
+    with pytest.raises(InvalidSample, match="expert 32768; expected at most 32767"):
+        to_outputs(
+            [replace(sample, extra={"routed_experts": large})],
+            prompt_length=10**4,
+            response_length=10**4,
+            routed_experts=True,
+        )

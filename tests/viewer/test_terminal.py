@@ -44,24 +44,13 @@ Driver = Callable[[Pilot[None]], Awaitable[None]]
 
 
 def drive(paths: list[Path], driver: Driver, *, size: tuple[int, int] = (WIDTH, HEIGHT), **options: Any) -> None:
-    """Run the program without a terminal, and let a function press keys.
-
-    After a key, textual waits until the process takes little time. Here, it waits for the messages of the widgets.
-    """
+    """Run the program without a terminal, and let a function press keys."""
 
     async def run() -> None:
         app = TerminalViewer(Resources([Source(path) for path in paths]), **options)
         async with app.run_test(size=size, notifications=True) as pilot:
-
-            async def handled(*seconds: float) -> None:
-                for _ in range(3):
-                    await pilot._wait_for_screen()
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("textual.pilot.wait_for_idle", handled)
-                patch.setattr("textual.app.wait_for_idle", handled)
-                await settled(pilot)
-                await driver(pilot)
+            await settled(pilot)
+            await driver(pilot)
 
     asyncio.run(run())
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from ..names import CHECKOUT
-from . import charts, episodes, sequence, tokens
+from . import charts, episodes, results, sequence, tokens
 
 FOLDER = CHECKOUT / "docs" / "drawings"
 DRAWINGS: Mapping[str, Callable[[], str]] = {
@@ -17,6 +17,7 @@ DRAWINGS: Mapping[str, Callable[[], str]] = {
     "layers.svg": charts.layers,
     "step.svg": sequence.step,
     **{f"history-{name}.svg": partial(episodes.history, name) for name in episodes.POLICIES},
+    **{f"results-{game}.svg": partial(results.rewards, game) for game in ("guess", "shelves")},
 }
 
 

@@ -1,5 +1,6 @@
 """Drawings as SVG text: rectangles, lines and words on a light card, so that they are readable on a dark page, too."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 
@@ -31,6 +32,12 @@ class Drawing:
             f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="{color}" '
             f'stroke-width="1.5"{end}/>'
         )
+
+    def path(self, points: Iterable[tuple[float, float]], *, stroke: str = "none", fill: str = "none") -> None:
+        """Draw a line through points, or fill what they enclose so that what is under it shows through."""
+        places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        style = f'stroke="{stroke}" fill="{fill}" fill-opacity="0.15" stroke-width="2"'
+        self.parts.append(f'<polyline points="{places}" {style}/>')
 
     def text(
         self,

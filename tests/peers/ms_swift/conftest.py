@@ -18,6 +18,7 @@ import real_models
 import torchvision_operators  # noqa: F401
 
 from envsdk import Renderer, get_renderer, load_tokenizer
+from envsdk.authoring._driver import Driver
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # else the import of what is experimental warns
 
@@ -55,3 +56,9 @@ def renderer() -> Renderer:
     tokenizer, chat_template = load_tokenizer(real_models.qwen3_folder()), real_models.template("qwen2_5_vl")
     processor: Any = Qwen2VLImageProcessorPil(patch_size=14)
     return get_renderer("fixed_base", tokenizer, template=chat_template, processor=processor)
+
+
+@pytest.fixture(autouse=True)
+def _environments_keep_their_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a run, the tests read the trajectory from the environment, which would have released it."""
+    monkeypatch.setattr(Driver, "forget", lambda driver: None)

@@ -17,7 +17,7 @@ from vision_models import QwenImageProcessor, qwen_processor, vision_renderer
 from envsdk import Action, Env, Message, Turn
 from envsdk.errors import ConfigError, InvalidSample
 from envsdk.rendering._vision import token_types
-from envsdk.trainers._trl_images import image_trainer
+from envsdk.trainers._trl_images import batch_images, image_trainer
 from envsdk.trainers.trl import RolloutFunc, dataset, reward_func, tree_trainer
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -99,8 +99,10 @@ class Watching:
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.compared: list[tuple[Any, Any, Any]] = []
+        self.seen: list[dict[str, Any]] = []
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        self.seen.append(inputs)
         names = ("pixel_values", "image_grid_thw", "num_images", "mm_token_type_ids")
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
@@ -179,6 +181,39 @@ def test_a_step_trains_what_was_sampled_with_the_images_of_every_row(
     for _, sampled, trained in trainer.compared:
         assert len(sampled)
         assert (sampled - trained).abs().max() < 1e-4
+
+
+def test_loss_and_gradient_of_trees_with_images_are_those_of_separate_rows(
+    vision_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trainer = trainer_of(WatchedTrees, vision_model, dataset("pictures", [0, 1]), tmp_path)
+    trainer.train()
+
+    def separate(model: Any, ids: Any, seen: Any, width: int, *_: Any, **__: Any) -> Any:
+        found = trainer.rollout_func.tree_rows["train"].find(ids, seen, width)
+        samples = [sample for row in found for sample in row.samples]
+        fields = batch_images(samples, ids.numpy(), ids.shape[1] - width, trainer.image_processor)
+        given = {name: torch.from_numpy(own) if isinstance(own, np.ndarray) else own for name, own in fields.items()}
+        call = GRPOTrainer._get_per_token_logps_and_entropies
+        return call(trainer, model, ids, seen, width, compute_entropy=True, **given)
+
+    for inputs in trainer.seen:
+        loss, gradient = loss_and_gradient(trainer, inputs)
+        with monkeypatch.context() as patched:
+            patched.setattr(trainer, "_get_per_token_logps_and_entropies", separate)
+            expected, its_gradient = loss_and_gradient(trainer, inputs)
+        assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert its_gradient.norm() > 0
+        assert (gradient - its_gradient).norm() <= 1e-5 * its_gradient.norm()
+
+
+def loss_and_gradient(trainer: Any, inputs: dict[str, Any]) -> tuple[float, Any]:
+    trainer.model.train()
+    trainer.model.zero_grad()
+    loss = GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+    loss.backward()
+    gradients = [each.grad.flatten() for each in trainer.model.parameters() if each.grad is not None]
+    return float(loss.detach()), torch.cat(gradients).double()
 
 
 def test_the_trainer_s_own_model_samples_with_the_images(vision_model: Any, tmp_path: Path):

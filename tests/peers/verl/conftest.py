@@ -1,3 +1,3 @@
-"""verl loads processors of vision models with torchvision."""
+"""verl takes this machine for its platform, and loads processors of vision models with torchvision."""
 
-import torchvision_operators  # noqa: F401
+import verl_engines  # noqa: F401

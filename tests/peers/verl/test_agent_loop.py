@@ -1,6 +1,7 @@
 """Our agent loop in verl's own workers, with a server that answers from a list."""
 
 import asyncio
+import dataclasses
 import functools
 import itertools
 import json
@@ -13,14 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import real_models
+import torch
 import yaml
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from program_environments import Continuing, Trimming
 from tensordict import TensorDict
-from trainers.episodes import delegated, programmed, stripped
+from trainers.episodes import delegated, kept, programmed, stripped
 
 from envsdk import Env, Message, Turn, register_env
 from envsdk.errors import ConfigError, DeadlineExceeded, SingleSampleOnly
+from envsdk.policies import Aligned
 
 with warnings.catch_warnings():  # of ray, and of engines that are not installed
     warnings.simplefilter("ignore")
@@ -29,6 +33,8 @@ with warnings.catch_warnings():  # of ray, and of engines that are not installed
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, AgentLoopWorker
     from verl.protocol import DataProto
     from verl.trainer.ppo.v1 import agent_loop_tq
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+    from verl.utils import tensordict_utils
     from verl.workers.config import model as model_config
     from verl.workers.rollout.replica import TokenOutput
 
@@ -216,7 +222,9 @@ def test_a_worker_pads_what_we_return_and_trains_what_the_server_said(workplace:
     assert tensors["rollout_log_probs"].shape == (3, RESPONSE_LENGTH)
     episodes = list(worker.llm_client.asked.values())
     assert len(episodes) == 3
-    for row, asked in enumerate(episodes):
+    first_prompts = [prompts[-len(episodes[0][0][0]) :].tolist() for prompts in tensors["prompts"]]
+    for row, first_prompt in enumerate(first_prompts):  # episodes ask in any order
+        asked = next(each for each in episodes if each[0][0] == first_prompt)
         mask = tensors["response_mask"][row].bool()
         said = [token for _, _, tokens in asked for token in tokens]
         assert tensors["responses"][row][mask].tolist() == said
@@ -224,7 +232,6 @@ def test_a_worker_pads_what_we_return_and_trains_what_the_server_said(workplace:
         ids = tensors["input_ids"][row][tensors["attention_mask"][row].bool()].tolist()
         last_prompt, _, last_reply = asked[-1]
         assert ids == [*last_prompt, *last_reply]
-        assert tensors["prompts"][row][-len(asked[0][0]) :].tolist() == asked[0][0]
         length = len(ids) - len(asked[0][0])
         assert tensors["rm_scores"][row].nonzero().tolist() == [[length - 1]]
         assert tensors["rm_scores"][row].sum() == 1.5
@@ -442,3 +449,55 @@ def test_outputs_of_sub_agents_and_segments_are_verls_own_type(trajectory: Any, 
         assert output["response_mask"].sum() == sample.mask.sum()
         assert output["rm_scores"][-1] == sample.reward
         compared.update({"outputs": 1, "trained tokens": int(sample.mask.sum())})
+
+
+def scored_rows(algorithm: dict[str, Any]) -> tuple[list[str], Any]:
+    """V1's rows of two rollouts of one prompt, of which only the first is rewarded: their keys and advantages."""
+    rows = []
+    for session, trajectory in enumerate([stripped(), kept()]):
+        for index, fields in enumerate(to_outputs(trajectory.samples(), prompt_length=400, response_length=4000)):
+            own = AgentLoopOutput(**{**fields, "reward_score": 1.0 - session}, metrics={}).as_dict()
+            mask, scores = own["response_mask"], own["rm_scores"]
+            row = {"response_mask": mask, "token_level_scores": scores, "token_level_rewards": scores}
+            rows.append((f"u_{session}_{index}", {**row, "values": (session + 0.1 * index) * mask}))
+    rows = rows[1::2] + rows[::2]  # verl balances its batches by length
+    data = tensordict_utils.list_of_dict_to_tensordict([row for _, row in rows]).to_padded_tensor()
+    batch = DataProto(batch=data, non_tensor_batch={"uid": np.array(["u"] * len(rows), dtype=object)})
+    keys, config = [key for key, _ in rows], OmegaConf.create({"pf_ppo": {}, **algorithm})
+    found = compute_advantage_for_multi_trajectories(batch, keys, algorithm["adv_estimator"], config=config)
+    return keys, found.batch
+
+
+def test_v1_gives_each_row_the_advantage_of_its_rollout() -> None:
+    keys, found = scored_rows({"adv_estimator": "grpo"})
+    assert len(keys) == 7
+    for key, advantages, mask in zip(keys, found["advantages"], found["response_mask"], strict=True):
+        assert set(advantages.sign().tolist()) <= {0.0, 1.0 if key.startswith("u_0") else -1.0}
+        assert torch.equal(advantages != 0, mask.bool())
+
+
+def test_reweighting_by_preference_is_refused_because_v1_gives_rows_the_advantages_of_others(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In verl 0.9.1, what is returned is not in the order of the keys that it is stored under (verl issue 7956)."""
+    gae = {"adv_estimator": "gae", "pf_ppo": {"reweight_method": "pow", "weight_pow": 2.0}}
+    _, right = scored_rows(gae)
+    _, wrong = scored_rows({**gae, "use_pf_ppo": True})
+    assert not torch.equal(right["values"], wrong["values"])
+    worker = workplace.worker(WORKER_V1, "verl_tests/Talk-v0", ["a<|im_end|>"], v1=True)
+    worker.config.algorithm.update({"use_pf_ppo": True, "adv_estimator": "gae"})
+    with pytest.raises(ConfigError, match="7956"):
+        run_v1(worker, monkeypatch, seed=1)
+
+
+def test_verl_stores_the_experts_of_each_token() -> None:
+    """As V1 does: 16 bits, and 0 for the last token, which no trained token follows."""
+    [sample] = kept().samples()
+    experts = np.arange(len(sample) * 6).reshape(-1, 3, 2) % 128
+    sample = dataclasses.replace(sample, extra={"routed_experts": Aligned(experts.astype(np.int32), "all")})
+    [fields] = to_outputs([sample], prompt_length=400, response_length=4000, routed_experts=True)
+    assert fields["routed_experts"].dtype == np.int16
+    stored = AgentLoopOutput(**fields, metrics={}).as_dict()["routed_experts"]
+    assert stored.dtype == torch.int16
+    assert stored[:-1].tolist() == experts[:-1].tolist()
+    assert not stored[-1].any()
