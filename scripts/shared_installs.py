@@ -135,7 +135,8 @@ def versions() -> str:
         name = file.parent.name
         projects = [one for one in PROJECTS.get(name, ()) if one in pinned] or list(pinned)[:1]
         others = [one for one in SHOWN[:2] if one in pinned]
-        rows.append(f"| `{name}` | {pins(pinned, projects)} | {pins(pinned, others)} |\n")
+        if pinned:  # containers need only programs of the machine
+            rows.append(f"| `{name}` | {pins(pinned, projects)} | {pins(pinned, others)} |\n")
     return "".join(rows)
 
 

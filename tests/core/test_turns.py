@@ -27,7 +27,7 @@ from envsdk import (
     tree_batch,
 )
 from envsdk.authoring._driver import driver_of
-from envsdk.history import DROPPED_RESULT
+from envsdk.contexts._history import DROPPED_RESULT
 from envsdk.rendering.renderer import NOT_ENDED, Renderer
 from envsdk.rendering.tokenizers import Tokenizer
 
