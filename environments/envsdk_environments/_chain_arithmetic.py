@@ -157,17 +157,7 @@ class ChainArithmetic(Env):
         """Score the answer."""
         in_latex = self.config.answers == "latex"
         answer, value = read_answer(reply.content, in_latex=in_latex), self.values[-1]
-        is_right = answer is not None and not in_latex and int(answer) == value
-        if answer is not None and in_latex:
-            library = importlib.import_module("math_verify")
-            # The library limits its time by alarms, which only the main thread can set. An answer takes a few
-            # milliseconds.
-            for name in ("math_verify.parser", "math_verify.grader"):
-                logging.getLogger(name).setLevel(logging.ERROR)  # they warn that there is no time limit
-            config = library.LatexExtractionConfig()
-            parsed = library.parse(f"\\boxed{{{answer}}}", [config], parsing_timeout=None, fallback_mode="no_fallback")
-            right = library.parse(f"\\boxed{{{_as_latex(value)}}}", [config], parsing_timeout=None)
-            is_right = bool(library.verify(right, parsed, float_rounding=DECIMAL_PLACES, timeout_seconds=None))
+        is_right = answer is not None and (_is_latex_of(answer, value) if in_latex else int(answer) == value)
         reward = {"correct": CORRECT * is_right, "format": FORMAT * (answer is not None)}
         return Turn("Right." if is_right else f"No, it is {value}.", reward=reward, terminated=True)
 
@@ -211,6 +201,18 @@ def _claims(content: str, *, in_latex: bool) -> Iterator[str | None]:
                 break
         else:
             yield None
+
+
+def _is_latex_of(answer: str, value: Fraction) -> bool:
+    """Return whether an answer that matches `_LATEX` has that value."""
+    library = importlib.import_module("math_verify")
+    # The library limits its time by alarms, which only the main thread can set. An answer takes a few milliseconds.
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # they warn that there is no time limit
+    config = library.LatexExtractionConfig()
+    parsed = library.parse(f"\\boxed{{{answer}}}", [config], parsing_timeout=None, fallback_mode="no_fallback")
+    right = library.parse(f"\\boxed{{{_as_latex(value)}}}", [config], parsing_timeout=None)
+    return bool(library.verify(right, parsed, float_rounding=DECIMAL_PLACES, timeout_seconds=None))
 
 
 def _as_latex(value: Fraction) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -170,14 +171,7 @@ def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
             except InvalidRecord as error:
                 raise InvalidRecord(f"record {count}: {error}") from error
             with storing(path, unfinished, count):
-                start, left = file.tell(), memoryview(line)
-                try:
-                    while left:
-                        left = left[file.write(left) :]
-                except OSError:
-                    with suppress(OSError):  # a device cannot be truncated
-                        file.truncate(start)
-                    raise
+                _append(file, line)
             count += 1
         with storing(path, unfinished, count):
             os.fsync(file.fileno())
@@ -190,6 +184,18 @@ def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
     finally:
         file.close()
     return count
+
+
+def _append(file: FileIO, line: bytes) -> None:
+    """Write a whole line, or nothing."""
+    start, left = file.tell(), memoryview(line)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with suppress(OSError):  # a device cannot be truncated
+            file.truncate(start)
+        raise
 
 
 def read_jsonl(path: Path | str, kind: type[R]) -> Iterator[R]:

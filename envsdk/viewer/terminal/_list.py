@@ -55,6 +55,18 @@ def _cell(text: str, width: int, *, is_right: bool = False) -> str:
     return fitted.plain + " "
 
 
+def _reward(row: EpisodeRow) -> str:
+    return f"{row.reward:.4g}" if row.is_scored else "–"
+
+
+def _duration(row: EpisodeRow) -> str:
+    return "" if row.duration_s is None else f"{row.duration_s:.1f}s"
+
+
+def _ended(row: EpisodeRow) -> str:
+    return row.status if row.is_damaged else row.stop_reason
+
+
 def _breaks(row: EpisodeRow) -> str:
     """Return the number of breaks by reason. Those that drop nothing come last."""
     in_order = sorted(row.breaks.items(), key=lambda pair: pair[0] in ("handoff", "return"))
@@ -63,30 +75,12 @@ def _breaks(row: EpisodeRow) -> str:
 
 COLUMNS: tuple[Column, ...] = (
     Column("#", 5, lambda row: str(row.line), lambda row: row.line, True),
-    Column(
-        "reward",
-        7,
-        lambda row: f"{row.reward:.4g}" if row.is_scored else "–",
-        lambda row: row.reward if row.is_scored else None,
-        True,
-    ),
-    Column(
-        "ended",
-        12,
-        lambda row: row.status if row.is_damaged else row.stop_reason,
-        lambda row: row.status if row.is_damaged else row.stop_reason,
-    ),
+    Column("reward", 7, _reward, lambda row: row.reward if row.is_scored else None, True),
+    Column("ended", 12, _ended, _ended),
     Column("steps", 6, lambda row: str(row.steps), lambda row: row.steps, True),
     Column("tokens", 8, lambda row: f"{row.tokens:,}", lambda row: row.tokens, True),
     Column("errors", 7, lambda row: str(row.reply_errors or ""), lambda row: row.reply_errors, True, 100),
-    Column(
-        "time",
-        8,
-        lambda row: "" if row.duration_s is None else f"{row.duration_s:.1f}s",
-        lambda row: row.duration_s,
-        True,
-        100,
-    ),
+    Column("time", 8, _duration, lambda row: row.duration_s, True, 100),
     Column("breaks", 15, _breaks, lambda row: sum(row.breaks.values())),
     Column("id", 28, lambda row: row.id, lambda row: row.id, False, 120),
     Column("task", 0, lambda row: row.damage or row.task, lambda row: row.task.lower()),
@@ -179,8 +173,8 @@ class ListScreen(ViewerScreen[EpisodeLines]):
         Binding("slash", "filter", "Filter"),
         Binding("s", "sort(1)", "Sort"),
         Binding("S", "sort(-1)", "Sort by the column before", show=False),
-        Binding("r", "switch('reverse')", "Reverse"),
-        Binding("t", "switch('group')", "Group by task"),
+        Binding("r", "reverse", "Reverse"),
+        Binding("t", "group", "Group by task"),
         Binding("c", "compare", "Compare"),
         Binding("m", "mark", "Mark for a comparison", show=False),
         Binding("escape", "use_filter('')", "Remove the filter", show=False),
@@ -312,12 +306,9 @@ class ListScreen(ViewerScreen[EpisodeLines]):
         hit = match.hits[0] if match is not None and match.hits else None
         self.open_screen(EpisodeScreen(self._resources, listed, listed.index(one), hit))
 
-    def action_switch(self, what: str) -> None:
-        """Turn grouping by task (`"group"`), or the reverse order, on or off."""
-        if what == "group":
-            self._is_grouped = not self._is_grouped
-        else:
-            self._is_reversed = not self._is_reversed
+    def action_group(self) -> None:
+        """Turn grouping by task on or off."""
+        self._is_grouped = not self._is_grouped
         self.show_rows()
 
     def action_mark(self) -> None:
@@ -359,6 +350,11 @@ class ListScreen(ViewerScreen[EpisodeLines]):
         shown = [n for n, column in enumerate(COLUMNS) if self.size.width >= column.from_width]
         at = shown.index(self._column) if self._column in shown else 0
         self._column, self._is_reversed = shown[(at + step) % len(shown)], False
+        self.show_rows()
+
+    def action_reverse(self) -> None:
+        """Reverse the order."""
+        self._is_reversed = not self._is_reversed
         self.show_rows()
 
 
