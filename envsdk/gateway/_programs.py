@@ -167,7 +167,9 @@ class CommandProgram:
             self._env.prepare(folder)
             if self._env.container is None:
                 result = self._on_this_machine(folder)
-                outcome = None if self._is_killed.is_set() else run(_awaited(self._env.score(result)))
+                outcome = None if self._is_killed.is_set() else self._env.score(result)
+                if inspect.isawaitable(outcome):
+                    outcome = run(_awaited(outcome))
             else:
                 outcome = run(self._in_container(folder, self._env.container))
         except BaseException as error:  # the environment raises it
