@@ -40,6 +40,7 @@ from .errors import ConfigError, ContainerError, ContainerLost, ToolError
 from .sandbox import SandboxLimits, arun_python
 from .sandbox._commands import Command, CommandLimit, output_of
 from .sandbox._forwarding import HERE, Forwarding, background_loop, locals_of
+from .sandbox._result import reported
 
 _EngineName = Literal["podman", "docker", "sandbox"]
 _ToolName = Literal["shell", "python", "read_file", "write_file", "edit_file"]
@@ -215,8 +216,7 @@ class CommandResult:
         end = f"[exit status {self.exit_status}]" if self.exit_status else ""
         if self.limit is not None:
             end = f"[the command was stopped by a limit: {words[self.limit]}]"
-        parts = [self.stdout, f"[errors]\n{self.stderr}" if self.stderr else "", end]
-        return "\n".join(part.rstrip("\n") for part in parts if part) or "[no output]"
+        return reported(self.stdout, self.stderr, end)
 
 
 class Container(abc.ABC):
@@ -372,7 +372,10 @@ class Container(abc.ABC):
                 last_line: The last line to return; by default the end of the file.
             """
             lines = (await self._text(path)).splitlines(keepends=True)
-            return _cut("".join(lines[max(first_line, 1) - 1 : last_line]), self.config.output_kib * 1024)
+            text, limit = "".join(lines[max(first_line, 1) - 1 : last_line]), self.config.output_kib * 1024
+            if len(text) <= limit:
+                return text
+            return f"{text[:limit]}\n[cut: {limit:,} of {len(text):,} characters are shown]"
 
         async def write_file(path: str, content: str) -> str:
             """Write a text file, and replace it if it exists.
@@ -416,12 +419,19 @@ class Container(abc.ABC):
 class _EngineContainer(Container):
     """A container of podman or docker."""
 
-    def __init__(self, engine: str, name: str, config: ContainerConfig, user: str, storage: str | None) -> None:
+    def __init__(
+        self,
+        engine: str,
+        name: str,
+        config: ContainerConfig,
+        user: str,
+        storage: str | None,
+        forwarding: Forwarding,
+    ) -> None:
         super().__init__(name, config)
-        self._engine, self._user = engine, user
+        self._engine, self._user, self._forwarding = engine, user, forwarding
         self._execute = (engine, "exec", f"--user={user}")
         self._written = None if storage is None or not os.access(storage, os.R_OK) else partial(_size, Path(storage))
-        self._forwarding = Forwarding()
 
     async def run(
         self,
@@ -549,10 +559,6 @@ class _EngineContainer(Container):
             await self._pack(f"{path}/.", packed)  # links and all, because no file of it gets into this machine
             await other._unpack(packed, path)
         return None
-
-    async def reach(self, process: int) -> None:
-        """Forward the allowed addresses. `process` is the id of the container's process 1."""
-        await self._forwarding.open(process, self.config.allow)
 
     async def snapshot(self) -> str:
         return await output_of(self._engine, "commit", "--quiet", self.name)
@@ -691,17 +697,17 @@ async def start(config: ContainerConfig) -> Container:
         described: dict[str, Any] = json.loads(await output_of(engine, "inspect", name))[0]
         own_user = await output_of(engine, "image", "inspect", "--format={{.Config.User}}", image)
         user, storage = config.user or own_user or "0", described.get("GraphDriver", {}).get("Data", {}).get("UpperDir")
-        container = _EngineContainer(engine, name, config, user, storage)
         hosts = {"127.0.0.1": f"localhost {_HOSTNAME}", "::1": "localhost"}
         hosts |= {local: host for host, local in locals_of(config.allow) if host not in HERE}
         lines = (f"{address} {host}" for address, host in hosts.items())
         await output_of(engine, "exec", "--user=0", name, "sh", "-c", _PREPARE, "sh", config.workdir, user, *lines)
+        forwarding = Forwarding()
         if config.allow:
-            await container.reach(described["State"]["Pid"])
+            await forwarding.open(described["State"]["Pid"], config.allow)
     except BaseException:
         await Command().execute((engine, "rm", "--force", "--volumes", name))
         raise
-    return container
+    return _EngineContainer(engine, name, config, user, storage, forwarding)
 
 
 class ContainerPool:
@@ -825,10 +831,6 @@ def _checked(environ: Mapping[str, str]) -> Mapping[str, str]:
                 "ENVSDK_0 and so on, and a value without null characters"
             )
     return environ
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}\n[cut: {limit:,} of {len(text):,} characters are shown]"
 
 
 def _pack(folder: Path, packed: IO[bytes]) -> None:

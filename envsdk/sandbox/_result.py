@@ -124,8 +124,13 @@ class SandboxResult:
             end = f"[the program was ended by signal {-self.exit_status}]"
         else:
             end = "" if self.exit_status == 0 else f"[exit status {self.exit_status}]"
-        parts = [self.stdout, f"[errors]\n{self.stderr}" if self.stderr else "", end]
-        return "\n".join(part.rstrip("\n") for part in parts if part) or "[no output]"
+        return reported(self.stdout, self.stderr, end)
+
+
+def reported(stdout: str, stderr: str, end: str) -> str:
+    """Return the output, errors and end of a program as one string, such as for a tool result."""
+    parts = [stdout, f"[errors]\n{stderr}" if stderr else "", end]
+    return "\n".join(part.rstrip("\n") for part in parts if part) or "[no output]"
 
 
 def limit_in(stderr: str) -> Limit | None:
