@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import marked_tables
+
 import envsdk
 from envsdk import Trajectory
 from envsdk.authoring._making import CatalogEntry, describe
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "builtin-environments.md"
-BEGIN, END = "<!-- environments: begin -->\n", "<!-- environments: end -->\n"
 HEAD = "| environment | exercises | tools | breaks | reference | null |\n|---|---|---|---|---|---|\n"
 SEEDS = range(2)
 HISTORIES: dict[str, list[Any]] = {
@@ -75,9 +76,7 @@ def score(trajectories: Sequence[Trajectory]) -> str:
 
 def replaced(text: str) -> str:
     """Return the page with the current table."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{table()}{END}{after}"
+    return marked_tables.replaced(text, "environments", table())
 
 
 def main() -> int:

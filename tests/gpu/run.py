@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "tests")]
+sys.path[:0] = [str(CHECKOUT), str(CHECKOUT / "tests"), str(CHECKOUT / "scripts")]
+import marked_tables  # noqa: E402 (found in the folder above)
+
 RESULTS = CHECKOUT / "docs" / "gpu.json"
 PAGE = CHECKOUT / "docs" / "explanation" / "trees.md"
-BEGIN, END = "<!-- gpu: begin -->\n", "<!-- gpu: end -->\n"
 NOT_RUN = "This was not run on a GPU yet.\n"
 COLUMNS = {
     "steps": "T",
@@ -54,10 +55,8 @@ def table(found: dict[str, Any]) -> str:
 
 def replaced(text: str) -> str:
     """Return the page with the table of the stored run."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
     own = table(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.is_file() else NOT_RUN
-    return f"{before}{BEGIN}{own}{END}{after}"
+    return marked_tables.replaced(text, "gpu", own)
 
 
 def main() -> int:
