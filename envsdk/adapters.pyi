@@ -8,3 +8,5 @@ from .authoring.adapters._mcp import MCPServer as MCPServer
 from .authoring.adapters._mcp import MCPServerError as MCPServerError
 from .authoring.adapters._reasoning_gym import ReasoningGym as ReasoningGym
 from .authoring.adapters._reasoning_gym import ReasoningGymConfig as ReasoningGymConfig
+from .gateway._harbor import HarborProgram as HarborProgram
+from .gateway._harbor import HarborTask as HarborTask
