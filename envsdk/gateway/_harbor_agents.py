@@ -43,23 +43,22 @@ class ContainerEnvironment(_base.BaseEnvironment):
         pass
 
     async def start(self, force_build: bool) -> None:
-        if self.box is None:
-            given = self.task_env_config
-            image = given.docker_image or ""
-            self.box = await start(
-                ContainerConfig(
-                    image=image,
-                    dockerfile=None if image else self.environment_dir,
-                    workdir=given.workdir or "",
-                    environ={**self._startup_env()},
-                    cpus=self._effective_cpus or 1.0,
-                    memory_mib=self._effective_memory_mb or 2048,
-                    disk_mib=self._effective_storage_mb or 10240,
-                    lifetime_s=24 * 3600,
-                )
+        given = self.task_env_config
+        image = given.docker_image or ""
+        self.box = await start(
+            ContainerConfig(
+                image=image,
+                dockerfile=None if image else self.environment_dir,
+                workdir=given.workdir or "",
+                cpus=given.cpus or 1.0,
+                memory_mib=given.memory_mb or 2048,
+                disk_mib=given.storage_mb or 10240,
+                lifetime_s=int(_EXEC_S),
             )
-        await self.ensure_dirs(self._mount_targets(writable_only=True))
-        await self._upload_environment_dir_after_start()
+        )
+        await self.ensure_dirs(["/logs/agent", "/logs/verifier", "/logs/artifacts"])
+        if image and self.environment_dir.is_dir() and not (self.environment_dir / "Dockerfile").exists():
+            await self.box.copy_in(self.environment_dir, self.box.config.workdir)
 
     async def stop(self, delete: bool) -> None:
         if self.box is not None:
@@ -73,7 +72,7 @@ class ContainerEnvironment(_base.BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> Any:
-        chosen = self._resolve_user(user)
+        chosen = self.default_user if user is None else user
         result = await self._running().run(
             ["bash", "-c", command],
             cwd=cwd,
