@@ -453,13 +453,16 @@ class _Guard:
         if scope["type"] == "lifespan":
             await self._live(receive, send)
             return
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        refused = self._why_refused(headers)
         app, path = self._find(scope["path"])
+        is_health = scope["type"] == "http" and scope["path"].rpartition("/")[2] == "health"  # which reveals nothing
+        refused = None if is_health else self._why_refused(dict(scope["headers"]))
+        if app is None and refused is None and path in ("/health", "/list_environments"):
+            await _answer(scope, send, 200, {"status": "healthy"} if is_health else self.names)
+            return
         if refused is None and app is None:
             refused = 404, f"there is no such page; the environments are {', '.join(self._apps)}"
         if refused is not None:
-            await _answer(scope, send, *refused)
+            await _answer(scope, send, refused[0], {"detail": refused[1]})
         elif scope["type"] == "http":
             await self._pass_http(app, {**scope, "path": path, "raw_path": path.encode()}, receive, send)
         else:
@@ -522,13 +525,14 @@ class _Guard:
             await app(scope, bounded, watched)
         except (_TooLarge, TimeoutError):
             if not has_begun:
-                await _answer(scope, send, 413, f"the request has more than {self._max_bytes:,} bytes, or takes long")
+                text = f"the request has more than {self._max_bytes:,} bytes, or takes long"
+                await _answer(scope, send, 413, {"detail": text})
         except EnvsdkError:
             raise
         except Exception as error:
             _log.warning("a request to %s failed: %s", scope["path"], type(error).__name__, exc_info=error)
             if not has_begun:
-                await _answer(scope, send, 500, "the request failed; the log of the server has the reason")
+                await _answer(scope, send, 500, {"detail": "the request failed; the log of the server has the reason"})
 
     async def _pass_websocket(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
         async def bounded() -> Any:
@@ -564,12 +568,12 @@ class _Guard:
                 await watched({"type": "websocket.close", "code": 1011})
 
 
-async def _answer(scope: Any, send: Any, status: int, text: str) -> None:
-    """Answer a request with an error; close a WebSocket, which a server shows as HTTP 403."""
+async def _answer(scope: Any, send: Any, status: int, answer: Any) -> None:
+    """Answer a request with JSON; refuse a WebSocket, which a server shows as HTTP 403."""
     if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008, "reason": text[:120]})
+        await send({"type": "websocket.close", "code": 1008})
         return
-    body = text_of_json({"detail": text}).encode()
+    body = text_of_json(answer).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
     await send({"type": "http.response.start", "status": status, "headers": headers})
