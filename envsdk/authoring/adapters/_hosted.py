@@ -5,11 +5,11 @@ state, the limits and the messages of the agent that acts.
 """
 
 from collections.abc import Callable, Generator
+from importlib.metadata import version
 from typing import Any
 
 from pydantic import ValidationError
 
-from ... import __version__
 from ..._describing import message_of, what_is_invalid
 from ...contexts._context import Context
 from ...contexts._history import get_history, is_named
@@ -55,7 +55,7 @@ def describe(env: Env) -> Description:
     """Return what a `RemoteEnv` has to know of an environment."""
     return Description(
         protocol=PROTOCOL,
-        envsdk=__version__,
+        envsdk=version("envsdk"),
         name=env.name,
         limits=env.limits.model_dump(),
         reward_range=env.reward_range,

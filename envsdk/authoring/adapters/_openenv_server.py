@@ -11,6 +11,7 @@ import hmac
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, Literal, TypeAlias, cast, get_args
 from urllib.parse import urlsplit
 
@@ -18,7 +19,6 @@ import numpy as np
 from pydantic import Field, ValidationError, create_model
 from pydantic_core import to_jsonable_python
 
-from ... import __version__
 from ..._describing import message_of, what_is_invalid
 from ..._packages import load
 from ..._untrusted import is_loopback
@@ -374,7 +374,7 @@ def _classes() -> tuple[type[Any], type[Any], type[Any]]:
         def get_metadata(self) -> Any:
             env = self._tasks.env()
             description = (inspect.getdoc(type(env)) or env.name).partition("\n")[0]
-            return core.EnvironmentMetadata(name=env.name, description=description, version=__version__)
+            return core.EnvironmentMetadata(name=env.name, description=description, version=version("envsdk"))
 
         def list_splits(self) -> list[str]:
             return self._tasks.splits()

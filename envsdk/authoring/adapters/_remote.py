@@ -10,12 +10,13 @@ import urllib.error
 import urllib.request
 import weakref
 from collections.abc import Awaitable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, NoReturn, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
-from ... import __version__, errors
+from ... import errors
 from ..._describing import what_is_invalid
 from ..._packages import load
 from ..._untrusted import is_loopback
@@ -445,11 +446,11 @@ class RemoteEnv(_RemoteMethods):
         self._envsdk_session = Session(url, token, timeout_s, reconnect_s, True)
         page = "/envsdk" if split is None else f"/envsdk?split={quote(split)}"
         about = _validated(Description, text_of_json(self._envsdk_session.get(page)), url)
-        here, there = (version.split(".")[:2] for version in (__version__, about.envsdk))
-        if about.protocol != PROTOCOL or here != there:
+        here = version("envsdk")
+        if about.protocol != PROTOCOL or about.envsdk.split(".")[:2] != here.split(".")[:2]:
             raise ConfigError(
                 f"{url} has envsdk {about.envsdk} with version {about.protocol} of the protocol; this is envsdk "
-                f"{__version__} with version {PROTOCOL}. Install the same version on both sides"
+                f"{here} with version {PROTOCOL}. Install the same version on both sides"
             )
         if about.refused is not None:
             raise ConfigError(f"{about.name} of {url} cannot be remote: {about.refused}")

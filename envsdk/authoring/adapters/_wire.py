@@ -93,15 +93,15 @@ class TurnData(BaseModel):
     system: str | None = None
     tools: list[dict[str, Any]] | None = None
     reward: dict[str, float] | None = None
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, int | float] = Field(default_factory=dict[str, int | float])
     terminated: bool = False
     truncated: bool = False
-    info: dict[str, Any] = Field(default_factory=dict)
-    stop: list[str] = Field(default_factory=list)
+    info: dict[str, Any] = Field(default_factory=dict[str, Any])
+    stop: list[str] = Field(default_factory=list[str])
     max_tokens: int | None = None
-    sampling: dict[str, Any] = Field(default_factory=dict)
+    sampling: dict[str, Any] = Field(default_factory=dict[str, Any])
     context: str | None = None
-    context_rewards: dict[str, float] = Field(default_factory=dict)
+    context_rewards: dict[str, float] = Field(default_factory=dict[str, float])
     edit: dict[str, Any] | None = None
     opening: dict[str, Any] | None = None
     mask: dict[str, list[tuple[int, int | None]]] | None = None
@@ -145,7 +145,7 @@ class TurnData(BaseModel):
             TurnError: If it is not valid.
         """
         messages: Any = [table.read(message) for message in self.messages]
-        return Turn(
+        turn = Turn(
             messages if self.continuation is None else self.continuation,
             continues=self.continuation is not None,
             prefill=self.prefill,
@@ -158,6 +158,8 @@ class TurnData(BaseModel):
             mask=None if self.mask is None else Mask(**self.mask),
             **{name: getattr(self, name) for name in _PLAIN},
         )
+        turn.metrics = dict(self.metrics)  # counts of a `ToolEnv` are integers
+        return turn
 
 
 def _start_as_json(start: str | Message | None) -> str | dict[str, Any] | None:
@@ -244,7 +246,7 @@ class Call(BaseModel):
     results: list[ResultData] = Field(default_factory=list[ResultData])
     is_list: bool = False
     seed: int | None = None
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
     split: str | None = None
     history: dict[str, Any] | str | None = None
 
@@ -284,6 +286,8 @@ class Answer(BaseModel):
 
 class Description(BaseModel):
     """What a `RemoteEnv` has to know of its environment before the first episode."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     protocol: int
     envsdk: str
