@@ -1,7 +1,6 @@
 """A `RemoteEnv` against the same environment on this machine. The calls pass as JSON, without a network."""
 
 import asyncio
-import copy
 import functools
 import json
 from collections.abc import Mapping
@@ -94,7 +93,9 @@ class Everything(Env):
     """Returns turns with every argument."""
 
     def start(self) -> Turn:
-        return Turn("Begin.", system="S", tools=[{"type": "function", "function": {"name": "f"}}], info={"a": [1, None]})
+        return Turn(
+            "Begin.", system="S", tools=[{"type": "function", "function": {"name": "f"}}], info={"a": [1, None]}
+        )
 
     def respond(self, reply: Message) -> Turn:
         match sum(message.role == "assistant" for message in self.messages()):
@@ -107,7 +108,9 @@ class Everything(Env):
                 opening = Opening("judge", "main", 2)
                 return Turn("Judge.", context="judge", opening=opening, sampling={"temperature": 0.5})
             case _:
-                return Turn("End.", terminated=True, context_rewards={"judge": 0.25}, keep_reply=None, info={"end": True})
+                return Turn(
+                    "End.", terminated=True, context_rewards={"judge": 0.25}, keep_reply=None, info={"end": True}
+                )
 
     def reference_reply(self) -> str:
         return "Some words that are long"
@@ -196,10 +199,10 @@ def test_what_cannot_be_remote_is_refused_with_the_reason():
     env = remote(FilteredHistory)
     with pytest.raises(ValueError, match=r"function as history=.*'fresh' or 'full'"):
         envsdk.rollout(env, "null", seed=0)
+    env = remote(Rows)
+    env.reset(seed=0)
     with pytest.raises(EpisodeError, match="run on a server"):
-        remote_env = remote(Rows)
-        remote_env.reset(seed=0)
-        copy.deepcopy(remote_env)
+        env.fork()
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch):

@@ -84,9 +84,6 @@ class Session:
     def __reduce__(self) -> tuple[Any, ...]:
         return Session, self._arguments
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise EpisodeError("its methods run on a server, and cannot be copied; play the episode again with its seed")
-
     def get(self, path: str) -> Any:
         """Return the JSON of a page of the server.
 
@@ -239,6 +236,9 @@ class _RemoteMethods(Env):
     _envsdk_shared: "_Shared"
     _envsdk_number: int
     _envsdk_tools: Sequence[ToolSchema]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise EpisodeError("its methods run on a server, and cannot be copied; play the episode again with its seed")
 
     def default_tools(self) -> Sequence[ToolSchema]:
         """See `Env`."""
