@@ -220,7 +220,7 @@ def template_text(renderer: FixedBase, messages: list[Message], tools: Any = ())
 def written_by_template(renderer: FixedBase, messages: list[Message], reply: Message, tools: Any = ()) -> Any:
     """The tokens of a reply, up to its end, as the template writes it after a prompt.
 
-    None if the template opens the reply differently, or drops a part of it.
+    An end that the template does not write is added. None if it opens the reply differently, or drops a part of it.
     """
     prompt, whole = template_text(renderer, messages, tools), template_text(renderer, [*messages, reply], tools)
     if not whole.startswith(prompt) or not has_all(whole[len(prompt) :], reply):
@@ -229,4 +229,4 @@ def written_by_template(renderer: FixedBase, messages: list[Message], reply: Mes
     out.scaffold(whole[len(prompt) :])
     tokens = out.tokens()[0]
     ends = np.flatnonzero(np.isin(tokens, renderer.stop_token_ids))
-    return tokens[: ends[-1] + 1] if len(ends) else tokens  # a model samples nothing after it
+    return tokens[: ends[-1] + 1] if len(ends) else np.append(tokens, renderer.stop_token_ids[0])
