@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 import envsdk
 from envsdk import Action, Env, Message, Turn
 from envsdk.errors import ConfigError, DeadlineExceeded
-from envsdk.rendering.tokenizers import DATA
+from envsdk.rendering.tokenizers._files import DATA
 from envsdk.rollouts import _player as shared
 from envsdk.trainers import verl
 from envsdk.trainers.ms_swift import make_scheduler
