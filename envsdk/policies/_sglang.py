@@ -20,6 +20,7 @@ from ._server_replies import (
     Weights,
     WeightSpan,
     cache_counts,
+    check_named,
     read_response,
     routed_experts,
 )
@@ -179,10 +180,7 @@ def _reply_of(response: _SGLangReply, request: ServerRequest) -> ServerReply:
         sampled = []  # it was aborted before its first token
     named = [token for _, token, _ in sampled]
     tokens = named if response.output_ids is None else response.output_ids
-    if len(named) == len(tokens) and named != tokens:
-        raise ServerReplyError(
-            f"the log-probabilities belong to the tokens {named[:8]}; expected those of the reply, {tokens[:8]}"
-        )
+    check_named(named, tokens)
     extra: dict[str, Any] = {}
     if found.routed_experts is not None and tokens:
         rows = len(request.prompt) + len(tokens) - 1
