@@ -424,10 +424,6 @@ def _app_of(name: str, maker: MakeEnv, max_sessions: int, idle_timeout_s: float)
     return app
 
 
-class _TooLarge(Exception):
-    """A request is larger than it may be."""
-
-
 class _Guard:
     """Admits requests with the token, bounds their size and idle time, and passes them on by their first path segment.
 
@@ -506,32 +502,30 @@ class _Guard:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _pass_http(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
-        size, has_begun = 0, False
+        size, has_begun, is_refused = 0, False, False
 
         async def bounded() -> Any:
-            nonlocal size
-            message = await asyncio.wait_for(receive(), self._idle_timeout_s)
+            nonlocal size, is_refused
+            message: Any = {"type": "http.disconnect"}
+            with contextlib.suppress(TimeoutError):
+                message = await asyncio.wait_for(receive(), self._idle_timeout_s)
             size += len(message.get("body", b""))
-            if size > self._max_bytes:
-                raise _TooLarge
-            return message
+            if size > self._max_bytes and not has_begun and not is_refused:
+                is_refused = True
+                await _answer(scope, send, 413, {"detail": f"the request has more than {self._max_bytes:,} bytes"})
+            return {"type": "http.disconnect"} if is_refused else message
 
         async def watched(message: Any) -> None:
             nonlocal has_begun
-            has_begun = True
-            await asyncio.wait_for(send(message), self._idle_timeout_s)
+            if not is_refused:
+                has_begun = True
+                await asyncio.wait_for(send(message), self._idle_timeout_s)
 
         try:
             await app(scope, bounded, watched)
-        except (_TooLarge, TimeoutError):
-            if not has_begun:
-                text = f"the request has more than {self._max_bytes:,} bytes, or takes long"
-                await _answer(scope, send, 413, {"detail": text})
-        except EnvsdkError:
-            raise
         except Exception as error:
             _log.warning("a request to %s failed: %s", scope["path"], type(error).__name__, exc_info=error)
-            if not has_begun:
+            if not has_begun and not is_refused:
                 await _answer(scope, send, 500, {"detail": "the request failed; the log of the server has the reason"})
 
     async def _pass_websocket(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
