@@ -392,6 +392,7 @@ class ServedEpisode:
     """A `ServedPolicy` that plays one episode."""
 
     def __init__(self, policy: ServedPolicy, env: Env) -> None:
+        self.name = policy.name
         self.tokenizer: Any = policy.tokenizer
         self.trainable = policy.trainable
         self.streams = policy.streams

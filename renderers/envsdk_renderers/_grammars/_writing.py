@@ -192,9 +192,12 @@ class CallWriter:
                 pieces += write_value(value, PYTHON if is_proper and isinstance(value, str) else style)
             pieces.append(TextPiece(")", False))
             text = "".join(piece.text for piece in pieces)
-            with suppress(ValueError):
-                if not quote or read_python_call(text, 0, len(text), quote)[1:] == (call.arguments, len(text)):
-                    return pieces
+            try:
+                is_same = not quote or read_python_call(text, 0, len(text), quote)[1:] == (call.arguments, len(text))
+            except ValueError:  # nothing else is read instead
+                is_same = is_proper
+            if is_same:
+                return pieces
         raise RenderError(f"a call of {call.name!r} would be read as another one: strings of it spell what ends them")
 
     def _by_name(self, call: ToolCall) -> Iterable[tuple[str, Any]]:
