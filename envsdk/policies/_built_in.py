@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ..authoring._env import Env
+from ..authoring._env import Env, pending_reply
 from ..contexts._protocol import Action
 from ..episodes._actions import action_of
 from ..messages import Message
@@ -77,6 +77,10 @@ class ReplyPolicy:
     ) -> Action:
         """Return the reply as tokens, cut after the first stop string in it and after `max_tokens`."""
         pending = self._env.episode.pending_reply(context)
-        reply = self._reply(cast("Env", pending.env))  # every environment of an episode is an Env
+        asked = pending_reply.set(pending)  # it may be of another conversation of a program than the current one
+        try:
+            reply = self._reply(cast("Env", pending.env))  # every environment of an episode is an Env
+        finally:
+            pending_reply.reset(asked)
         message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
         return action_of(message, pending.context.renderer, stop=stop, max_tokens=max_tokens)
