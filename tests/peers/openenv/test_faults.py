@@ -211,9 +211,10 @@ def test_more_sessions_than_allowed_are_refused_and_places_come_back():
     reset = {"type": "reset", "data": {"seed": 1}}
     options = ("--port", "0", "--max-sessions", "3")
     with served("envsdk/GuessNumber-v1", *options) as (url, _), connected(url) as one, connected(url) as two:
-        with connected(url) as three, connected(url) as refused:
+        with connected(url) as three:
             assert [exchanged(each, reset)["type"] for each in (one, two, three)] == ["observation"] * 3
-            assert json.loads(refused.recv(timeout=60))["data"]["code"] == "CAPACITY_REACHED"
+            with connected(url) as refused:
+                assert json.loads(refused.recv(timeout=60))["data"]["code"] == "CAPACITY_REACHED"
         env = RemoteEnv(url)  # it waits for a place
         env.reset(seed=1)
         with connected(url) as refused:
