@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import contextlib
 import functools
 import json
 import os
@@ -131,7 +132,8 @@ class Session:
         while True:
             try:
                 connection = self._connection or await self._connect()
-                await connection.send(text)
+                with contextlib.suppress(closed):  # a server that refuses a session says why before it closes it
+                    await connection.send(text)
                 return self._read(await connection.recv())
             except _UnknownSession as error:
                 raise RemoteEnvError(f"{self.url} no longer has the session: {error}") from error
@@ -459,17 +461,18 @@ class RemoteEnv(_RemoteMethods):
         self.__dict__.update(n_tasks=about.n_tasks, shows_images=about.shows_images)
         super().__init__(**options, tasks=range(about.n_rows) if about.n_rows else None)
         self._envsdk.given_name = about.name
-        weakref.finalize(self, _close, self._envsdk_session, os.getpid()).atexit = False
+        weakref.finalize(self, leave, self._envsdk_session, os.getpid()).atexit = False
 
     def close(self) -> None:
         """End the session. A later `reset` begins another one."""
         super().close()
-        _close(self._envsdk_session, os.getpid())
+        io_thread(os.getpid()).run(self._envsdk_session.close())
 
 
-def _close(session: Session, process: int) -> None:
+def leave(session: Session, process: int) -> None:
+    """End a session without waiting, since a garbage collection may call this in the thread of the connections."""
     if process == os.getpid():
-        io_thread(process).run(session.close())
+        io_thread(process).submit(session.close())
 
 
 def _counts(agent: Agent) -> AgentData:
