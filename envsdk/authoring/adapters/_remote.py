@@ -12,7 +12,7 @@ import urllib.request
 import weakref
 from collections.abc import Awaitable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
@@ -219,7 +219,8 @@ class Session:
                 raise ConfigError(f"{self.url} refuses the token (HTTP {error.code}); give token=") from error
             if error.code == 404:
                 raise ConfigError(f"{self.url} has no {path}: it is not an envsdk server; see OpenEnv(url)") from error
-            raise RemoteEnvError(f"{self.url}{path} answered HTTP {error.code}") from error
+            text = f"{self.url}{path} answered HTTP {error.code}: {error.read(500).decode(errors='replace')}"
+            raise (ConfigError if error.code == 409 else RemoteEnvError)(text) from error
         except (OSError, ValueError) as error:
             raise RemoteEnvError(f"{self.url}{path} cannot be read: {error}") from error
 
@@ -239,8 +240,12 @@ class _RemoteMethods(Env):
     _envsdk_number: int
     _envsdk_tools: Sequence[ToolSchema]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise EpisodeError("its methods run on a server, and cannot be copied; play the episode again with its seed")
+    _envsdk_why_no_fork: ClassVar[str | None] = "its methods run on a server; play the episode again with the same seed"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if self._envsdk.is_running:
+            raise EpisodeError(f"{self!r} cannot be copied: {self._envsdk_why_no_fork}")
+        return super().__deepcopy__(memo)
 
     def default_tools(self) -> Sequence[ToolSchema]:
         """See `Env`."""
@@ -387,6 +392,9 @@ class _Shared:
         self.split = split
         self.calls = 0
         self.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Shared, (self.split,)
 
     def clear(self) -> None:
         """Forget the last episode."""
