@@ -1,10 +1,14 @@
 from .authoring.adapters._dataset import Dataset as Dataset
 from .authoring.adapters._dataset import DatasetConfig as DatasetConfig
+from .authoring.adapters._gem import Gem as Gem
 from .authoring.adapters._gymnasium_images import GymnasiumImages as GymnasiumImages
 from .authoring.adapters._gymnasium_text import GymnasiumConfig as GymnasiumConfig
 from .authoring.adapters._gymnasium_text import GymnasiumText as GymnasiumText
 from .authoring.adapters._gymnasium_text import GymnasiumTextConfig as GymnasiumTextConfig
 from .authoring.adapters._mcp import MCPServer as MCPServer
 from .authoring.adapters._mcp import MCPServerError as MCPServerError
+from .authoring.adapters._pettingzoo import PettingZoo as PettingZoo
 from .authoring.adapters._reasoning_gym import ReasoningGym as ReasoningGym
 from .authoring.adapters._reasoning_gym import ReasoningGymConfig as ReasoningGymConfig
+from .authoring.adapters._textarena import TextArena as TextArena
+from .authoring.adapters._to_pettingzoo import to_pettingzoo as to_pettingzoo
