@@ -126,9 +126,11 @@ class TextArena(Players):
         is_wrong = (info["invalid_move"] and not was_wrong) or getattr(state, "error_count", 0) > errors
         return {"illegal": 1.0} if is_wrong else {}
 
-    def _scored(self, reward: float) -> float:
+    def _scored(self, reward: Any) -> float:
         """Return the reward of a player: the game's, or whether a puzzle is solved."""
         config: TextArenaConfig = self.config
+        if isinstance(reward, str):  # four games give the reason of an illegal move as its reward
+            return 0.0
         if self._count > 1 or not config.strict:
             return float(reward)
         if self._game.state.game_info[0]["invalid_move"]:
