@@ -330,7 +330,8 @@ def installed() -> dict[str, list[dict[str, str]]]:
     """Return what is registered, by kind: the name of each, and the package and version that it comes from."""
     from .contexts._history import POLICIES
 
-    locations: dict[str, object] = {point.name: point.value for point in _entry_points(RENDERERS)} | _renderers
+    locations: dict[str, object] = {point.name: point.value for point in _entry_points(RENDERERS)}
+    locations.update(_renderers)
     found = [("environments", name, package_of(ENVIRONMENTS, _envs[name])) for name in list_envs()]
     found += [("renderers", name, package_of(RENDERERS, locations[name])) for name in sorted(locations)]
     found += [("history_policies", name, package_of(RENDERERS, policy)) for name, policy in sorted(POLICIES.items())]

@@ -1,6 +1,6 @@
 """`envsdk card`: what an environment exercises, and what its reference and null policy score, measured."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -112,14 +112,10 @@ def card_of(name: str, *, seeds: int = 8, histories: Sequence[Any] = ("strip",),
     episodes = {policy: played(policy, "keep") for policy in policies}
     best = episodes[policies[0]]
     others = {_name(history): played(policies[0], history) for history in histories}
-    means = {
-        figure: {policy: fmean(getter(one) for one in found) for policy, found in episodes.items()}
-        for figure, getter in (
-            ("steps", lambda one: len(one.steps)),
-            ("observed_tokens", lambda one: one.observed_tokens),
-            ("sampled_tokens", lambda one: one.sampled_tokens),
-        )
-    }
+
+    def means(figure: Callable[[Trajectory], int]) -> dict[str, float]:
+        return {policy: fmean(map(figure, found)) for policy, found in episodes.items()}
+
     return Card(
         entry,
         seeds,
@@ -128,7 +124,9 @@ def card_of(name: str, *, seeds: int = 8, histories: Sequence[Any] = ("strip",),
         splits=_splits(type(env)),
         breaks={name: _reasons(found) for name, found in {"keep": best, **others}.items()},
         scores={policy: [one.reward for one in found] for policy, found in episodes.items()},
-        **means,
+        steps=means(lambda one: len(one.steps)),
+        observed_tokens=means(lambda one: one.observed_tokens),
+        sampled_tokens=means(lambda one: one.sampled_tokens),
     )
 
 
