@@ -11,7 +11,7 @@ import pkgutil
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -107,15 +107,20 @@ _MODELS = {"gpt-oss": "harmony", "magistral": "mistral-3", "ministral": "mistral
 """The renderers of models whose names do not contain the family's name, by the beginning of the model's name."""
 
 
-def _families_of(model: object, names: Iterable[str]) -> str:
+def _joined(name: str) -> str:
+    return re.sub(r"[-_. ]", "", name)
+
+
+def _families_of(model: object, names: Sequence[str]) -> str:
     """Return advice that names the renderers of a model, given by its name or its id on a hub; empty if none is known.
 
     A family's name is in the name of its models, word by word: `qwen3-instruct-2507` in `Qwen3-4B-Instruct-2507`, and
-    `llama-3` in `Llama-3.1-8B`.
+    `llama-3` in `Llama-3.1-8B`. What separates the words of a family's name may be left out, or be another sign.
     """
     given = str(model).lower().rpartition("/")[2]
-    words = set(re.split(r"[-_ ]", given))
-    found = [family for name, family in _MODELS.items() if given.startswith(name)]
+    words, joined = set(re.split(r"[-_ ]", given)), _joined(given)
+    found = [family for name, family in _MODELS.items() if joined.startswith(_joined(name))]
+    found = found or [name for name in names if _joined(name) == joined]
     found += [
         name
         for name in sorted(names, key=lambda name: (-len(name.split("-")), -len(name)))

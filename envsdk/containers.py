@@ -44,11 +44,13 @@ from .sandbox._result import reported
 
 _EngineName = Literal["podman", "docker", "sandbox"]
 _ToolName = Literal["shell", "python", "read_file", "write_file", "edit_file"]
-_OWNER, _MARK = "envsdk.owner", "ENVSDK_COMMAND"
+_OWNER, _COPY, _MARK = "envsdk.owner", "envsdk.copy", "ENVSDK_COMMAND"
 _CLIENT_FAILED = 125
 """Exit statuses from this one on may be those of the engine's client, such as when the container has ended."""
 _FILES_S = 120.0
 """The maximum time for writing files, in seconds."""
+_COMMIT_S = 600.0
+"""The maximum time for storing a container as an image, in seconds."""
 _KILL_S = 30.0
 """The maximum time for killing the processes of a command, in seconds, until the container is killed."""
 _IN_SANDBOX = """
@@ -129,7 +131,8 @@ class ContainerConfig(BaseModel):
         engine: The program that runs containers; None takes the first of podman and docker that is installed.
             `sandbox` needs neither, nor an image: it has the files that are written, and commands are `python`, `cat`
             and `ls`, each of which runs in `envsdk.sandbox` on a copy of the files.
-        workdir: The folder that commands run in. It is created.
+        build_timeout_s: The maximum time for building the image, in seconds.
+        workdir: The folder that commands run in. It is created. An empty string is the image's own.
         user: The user that commands run as, such as `1000:1000`; None takes the image's.
         environ: The environment variables of its commands, in addition to the image's.
         allow: The addresses that it reaches, as `host:port`. Without any, it has no network. Its loopback interface
@@ -152,7 +155,8 @@ class ContainerConfig(BaseModel):
     image: str = Field(default="", pattern=r"^([^\s-]\S*)?$")
     dockerfile: Path | None = None
     engine: _EngineName | None = None
-    workdir: str = Field(default="/work", pattern=r"^/[^\x00:]*$")
+    build_timeout_s: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
+    workdir: str = Field(default="/work", pattern=r"^(/[^\x00:]*)?$")
     user: str | None = Field(default=None, pattern=r"^[\w.-]+(:[\w.-]+)?$")
     environ: Mapping[str, str] = Field(default_factory=dict[str, str])
     allow: tuple[str, ...] = ()
@@ -247,6 +251,7 @@ class Container(abc.ABC):
         timeout_s: float = 60.0,
         cwd: str | None = None,
         environ: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> CommandResult:
         """Run a command, and return its result.
 
@@ -259,6 +264,7 @@ class Container(abc.ABC):
             timeout_s: The maximum wall-clock time, in seconds.
             cwd: The folder to run in; None for `config.workdir`.
             environ: Environment variables in addition to those of `config`.
+            user: The user that it runs as; None for that of `config`.
 
         Raises:
             ContainerLost: If the container has ended.
@@ -330,6 +336,17 @@ class Container(abc.ABC):
             ContainerError: If the engine cannot do that.
         """
         raise ContainerError(f"the container {self.name} cannot be stored as an image; copy its files with copy_out")
+
+    async def duplicate(self, **changes: Any) -> "Container":
+        """Start a container with the files that this one has now, all of them, and with none of its processes.
+
+        Args:
+            **changes: Fields of its config that differ from this one's, such as `allow`.
+
+        Raises:
+            ContainerError: If the engine cannot store the container as an image, or cannot start the other one.
+        """
+        raise ContainerError(f"the container {self.name} cannot be duplicated; copy its files with copy_to")
 
     @abc.abstractmethod
     async def stop(self) -> None:
@@ -430,7 +447,8 @@ class _EngineContainer(Container):
     ) -> None:
         super().__init__(name, config)
         self._engine, self._user, self._forwarding = engine, user, forwarding
-        self._execute = (engine, "exec", f"--user={user}")
+        self._copied_from: str | None = None
+        """The image that was made for this container alone."""
         self._written = None if storage is None or not os.access(storage, os.R_OK) else partial(_size, Path(storage))
 
     async def run(
@@ -441,6 +459,7 @@ class _EngineContainer(Container):
         timeout_s: float = 60.0,
         cwd: str | None = None,
         environ: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> CommandResult:
         words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
         if not words or any("\0" in word for word in words):
@@ -457,11 +476,13 @@ class _EngineContainer(Container):
         try:
             named = (f"--env={name}" for name in variables)
             inside = ("sh", "-c", script, "sh", str(self._absolute(cwd or ".")), *words)
-            arguments = (*self._execute, "--interactive", "--workdir=/", *named, self.name, *inside)
-            await call.execute(arguments, stdin, environ=variables)
+            execute = (self._engine, "exec", f"--user={user or self._user}")
+            await call.execute(
+                (*execute, "--interactive", "--workdir=/", *named, self.name, *inside), stdin, environ=variables
+            )
         finally:
             if call.status is None:
-                await asyncio.shield(self._kill(mark))
+                await asyncio.shield(self._kill(mark, user or self._user))
         warnings, began, stderr = call.stderr.text().partition(mark)
         if call.status is not None and (not began or call.status >= _CLIENT_FAILED):
             await self._check_runs()
@@ -470,10 +491,10 @@ class _EngineContainer(Container):
         seconds = time.monotonic() - began_at
         return CommandResult(call.stdout.text(), stderr if began else warnings, call.status, call.limit, seconds)
 
-    async def _kill(self, mark: str) -> None:
+    async def _kill(self, mark: str, user: str) -> None:
         """Kill the processes of a command, or the container if that fails, as after a command that forks forever."""
         call = Command(timeout_s=_KILL_S)
-        await call.execute((*self._execute, self.name, "sh", "-c", _KILL, mark))
+        await call.execute((self._engine, "exec", f"--user={user}", self.name, "sh", "-c", _KILL, mark))
         if call.status != 0:
             await Command().execute((self._engine, "kill", self.name))
 
@@ -540,9 +561,10 @@ class _EngineContainer(Container):
     async def _unpack(self, packed: IO[bytes], folder: str) -> None:
         """Extract an archive into a folder, which is created."""
         as_root = (self._engine, "exec", "--user=0", self.name)
+        is_empty = not any(os.pread(packed.fileno(), 512, 0))  # podman refuses such an archive
         for arguments, source in (
             ((*as_root, "mkdir", "-p", "--", folder), b""),
-            ((self._engine, "cp", "-", f"{self.name}:{folder}"), packed),
+            *(() if is_empty else (((self._engine, "cp", "-", f"{self.name}:{folder}"), packed),)),
             ((*as_root, "chown", "-R", "-h", self._user, "--", folder), b""),
         ):
             call = Command()
@@ -561,7 +583,22 @@ class _EngineContainer(Container):
         return None
 
     async def snapshot(self) -> str:
-        return await output_of(self._engine, "commit", "--quiet", self.name)
+        return await self._commit()
+
+    async def _commit(self, *options: str) -> str:
+        return (await output_of(self._engine, "commit", *options, self.name, timeout_s=_COMMIT_S)).split()[-1]
+
+    async def duplicate(self, **changes: Any) -> Container:
+        image = await self._commit(f"--change=LABEL {_COPY}={_owner()}")
+        changes = {"engine": self._engine, "image": image, "dockerfile": None, "user": self._user, **changes}
+        try:
+            other = await start(self.config.model_copy(update=changes))
+        except BaseException:
+            await Command().execute((self._engine, "rmi", "--no-prune", image))
+            raise
+        assert isinstance(other, _EngineContainer)
+        other._copied_from = image
+        return other
 
     async def stop(self) -> None:
         self._forwarding.close()
@@ -570,6 +607,8 @@ class _EngineContainer(Container):
         listing = ("ps", "--all", "--quiet", f"--filter=name=^{self.name}$")
         if call.status != 0 and await output_of(self._engine, *listing):
             raise ContainerError(f"{self._engine} could not remove {self.name}: {call.message or 'it took too long'}")
+        if self._copied_from is not None:
+            await Command().execute((self._engine, "rmi", "--no-prune", "--force", self._copied_from))
 
 
 class _SandboxContainer(Container):
@@ -590,7 +629,10 @@ class _SandboxContainer(Container):
         timeout_s: float = 60.0,
         cwd: str | None = None,
         environ: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> CommandResult:
+        if user is not None:
+            raise ConfigError(f"user is {user!r}, but the sandbox has no users")
         began_at = time.monotonic()
         words = [command] if isinstance(command, str) else [str(word) for word in command]
         if max(map(len, words), default=0) >= _MAX_WORD:
@@ -671,7 +713,7 @@ async def start(config: ContainerConfig) -> Container:
     engine, image = _installed(config.engine), config.image
     if config.dockerfile is not None:
         folder = str(config.dockerfile.resolve())
-        image = await output_of(engine, "build", "--quiet", folder, timeout_s=config.lifetime_s)
+        image = await output_of(engine, "build", "--quiet", folder, timeout_s=config.build_timeout_s)
     name = f"envsdk-{secrets.token_hex(8)}"
     limits = {"fsize": config.disk_mib * 2**20, "nofile": 1024, "nproc": 8192}  # not every machine allows the default
     call = Command()
@@ -695,8 +737,10 @@ async def start(config: ContainerConfig) -> Container:
         if call.status != 0:
             raise ContainerError(f"{engine} could not start {image}: {call.message or 'it took too long'}")
         described: dict[str, Any] = json.loads(await output_of(engine, "inspect", name))[0]
-        own_user = await output_of(engine, "image", "inspect", "--format={{.Config.User}}", image)
+        form = "--format={{.Config.User}}|{{.Config.WorkingDir}}"
+        own_user, _, own_folder = (await output_of(engine, "image", "inspect", form, image)).partition("|")
         user, storage = config.user or own_user or "0", described.get("GraphDriver", {}).get("Data", {}).get("UpperDir")
+        config = config.model_copy(update={"workdir": config.workdir or own_folder or "/"})
         hosts = {"127.0.0.1": f"localhost {_HOSTNAME}", "::1": "localhost"}
         hosts |= {local: host for host, local in locals_of(config.allow) if host not in HERE}
         lines = (f"{address} {host}" for address, host in hosts.items())
@@ -785,6 +829,11 @@ async def prune(engine: _EngineName | None = None, *, everything: bool = False) 
     ]
     for start_at in range(0, len(names), _BATCH):
         await output_of(engine, "rm", "--force", "--volumes", *names[start_at : start_at + _BATCH])
+    copies = (await output_of(engine, "images", "--quiet", "--no-trunc", f"--filter=label={_COPY}")).split()
+    form = f'--format={{{{index .Config.Labels "{_COPY}"}}}}'
+    for image in dict.fromkeys(copies):
+        if everything or not _lives(await output_of(engine, "image", "inspect", form, image)):
+            await output_of(engine, "rmi", "--no-prune", "--force", image)
     return names
 
 

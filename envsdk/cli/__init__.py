@@ -25,6 +25,7 @@ from ._play import play
 from ._replay import replay
 from ._report import report_
 from ._rollout import demo, rollout
+from ._serve import serve
 from ._show import show
 from ._view import view
 
@@ -46,6 +47,7 @@ for command in (
     cost,
     onpolicy,
     gateway,
+    serve,
     containers,
     init,
     check,

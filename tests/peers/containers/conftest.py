@@ -47,8 +47,7 @@ def why_not() -> str | None:
     return None if os.geteuid() == 0 else "debootstrap needs root"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def engine() -> Iterator[None]:
+def started() -> Iterator[None]:
     """A configuration of podman for machines without systemd, and its images."""
     if reason := why_not():
         pytest.skip(reason)
@@ -62,6 +61,9 @@ def engine() -> Iterator[None]:
         make_images()
     yield
     asyncio.run(prune("podman", everything=True))
+
+
+engine = pytest.fixture(scope="session", autouse=True)(started)
 
 
 def make_images() -> None:
