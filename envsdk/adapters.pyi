@@ -10,6 +10,6 @@ from .authoring.adapters._pettingzoo import PettingZoo as PettingZoo
 from .authoring.adapters._reasoning_gym import ReasoningGym as ReasoningGym
 from .authoring.adapters._remote import RemoteEnv as RemoteEnv
 from .authoring.adapters._textarena import TextArena as TextArena
-from .authoring.adapters._to_pettingzoo import to_pettingzoo as to_pettingzoo
 from .gateway._harbor import HarborProgram as HarborProgram
 from .gateway._harbor import HarborTask as HarborTask
+from .rollouts._to_pettingzoo import to_pettingzoo as to_pettingzoo

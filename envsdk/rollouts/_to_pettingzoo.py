@@ -5,10 +5,11 @@ from typing import Any, ClassVar
 
 from gymnasium.spaces import Text
 
-from ..._packages import load
-from ...errors import ConfigError
-from .._env import Env
-from ._pettingzoo import ADVICE
+from .._packages import load
+from ..authoring._env import Env
+from ..authoring.adapters._pettingzoo import ADVICE
+from ..errors import ConfigError
+from ..policies import ReplyPolicy
 
 
 class _AnyText(Text):
@@ -40,9 +41,6 @@ def to_pettingzoo(env: Env, agents: Sequence[str], *, max_length: int = 4096) ->
         MissingPackage: If `pettingzoo` is not installed.
         ConfigError: If there is no agent. `reset` and `step` raise it for a context that is not among `agents`.
     """
-    from ...credit import context_rewards
-    from ...policies import ReplyPolicy
-
     base: Any = load("pettingzoo", "an AECEnv needs", ADVICE).AECEnv
     if isinstance(agents, str) or not agents:
         raise ConfigError(f"agents is {agents!r}; expected the names of the contexts of {env!r}")
@@ -105,8 +103,8 @@ def to_pettingzoo(env: Env, agents: Sequence[str], *, max_length: int = 4096) ->
             self._next = env.step(sampled)
             _, _, terminated, truncated, _ = self._next
             if (terminated or truncated) and env.trajectory is not None:
-                earned = context_rewards(env.trajectory)
-                self.rewards = {name: earned.get(name, 0.0) for name in self.agents}
+                found = env.trajectory
+                self.rewards = {name: found.reward_of(name) if name in found.contexts else 0.0 for name in agents}
                 self.terminations = dict.fromkeys(self.agents, terminated)
                 self.truncations = dict.fromkeys(self.agents, truncated and not terminated)
             else:
