@@ -3,6 +3,9 @@ from .authoring.adapters._gymnasium_images import GymnasiumImages as GymnasiumIm
 from .authoring.adapters._gymnasium_text import GymnasiumText as GymnasiumText
 from .authoring.adapters._mcp import MCPServer as MCPServer
 from .authoring.adapters._mcp import MCPServerError as MCPServerError
+from .authoring.adapters._openenv import OpenEnv as OpenEnv
+from .authoring.adapters._openenv_server import openenv_app as openenv_app
 from .authoring.adapters._reasoning_gym import ReasoningGym as ReasoningGym
+from .authoring.adapters._remote import RemoteEnv as RemoteEnv
 from .gateway._harbor import HarborProgram as HarborProgram
 from .gateway._harbor import HarborTask as HarborTask

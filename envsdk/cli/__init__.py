@@ -24,6 +24,7 @@ from ._play import play
 from ._replay import replay
 from ._report import report_
 from ._rollout import demo, rollout
+from ._serve import serve
 from ._show import show
 from ._view import view
 
@@ -44,6 +45,7 @@ for command in (
     cost,
     onpolicy,
     gateway,
+    serve,
     containers,
     init,
     check,
