@@ -70,6 +70,8 @@ OF_TORCH = {
 """The extra pins torch; tests/with_torch fail without them (test_transformers_policy.py, test_path_attention.py)."""
 OF_HARBOR = {"_merge_env"}
 """Environments that derive from Harbor's base class call it; tests/peers/harbor fail without it."""
+OF_PETTINGZOO = {"_accumulate_rewards", "_clear_rewards", "_deads_step_first", "_was_dead_step"}
+"""Environments that derive from `AECEnv` call these, as its documentation says; tests/peers/games fail without them."""
 
 
 def exists(private: Private) -> bool:
