@@ -44,7 +44,8 @@ class SGLang(ServedPolicy):
     Prompts with images are refused: SGLang may decode their tokens and encode the text again. Newer versions return the
     tokens that they got from a prompt (`return_prompt_token_ids`), but this class does not compare them yet.
 
-    This class was tested with a local server that follows SGLang's public interface, not with SGLang itself.
+    This class is tested with a local server that follows SGLang's public interface, and was run on SGLang 0.5.23 on the
+    CPU, with PyTorch in place of its kernels.
 
     Args:
         url: See `ServedPolicy`.
