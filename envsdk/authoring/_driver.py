@@ -76,7 +76,8 @@ class Driver:
         except ValidationError as error:
             known = ", ".join(env.Config.model_fields) or "none"
             raise ConfigError(f"{type(env).__name__}: {what_is_invalid(error)}. Its own options: {known}") from error
-        self._inherits = renderer is None and tokenizer is None
+        self.inherits_renderer = renderer is None and tokenizer is None
+        """True if it has its parent's renderer as a sub-agent."""
         if renderer is None:
             is_embedded = tokenizer is None or getattr(tokenizer, "name", tokenizer) == "embedded"
             renderer = "qwen3" if not env.shows_images else EMBEDDED_VISION if is_embedded else "auto"
@@ -177,7 +178,7 @@ class Driver:
             )
         self.episode, self.agent, self._is_closed = episode, agent, False
         self.renderer = self._own_renderer
-        if self._inherits and agent.parent is not None:
+        if self.inherits_renderer and agent.parent is not None:
             above = agent.parent.current
             self.renderer = agent.parent.env.renderer if above is None else above.renderer
         chosen = None

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
@@ -15,7 +16,7 @@ from .._visible import visible
 from ..contexts._history import HistoryPolicy, SummaryRequest
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import MAIN, StepResult
-from ..episodes._episode import Episode, SummarizerFactory
+from ..episodes._episode import Episode, PendingReply, SummarizerFactory
 from ..episodes._functions import copied_function, is_async
 from ..episodes._handoff import Handoff
 from ..episodes._turn import Turn
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 Returned: TypeAlias = Turn | Handoff | Sequence[Handoff]
 """The values that `start`, `respond` and `resume` may return."""
 _REFERENCE_CHARS = 60
+pending_reply: ContextVar[PendingReply | None] = ContextVar("pending_reply", default=None)
+"""The reply that a function of an environment is writing."""
 
 
 class EnvConfig(BaseModel):
@@ -215,8 +218,13 @@ class Env(gymnasium.Env[Observation, Any]):
         return MAIN if name == agent.name else name.removeprefix(f"{agent.name}/")
 
     def messages(self) -> list[Message]:
-        """Return the messages of the current context, in order; an empty list before the first turn."""
-        context = self._envsdk.running.current
+        """Return the messages of the current context, in order; an empty list before the first turn.
+
+        While a function of the environment replies, such as `reference_reply`, it is the context of its reply.
+        """
+        pending, context = pending_reply.get(), self._envsdk.running.current
+        if pending is not None and pending.env is self:
+            context = pending.context
         return [] if context is None else list(context.messages)
 
     # Members that policies and trainers use.

@@ -7,6 +7,7 @@ import traceback
 import typer
 
 from ..errors import EnvsdkError
+from ._card import card
 from ._check import check, doctor
 from ._containers import containers
 from ._cost import cost
@@ -25,6 +26,7 @@ from ._play import play
 from ._replay import replay
 from ._report import report_
 from ._rollout import demo, rollout
+from ._serve import serve
 from ._show import show
 from ._view import view
 
@@ -38,6 +40,7 @@ app.command("export-template")(export_template_)
 app.command("import")(import_)
 app.command("report")(report_)
 for command in (
+    card,
     play,
     rollout,
     show,
@@ -46,6 +49,7 @@ for command in (
     cost,
     onpolicy,
     gateway,
+    serve,
     containers,
     init,
     check,

@@ -139,7 +139,7 @@ def played(case: Case) -> Run:
     left: dict[str, Iterator[Message]] = {key: iter(replies) for key, replies in case.script.items()}
 
     def reply(env: envsdk.Env) -> Message:
-        return next(left[key_of(case.script, opening_of(env.episode.agent.context.conversation))])
+        return next(left[key_of(case.script, opening_of(env.messages()))])
 
     with mock.patch("envsdk.gateway._driver.Conversations", RecordedConversations):
         options = {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()}

@@ -37,6 +37,11 @@ def test_an_unknown_renderer_suggests_near_names() -> None:
     [
         ("gpt-oss", "Did you mean 'harmony'[?] renderer='auto' chooses"),
         ("openai/gpt-oss-20b", "Did you mean 'harmony'[?] renderer='auto', tokenizer='openai/gpt-oss-20b' chooses"),
+        ("gpt_oss", "Did you mean 'harmony'[?]"),
+        ("gptoss", "Did you mean 'harmony'[?]"),
+        ("qwen2_5", "Did you mean 'qwen2.5'[?]"),
+        ("glm4_5", "Did you mean 'glm-4.5'[?]"),
+        ("llama3", "Did you mean 'llama-3'[?]"),
         ("Qwen/Qwen3-8B", "Did you mean 'qwen3'[?]"),
         ("Qwen/Qwen3-4B-Instruct-2507", "Did you mean 'qwen3-instruct-2507'[?]"),
         ("meta-llama/Llama-3.1-8B-Instruct", "Did you mean 'llama-3'[?]"),

@@ -578,7 +578,7 @@ class AsksFor(ProgramEnv):
         self.protocol, self.wanted, self.answers = protocol, wanted, list[tuple[int, str]]()
 
     def run(self, model: Endpoint) -> float:
-        with httpx.Client(base_url=model.anthropic_base_url, timeout=60) as client:
+        with httpx.Client(base_url=model.anthropic_base_url, timeout=600) as client:
             for sampling in (*self.wanted, {}):
                 asked = {"input" if self.protocol == "responses" else "messages": [{"role": "user", "content": "a"}]}
                 body = {"model": "m", "max_tokens": 20, **asked, **sampling}
@@ -714,7 +714,7 @@ class LeavesItsReplies(ProgramEnv):
     def run(self, model: Endpoint) -> float:
         said: list[Any] = [{"role": "user", "content": "Count."}]
         url = httpx.URL(f"{model.base_url}/chat/completions")
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=600) as client:
             if self.stream:
                 begun = ""
                 with client.stream("POST", url, json={"model": "m", "stream": True, "messages": said}) as response:
