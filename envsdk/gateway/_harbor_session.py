@@ -21,6 +21,7 @@ from ._harbor_client import ADDRESS
 
 _MAX_BYTES = 2**20
 """The maximum size of a reply, in bytes."""
+REWARD = Path("/logs/verifier/reward.txt")
 _OVER = "[The episode is over.]"
 
 
@@ -127,7 +128,7 @@ def grade(episode: dict[str, Any], file: Path) -> None:
     session = Session(episode)
     for reply in replies_of(file, is_answer=file.suffix == ".txt"):
         session.send(reply)
-    Path("/logs/verifier/reward.txt").write_text(str(session.reward), encoding="utf-8")
+    REWARD.write_text(str(session.reward), encoding="utf-8")
 
 
 if __name__ == "__main__":
