@@ -7,6 +7,7 @@ import traceback
 import typer
 
 from ..errors import EnvsdkError
+from ._card import card
 from ._check import check, doctor
 from ._containers import containers
 from ._cost import cost
@@ -37,6 +38,7 @@ app.command("export-template")(export_template_)
 app.command("import")(import_)
 app.command("report")(report_)
 for command in (
+    card,
     play,
     rollout,
     show,
