@@ -1,5 +1,6 @@
 """`envsdk export`: write episodes of an environment in the format of another framework."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,10 +27,9 @@ def export(
     if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
         raise ConfigError(f"--seeds is {seeds!r}; expected FIRST:END, such as 0:8")
     import_from_here()
-    from .. import __version__
     from ..gateway._harbor_export import export_tasks
 
-    chosen = f"envsdk=={__version__}" if package is None else package
+    chosen = f"envsdk=={version('envsdk')}" if package is None else package
     folders = export_tasks(
         env, options_of(option or (), ()), range(int(first), int(end)), out, image=image, package=chosen
     )
