@@ -315,6 +315,37 @@ def is_of_plugin(spec: EnvSpec) -> bool:
     return package in {point.module.partition(".")[0] for point in _entry_points(ENVIRONMENTS)}
 
 
+def package_of(group: str, entry_point: object) -> tuple[str, str]:
+    """Return the name and version of the installed package that an object comes from; empty if it is of no plug-in.
+
+    Args:
+        group: The group of entry points, `RENDERERS` or `ENVIRONMENTS`.
+        entry_point: The object, or its location.
+    """
+    package = _path(entry_point).partition(":")[0].partition(".")[0]
+    if package == __package__:  # an adapter, or a history policy
+        from importlib.metadata import version
+
+        return package, version(package)
+    points = (point for point in _entry_points(group) if point.module.partition(".")[0] == package)
+    return next(((point.dist.name, point.dist.version) for point in points if point.dist is not None), ("", ""))
+
+
+def installed() -> dict[str, list[dict[str, str]]]:
+    """Return what is registered, by kind: the name of each, and the package and version that it comes from."""
+    from .contexts._history import POLICIES
+
+    locations: dict[str, object] = {point.name: point.value for point in _entry_points(RENDERERS)}
+    locations.update(_renderers)
+    found = [("environments", name, package_of(ENVIRONMENTS, _envs[name])) for name in list_envs()]
+    found += [("renderers", name, package_of(RENDERERS, locations[name])) for name in sorted(locations)]
+    found += [("history_policies", name, package_of(RENDERERS, policy)) for name, policy in sorted(POLICIES.items())]
+    kinds: dict[str, list[dict[str, str]]] = {}
+    for kind, name, (package, version) in found:
+        kinds.setdefault(kind, []).append({"name": name, "package": package, "version": version})
+    return kinds
+
+
 def load_plugins() -> None:
     """Import the plug-ins of environments, each once, and emit a `PluginWarning` for each that fails."""
     with _loading:  # another thread waits until all are there

@@ -223,9 +223,9 @@ class Env(gymnasium.Env[Observation, Any]):
 
         While a function of the environment replies, such as `reference_reply`, it is the context of its reply.
         """
-        pending = pending_reply.get()
-        is_asked = pending is not None and pending.env is self
-        context = pending.context if is_asked else self._envsdk.running.current
+        pending, context = pending_reply.get(), self._envsdk.running.current
+        if pending is not None and pending.env is self:
+            context = pending.context
         return [] if context is None else list(context.messages)
 
     # Members that policies and trainers use.
