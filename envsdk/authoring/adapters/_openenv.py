@@ -69,12 +69,17 @@ class OpenEnv(Env):
         else:
             self._source = _Object(source)
         self._reset, self._prompt, self._system, self._observation = dict(reset or {}), prompt, system, observation
-        fields = self._source.action_schema().get("properties", {})
+        schema = self._source.action_schema()
+        named = schema.get("$defs", {})  # such as the members of an Enum
+        fields = {
+            name: {**named.get(str(field.get("$ref", "")).rpartition("/")[2], {}), **field}
+            for name, field in schema.get("properties", {}).items()
+        }
         names = fields.keys() - _OWN_FIELDS
         self._has_tools = action is None and (not names or {"tool_name", "arguments"} <= names)
         self._action = action
         if not self._has_tools and not callable(action):
-            self._action = _text_field(fields, self._source.action_schema().get("required", ()), action)
+            self._action = _text_field(fields, schema.get("required", ()), action)
         super().__init__(**options)
 
     async def start(self) -> Turn:  # pyright: ignore[reportIncompatibleMethodOverride]
