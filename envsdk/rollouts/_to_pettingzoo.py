@@ -73,9 +73,9 @@ def to_pettingzoo(env: Env, agents: Sequence[str], *, max_length: int = 4096) ->
             self._texts = dict.fromkeys(agents, _Observed(""))
             self._read: dict[str, int] = {}  # the number of messages that each agent has read
             self._skip_agent_selection = None
-            self._select()
+            self._read_messages()
 
-        def _select(self) -> None:
+        def _read_messages(self) -> None:
             agent = self._next[-1]["context"]
             if agent not in agents:
                 raise ConfigError(f"{env!r} addresses the context {agent!r}; expected one of {', '.join(agents)}")
@@ -100,15 +100,15 @@ def to_pettingzoo(env: Env, agents: Sequence[str], *, max_length: int = 4096) ->
             info = self._next[-1]
             policy = ReplyPolicy(env, lambda _: str(action))
             sampled = policy(env.prompt(), context=agent, max_tokens=info["max_tokens"], stop=info["stop"])
+            self._texts[agent] = _Observed("")
             self._next = env.step(sampled)
             _, _, terminated, truncated, _ = self._next
+            self._read_messages()
             if (terminated or truncated) and env.trajectory is not None:
                 found = env.trajectory
                 self.rewards = {name: found.reward_of(name) if name in found.contexts else 0.0 for name in agents}
                 self.terminations = dict.fromkeys(self.agents, terminated)
                 self.truncations = dict.fromkeys(self.agents, truncated and not terminated)
-            else:
-                self._select()
             self._accumulate_rewards()
             self._deads_step_first()
 

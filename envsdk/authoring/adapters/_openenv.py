@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import typing
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from ...episodes._turn import Messages, Turn
 from ...errors import ConfigError, ToolError
 from ...messages import Message, ToolCall, ToolSchema
 from .._env import Env
-from ._remote import Session, io_thread
+from ._remote import Session, io_thread, leave
 
 ActionOf = Callable[[Message], Mapping[str, Any]]
 """Returns the fields of an action for a reply."""
@@ -197,6 +198,7 @@ class _Server:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        weakref.finalize(self, leave, session, os.getpid()).atexit = False
         self._schema: dict[str, Any] = session.get("/schema")["action"]
 
     def action_schema(self) -> dict[str, Any]:
@@ -244,7 +246,10 @@ class _Object:
             read = self._codec.deserialize_action(dict(action), self._action)
         except ValueError as error:  # pydantic's, too
             raise ToolError(f"the action is not valid: {error}") from error
-        return await self._called("step", read)
+        try:
+            return await self._called("step", read)
+        except Exception as error:  # as OpenEnv's server answers it
+            raise ToolError(message_of(error)) from error
 
     def close(self) -> None:
         env, self._env = self._env, None

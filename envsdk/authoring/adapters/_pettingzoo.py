@@ -2,6 +2,7 @@
 
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, cast
 
@@ -15,6 +16,7 @@ from .._env import EnvConfig
 from ._dataset import path_of
 from ._gymnasium_text import action_at_end, as_json
 from ._players import Players, PlayersConfig
+from ._random_state import GlobalRandom
 
 ADVICE = "pip install pettingzoo"
 _MOST_WORDS = 200
@@ -22,7 +24,7 @@ _MOST_NUMBERS = 4096
 
 
 class PettingZooConfig(PlayersConfig):
-    """The environment, how it is converted to text, and who plays it. `game` is a module, or a function of one."""
+    """The environment, how it is converted to text, and who plays it. `game` is an id or a function."""
 
     actions: tuple[str, ...] | ImportString[Callable[[Any, str], Mapping[str, Any]]] = ()
     """A word for each action, in the order of their numbers; by default the numbers. Or a function
@@ -42,7 +44,7 @@ class PettingZooConfig(PlayersConfig):
 
 
 class PettingZoo(Players):
-    """Play an environment of PettingZoo: `PettingZoo(game="pettingzoo.classic:tictactoe_v3")`. Agents are contexts.
+    """Play an environment of PettingZoo: `PettingZoo(game="classic/tictactoe_v3")`. Its agents are contexts.
 
     Exercises: the skills that the environment needs; self-play. Reward: an agent's own reward from the environment. A
     reply ends with its action. Actions that a mask excludes are illegal. If all agents act at once, each acts before it
@@ -67,16 +69,20 @@ class PettingZoo(Players):
 
     def _made(self) -> Any:
         config: PettingZooConfig = self.config
-        load("pettingzoo", "an environment of PettingZoo needs", ADVICE)
+        package = load("pettingzoo", "an environment of PettingZoo needs", ADVICE)
         try:
-            make: Any = pkgutil.resolve_name(config.game)
+            if "/" in config.game:
+                is_parallel = config.game in package.parallel_registry and config.game not in package.aec_registry
+                make: Any = partial(package.make, "parallel" if is_parallel else "aec", config.game)
+            else:
+                make = pkgutil.resolve_name(config.game)
             if isinstance(make, ModuleType):
                 make = getattr(make, "env", None) or make.parallel_env
             game = make(**config.options)
         except Exception as error:  # an environment is third-party code, which may raise anything
             raise ConfigError(
                 f"PettingZoo cannot make {config.game!r} with {config.options}: {type(error).__name__}: {error}. "
-                "Expected a module or a function of one, such as pettingzoo.classic:tictactoe_v3"
+                "Expected an id, such as classic/tictactoe_v3, a module, or a function of one (module:name)"
             ) from error
         if hasattr(game, "agent_selection") or hasattr(game, "agent_iter"):
             return game
@@ -85,9 +91,28 @@ class PettingZoo(Players):
     def _begin(self, seed: int) -> None:
         self._game = self._made()
         self._game.reset(seed=seed)
+        self._steps: list[Any] = []
         self._complaint, self._illegal = "", 0
         self._ends: list[bool] = []  # whether each agent that has ended was cut off
         self._advance()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the environment: many are copied as new ones, in which nothing was played."""
+        return {**super().__getstate__(), "_game": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the environment again, and play it as far as this one was played."""
+        super().__setstate__(state)
+        if "_steps" in state:
+            with GlobalRandom(self._seeds[0]).active():
+                self._game = self._made()
+                self._game.reset(seed=self._seeds[2])
+                for action in self._steps:
+                    self._game.step(action)
+
+    def _step(self, action: Any) -> None:
+        self._steps.append(action)
+        self._game.step(action)
 
     def _end(self) -> None:
         if (game := self.__dict__.get("_game")) is not None:
@@ -102,7 +127,7 @@ class PettingZoo(Players):
             if not (terminated or truncated):
                 return
             self._ends.append(bool(truncated and not terminated))
-            self._game.step(None)
+            self._step(None)
 
     @property
     def _is_truncated(self) -> bool:
@@ -170,7 +195,7 @@ class PettingZoo(Players):
                 self._is_fair = False
             return {"illegal": 1.0}
         self._complaint, self._illegal = "", 0
-        self._game.step(action)
+        self._step(action)
         self._advance()
         return {}
 

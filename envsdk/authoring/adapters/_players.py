@@ -20,6 +20,7 @@ from ._dataset import path_of
 from ._random_state import GlobalRandom
 
 _OVER = "The game is over."
+_MOST_GAMES = 100
 
 
 class PlayersConfig(EnvConfig):
@@ -54,17 +55,24 @@ class Players(Env):
     default_limits: ClassVar[Limits] = Limits(max_steps=200, end_on_cut=False)
 
     def start(self) -> Turn:
-        """Start a game."""
-        seeds: list[int] = self.np_random.integers(2**32, size=2).tolist()
-        self._random = GlobalRandom(seeds[0])
-        self._opponents_rng = np.random.default_rng(seeds[1])
-        self._heard: dict[str, list[Message]] = {}  # the conversation of each player that is an opponent
-        self._met: dict[str, None] = {}  # the contexts that exist
-        self._rewards: dict[str, float] = defaultdict(float)  # those not yet given
-        self._is_fair = True
-        with self._random.active():
-            self._begin(int(self.np_random.integers(2**31)))
-        return self._ask()
+        """Start a game, and another one if the opponents end it before the policy's first move."""
+        for _ in range(_MOST_GAMES):
+            seeds: list[int] = self.np_random.integers(2**31, size=3).tolist()
+            self._seeds = seeds
+            self._random = GlobalRandom(seeds[0])
+            self._opponents_rng = np.random.default_rng(seeds[1])
+            self._heard: dict[str, list[Message]] = {}  # the conversation of each player that is an opponent
+            self._met: dict[str, None] = {}  # the contexts that exist
+            self._rewards: dict[str, float] = defaultdict(float)  # those not yet given
+            self._is_fair = True
+            with self._random.active():
+                self._begin(seeds[2])
+            turn = self._ask()
+            if not (turn.terminated or turn.truncated):
+                return turn
+        raise ConfigError(
+            f"the opponents ended {_MOST_GAMES} games of {self.config.game} before the policy's first move"
+        )
 
     def respond(self, reply: Message) -> Turn:
         """Perform a move, and those of the opponents that follow it."""
