@@ -14,6 +14,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 import os
 import posixpath
 import re
@@ -31,15 +32,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Literal, Self
+from typing import IO, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from ._packages import load
 from .authoring._tools import Tool, tool
 from .errors import ConfigError, ContainerError, ContainerLost, ToolError
 from .sandbox import SandboxLimits, arun_python
 from .sandbox._commands import Command, CommandLimit, output_of
 from .sandbox._forwarding import HERE, Forwarding, background_loop, locals_of
+from .sandbox._process import Output
 from .sandbox._result import reported
 
 _EngineName = Literal["podman", "docker", "sandbox"]
@@ -130,7 +133,10 @@ class ContainerConfig(BaseModel):
             keeps what it built, so that only the first takes long. The build has a network.
         engine: The program that runs containers; None takes the first of podman and docker that is installed.
             `sandbox` needs neither, nor an image: it has the files that are written, and commands are `python`, `cat`
-            and `ls`, each of which runs in `envsdk.sandbox` on a copy of the files.
+            and `ls`, each of which runs in `envsdk.sandbox` on a copy of the files. `harbor:NAME` is an environment of
+            Harbor's, by its name or import path, such as `harbor:modal`: it has the fields that Harbor has, not
+            `processes`, `disk_mib` only as its storage, and hosts in `allow` on any port. A process that leaves the
+            group of its command survives a time limit there. It needs the package `harbor` and Python 3.12.
         build_timeout_s: The maximum time for building the image, in seconds.
         workdir: The folder that commands run in. It is created. An empty string is the image's own.
         user: The user that commands run as, such as `1000:1000`; None takes the image's.
@@ -154,7 +160,7 @@ class ContainerConfig(BaseModel):
 
     image: str = Field(default="", pattern=r"^([^\s-]\S*)?$")
     dockerfile: Path | None = None
-    engine: _EngineName | None = None
+    engine: _EngineName | Annotated[str, Field(pattern=r"^harbor:\S+$")] | None = None
     build_timeout_s: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
     workdir: str = Field(default="/work", pattern=r"^(/[^\x00:]*)?$")
     user: str | None = Field(default=None, pattern=r"^[\w.-]+(:[\w.-]+)?$")
@@ -701,6 +707,153 @@ class _SandboxContainer(Container):
         return str(name)
 
 
+class _HarborContainer(Container):
+    """An environment of Harbor's, all of whose methods are called in one event loop.
+
+    Args:
+        environment: The environment, which was started.
+        config: What it was made from.
+        folder: A folder for its files on this machine.
+    """
+
+    def __init__(self, environment: Any, config: ContainerConfig, folder: Path) -> None:
+        super().__init__(str(environment.session_id), config)
+        self._environment, self._folder = environment, folder
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 60.0,
+        cwd: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> CommandResult:
+        words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
+        if not words or any("\0" in word for word in words):
+            raise ConfigError("expected a program and its arguments, or a command line, without null characters")
+        line, source, began_at = shlex.join(words), "/dev/null", time.monotonic()
+        if stdin:
+            source = f"/tmp/.{secrets.token_hex(8)}"
+            await self.write(source, stdin)
+        result = await self._call(
+            "exec",
+            f"timeout -k 1 {timeout_s:.3f} {line} < {source}",
+            cwd=str(self._absolute(cwd or ".")),
+            env={**self.config.environ, **_checked(environ or {})},
+            timeout_sec=math.ceil(timeout_s) + 30,
+            user=user or self.config.user,
+        )
+        seconds, size = time.monotonic() - began_at, self.config.output_kib * 1024
+        outputs = [Output(size), Output(size)]
+        for output, text in zip(outputs, (result.stdout, result.stderr), strict=True):
+            output.add((text or "").encode(errors="replace"))
+        is_late = result.return_code in (124, 137) and seconds >= timeout_s
+        status = None if is_late else result.return_code
+        return CommandResult(outputs[0].text(), outputs[1].text(), status, "time" if is_late else None, seconds)
+
+    async def read(self, path: str) -> bytes:
+        name = str(self._absolute(path))
+        if not await self._call("is_file", name):
+            raise FileNotFoundError(f"{path} in the container is not a file")
+        with tempfile.TemporaryDirectory(dir=self._folder) as here:
+            await self._call("download_file", name, Path(here, "file"))
+            return Path(here, "file").read_bytes()
+
+    async def write(self, path: str, content: bytes | str, *, mode: int = 0o644) -> None:
+        target = self._absolute(path)
+        await self._call("exec", shlex.join(("mkdir", "-p", str(target.parent))), user="root")
+        await self._call("exec", shlex.join(("rm", "-rf", str(target))), user="root")
+        with tempfile.TemporaryDirectory(dir=self._folder) as here:
+            file = Path(here, "file")
+            file.write_bytes(content.encode() if isinstance(content, str) else content)
+            file.chmod(mode)
+            await self._call("upload_file", file, str(target))
+        await self._call("exec", shlex.join(("chmod", f"{mode:o}", str(target))), user="root")
+
+    async def copy_in(self, source: Path, target: str) -> None:
+        await self._call("exec", shlex.join(("mkdir", "-p", str(self._absolute(target)))), user="root")
+        await self._call("upload_dir", source, str(self._absolute(target)))
+
+    async def copy_out(self, source: str, target: Path) -> None:
+        name = str(self._absolute(source))
+        if not await self._call("is_dir", name):
+            raise FileNotFoundError(f"{source} does not exist in the container")
+        with tempfile.TemporaryDirectory(dir=self._folder) as here:
+            await self._call("download_dir", name, here)
+            for path in Path(here).rglob("*"):
+                if not path.resolve().is_relative_to(Path(here).resolve()) or not (path.is_file() or path.is_dir()):
+                    raise ContainerError(f"{path.name} of {source} in the container leads out of it, or is a device")
+            await asyncio.to_thread(shutil.copytree, here, target, symlinks=True, dirs_exist_ok=True)
+
+    async def stop(self) -> None:
+        if self._folder.exists():
+            await self._call("stop", delete=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of the environment.
+
+        Raises:
+            ContainerError: If it fails.
+        """
+        call = background_loop(os.getpid()).submit(getattr(self._environment, method)(*arguments, **named))
+        try:
+            return await asyncio.wrap_future(call)
+        except Exception as error:  # each of Harbor's environments raises its own
+            raise ContainerError(f"{method} of {self.config.engine} failed: {error}") from error
+
+
+async def _started_by_harbor(config: ContainerConfig) -> Container:
+    """Start an environment of Harbor's.
+
+    Raises:
+        MissingPackage: If Harbor, or what the environment needs, is not installed.
+        ContainerError: If it cannot be made or started.
+    """
+    what, advice = f"engine={config.engine!r} needs the package", "pip install harbor, with Python 3.12 or newer"
+    factory: Any = load("harbor.environments.factory", what, advice).EnvironmentFactory
+    models, trials = load("harbor.models.task.config", what, advice), load("harbor.models.trial.config", what, advice)
+    paths: Any = load("harbor.models.trial.paths", what, advice)
+    folder = Path(tempfile.mkdtemp(prefix="envsdk-harbor-"))
+    hosts = list(dict.fromkeys(address.rpartition(":")[0] for address in config.allow))
+    policy = {"network_mode": "allowlist" if hosts else "no-network", "allowed_hosts": hosts}
+    name = (config.engine or "").partition(":")[2]
+    environment: Any = None
+    try:
+        given = {"import_path": name} if ":" in name else {"type": name}
+        environment = factory.create_environment_from_config(
+            trials.EnvironmentConfig(**given),
+            environment_dir=folder if config.dockerfile is None else config.dockerfile.resolve(),
+            environment_name="envsdk",
+            session_id=f"envsdk-{secrets.token_hex(8)}",
+            trial_paths=paths.TrialPaths(trial_dir=folder),
+            task_env_config=models.EnvironmentConfig(
+                docker_image=config.image or None,
+                build_timeout_sec=config.build_timeout_s,
+                cpus=config.cpus,
+                memory_mb=config.memory_mib,
+                storage_mb=config.disk_mib,
+                **policy,
+            ),
+            network_policy=models.NetworkPolicy(**policy),
+        )
+        await environment.start(force_build=False)
+        workdir = config.workdir or (await environment.exec("pwd")).stdout.strip()
+        container = _HarborContainer(environment, config.model_copy(update={"workdir": workdir}), folder)
+        await environment.exec(
+            f"mkdir -p {shlex.quote(workdir)} && chmod 777 {shlex.quote(workdir)}", cwd="/", user="root"
+        )
+        return container
+    except (Exception, SystemExit) as error:  # each of Harbor's environments raises its own
+        if environment is not None:
+            with contextlib.suppress(Exception):
+                await environment.stop(delete=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        raise ContainerError(f"{config.engine} could not start a container: {error}") from error
+
+
 async def start(config: ContainerConfig) -> Container:
     """Start a container.
 
@@ -710,6 +863,8 @@ async def start(config: ContainerConfig) -> Container:
     """
     if config.engine == "sandbox":
         return _SandboxContainer(config)
+    if config.engine is not None and config.engine.startswith("harbor:"):
+        return await asyncio.wrap_future(background_loop(os.getpid()).submit(_started_by_harbor(config)))
     engine, image = _installed(config.engine), config.image
     if config.dockerfile is not None:
         folder = str(config.dockerfile.resolve())
@@ -820,30 +975,30 @@ async def prune(engine: _EngineName | None = None, *, everything: bool = False) 
         ConfigError: If the engine is not installed.
         ContainerError: If the engine fails.
     """
-    engine = _installed(engine)
+    program = _installed(engine)
     listing = ("ps", "--all", f"--filter=label={_OWNER}", "--format={{.Names}} {{.Labels}}")
     names = [
         line.split()[0]
-        for line in (await output_of(engine, *listing)).splitlines()
+        for line in (await output_of(program, *listing)).splitlines()
         if everything or not _lives(next(iter(_LABEL.findall(line)), ""))
     ]
     for start_at in range(0, len(names), _BATCH):
-        await output_of(engine, "rm", "--force", "--volumes", *names[start_at : start_at + _BATCH])
-    copies = (await output_of(engine, "images", "--quiet", "--no-trunc", f"--filter=label={_COPY}")).split()
+        await output_of(program, "rm", "--force", "--volumes", *names[start_at : start_at + _BATCH])
+    copies = (await output_of(program, "images", "--quiet", "--no-trunc", f"--filter=label={_COPY}")).split()
     form = f'--format={{{{index .Config.Labels "{_COPY}"}}}}'
     for image in dict.fromkeys(copies):
-        if everything or not _lives(await output_of(engine, "image", "inspect", form, image)):
-            await output_of(engine, "rmi", "--no-prune", "--force", image)
+        if everything or not _lives(await output_of(program, "image", "inspect", form, image)):
+            await output_of(program, "rmi", "--no-prune", "--force", image)
     return names
 
 
-def _installed(engine: _EngineName | None) -> _EngineName:
+def _installed(engine: str | None) -> str:
     """Return an engine that is installed: the given one, or by default the first.
 
     Raises:
         ConfigError: If it is not installed.
     """
-    choices: tuple[_EngineName, ...] = ("podman", "docker") if engine is None else (engine,)
+    choices = ("podman", "docker") if engine is None else (engine,)
     for name in choices:
         if shutil.which(name):
             return name

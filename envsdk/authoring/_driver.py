@@ -34,7 +34,7 @@ ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
 """Runs sub-agents side by side."""
 MethodCaller = Callable[["Driver", CallMethod], Awaitable[Any]]
 """Calls a method of an environment (`Driver.call_method`), for example in a thread, and returns its result."""
-WHY_NO_FORK = "its program runs; play the episode again with the same seed"
+_WHY_NO_FORK = "its program runs; play the episode again with the same seed"
 """The reason why an episode that a program plays cannot be forked."""
 _RESET_OPTIONS = ("episode_id", "group_id", "task")
 
@@ -129,6 +129,11 @@ class Driver:
         """True if the environment's agent has not ended."""
         episode, agent = self.episode, self.agent
         return episode is not None and agent is not None and not episode.is_over and agent.stop_reason is None
+
+    @property
+    def why_no_fork(self) -> str | None:
+        """The reason why a running episode cannot be copied, or None."""
+        return self.env._envsdk_why_no_fork if self.program is None else _WHY_NO_FORK
 
     # Episodes.
 

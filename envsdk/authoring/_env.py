@@ -26,7 +26,7 @@ from ..messages import Message, ToolSchema
 from ..rendering._whole import WholeRenderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer
-from ._driver import WHY_NO_FORK, Driver, driver_of
+from ._driver import Driver, driver_of
 from ._mistakes import check_class, check_names, check_value, missing_init
 from ._spaces import ActionSpace, ObservationSpace
 from .tasks import Rows, load_tasks
@@ -120,6 +120,7 @@ class Env(gymnasium.Env[Observation, Any]):
     _envsdk_program: ClassVar[Callable[[Driver], Any] | None] = None  # makes the driver of the program that plays it
     _envsdk_config: ClassVar[type[EnvConfig]] = EnvConfig  # what `Config` derives from
     _envsdk_runs_tools: ClassVar[bool] = False
+    _envsdk_why_no_fork: ClassVar[str | None] = None  # why a running episode cannot be copied
     _envsdk_summarizer: ClassVar[SummarizerFactory]
 
     def __init__(
@@ -369,8 +370,8 @@ class Env(gymnasium.Env[Observation, Any]):
                 sub-agent; or if something cannot be copied, such as a nested function that refers to the environment.
         """
         driver = self._envsdk
-        if driver.program is not None:
-            raise EpisodeError(f"{self!r} cannot be copied: {WHY_NO_FORK}")
+        if driver.why_no_fork is not None:
+            raise EpisodeError(f"{self!r} cannot be copied: {driver.why_no_fork}")
         agent, episode = driver.running, driver.running_episode
         if agent.parent is not None:
             raise EpisodeError(f"{agent.name!r} is a sub-agent: fork the environment that was reset")

@@ -13,6 +13,7 @@ from ._containers import containers
 from ._cost import cost
 from ._eval import eval_
 from ._explain import explain
+from ._export import export
 from ._export_template import export_template_
 from ._gateway import gateway
 from ._import import import_
@@ -34,6 +35,7 @@ __all__ = ["app", "main", "specification"]
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.command("list")(list_)
 app.command("eval")(eval_)
+app.command("export")(export)
 app.command("export-template")(export_template_)
 app.command("import")(import_)
 app.command("report")(report_)

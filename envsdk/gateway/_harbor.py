@@ -196,8 +196,9 @@ class Trial:
             ContainerError: If it fails too often.
         """
         check, began_at, failures = self.folder.healthcheck, time.monotonic(), 0
+        user = None if box.config.user is None else "0"  # Harbor's runs as the image's user, not as the agent
         while check is not None:
-            result = await box.run(check.command, timeout_s=check.timeout_sec)
+            result = await box.run(check.command, timeout_s=check.timeout_sec, user=user)
             if result.ok:
                 return
             is_starting = time.monotonic() - began_at < check.start_period_sec

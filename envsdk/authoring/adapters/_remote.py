@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import contextlib
 import functools
 import json
 import os
@@ -11,7 +12,7 @@ import urllib.request
 import weakref
 from collections.abc import Awaitable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
@@ -126,12 +127,13 @@ class Session:
             await self.drop()
 
     async def _exchange(self, text: str) -> dict[str, Any]:
-        closed: tuple[type[Exception], ...] = (load("websockets.exceptions", "it", "").WebSocketException, OSError)
+        closed: Any = (load("websockets.exceptions", "it", "").WebSocketException, OSError)
         give_up, attempt = time.monotonic() + self._reconnect_s, 0
         while True:
             try:
                 connection = self._connection or await self._connect()
-                await connection.send(text)
+                with contextlib.suppress(*closed):  # a server that refuses a session says why before it closes it
+                    await connection.send(text)
                 return self._read(await connection.recv())
             except _UnknownSession as error:
                 raise RemoteEnvError(f"{self.url} no longer has the session: {error}") from error
@@ -217,7 +219,8 @@ class Session:
                 raise ConfigError(f"{self.url} refuses the token (HTTP {error.code}); give token=") from error
             if error.code == 404:
                 raise ConfigError(f"{self.url} has no {path}: it is not an envsdk server; see OpenEnv(url)") from error
-            raise RemoteEnvError(f"{self.url}{path} answered HTTP {error.code}") from error
+            text = f"{self.url}{path} answered HTTP {error.code}: {error.read(500).decode(errors='replace')}"
+            raise (ConfigError if error.code == 409 else RemoteEnvError)(text) from error
         except (OSError, ValueError) as error:
             raise RemoteEnvError(f"{self.url}{path} cannot be read: {error}") from error
 
@@ -237,8 +240,12 @@ class _RemoteMethods(Env):
     _envsdk_number: int
     _envsdk_tools: Sequence[ToolSchema]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise EpisodeError("its methods run on a server, and cannot be copied; play the episode again with its seed")
+    _envsdk_why_no_fork: ClassVar[str | None] = "its methods run on a server; play the episode again with the same seed"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if self._envsdk.is_running:
+            raise EpisodeError(f"{self!r} cannot be copied: {self._envsdk_why_no_fork}")
+        return super().__deepcopy__(memo)
 
     def default_tools(self) -> Sequence[ToolSchema]:
         """See `Env`."""
@@ -386,6 +393,9 @@ class _Shared:
         self.calls = 0
         self.clear()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Shared, (self.split,)
+
     def clear(self) -> None:
         """Forget the last episode."""
         self.messages = MessageTable()
@@ -459,17 +469,18 @@ class RemoteEnv(_RemoteMethods):
         self.__dict__.update(n_tasks=about.n_tasks, shows_images=about.shows_images)
         super().__init__(**options, tasks=range(about.n_rows) if about.n_rows else None)
         self._envsdk.given_name = about.name
-        weakref.finalize(self, _close, self._envsdk_session, os.getpid()).atexit = False
+        weakref.finalize(self, leave, self._envsdk_session, os.getpid()).atexit = False
 
     def close(self) -> None:
         """End the session. A later `reset` begins another one."""
         super().close()
-        _close(self._envsdk_session, os.getpid())
+        io_thread(os.getpid()).run(self._envsdk_session.close())
 
 
-def _close(session: Session, process: int) -> None:
+def leave(session: Session, process: int) -> None:
+    """End a session without waiting, since a garbage collection may call this in the thread of the connections."""
     if process == os.getpid():
-        io_thread(process).run(session.close())
+        io_thread(process).submit(session.close())
 
 
 def _counts(agent: Agent) -> AgentData:

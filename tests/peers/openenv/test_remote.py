@@ -1,5 +1,7 @@
 """A `RemoteEnv` over a real connection: the same bytes, reconnects, many sessions, rollouts."""
 
+import asyncio
+import os
 import signal
 from collections import Counter
 from typing import Any
@@ -12,8 +14,6 @@ from envsdk.adapters import RemoteEnv
 from envsdk.authoring.adapters._remote import io_thread
 from envsdk.errors import ConfigError, RemoteEnvError
 from envsdk.rollouts import Rollouts
-
-PID = __import__("os").getpid()
 
 
 @pytest.mark.parametrize("policy", ["reference", "random"])
@@ -29,7 +29,7 @@ def test_the_records_are_those_of_this_machine(server: str, name: str, policy: s
 def drop_connection(env: RemoteEnv) -> None:
     """Break the TCP connection of a session, as a network does."""
     connection: Any = env._envsdk_session._connection
-    io_thread(PID).run(aborted(connection))
+    io_thread(os.getpid()).run(aborted(connection))
 
 
 async def aborted(connection: Any) -> None:
@@ -68,10 +68,13 @@ def test_an_episode_whose_server_was_restarted_is_played_again():
 
 
 def test_rollouts_have_256_sessions_in_one_process(server: str, compared: Counter[str]):
-    url = f"{server}/GuessNumber-v1"
-    rollouts = Rollouts(RemoteEnv, "reference", seeds=range(512), max_concurrency=256, env_options={"url": url})
-    episodes = {trajectory.seed: trajectory for trajectory in rollouts}
-    assert {trajectory.status for trajectory in episodes.values()} == {"terminated"}
+    async def play() -> dict[int | None, envsdk.Trajectory]:
+        given = {"seeds": range(512), "max_concurrency": 256, "env_options": {"url": f"{server}/GuessNumber-v1"}}
+        async with Rollouts(RemoteEnv, "reference", **given) as rollouts:
+            return {trajectory.seed: trajectory async for trajectory in rollouts}
+
+    episodes = asyncio.run(play())
+    assert Counter(trajectory.status for trajectory in episodes.values()) == {"terminated": 512}
     here = envsdk.make("envsdk/GuessNumber-v1")
     for seed in range(0, 512, 64):
         assert episodes[seed].sampled_tokens == envsdk.rollout(here, "reference", seed=seed).sampled_tokens
