@@ -115,7 +115,8 @@ _BEGIN = f"""printf %s "${_MARK}" >&2; cd "$1" || exit 126; unset OLDPWD; shift"
 _WRITE = """mkdir -p "$1" && cat > "$3" && chmod "$4" "$3" &&
 if [ -L "$2" ] || ! [ -f "$2" ]; then rm -rf "$2"; fi && mv -fT "$3" "$2" || { rm -f "$3"; exit 1; }"""
 """Puts a new file in place of whatever is there: a program may have left a link, whose target would change."""
-_PREPARE = """mkdir -p "$1" && chown "$2" "$1" && shift 2 && printf '%s\\n' "$@" > /etc/hosts && : > /etc/resolv.conf"""
+_PREPARE = """if ! [ -d "$1" ]; then mkdir -p "$1" && chown "$2" "$1"; fi &&
+shift 2 && printf '%s\\n' "$@" > /etc/hosts && : > /etc/resolv.conf"""
 """Makes the folder, and replaces the machine's names and DNS servers, which podman copies into a container."""
 _HOSTNAME = "container"
 _PROCESS_1 = """read now rest < /proc/uptime
@@ -138,7 +139,7 @@ class ContainerConfig(BaseModel):
             `processes`, `disk_mib` only as its storage, and hosts in `allow` on any port. A process that leaves the
             group of its command survives a time limit there. It needs the package `harbor` and Python 3.12.
         build_timeout_s: The maximum time for building the image, in seconds.
-        workdir: The folder that commands run in. It is created. An empty string is the image's own.
+        workdir: The folder that commands run in. It is created if it is missing. An empty string is the image's own.
         user: The user that commands run as, such as `1000:1000`; None takes the image's.
         environ: The environment variables of its commands, in addition to the image's.
         allow: The addresses that it reaches, as `host:port`. Without any, it has no network. Its loopback interface
