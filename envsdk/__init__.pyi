@@ -32,15 +32,12 @@ from .episodes._turn import Mask as Mask
 from .episodes._turn import Opening as Opening
 from .episodes._turn import Turn as Turn
 from .errors import UndeclaredBreak as UndeclaredBreak
-from .images import Image as Image
-from .images import PlacedImage as PlacedImage
 from .limits import Limits as Limits
 from .limits import StopReason as StopReason
 from .messages import ImagePart as ImagePart
 from .messages import Message as Message
 from .messages import TextPart as TextPart
 from .messages import ToolCall as ToolCall
-from .rendering.exporting import ExportedTemplate as ExportedTemplate
 from .rendering.exporting import export_template as export_template
 from .rendering.renderer import Renderer as Renderer
 from .rendering.tokenizers import load_tokenizer as load_tokenizer

@@ -11,7 +11,7 @@ import pkgutil
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -107,15 +107,20 @@ _MODELS = {"gpt-oss": "harmony", "magistral": "mistral-3", "ministral": "mistral
 """The renderers of models whose names do not contain the family's name, by the beginning of the model's name."""
 
 
-def _families_of(model: object, names: Iterable[str]) -> str:
+def _joined(name: str) -> str:
+    return re.sub(r"[-_. ]", "", name)
+
+
+def _families_of(model: object, names: Sequence[str]) -> str:
     """Return advice that names the renderers of a model, given by its name or its id on a hub; empty if none is known.
 
     A family's name is in the name of its models, word by word: `qwen3-instruct-2507` in `Qwen3-4B-Instruct-2507`, and
-    `llama-3` in `Llama-3.1-8B`.
+    `llama-3` in `Llama-3.1-8B`. What separates the words of a family's name may be left out, or be another sign.
     """
     given = str(model).lower().rpartition("/")[2]
-    words = set(re.split(r"[-_ ]", given))
-    found = [family for name, family in _MODELS.items() if given.startswith(name)]
+    words, joined = set(re.split(r"[-_ ]", given)), _joined(given)
+    found = [family for name, family in _MODELS.items() if joined.startswith(_joined(name))]
+    found = found or [name for name in names if _joined(name) == joined]
     found += [
         name
         for name in sorted(names, key=lambda name: (-len(name.split("-")), -len(name)))
@@ -308,6 +313,37 @@ def is_of_plugin(spec: EnvSpec) -> bool:
     """Return whether an environment is in the package of a plug-in, so that every process knows its id."""
     package = _path(spec.entry_point).partition(":")[0].partition(".")[0]
     return package in {point.module.partition(".")[0] for point in _entry_points(ENVIRONMENTS)}
+
+
+def package_of(group: str, entry_point: object) -> tuple[str, str]:
+    """Return the name and version of the installed package that an object comes from; empty if it is of no plug-in.
+
+    Args:
+        group: The group of entry points, `RENDERERS` or `ENVIRONMENTS`.
+        entry_point: The object, or its location.
+    """
+    package = _path(entry_point).partition(":")[0].partition(".")[0]
+    if package == __package__:  # an adapter, or a history policy
+        from importlib.metadata import version
+
+        return package, version(package)
+    points = (point for point in _entry_points(group) if point.module.partition(".")[0] == package)
+    return next(((point.dist.name, point.dist.version) for point in points if point.dist is not None), ("", ""))
+
+
+def installed() -> dict[str, list[dict[str, str]]]:
+    """Return what is registered, by kind: the name of each, and the package and version that it comes from."""
+    from .contexts._history import POLICIES
+
+    locations: dict[str, object] = {point.name: point.value for point in _entry_points(RENDERERS)}
+    locations.update(_renderers)
+    found = [("environments", name, package_of(ENVIRONMENTS, _envs[name])) for name in list_envs()]
+    found += [("renderers", name, package_of(RENDERERS, locations[name])) for name in sorted(locations)]
+    found += [("history_policies", name, package_of(RENDERERS, policy)) for name, policy in sorted(POLICIES.items())]
+    kinds: dict[str, list[dict[str, str]]] = {}
+    for kind, name, (package, version) in found:
+        kinds.setdefault(kind, []).append({"name": name, "package": package, "version": version})
+    return kinds
 
 
 def load_plugins() -> None:

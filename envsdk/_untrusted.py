@@ -5,6 +5,7 @@ program, exhaust its memory, or make it fail with an untyped error. A limit appl
 as a whole: a file that is read line by line may have any length.
 """
 
+import ipaddress
 import json
 import os
 import re
@@ -127,6 +128,14 @@ def parse_json(text: bytes | str, **hooks: Any) -> Any:
         if not level:
             return value
     raise InvalidRecord(f"not JSON that is read: it has more than {MAX_DEPTH} levels of lists and objects")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, and cannot be reached from others."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_values(data: bytes) -> None:

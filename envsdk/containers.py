@@ -27,12 +27,12 @@ from .sandbox._container import CommandResult as CommandResult
 from .sandbox._container import Container as Container
 from .sandbox._container import ContainerConfig as ContainerConfig
 from .sandbox._container import EngineName
-from .sandbox._engine_container import EngineContainer
+from .sandbox._engine_container import COPY, OWNER, EngineContainer
 from .sandbox._forwarding import background_loop
+from .sandbox._harbor_container import started_by_harbor
 from .sandbox._sandbox_container import SandboxContainer
 
-_OWNER = "envsdk.owner"
-_LABEL = re.compile(rf"\b{re.escape(_OWNER)}[=:]([^\s,\]]+)")
+_LABEL = re.compile(rf"\b{re.escape(OWNER)}[=:]([^\s,\]]+)")
 """The label in a list of labels, which podman and docker write in different forms."""
 _BATCH = 50
 """The number of containers that one command removes: each takes a part of its time limit."""
@@ -47,8 +47,10 @@ async def start(config: ContainerConfig) -> Container:
     """
     if config.engine == "sandbox":
         return SandboxContainer(config)
+    if config.engine is not None and config.engine.startswith("harbor:"):
+        return await asyncio.wrap_future(background_loop(os.getpid()).submit(started_by_harbor(config)))
     container = EngineContainer(_installed(config.engine), config)
-    await container.start(f"{_OWNER}={_owner()}")
+    await container.start(_owner())
     return container
 
 
@@ -118,25 +120,30 @@ async def prune(engine: EngineName | None = None, *, everything: bool = False) -
         ConfigError: If the engine is not installed.
         ContainerError: If the engine fails.
     """
-    engine = _installed(engine)
-    listing = ("ps", "--all", f"--filter=label={_OWNER}", "--format={{.Names}} {{.Labels}}")
+    program = _installed(engine)
+    listing = ("ps", "--all", f"--filter=label={OWNER}", "--format={{.Names}} {{.Labels}}")
     names = [
         line.split()[0]
-        for line in (await output_of(engine, *listing)).splitlines()
+        for line in (await output_of(program, *listing)).splitlines()
         if everything or not _lives(next(iter(_LABEL.findall(line)), ""))
     ]
     for start_at in range(0, len(names), _BATCH):
-        await output_of(engine, "rm", "--force", "--volumes", *names[start_at : start_at + _BATCH])
+        await output_of(program, "rm", "--force", "--volumes", *names[start_at : start_at + _BATCH])
+    copies = (await output_of(program, "images", "--quiet", "--no-trunc", f"--filter=label={COPY}")).split()
+    form = f'--format={{{{index .Config.Labels "{COPY}"}}}}'
+    for image in dict.fromkeys(copies):
+        if everything or not _lives(await output_of(program, "image", "inspect", form, image)):
+            await output_of(program, "rmi", "--no-prune", "--force", image)
     return names
 
 
-def _installed(engine: EngineName | None) -> EngineName:
+def _installed(engine: str | None) -> str:
     """Return an engine that is installed: the given one, or by default the first.
 
     Raises:
         ConfigError: If it is not installed.
     """
-    choices: tuple[EngineName, ...] = ("podman", "docker") if engine is None else (engine,)
+    choices = ("podman", "docker") if engine is None else (engine,)
     for name in choices:
         if shutil.which(name):
             return name

@@ -149,6 +149,10 @@ class ContainerLost(ContainerError, ConnectionError):
     """A container ended while it was used. Rollouts play the episode again."""
 
 
+class RemoteEnvError(EnvsdkError, ConnectionError):
+    """The server of a `RemoteEnv` or an `OpenEnv` cannot be reached or lost the session. The episode is retried."""
+
+
 class MissingPackage(EnvsdkError, ImportError):
     """A required package is not installed. The message explains how to install it."""
 

@@ -9,4 +9,3 @@ from .contexts._history import Rewrite as Rewrite
 from .contexts._history import Strip as Strip
 from .contexts._history import Summarize as Summarize
 from .contexts._history import SummaryRequest as SummaryRequest
-from .contexts._history import get_history as get_history

@@ -6,19 +6,16 @@ those that other history policies add), and the scores of the reference and the 
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import marked_tables
 
 import envsdk
-from envsdk import Trajectory
-from envsdk.authoring._making import CatalogEntry, describe
+from envsdk.cli._card import card_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "builtin-environments.md"
 HEAD = "| environment | exercises | tools | breaks | reference | null |\n|---|---|---|---|---|---|\n"
-SEEDS = range(2)
 HISTORIES: dict[str, list[Any]] = {
     "envsdk/LongNotes-v1": [
         {"name": "compact", "every": 5},
@@ -32,46 +29,24 @@ HISTORIES: dict[str, list[Any]] = {
 
 def table() -> str:
     """Return the table, in Markdown."""
-    return HEAD + "".join(row(describe(name)) for name in envsdk.list_envs() if name.startswith("envsdk/"))
+    return HEAD + "".join(row(name) for name in envsdk.list_envs() if name.startswith("envsdk/"))
 
 
-def row(entry: CatalogEntry) -> str:
-    """Return the row of an environment.
-
-    Raises:
-        RuntimeError: If this machine cannot make it.
-    """
-    if entry.problem is not None:
-        raise RuntimeError(f"{entry.id}: {entry.problem}")
-    kept = play(entry.id, "reference", "keep")
-    others = [play(entry.id, "reference", history) for history in ("strip", *HISTORIES.get(entry.id, ()))]
-    breaks = ", ".join(reasons(kept)) or "none"
-    more = [reason for other in others for reason in reasons(other) if reason not in reasons(kept)]
+def row(name: str) -> str:
+    """Return the row of an environment."""
+    card = card_of(name, seeds=2, histories=("strip", *HISTORIES.get(name, ())))
+    kept, *others = card.breaks.values()
+    more = list(dict.fromkeys(reason for other in others for reason in other if reason not in kept))
+    breaks = ", ".join(kept) or "none"
     cells = (
-        f"`{entry.id}`" + (" (not the same each time)" if entry.nondeterministic else ""),
-        entry.exercises,
-        ", ".join(f"`{tool}`" for tool in entry.tools) or "none",
+        f"`{name}`" + (" (not the same each time)" if card.environment.nondeterministic else ""),
+        card.environment.exercises,
+        ", ".join(f"`{tool}`" for tool in card.environment.tools) or "none",
         f"{breaks} ({', '.join(more)})" if more else breaks,
-        score(kept),
-        score(play(entry.id, "null", "keep")),
+        card.score("reference"),
+        card.score("null"),
     )
     return f"| {' | '.join(cells)} |\n"
-
-
-def play(name: str, policy: str, history: Any) -> list[Trajectory]:
-    """Play a few episodes."""
-    return envsdk.rollouts.rollout_many(lambda: envsdk.make(name, history=history), policy, seeds=SEEDS)
-
-
-def reasons(trajectories: Sequence[Trajectory]) -> list[str]:
-    """Return the reasons of the breaks, each once."""
-    return sorted({broken.reason for trajectory in trajectories for broken in trajectory.breaks})
-
-
-def score(trajectories: Sequence[Trajectory]) -> str:
-    """Return the score of all episodes, or the range of their scores."""
-    scores = {round(trajectory.reward, 9) for trajectory in trajectories}
-    return " to ".join(f"{value:g}" for value in sorted(scores))
 
 
 def replaced(text: str) -> str:

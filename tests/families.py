@@ -17,7 +17,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from envsdk import Message, Renderer, load_tokenizer
-from envsdk.rendering.tokenizers import DATA, ChatTemplateSource, Tokenizer
+from envsdk.rendering.tokenizers import ChatTemplateSource, Tokenizer
+from envsdk.rendering.tokenizers._files import DATA
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"

@@ -1,7 +1,7 @@
 """Real HTTP servers on loopback that speak the protocols of vLLM, SGLang and OpenAI, and misbehave on request.
 
-The vLLM part follows vLLM 0.32, and 0.31 on request, as observed on real servers. SGLang does not run on the test
-machines, so its part follows its public interface. The model is a table of logits: it has log-probabilities of its own,
+The vLLM part follows vLLM 0.32, and 0.31 on request, as observed on real servers. SGLang's part follows SGLang 0.5.23,
+whose kernels do not run on the test machines. The model is a table of logits: it has log-probabilities of its own,
 for any temperature, and samples its stop tokens often.
 """
 

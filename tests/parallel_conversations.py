@@ -32,7 +32,7 @@ class Conversations(ProgramEnv):
 
 async def converse(base_url: str, api_key: str, width: int) -> list[list[Any]]:
     """Hold the conversations, and return the replies of each."""
-    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=60) as client:
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=600) as client:
 
         async def conversation(number: int) -> list[Any]:
             said: list[Any] = [{"role": "system", "content": f"You are agent {number}."}]

@@ -24,7 +24,7 @@ from stand_in_tokenizers import NAMES, SHAPE
 from transformers import PreTrainedTokenizerFast
 
 from envsdk import Renderer, get_renderer, load_tokenizer
-from envsdk.rendering.tokenizers import DATA
+from envsdk.rendering.tokenizers._files import DATA
 
 DATE = date(2025, 1, 1)
 

@@ -3,7 +3,7 @@
 import re
 from itertools import accumulate
 
-from envsdk.rendering.tokenizers import DATA
+from envsdk.rendering.tokenizers._files import DATA
 
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?[.,;:!?]?")
 SEARCH = {

@@ -247,7 +247,7 @@ class RandomProgram:
 
     def changed_reply(self, reply: Message, *, is_last: bool) -> Message:
         calls = list(reply.tool_calls)
-        changes = ["text", "more text", "reasoning"]
+        changes = ["text", "more text", "reasoning", *(["a joiner"] if reply.content else [])]
         if calls:
             changes += ["arguments", "name"]
             changes += ["call"] if is_last or len(calls) > 1 else []  # else two replies are one in Responses
@@ -259,6 +259,8 @@ class RandomProgram:
                 content = self.text("changed reply")
             case "more text":
                 content = f"{content} {self.text('more')}".strip()
+            case "a joiner":
+                content = f"{content[:-4]}\u200d{content[-4:]}"
             case "no text":
                 content = ""
             case "reasoning":

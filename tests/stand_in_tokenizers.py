@@ -13,7 +13,8 @@ from envsdk_renderers._templates._chat_template import ChatTemplate, TemplateFai
 
 from envsdk import load_tokenizer
 from envsdk.errors import ConfigError
-from envsdk.rendering.tokenizers import DATA, Tokenizer
+from envsdk.rendering.tokenizers import Tokenizer
+from envsdk.rendering.tokenizers._files import DATA
 
 SHAPE = re.compile(r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[a-z_]{1,30}\|>")
 MORE_SHAPES = re.compile(

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import real_models
 from envsdk_renderers._fixed_base import FixedBase
@@ -217,10 +218,15 @@ def template_text(renderer: FixedBase, messages: list[Message], tools: Any = ())
 
 
 def written_by_template(renderer: FixedBase, messages: list[Message], reply: Message, tools: Any = ()) -> Any:
-    """The tokens of a reply as the template writes it after a prompt; None if it opens it differently or drops some."""
+    """The tokens of a reply, up to its end, as the template writes it after a prompt.
+
+    An end that the template does not write is added. None if it opens the reply differently, or drops a part of it.
+    """
     prompt, whole = template_text(renderer, messages, tools), template_text(renderer, [*messages, reply], tools)
     if not whole.startswith(prompt) or not has_all(whole[len(prompt) :], reply):
         return None
     out = Renderer._emission(renderer)  # probes may be in it
     out.scaffold(whole[len(prompt) :])
-    return out.tokens()[0]
+    tokens = out.tokens()[0]
+    ends = np.flatnonzero(np.isin(tokens, renderer.stop_token_ids))
+    return tokens[: ends[-1] + 1] if len(ends) else np.append(tokens, renderer.stop_token_ids[0])

@@ -67,7 +67,7 @@ class VLLMServer:
         self._environment = {**os.environ, **ENVIRONMENT, **older, **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, timeout_s: float = 600.0) -> None:
+    def start(self, timeout_s: float = 1800.0) -> None:
         """Start the server and wait until it has answered a request."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

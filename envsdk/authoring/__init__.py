@@ -1,8 +1,7 @@
 """The classes that authors of environments derive from, with their tools, tasks and spaces."""
 
 from ._embedded_vision import EMBEDDED_VISION
-from ._env import Env
 from ._making import find_class
 from ._trust import NeedsTrust
 
-__all__ = ["EMBEDDED_VISION", "Env", "NeedsTrust", "find_class"]
+__all__ = ["EMBEDDED_VISION", "NeedsTrust", "find_class"]

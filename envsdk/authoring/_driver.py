@@ -34,7 +34,7 @@ ChildRunner = Callable[[list[Agent]], Awaitable[list[HandoffResult]]]
 """Runs sub-agents side by side."""
 MethodCaller = Callable[["Driver", CallMethod], Awaitable[Any]]
 """Calls a method of an environment (`Driver.call_method`), for example in a thread, and returns its result."""
-WHY_NO_FORK = "its program runs; play the episode again with the same seed"
+_WHY_NO_FORK = "its program runs; play the episode again with the same seed"
 """The reason why an episode that a program plays cannot be forked."""
 _RESET_OPTIONS = ("episode_id", "group_id", "task")
 
@@ -76,7 +76,8 @@ class Driver:
         except ValidationError as error:
             known = ", ".join(env.Config.model_fields) or "none"
             raise ConfigError(f"{type(env).__name__}: {what_is_invalid(error)}. Its own options: {known}") from error
-        self._inherits = renderer is None and tokenizer is None
+        self.inherits_renderer = renderer is None and tokenizer is None
+        """True if it has its parent's renderer as a sub-agent."""
         if renderer is None:
             is_embedded = tokenizer is None or getattr(tokenizer, "name", tokenizer) == "embedded"
             renderer = "qwen3" if not env.shows_images else EMBEDDED_VISION if is_embedded else "auto"
@@ -129,6 +130,11 @@ class Driver:
         episode, agent = self.episode, self.agent
         return episode is not None and agent is not None and not episode.is_over and agent.stop_reason is None
 
+    @property
+    def why_no_fork(self) -> str | None:
+        """The reason why a running episode cannot be copied, or None."""
+        return self.env._envsdk_why_no_fork if self.program is None else _WHY_NO_FORK
+
     # Episodes.
 
     def begin(self, seed: int | None, options: dict[str, Any] | None) -> None:
@@ -177,7 +183,7 @@ class Driver:
             )
         self.episode, self.agent, self._is_closed = episode, agent, False
         self.renderer = self._own_renderer
-        if self._inherits and agent.parent is not None:
+        if self.inherits_renderer and agent.parent is not None:
             above = agent.parent.current
             self.renderer = agent.parent.env.renderer if above is None else above.renderer
         chosen = None

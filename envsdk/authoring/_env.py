@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
@@ -15,7 +16,7 @@ from .._visible import visible
 from ..contexts._history import HistoryPolicy, SummaryRequest
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import MAIN, StepResult
-from ..episodes._episode import Episode, SummarizerFactory
+from ..episodes._episode import Episode, PendingReply, SummarizerFactory
 from ..episodes._functions import copied_function, is_async
 from ..episodes._handoff import Handoff
 from ..episodes._turn import Turn
@@ -25,7 +26,7 @@ from ..messages import Message, ToolSchema
 from ..rendering._whole import WholeRenderer
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer
-from ._driver import WHY_NO_FORK, Driver, driver_of
+from ._driver import Driver, driver_of
 from ._mistakes import check_class, check_names, check_value, missing_init
 from ._spaces import ActionSpace, ObservationSpace
 from .tasks import Rows, load_tasks
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 Returned: TypeAlias = Turn | Handoff | Sequence[Handoff]
 """The values that `start`, `respond` and `resume` may return."""
 _REFERENCE_CHARS = 60
+pending_reply: ContextVar[PendingReply | None] = ContextVar("pending_reply", default=None)
+"""The reply that a function of an environment is writing."""
 
 
 class EnvConfig(BaseModel):
@@ -117,6 +120,7 @@ class Env(gymnasium.Env[Observation, Any]):
     _envsdk_program: ClassVar[Callable[[Driver], Any] | None] = None  # makes the driver of the program that plays it
     _envsdk_config: ClassVar[type[EnvConfig]] = EnvConfig  # what `Config` derives from
     _envsdk_runs_tools: ClassVar[bool] = False
+    _envsdk_why_no_fork: ClassVar[str | None] = None  # why a running episode cannot be copied
     _envsdk_summarizer: ClassVar[SummarizerFactory]
 
     def __init__(
@@ -215,8 +219,13 @@ class Env(gymnasium.Env[Observation, Any]):
         return MAIN if name == agent.name else name.removeprefix(f"{agent.name}/")
 
     def messages(self) -> list[Message]:
-        """Return the messages of the current context, in order; an empty list before the first turn."""
-        context = self._envsdk.running.current
+        """Return the messages of the current context, in order; an empty list before the first turn.
+
+        While a function of the environment replies, such as `reference_reply`, it is the context of its reply.
+        """
+        pending, context = pending_reply.get(), self._envsdk.running.current
+        if pending is not None and pending.env is self:
+            context = pending.context
         return [] if context is None else list(context.messages)
 
     # Members that policies and trainers use.
@@ -361,8 +370,8 @@ class Env(gymnasium.Env[Observation, Any]):
                 sub-agent; or if something cannot be copied, such as a nested function that refers to the environment.
         """
         driver = self._envsdk
-        if driver.program is not None:
-            raise EpisodeError(f"{self!r} cannot be copied: {WHY_NO_FORK}")
+        if driver.why_no_fork is not None:
+            raise EpisodeError(f"{self!r} cannot be copied: {driver.why_no_fork}")
         agent, episode = driver.running, driver.running_episode
         if agent.parent is not None:
             raise EpisodeError(f"{agent.name!r} is a sub-agent: fork the environment that was reset")

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from .._registry import make_registered
+from .._registry import ENVIRONMENTS, find_creator, load_plugins, make_registered, package_of
 from ..errors import EnvsdkError, PluginError
 from ._env import Env
 
@@ -77,6 +77,8 @@ class CatalogEntry:
         n_tasks: The number of different tasks, or None if each seed has its own.
         nondeterministic: Whether the same seed may give different episodes.
         problem: Why the environment cannot be made on this machine, or None.
+        package: The name of the installed package that its class comes from; empty if it is of no plug-in.
+        version: The package's version.
     """
 
     id: str
@@ -87,13 +89,24 @@ class CatalogEntry:
     n_tasks: int | None = None
     nondeterministic: bool = False
     problem: str | None = None
+    package: str = ""
+    version: str = ""
 
 
-def describe(id: str) -> CatalogEntry:
-    """Return the description of an environment. It is made with its default options for this purpose."""
-    is_random = gymnasium.spec(id).nondeterministic
+def describe(id: str, **options: Any) -> CatalogEntry:
+    """Return the description of an environment, which is made for this purpose.
+
+    Args:
+        id: Its id, or its class as `module:Class`.
+        **options: Arguments of its class.
+    """
+    is_class = ":" in id
+    load_plugins()
+    spec = gymnasium.registry.get(id)
+    is_random = spec is not None and spec.nondeterministic
     try:
-        env = make(id)
+        package, version = package_of(ENVIRONMENTS, id if is_class else find_creator(id))
+        env = find_class(id)(**options) if is_class else make(id, **options)
     except (EnvsdkError, ImportError) as error:
         return CatalogEntry(id, nondeterministic=is_random, problem=" ".join(str(error).split()))
     text = inspect.getdoc(type(env)) or ""
@@ -107,6 +120,8 @@ def describe(id: str) -> CatalogEntry:
         " ".join(found[1].split()) if found else "",
         tools,
         (least, most),
-        env.n_tasks,
+        env.n_tasks if env.tasks is None else len(env.tasks),
         is_random,
+        package=package,
+        version=version,
     )

@@ -7,11 +7,13 @@ import traceback
 import typer
 
 from ..errors import EnvsdkError
+from ._card import card
 from ._check import check, doctor
 from ._containers import containers
 from ._cost import cost
 from ._eval import eval_
 from ._explain import explain
+from ._export import export
 from ._export_template import export_template_
 from ._gateway import gateway
 from ._import import import_
@@ -24,6 +26,7 @@ from ._play import play
 from ._replay import replay
 from ._report import report_
 from ._rollout import demo, rollout
+from ._serve import serve
 from ._show import show
 from ._view import view
 
@@ -32,10 +35,12 @@ __all__ = ["app", "main", "specification"]
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 app.command("list")(list_)
 app.command("eval")(eval_)
+app.command("export")(export)
 app.command("export-template")(export_template_)
 app.command("import")(import_)
 app.command("report")(report_)
 for command in (
+    card,
     play,
     rollout,
     show,
@@ -44,6 +49,7 @@ for command in (
     cost,
     onpolicy,
     gateway,
+    serve,
     containers,
     init,
     check,

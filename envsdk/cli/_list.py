@@ -6,17 +6,37 @@ from typing import Annotated
 
 import typer
 
-from .._registry import PluginWarning, list_envs
+from .._registry import PluginWarning, installed, list_envs
 from ..authoring._making import describe
 from ._output import print_error, print_json, print_text
 
 
-def list_(as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False) -> None:
+def list_(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    is_installed: Annotated[
+        bool,
+        typer.Option(
+            "--installed", help="List names of environments, renderers and history policies, and their packages."
+        ),
+    ] = False,
+) -> None:
     """List all environments with their summary, tools, number of tasks, and reward range."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PluginWarning)
         ids = list_envs()
     problems = [str(warning.message) for warning in caught if issubclass(warning.category, PluginWarning)]
+    if is_installed:
+        kinds = installed()
+        if as_json:
+            print_json({**kinds, "broken_plugins": problems})
+            return
+        for kind, found in kinds.items():
+            print_text(kind.replace("_", " "), style="bold")
+            for one in found:
+                print_text(f"    {one['name']}    {one['package'] or 'this process'} {one['version']}".rstrip())
+        for problem in problems:
+            print_error(problem)
+        return
     entries = [describe(name) for name in ids]
     if as_json:
         print_json({"environments": [asdict(entry) for entry in entries], "broken_plugins": problems})

@@ -451,14 +451,12 @@ def _last_reply(history: History) -> int:
     return next((index for index in replies if history.messages[index].role == "assistant"), history.opening)
 
 
-_POLICIES: dict[str, type[HistoryPolicy]] = {
-    policy.name: policy for policy in (Keep, Strip, Compact, Budget, Summarize)
-}
+POLICIES: dict[str, type[HistoryPolicy]] = {policy.name: policy for policy in (Keep, Strip, Compact, Budget, Summarize)}
 
 
 def is_named(policy: HistoryPolicy) -> bool:
     """Return whether `get_history` can make the policy from its name."""
-    return _POLICIES.get(policy.name) is type(policy)
+    return POLICIES.get(policy.name) is type(policy)
 
 
 def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPolicy:
@@ -479,12 +477,12 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
     given = specification(value) if isinstance(value, str) else value
     options = {"name": given} if isinstance(given, str) else dict(given)
     name = options.pop("name", None)
-    if name not in _POLICIES:
+    if name not in POLICIES:
         raise UnknownName.of(
-            "history policy", name, _POLICIES, "Pass a policy of your own as an object: history=MyPolicy(...)"
+            "history policy", name, POLICIES, "Pass a policy of your own as an object: history=MyPolicy(...)"
         )
     try:
-        return _POLICIES[name](**options)
+        return POLICIES[name](**options)
     except ValidationError as error:
-        known = ", ".join(_POLICIES[name].model_fields) or "none"
+        known = ", ".join(POLICIES[name].model_fields) or "none"
         raise ConfigError(f"history policy {name!r}: {what_is_invalid(error)}. Its options: {known}") from error

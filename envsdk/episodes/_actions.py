@@ -1,7 +1,7 @@
-"""Validate the actions of policies."""
+"""Make actions of replies, and validate the actions of policies."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, get_args
 
 import numpy as np
@@ -10,7 +10,8 @@ from ..contexts._protocol import Action, FinishReason
 from ..contexts._side_data import Aligned, Ragged
 from ..errors import ActionError
 from ..limits import LARGEST
-from ..messages import check_text
+from ..messages import Message, check_text
+from ..rendering.renderer import Renderer
 from ..trajectories._fragments import fragment
 
 if TYPE_CHECKING:
@@ -51,6 +52,25 @@ class PromptSize(NamedTuple):
 
     length: int
     new: int
+
+
+def action_of(
+    message: Message, renderer: Renderer, *, stop: Sequence[str] = (), max_tokens: int | None = None
+) -> Action:
+    """Return a reply as tokens with probability 1, cut after the first stop string in it and after `max_tokens`.
+
+    Raises:
+        RenderError: If the model family cannot express the message.
+    """
+    tokens = renderer.reply(message)
+    pieces = renderer.tokenizer.token_bytes(tokens)
+    text = b"".join(pieces)
+    ends = [text.index(name) + len(name) for name in map(str.encode, stop) if name in text]
+    if ends:  # up to the token that completes the first stop string
+        tokens = tokens[: int(np.searchsorted(np.cumsum([len(piece) for piece in pieces]), min(ends))) + 1]
+    is_cut = max_tokens is not None and len(tokens) > max_tokens
+    tokens = tokens[:max_tokens]
+    return Action(tokens, np.zeros(len(tokens), dtype=np.float32), "length" if is_cut else "stop")
 
 
 def check_action(action: object, vocab_size: int, prompt: PromptSize | None = None) -> CheckedAction:

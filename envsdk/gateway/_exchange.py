@@ -5,7 +5,6 @@ time. An unexpected exception is logged without its text, which may quote a mess
 """
 
 import asyncio
-import ipaddress
 import json
 import logging
 import re
@@ -225,11 +224,3 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
 def _values(body: bytes | bytearray) -> int:
     """Return an upper bound of the number of values in JSON."""
     return sum(map(body.count, (b",", b"[", b"{")))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, and cannot be reached from others."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

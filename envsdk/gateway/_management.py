@@ -14,10 +14,11 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from .._describing import message_of, what_is_invalid
+from .._untrusted import is_loopback
 from ..errors import ConfigError, EpisodeError, RequestError, TaskError, UnknownName
 from ._app import RouteHandler, ServerLimits, keys_of, model_app
 from ._description import description
-from ._exchange import Refusal, is_loopback, json_response, read_json
+from ._exchange import Refusal, json_response, read_json
 from ._outside import PlayedSessions
 from ._serving import Server, listen
 from ._sessions import OpenSession

@@ -25,7 +25,8 @@ Call: TypeAlias = tuple[str, str]
 _CODE_CALL = "\nCalling tools:\n"
 _WORD = re.compile(r"\w{3,}")
 _TAG = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>|\[(\w*think\w*)\]", re.IGNORECASE)
-_INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")  # pydantic-ai puts them into control tokens
+_INVISIBLE = re.compile(r"(?<=[<\[\]])[\u200b-\u200d\u2060\ufeff]")
+"""What pydantic-ai puts after the first character of a control token. Elsewhere, such characters have a meaning."""
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +69,7 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
     """
     text = message.content.strip()
     if message.role == "assistant":
-        text = _INVISIBLE.sub("", text).strip()
+        text = _INVISIBLE.sub("", text)
         calls = tuple(call_form(call) for call in message.tool_calls)
         opening, closing = tags or ("", "")
         if not (opening and text.startswith(opening)):

@@ -209,7 +209,7 @@ class CommandProgram:
                 ended = running.result()
                 result = replace(result, returncode=ended.exit_status, stdout=ended.stdout, stderr=ended.stderr)
             async with await start(config.model_copy(update={"allow": ()})) as fresh:
-                await _copy_files(container, fresh)
+                await copy_files(container, fresh)
                 await container.stop()
                 return await _awaited(self._env.score(replace(result, container=fresh)))
 
@@ -237,7 +237,7 @@ class CommandProgram:
             return ProgramResult(None if was_stopped else process.returncode, written, errors, folder)
 
 
-async def _copy_files(container: Container, fresh: Container) -> None:
+async def copy_files(container: Container, fresh: Container) -> None:
     """Copy the files that a program left; if it left none, or too large ones, copy none."""
     try:
         await container.copy_to(fresh)

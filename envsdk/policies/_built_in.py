@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from ..authoring._env import Env
+from ..authoring._env import Env, pending_reply
 from ..contexts._protocol import Action
+from ..episodes._actions import action_of
 from ..messages import Message
 from ._vocabularies import ANY_TOKENIZER
 
@@ -76,15 +77,10 @@ class ReplyPolicy:
     ) -> Action:
         """Return the reply as tokens, cut after the first stop string in it and after `max_tokens`."""
         pending = self._env.episode.pending_reply(context)
-        renderer = pending.context.renderer
-        reply = self._reply(cast("Env", pending.env))  # every environment of an episode is an Env
+        asked = pending_reply.set(pending)  # it may be of another conversation of a program than the current one
+        try:
+            reply = self._reply(cast("Env", pending.env))  # every environment of an episode is an Env
+        finally:
+            pending_reply.reset(asked)
         message = Message(role="assistant", content=reply) if isinstance(reply, str) else reply
-        tokens = renderer.reply(message)
-        pieces = renderer.tokenizer.token_bytes(tokens)
-        text = b"".join(pieces)
-        ends = [text.index(name) + len(name) for name in map(str.encode, stop) if name in text]
-        if ends:  # up to the token that completes the first stop string
-            tokens = tokens[: int(np.searchsorted(np.cumsum([len(piece) for piece in pieces]), min(ends))) + 1]
-        is_cut = max_tokens is not None and len(tokens) > max_tokens
-        tokens = tokens[:max_tokens]
-        return Action(tokens, np.zeros(len(tokens), dtype=np.float32), "length" if is_cut else "stop")
+        return action_of(message, pending.context.renderer, stop=stop, max_tokens=max_tokens)

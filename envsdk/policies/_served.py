@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 from pydantic import BaseModel, Field
 
+from .._describing import around_difference
 from ..authoring._env import Env
 from ..contexts._protocol import Action
 from ..errors import ConfigError, RequestRefused, ServerMismatch, ServerReplyError
@@ -391,6 +392,7 @@ class ServedEpisode:
     """A `ServedPolicy` that plays one episode."""
 
     def __init__(self, policy: ServedPolicy, env: Env) -> None:
+        self.name = policy.name
         self.tokenizer: Any = policy.tokenizer
         self.trainable = policy.trainable
         self.streams = policy.streams
@@ -448,10 +450,11 @@ async def check_vocabulary(
                 f"{tokenizer.name!r}: {error}. {policy.flags['tokenize']}, or pass check=False"
             ) from error
         if found.tokens != ids:
+            there, here = around_difference(str(found.tokens), str(ids), 80)
             raise ServerMismatch(
                 f"the model of {server.url} does not have the vocabulary of the environment's tokenizer "
-                f"{tokenizer.name!r}: the string {text!r:.60} has the ids {found.tokens[:8]} on the server and "
-                f"{ids[:8]} in the environment. {policy.flags['vocabulary']}, or pass the model's "
+                f"{tokenizer.name!r}: the string {text!r:.60} has the ids {there} on the server and "
+                f"{here} in the environment. {policy.flags['vocabulary']}, or pass the model's "
                 "tokenizer to the environment"
             )
     server.tokenizers.add(tokenizer.fingerprint)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
-from .._describing import what_is_invalid
+from .._describing import around_difference, what_is_invalid
 from ..contexts._protocol import Action, FinishReason
 from ..contexts._side_data import Aligned, part_of, per_token
 from ..errors import ServerReplyError
@@ -127,6 +127,19 @@ def read_response(model: type[M], response: Any) -> M:
         return model.model_validate(response)
     except ValidationError as error:
         raise ServerReplyError(f"the response does not have the expected fields: {what_is_invalid(error)}") from error
+
+
+def check_named(named: Sequence[int], tokens: Sequence[int]) -> None:
+    """Check that log-probabilities belong to the tokens of a reply; `actions_of` compares their numbers.
+
+    Raises:
+        ServerReplyError: If one belongs to another token.
+    """
+    if len(named) == len(tokens) and named != tokens:
+        found, expected = around_difference(str(named), str(tokens), 80)
+        raise ServerReplyError(
+            f"the log-probabilities belong to the tokens {found}; expected those of the reply, {expected}"
+        )
 
 
 def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | None) -> list[Action]:

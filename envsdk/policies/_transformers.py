@@ -18,7 +18,8 @@ from ..errors import ConfigError
 from ..images import PlacedImage
 from ..rendering._model_images import ModelImages
 from ..rendering._vision import Vision
-from ..rendering.tokenizers import Tokenizer, load_tokenizer, local_tokenizer
+from ..rendering.tokenizers import Tokenizer, load_tokenizer
+from ..rendering.tokenizers._load import local_tokenizer
 from ._kv_cache import CacheKind, KVCache
 from ._model_sequence import ModelSequence
 from ._sampling import Sampling, draw, why_refused

@@ -23,6 +23,7 @@ from ._server_replies import (
     TokenId,
     Weights,
     WeightSpan,
+    check_named,
     cut_reply,
     read_response,
     routed_experts,
@@ -269,12 +270,7 @@ def _of_generation(response: _GenerateResponse, request: ServerRequest) -> Serve
         check_prompt(response.prompt_token_ids, request)
     choice = response.choices[0]
     content = choice.logprobs.content
-    named = [entry.token_id for entry in content]
-    if len(named) == len(choice.token_ids) and named != choice.token_ids:
-        raise ServerReplyError(
-            f"the log-probabilities belong to the tokens {named[:8]}; expected those of the reply, "
-            f"{choice.token_ids[:8]}"
-        )
+    check_named([entry.token_id for entry in content], choice.token_ids)
     extra = _experts(choice, request)
     if choice.sampling_mask is not None:
         extra["sampling_mask"] = Ragged.of(choice.sampling_mask)

@@ -73,7 +73,7 @@ def check_tokenizer(policy: object, renderer: Renderer) -> None:
     declared: Any = getattr(policy, "tokenizer", None)
     if isinstance(declared, str) and declared == ANY_TOKENIZER:
         return
-    name = str(getattr(policy, "__name__", type(policy).__name__))
+    name = str(getattr(policy, "name", getattr(policy, "__name__", type(policy).__name__)))
     if declared is None:
         if getattr(renderer.tokenizer, "is_default", False):
             raise TokenizerMismatch(

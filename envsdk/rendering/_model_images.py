@@ -15,7 +15,7 @@ from .._packages import load
 from ..errors import ConfigError
 from ..images import Image, PlacedImage
 from ._vision import Vision, find_processor, joined_arrays, token_types
-from .tokenizers import local_tokenizer
+from .tokenizers._load import local_tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from .._describing import what_is_invalid
-from ..errors import ConfigError, TaskError
+from ..errors import ConfigError, SandboxUnavailable, TaskError
 from . import _sandboxed
 from ._scorer import check_switches
 
@@ -131,7 +131,7 @@ class unit_tests:  # noqa: N801 - it is called like a function
 
     def _tests(self, code: str, tests: str) -> bool:
         """Return whether a string of tests passes."""
-        from ..sandbox import SandboxUnavailable, check_isolation
+        from ..sandbox import check_isolation
 
         if check_isolation(cast("Any", self.isolation)) == "landlock":
             raise SandboxUnavailable(

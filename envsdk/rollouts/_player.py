@@ -36,6 +36,7 @@ from ..errors import (
     PluginError,
     PolicyError,
     PolicyUnavailable,
+    RemoteEnvError,
     ServerMismatch,
     ServerUnreachable,
     TokenizerMismatch,
@@ -357,7 +358,7 @@ class Player:
             return None
         if isinstance(error, WorkerLost):
             return None if len(self._stuck) > _MAX_ABANDONED else "infrastructure"
-        if isinstance(error, ContainerLost):
+        if isinstance(error, (ContainerLost, RemoteEnvError)):
             return "infrastructure"
         if attempt is not None and error is attempt.policy_error:
             return "infrastructure" if isinstance(error, self.settings.infrastructure_errors) else "policy"

@@ -4,17 +4,14 @@
 user namespaces, or else Landlock and seccomp. Each isolation is tested once per process before it is used.
 """
 
-from ..errors import SandboxError, SandboxUnavailable
 from ._isolation import arun_python, check_isolation, run_python
 from ._result import Isolation, Limit, SandboxLimits, SandboxResult
 
 __all__ = [
     "Isolation",
     "Limit",
-    "SandboxError",
     "SandboxLimits",
     "SandboxResult",
-    "SandboxUnavailable",
     "arun_python",
     "check_isolation",
     "run_python",

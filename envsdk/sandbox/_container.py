@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -35,8 +35,12 @@ class ContainerConfig(BaseModel):
             keeps what it built, so that only the first takes long. The build has a network.
         engine: The program that runs containers; None takes the first of podman and docker that is installed.
             `sandbox` needs neither, nor an image: it has the files that are written, and commands are `python`, `cat`
-            and `ls`, each of which runs in `envsdk.sandbox` on a copy of the files.
-        workdir: The folder that commands run in. It is created.
+            and `ls`, each of which runs in `envsdk.sandbox` on a copy of the files. `harbor:NAME` is an environment of
+            Harbor's, by its name or import path, such as `harbor:modal`: it has the fields that Harbor has, not
+            `processes`, `disk_mib` only as its storage, and hosts in `allow` on any port. A process that leaves the
+            group of its command survives a time limit there. It needs the package `harbor` and Python 3.12.
+        build_timeout_s: The maximum time for building the image, in seconds.
+        workdir: The folder that commands run in. It is created. An empty string is the image's own.
         user: The user that commands run as, such as `1000:1000`; None takes the image's.
         environ: The environment variables of its commands, in addition to the image's.
         allow: The addresses that it reaches, as `host:port`. Without any, it has no network. Its loopback interface
@@ -58,8 +62,9 @@ class ContainerConfig(BaseModel):
 
     image: str = Field(default="", pattern=r"^([^\s-]\S*)?$")
     dockerfile: Path | None = None
-    engine: EngineName | None = None
-    workdir: str = Field(default="/work", pattern=r"^/[^\x00:]*$")
+    engine: EngineName | Annotated[str, Field(pattern=r"^harbor:\S+$")] | None = None
+    build_timeout_s: float = Field(default=3600.0, gt=0, allow_inf_nan=False)
+    workdir: str = Field(default="/work", pattern=r"^(/[^\x00:]*)?$")
     user: str | None = Field(default=None, pattern=r"^[\w.-]+(:[\w.-]+)?$")
     environ: Mapping[str, str] = Field(default_factory=dict[str, str])
     allow: tuple[str, ...] = ()
@@ -154,6 +159,7 @@ class Container(abc.ABC):
         timeout_s: float = 60.0,
         cwd: str | None = None,
         environ: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> CommandResult:
         """Run a command, and return its result.
 
@@ -166,6 +172,7 @@ class Container(abc.ABC):
             timeout_s: The maximum wall-clock time, in seconds.
             cwd: The folder to run in; None for `config.workdir`.
             environ: Environment variables in addition to those of `config`.
+            user: The user that it runs as; None for that of `config`.
 
         Raises:
             ContainerLost: If the container has ended.
@@ -242,6 +249,17 @@ class Container(abc.ABC):
             ContainerError: If the engine cannot do that.
         """
         raise ContainerError(f"the container {self.name} cannot be stored as an image; copy its files with copy_out")
+
+    async def duplicate(self, **changes: Any) -> "Container":
+        """Start a container with the files that this one has now, all of them, and with none of its processes.
+
+        Args:
+            **changes: Fields of its config that differ from this one's, such as `allow`.
+
+        Raises:
+            ContainerError: If the engine cannot store the container as an image, or cannot start the other one.
+        """
+        raise ContainerError(f"the container {self.name} cannot be duplicated; copy its files with copy_to")
 
     @abc.abstractmethod
     async def stop(self) -> None:

@@ -20,12 +20,16 @@ from ._commands import Command, output_of
 from ._container import CommandResult, Container, ContainerConfig, checked_environ
 from ._forwarding import HERE, Forwarding, background_loop, locals_of
 
+OWNER, COPY = "envsdk.owner", "envsdk.copy"
+"""The labels of containers, and of images that were made for one container, with the process that made them."""
 _MARK = "ENVSDK_COMMAND"
 """The environment variable that identifies the processes of a command; `-` for those that envsdk runs."""
 _CLIENT_FAILED = 125
 """Exit statuses from this one on may be those of the engine's client, such as when the container has ended."""
 _FILES_S = 120.0
 """The maximum time for writing files, in seconds."""
+_COMMIT_S = 600.0
+"""The maximum time for storing a container as an image, in seconds."""
 _KILL_S = 30.0
 """The maximum time for killing the processes of a command, in seconds, until the container is killed."""
 _LOOK_S = 1.0
@@ -68,7 +72,9 @@ class EngineContainer(Container):
     def __init__(self, engine: str, config: ContainerConfig) -> None:
         super().__init__(f"envsdk-{secrets.token_hex(8)}", config)
         self._engine, self._forwarding = engine, Forwarding()
-        self._user = "0"
+        self._owner, self._user = "", "0"
+        self._copied_from: str | None = None
+        """The image that was made for this container alone."""
         self._process = 0
         """The id of its process 1 on this machine."""
         self._storage: list[str] = []
@@ -77,23 +83,23 @@ class EngineContainer(Container):
         self._killed = ""
         """Why this process killed the container."""
 
-    async def start(self, label: str) -> None:
+    async def start(self, owner: str) -> None:
         """Start it.
 
         Args:
-            label: A label of the container.
+            owner: What identifies this process.
 
         Raises:
             ContainerError: If the engine could not start it.
         """
-        config, image = self.config, self.config.image
+        config, image, self._owner = self.config, self.config.image, owner
         if config.dockerfile is not None:
             folder = str(config.dockerfile.resolve())
-            image = await output_of(self._engine, "build", "--quiet", folder, timeout_s=config.lifetime_s)
+            image = await output_of(self._engine, "build", "--quiet", folder, timeout_s=config.build_timeout_s)
         limits = {"fsize": config.disk_mib * 2**20, "nofile": 1024, "nproc": 8192}  # some machines refuse the defaults
         arguments = (
-            *("--detach", f"--name={self.name}", f"--label={label}", f"--env={_MARK}=-", "--network=none", "--user=0"),
-            *(f"--hostname={_HOSTNAME}", "--workdir=/", "--entrypoint=sh", "--stop-signal=SIGKILL"),
+            *("--detach", f"--name={self.name}", f"--label={OWNER}={owner}", f"--env={_MARK}=-", "--network=none"),
+            *("--user=0", f"--hostname={_HOSTNAME}", "--workdir=/", "--entrypoint=sh", "--stop-signal=SIGKILL"),
             *(f"--memory={config.memory_mib}m", f"--memory-swap={config.memory_mib}m", f"--cpus={config.cpus}"),
             *(f"--pids-limit={config.processes}", "--log-driver=none", "--security-opt=no-new-privileges"),
             *("--cap-drop=mknod", "--cap-drop=net_raw"),
@@ -106,7 +112,9 @@ class EngineContainer(Container):
             if call.status != 0:
                 raise ContainerError(f"{self._engine} could not start {image}: {call.message or 'it took too long'}")
             described: dict[str, Any] = json.loads(await output_of(self._engine, "inspect", self.name))[0]
-            own_user = await output_of(self._engine, "image", "inspect", "--format={{.Config.User}}", image)
+            form = "--format={{.Config.User}}|{{.Config.WorkingDir}}"
+            own_user, _, own_folder = (await output_of(self._engine, "image", "inspect", form, image)).partition("|")
+            config = self.config = config.model_copy(update={"workdir": config.workdir or own_folder or "/"})
             self._user, self._process = config.user or own_user or "0", described["State"]["Pid"]
             hosts = {"127.0.0.1": f"localhost {_HOSTNAME}", "::1": "localhost"}
             hosts |= {local: host for host, local in locals_of(config.allow) if host not in HERE}
@@ -132,6 +140,7 @@ class EngineContainer(Container):
         timeout_s: float = 60.0,
         cwd: str | None = None,
         environ: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> CommandResult:
         words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
         if not words or any("\0" in word for word in words):
@@ -148,11 +157,11 @@ class EngineContainer(Container):
         try:
             named = (f"--env={name}" for name in variables)
             inside = ("sh", "-c", script, "sh", str(self._absolute(cwd or ".")), *words)
-            arguments = ("--interactive", "--workdir=/", f"--user={self._user}", *named, self.name, *inside)
+            arguments = ("--interactive", "--workdir=/", f"--user={user or self._user}", *named, self.name, *inside)
             await call.execute((self._engine, "exec", *arguments), stdin, environ=variables)
         finally:
             if call.status is None:
-                await asyncio.shield(self._end(mark, time.monotonic() - began_at))
+                await asyncio.shield(self._end(mark, user or self._user, time.monotonic() - began_at))
         warnings, began, stderr = call.stderr.text().partition(mark)
         if call.status is not None and (not began or call.status >= _CLIENT_FAILED):
             if began and self._killed:  # while it ran
@@ -164,11 +173,11 @@ class EngineContainer(Container):
         seconds = time.monotonic() - began_at
         return CommandResult(call.stdout.text(), stderr if began else warnings, call.status, call.limit, seconds)
 
-    async def _end(self, mark: str, seconds: float) -> None:
+    async def _end(self, mark: str, user: str, seconds: float) -> None:
         """Kill the processes of a command, or the container if that fails, as after a command that forks forever."""
         call = Command(timeout_s=_KILL_S)
         inside = ("sh", "-c", _KILL, mark, str(int(seconds) + 2))
-        await call.execute((self._engine, "exec", f"--user={self._user}", self.name, *inside))
+        await call.execute((self._engine, "exec", f"--user={user}", self.name, *inside))
         if call.status != 0:
             await self._kill("a command in it could not be stopped")
 
@@ -269,9 +278,10 @@ class EngineContainer(Container):
 
     async def _unpack(self, packed: IO[bytes], folder: str) -> None:
         """Extract an archive into a folder, which is created."""
+        is_empty = not any(os.pread(packed.fileno(), 512, 0))  # podman refuses such an archive
         for arguments, source in (
             (self._as_root("mkdir", "-p", "--", folder), b""),
-            ((self._engine, "cp", "-", f"{self.name}:{folder}"), packed),
+            *(() if is_empty else (((self._engine, "cp", "-", f"{self.name}:{folder}"), packed),)),
             (self._as_root("chown", "-R", "-h", self._user, "--", folder), b""),
         ):
             call = Command()
@@ -284,7 +294,26 @@ class EngineContainer(Container):
         return self._engine, "exec", "--user=0", self.name, *words
 
     async def snapshot(self) -> str:
-        return await output_of(self._engine, "commit", self.name)
+        return await self._commit()
+
+    async def _commit(self, *options: str) -> str:
+        return (await output_of(self._engine, "commit", *options, self.name, timeout_s=_COMMIT_S)).split()[-1]
+
+    async def duplicate(self, **changes: Any) -> Container:
+        image = await self._commit(f"--change=LABEL {COPY}={self._owner}")
+        changes = {"engine": self._engine, "image": image, "dockerfile": None, "user": self._user, **changes}
+        other = EngineContainer(self._engine, self.config.model_copy(update=changes))
+        other._copied_from = image
+        try:
+            await other.start(self._owner)
+        except BaseException:
+            await other._remove_copy()
+            raise
+        return other
+
+    async def _remove_copy(self) -> None:
+        if self._copied_from is not None:
+            await Command().execute((self._engine, "rmi", "--no-prune", "--force", self._copied_from))
 
     async def stop(self) -> None:
         self._forwarding.close()
@@ -295,6 +324,7 @@ class EngineContainer(Container):
         listing = ("ps", "--all", "--quiet", f"--filter=name=^{self.name}$")
         if call.status != 0 and await output_of(self._engine, *listing):
             raise ContainerError(f"{self._engine} could not remove {self.name}: {call.message or 'it took too long'}")
+        await self._remove_copy()
 
     def _written(self) -> int:
         """Return the size of what it has written, in bytes."""

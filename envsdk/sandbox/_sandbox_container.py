@@ -37,7 +37,10 @@ class SandboxContainer(Container):
         timeout_s: float = 60.0,
         cwd: str | None = None,
         environ: Mapping[str, str] | None = None,
+        user: str | None = None,
     ) -> CommandResult:
+        if user is not None:
+            raise ConfigError(f"user is {user!r}, but the sandbox has no users")
         began_at = time.monotonic()
         words = [command] if isinstance(command, str) else [str(word) for word in command]
         if max(map(len, words), default=0) >= _MAX_WORD:

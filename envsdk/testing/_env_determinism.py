@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from ..authoring._driver import WHY_NO_FORK, driver_of
+from ..authoring._driver import driver_of
 from ..authoring._env import Env
 from ..trajectories._trajectory import Trajectory
 from ._env_episodes import (
@@ -159,8 +159,8 @@ def copies(episodes: Episodes) -> str:
 
 def forks(episodes: Episodes) -> str:
     """Check that a running episode and its forks do not affect each other."""
-    if driver_of(episodes.sample).program is not None:
-        raise NotPossible(f"a running episode cannot be copied: {WHY_NO_FORK}")
+    if (reason := driver_of(episodes.sample).why_no_fork) is not None:
+        raise NotPossible(f"a running episode cannot be copied: {reason}")
     for seed in episodes.few_seeds:
         episodes.reproducible(seed)
         with episodes.attempt(seed):  # one fork gets garbage, then the original continues, then the other fork

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .._describing import around_difference
 from .._packages import load
 from ..errors import ConfigError, InvalidSample
 from ..rendering._model_images import ModelImages
@@ -69,8 +70,9 @@ def model_inputs(
     lengths: list[int] = np.asarray(batch["lengths"]).tolist()
     given = [len(sample) for sample in samples]
     if len(given) != len(lengths) or any(own < length for own, length in zip(given, lengths, strict=True)):
+        of_batch, of_samples = around_difference(str(lengths), str(given), 80)
         raise InvalidSample(
-            f"the batch has samples of {lengths[:8]} tokens, and samples of {given[:8]} tokens were given; expected "
+            f"the batch has samples of {of_batch} tokens, and samples of {of_samples} tokens were given; expected "
             "those that were collated, in the same order"
         )
     device = getattr(model, "device", "cpu")

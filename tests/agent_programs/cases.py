@@ -12,6 +12,7 @@ import real_models
 import envsdk
 from envsdk import Message, Trajectory
 from envsdk.authoring._driver import driver_of
+from envsdk.authoring._env import pending_reply
 from envsdk.gateway import Endpoint, ProgramEnv
 from envsdk.gateway._conversations import Continues, Conversations, Opens, Repeats
 from envsdk.gateway._requests import ModelReply, ModelRequest
@@ -138,8 +139,10 @@ def played(case: Case) -> Run:
     """Run a case, once in a process."""
     left: dict[str, Iterator[Message]] = {key: iter(replies) for key, replies in case.script.items()}
 
-    def reply(env: envsdk.Env) -> Message:
-        return next(left[key_of(case.script, opening_of(env.episode.agent.context.conversation))])
+    def reply(_: envsdk.Env) -> Message:
+        pending = pending_reply.get()
+        assert pending is not None
+        return next(left[key_of(case.script, opening_of(pending.context.conversation))])
 
     with mock.patch("envsdk.gateway._driver.Conversations", RecordedConversations):
         options = {"renderer": "qwen3", "tokenizer": real_models.qwen3_folder()}

@@ -37,6 +37,11 @@ def test_an_unknown_renderer_suggests_near_names() -> None:
     [
         ("gpt-oss", "Did you mean 'harmony'[?] renderer='auto' chooses"),
         ("openai/gpt-oss-20b", "Did you mean 'harmony'[?] renderer='auto', tokenizer='openai/gpt-oss-20b' chooses"),
+        ("gpt_oss", "Did you mean 'harmony'[?]"),
+        ("gptoss", "Did you mean 'harmony'[?]"),
+        ("qwen2_5", "Did you mean 'qwen2.5'[?]"),
+        ("glm4_5", "Did you mean 'glm-4.5'[?]"),
+        ("llama3", "Did you mean 'llama-3'[?]"),
         ("Qwen/Qwen3-8B", "Did you mean 'qwen3'[?]"),
         ("Qwen/Qwen3-4B-Instruct-2507", "Did you mean 'qwen3-instruct-2507'[?]"),
         ("meta-llama/Llama-3.1-8B-Instruct", "Did you mean 'llama-3'[?]"),
@@ -88,7 +93,7 @@ def test_an_unknown_option_of_an_environment_is_named() -> None:
 
 
 def test_a_tokenizer_without_the_familys_control_tokens_is_refused(tmp_path: Path) -> None:
-    text = (Path(envsdk.rendering.tokenizers.DATA) / "embedded.json").read_text(encoding="utf-8")
+    text = (Path(envsdk.rendering.tokenizers._files.DATA) / "embedded.json").read_text(encoding="utf-8")
     (tmp_path / "tokenizer.json").write_text(text.replace("<think>", "<thunk>"), encoding="utf-8")
     with pytest.raises(errors.TokenizerError, match=r"lacks control tokens.*<think>"):
         envsdk.make("envsdk/GuessNumber-v1", tokenizer=str(tmp_path))
@@ -124,16 +129,16 @@ def test_an_illegal_action_is_refused_and_the_episode_goes_on(env: Env, action: 
 
 
 def test_ids_that_pad_the_vocabulary_are_legal() -> None:
-    tokenizer = envsdk.load_tokenizer(envsdk.rendering.tokenizers.DATA / "embedded.json", vocab_size=5000)
+    tokenizer = envsdk.load_tokenizer(envsdk.rendering.tokenizers._files.DATA / "embedded.json", vocab_size=5000)
     env = envsdk.make("envsdk/GuessNumber-v1", tokenizer=tokenizer)
     env.reset(seed=0)
     env.step([4999])
-    assert env.messages()[2].content == envsdk.rendering.tokenizers.UNNAMED
+    assert env.messages()[2].content == envsdk.rendering.tokenizers._protocol.UNNAMED
 
 
 def test_a_vocabulary_smaller_than_its_names_is_refused() -> None:
     with pytest.raises(errors.TokenizerError, match="vocab_size is 100"):
-        envsdk.load_tokenizer(envsdk.rendering.tokenizers.DATA / "embedded.json", vocab_size=100)
+        envsdk.load_tokenizer(envsdk.rendering.tokenizers._files.DATA / "embedded.json", vocab_size=100)
 
 
 def test_step_after_the_end_is_refused(env: Env) -> None:

@@ -113,6 +113,47 @@ def test_list_tells_of_a_plugin_that_is_broken(monkeypatch: pytest.MonkeyPatch) 
     assert "the plug-in 'acme' (no_such_module_at_all) cannot be imported" in run("list")
 
 
+def test_list_installed_names_the_package_of_everything_that_is_registered(registered: None) -> None:
+    listed = json.loads(run("list", "--installed", "--json"))
+    kinds = {
+        kind: {one["name"]: one for one in listed[kind]} for kind in ("environments", "renderers", "history_policies")
+    }
+    assert list(kinds["environments"]) == envsdk.list_envs()
+    assert list(kinds["renderers"]) == envsdk.list_renderers()
+    ours = {"package": "envsdk", "version": importlib.metadata.version("envsdk")}
+    for kind, name in (
+        ("environments", "envsdk/Calculator-v1"),
+        ("renderers", "qwen3"),
+        ("history_policies", "strip"),
+    ):
+        assert kinds[kind][name] == {"name": name, **ours}
+    assert kinds["environments"]["test/Shy-v0"]["package"] == ""
+    assert "this process" in run("list", "--installed")
+
+
+# card
+
+
+def test_a_card_has_what_an_environment_uses_and_what_its_policies_score() -> None:
+    card = json.loads(run("card", "envsdk/GuessNumber-v1", "--seeds", "2", "--json"))
+    assert card["environment"]["package"] == "envsdk"
+    assert card["measured"] == 2
+    assert card["features"] == ["multi-turn"]
+    assert card["scores"]["reference"] == [1.0, 1.0]
+    assert max(card["scores"]["null"]) < 1.0
+    assert card["steps"]["reference"] > 1
+    assert set(card["breaks"]) == {"keep", "strip"}
+    assert card["observed_tokens"]["reference"] > card["sampled_tokens"]["reference"] > 0
+
+
+def test_a_card_in_markdown_is_of_any_class_and_leaves_out_a_policy_that_is_missing() -> None:
+    printed = run("card", f"{__name__}:Shy", "--seeds", "1")
+    assert printed.startswith(f"# {__name__}:Shy\n\nEnds at once.")
+    assert "| exercises | patience |" in printed
+    assert "| null | 0 (0) | 1 |" in printed
+    assert "reference" not in printed
+
+
 # What is typed.
 
 TOOLS = [

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from envsdk.errors import MissingPackage, TokenizerError
 from envsdk.rendering.tokenizers import (
-    DATA,
     FastokensTokenizer,
     HuggingFaceTokenizer,
     TiktokenTokenizer,
@@ -27,6 +26,7 @@ from envsdk.rendering.tokenizers import (
     load_tokenizer,
 )
 from envsdk.rendering.tokenizers._byte_level import BYTE_OF_CHAR
+from envsdk.rendering.tokenizers._files import DATA
 
 pytest.importorskip("fastokens", reason="pip install 'envsdk[fast]'")
 DEEPSEEK = real_models.SHARED / "tokenizers" / "deepseek-v4"

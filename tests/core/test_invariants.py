@@ -37,9 +37,10 @@ from envsdk import (
     Trajectory,
     Turn,
 )
+from envsdk.contexts._history import get_history
 from envsdk.contexts._protocol import RewriteReason
 from envsdk.errors import ContextFull
-from envsdk.history import History, Rewrite, get_history
+from envsdk.history import History, Rewrite
 from envsdk.messages import check_calls
 from envsdk.policies import Aligned, Ragged
 from envsdk.rendering.renderer import NOT_ENDED

@@ -5,10 +5,10 @@ import pickle
 import pytest
 
 from envsdk import rewards
-from envsdk.errors import TaskError
+from envsdk.errors import SandboxUnavailable, TaskError
 from envsdk.rewards import Call, Program, unit_tests
 from envsdk.rewards._programs import code_in
-from envsdk.sandbox import SandboxLimits, SandboxUnavailable, check_isolation
+from envsdk.sandbox import SandboxLimits, check_isolation
 
 try:
     ISOLATION = check_isolation()

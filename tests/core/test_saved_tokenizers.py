@@ -19,8 +19,9 @@ from tiktoken_ext import openai_public
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from envsdk.errors import TokenizerError
-from envsdk.rendering.tokenizers import DATA, HuggingFaceTokenizer, Tokenizer, load_tokenizer
+from envsdk.rendering.tokenizers import HuggingFaceTokenizer, Tokenizer, load_tokenizer
 from envsdk.rendering.tokenizers._byte_level import BYTE_OF_CHAR
+from envsdk.rendering.tokenizers._files import DATA
 
 TEXTS = (DATA / "corpus.txt").read_text(encoding="utf-8").splitlines()
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from envsdk import Action, Env, Message, Renderer, Sample, Trajectory, Turn, get_renderer
 from envsdk.errors import ConfigError, PlainTagsWarning, RenderError, UnknownName
 from envsdk.history import Budget, History, HistoryPolicy, Rewrite
-from envsdk.rendering.tokenizers import DATA
+from envsdk.rendering.tokenizers._files import DATA
 from envsdk.trainers.sft import sft_samples
 
 TOOL = {"type": "function", "function": {"name": "look_up", "description": "Look.", "parameters": {"type": "object"}}}

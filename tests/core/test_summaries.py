@@ -12,8 +12,9 @@ from soundness import check
 from toy_policies import in_any_vocabulary
 
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, ToolEnv, Trajectory, Turn, rollout, tool
+from envsdk.contexts._history import get_history
 from envsdk.errors import ConfigError, EpisodeError, TurnError
-from envsdk.history import Summarize, get_history
+from envsdk.history import Summarize
 from envsdk.policies import RandomPolicy
 
 PADDING = "and so on " * 20

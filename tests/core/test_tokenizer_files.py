@@ -14,8 +14,8 @@ import pytest
 import transformers
 
 from envsdk.errors import TokenizerError
-from envsdk.rendering.tokenizers import DATA, Tokenizer, load_tokenizer
-from envsdk.rendering.tokenizers._files import snapshot
+from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
+from envsdk.rendering.tokenizers._files import DATA, snapshot
 
 REPO_ID, COMMIT = "some-org/some-model", "0123456789" * 4
 

@@ -14,7 +14,8 @@ import envsdk
 from envsdk import Action, Env, Handoff, HandoffResult, Message, Turn, rewards
 from envsdk.errors import ConfigError, TokenizerError, TokenizerMismatch
 from envsdk.policies import RandomPolicy
-from envsdk.rendering.tokenizers import DATA, Tokenizer, load_tokenizer
+from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
+from envsdk.rendering.tokenizers._files import DATA
 from envsdk.rollouts import arollout_many, rollout_many
 from envsdk.trainers._checks import guard_policy
 

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk.errors import TokenizerError
-from envsdk.rendering.tokenizers import DATA, HuggingFaceTokenizer, TiktokenTokenizer, Tokenizer, load_tokenizer
+from envsdk.rendering.tokenizers import HuggingFaceTokenizer, TiktokenTokenizer, Tokenizer, load_tokenizer
 from envsdk.rendering.tokenizers import _load as load
 from envsdk.rendering.tokenizers._byte_level import BYTE_OF_CHAR
+from envsdk.rendering.tokenizers._files import DATA
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ["embedded", str(real_models.qwen3_folder())]
@@ -214,8 +215,8 @@ def test_a_control_token_decodes_to_its_name_though_a_piece_of_text_would_have_s
 
 def test_ids_without_a_name_decode_to_a_replacement(fast: Tokenizer, slow: Tokenizer) -> None:
     for tokenizer in (fast, slow):
-        assert tokenizer.decode([10**6]) == envsdk.rendering.tokenizers.UNNAMED
-        assert tokenizer.decode([-1, 5]).startswith(envsdk.rendering.tokenizers.UNNAMED)
+        assert tokenizer.decode([10**6]) == envsdk.rendering.tokenizers._protocol.UNNAMED
+        assert tokenizer.decode([-1, 5]).startswith(envsdk.rendering.tokenizers._protocol.UNNAMED)
 
 
 def test_an_unknown_control_token_suggests_near_names(fast: Tokenizer) -> None:

@@ -364,12 +364,12 @@ class Slow(Desk):
             self.running -= 1
         return name
 
-    @tool(timeout_s=0.05)
+    @tool(timeout_s=0.5)
     async def hurry(self, seconds: float) -> str:
         """Wait, but not long."""
         return await self.wait(seconds, "in time")
 
-    @tool(timeout_s=0.05)
+    @tool(timeout_s=0.5)
     def block(self, seconds: float) -> str:
         """Block."""
         time.sleep(seconds)
@@ -392,10 +392,10 @@ def test_async_tools_run_in_order_or_at_once_and_answer_in_order():
 
 def test_a_tool_that_takes_too_long_is_answered_for():
     env = begun(Slow())
-    assert answers(env, ("hurry", {"seconds": 0}), ("hurry", {"seconds": 60}), ("block", {"seconds": 0.5})) == [
+    assert answers(env, ("hurry", {"seconds": 0}), ("hurry", {"seconds": 60}), ("block", {"seconds": 1.5})) == [
         "in time",
-        "Error: hurry: it did not finish within 0.05 s",
-        "Error: block: it did not finish within 0.05 s",
+        "Error: hurry: it did not finish within 0.5 s",
+        "Error: block: it did not finish within 0.5 s",
     ]
     assert answers(env, ("fail_in_a_thread", {}), ("block", {"seconds": 0})) == [
         "Error: fail_in_a_thread: LookupError: not here",
@@ -412,10 +412,10 @@ def test_a_time_limit_of_the_environment_is_that_of_tools_without_one():
             time.sleep(seconds)
             return "slept"
 
-    env = begun(Sleepy(tool_timeout_s=0.05))
-    assert answers(env, ("sleep", {"seconds": 0.0}), ("sleep", {"seconds": 0.5})) == [
+    env = begun(Sleepy(tool_timeout_s=0.5))
+    assert answers(env, ("sleep", {"seconds": 0.0}), ("sleep", {"seconds": 1.5})) == [
         "slept",
-        "Error: sleep: it did not finish within 0.05 s",
+        "Error: sleep: it did not finish within 0.5 s",
     ]
     env.close()
 

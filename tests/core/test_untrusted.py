@@ -20,7 +20,8 @@ from attacks_on_files import ATTACKS
 
 from envsdk._untrusted import MAX_DEPTH, max_line_bytes, parse_json
 from envsdk.errors import EnvsdkError, InvalidRecord
-from envsdk.rendering.tokenizers import DATA, HuggingFaceTokenizer, load_tokenizer
+from envsdk.rendering.tokenizers import HuggingFaceTokenizer, load_tokenizer
+from envsdk.rendering.tokenizers._files import DATA
 from envsdk.rollouts import StoredRun
 from envsdk.viewer._sources import Source
 

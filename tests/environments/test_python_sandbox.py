@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import envsdk
 from envsdk import Message, errors, sandbox
-from envsdk.sandbox import SandboxError
+from envsdk.errors import SandboxError
 
 DIFFICULTIES, SPLITS = ("easy", "medium", "hard"), ("train", "test")
 POWER = {"question": "What is 2 to the 100th power?", "answer": str(2**100), "solution": "print(2**100)"}
@@ -30,7 +30,7 @@ POWER = {"question": "What is 2 to the 100th power?", "answer": str(2**100), "so
 def _is_available():
     try:
         sandbox.check_isolation()
-    except sandbox.SandboxUnavailable as error:
+    except errors.SandboxUnavailable as error:
         pytest.skip(str(error))
 
 

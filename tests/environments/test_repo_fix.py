@@ -9,7 +9,7 @@ from envsdk_environments._repo_fix import RepoFix
 from envsdk_environments._repo_fix._programs import CAUGHT, EXPRESSIONS, mutated, mutations_of, source_of, values_of
 
 import envsdk
-from envsdk import Message, sandbox
+from envsdk import Message, errors, sandbox
 
 JUDGE = """
 import json, os, resource, signal, sys
@@ -44,7 +44,7 @@ CHEATS = {
 def _is_available():
     try:
         sandbox.check_isolation()
-    except sandbox.SandboxUnavailable as error:
+    except errors.SandboxUnavailable as error:
         pytest.skip(str(error))
 
 

@@ -132,6 +132,14 @@ CHANGED = {
     "other text": lambda reply: {**as_sent(reply), "content": "Let me think."},
     "longer text": lambda reply: {**as_sent(reply), "content": f"{reply.content} And then?"},
     "no text": lambda reply: {**as_sent(reply), "content": None},
+    "a joiner in the text": lambda reply: {**as_sent(reply), "content": reply.content.replace("me", "m\u200de")},
+    "a joiner in the arguments": recalled(
+        lambda call: call["function"].update(arguments=call["function"]["arguments"].replace("rich", "r\u200dich"))
+    ),
+    "a joiner in the reasoning": lambda reply: {
+        **as_sent(reply),
+        "reasoning_content": f"{reply.reasoning[:-2]}\u200d{reply.reasoning[-2:]}",
+    },
     "other arguments": recalled(lambda call: call["function"].update(arguments='{"city": "Bern", "days": 1}')),
     "no arguments": recalled(lambda call: call["function"].update(arguments="{}")),
     "invalid arguments": recalled(lambda call: call["function"].update(arguments='{"INVALID_JSON": "{"}')),

@@ -180,7 +180,9 @@ def test_a_body_that_costs_too_much_is_refused_with_its_limit(attack: str) -> No
     server, session = BackgroundServer(), ScriptedSession()
     server.sessions.add(session)
     headers = {"content-type": "application/json", **headers}
-    answer = httpx.post(f"{server.base_url(session)}/v1/chat/completions", content=content, headers=headers, timeout=60)
+    answer = httpx.post(
+        f"{server.base_url(session)}/v1/chat/completions", content=content, headers=headers, timeout=600
+    )
     server.stop()
     assert (answer.status_code, session.asked) == (status, [])
     assert why in answer.json()["error"]["message"]
@@ -190,5 +192,5 @@ def test_text_with_many_commas_and_braces_counts_as_one_value() -> None:
     server, session = BackgroundServer(), ScriptedSession()
     server.sessions.add(session)
     body = {"model": "m", "messages": [{"role": "user", "content": '{"a": [1, 2]}, \\' * 100_000}]}
-    assert httpx.post(f"{server.base_url(session)}/v1/chat/completions", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{server.base_url(session)}/v1/chat/completions", json=body, timeout=600).status_code == 200
     server.stop()

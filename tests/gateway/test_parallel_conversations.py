@@ -15,7 +15,7 @@ from scripted_sessions import RunningGateway
 import envsdk
 from envsdk import Action, Message, Trajectory, arollout
 from envsdk.gateway._outside import PlayedSessions
-from envsdk.policies import VLLM, OpenAIChat, SGLang, StopAfterCall
+from envsdk.policies import VLLM, OpenAIChat, ReplyPolicy, SGLang, StopAfterCall
 
 OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded"}
 POLICIES = pytest.mark.parametrize("kind", ["vllm", "vllm, stopped", "sglang", "openai", "function"])
@@ -31,12 +31,15 @@ class Together:
         self.width = width
         self.calls = self.active = self.most_active = 0
 
-    async def __call__(self, prompt: Any, **_: Any) -> Action:
+    async def __call__(self, prompt: Any, **request: Any) -> Action:
         self.calls, self.active = self.calls + 1, self.active + 1
         self.most_active = max(self.most_active, self.active)
         while self.most_active < self.width:
             await asyncio.sleep(0.005)
         self.active -= 1
+        return self.reply(prompt, **request)
+
+    def reply(self, prompt: Any, **_: Any) -> Action:
         message = Message(role="assistant", content=_agent_in(TOKENIZER.decode(prompt)))
         tokens = envsdk.get_renderer("qwen3", "embedded").reply(message)
         return Action(tokens, np.full(len(tokens), -0.5))
@@ -93,6 +96,15 @@ def test_the_conversations_of_an_environment_are_sampled_together(kind: str, wid
     check_heard(kind, env.heard)
 
 
+def test_a_function_of_the_environment_reads_the_conversation_whose_reply_is_requested():
+    with contextlib.closing(Conversations(3, **OPTIONS)) as env:
+        policy = Together(3)
+        policy.reply = ReplyPolicy(env, lambda env: _agent_in(env.messages()[0].content))
+        trajectory = asyncio.run(_played(env, policy))
+    check(trajectory, 3)
+    check_heard("function", env.heard)
+
+
 @pytest.mark.matrix(every=2)
 @POLICIES
 @WIDTHS
@@ -104,6 +116,6 @@ def test_the_conversations_of_a_session_are_sampled_together(kind: str, width: i
     ):
         session = httpx.post(f"{url}/sessions", json={}).json()
         heard = asyncio.run(converse(session["openai_base_url"], session["key"], width))
-        httpx.post(f"{url}/sessions/{session['id']}/close", json={}, timeout=60)
+        httpx.post(f"{url}/sessions/{session['id']}/close", json={}, timeout=600)
     check(ended[0], width)
     check_heard(kind, heard)

@@ -553,17 +553,21 @@ def test_sampling_is_the_programs_unless_the_environment_sets_it(sampling: Any, 
 
 
 NEUTRAL = {
-    "chat": {
-        "frequency_penalty": 0,
-        "presence_penalty": 0,
-        "repetition_penalty": 1.0,
-        "min_p": 0,
-        "top_k": -1,
-        "top_p": 1,
-    },
-    "responses": {"frequency_penalty": 0, "top_k": -1, "temperature": 1},
-    "anthropic": {"top_k": 0, "top_p": 1.0, "temperature": 1},
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1.0,
+    "min_p": 0,
+    "min_tokens": 0,
+    "top_k": -1,
+    "top_p": 1,
+    "temperature": 1,
+    "logit_bias": {},
+    "ignore_eos": False,
 }
+NOT_HONORED = [
+    *({"min_p": 0.1}, {"repetition_penalty": 1.1}, {"frequency_penalty": 0.5}, {"presence_penalty": 1}),
+    *({"logit_bias": {"5": 1}}, {"min_tokens": 3}, {"stop_token_ids": [5]}, {"ignore_eos": True}, {"regex": "a+"}),
+]
 
 
 class AsksFor(ProgramEnv):
@@ -574,7 +578,7 @@ class AsksFor(ProgramEnv):
         self.protocol, self.wanted, self.answers = protocol, wanted, list[tuple[int, str]]()
 
     def run(self, model: Endpoint) -> float:
-        with httpx.Client(base_url=model.anthropic_base_url, timeout=60) as client:
+        with httpx.Client(base_url=model.anthropic_base_url, timeout=600) as client:
             for sampling in (*self.wanted, {}):
                 asked = {"input" if self.protocol == "responses" else "messages": [{"role": "user", "content": "a"}]}
                 body = {"model": "m", "max_tokens": 20, **asked, **sampling}
@@ -606,7 +610,7 @@ def played_by_server(kind: str, env: ProgramEnv, *faults: Fault) -> tuple[Trajec
 @pytest.mark.parametrize("protocol", ROUTES)
 @pytest.mark.parametrize("kind", ["VLLM", "SGLang", "OpenAIChat"])
 def test_sampling_parameters_that_change_nothing_are_ignored(kind: str, protocol: str):
-    env = AsksFor(protocol, [NEUTRAL[protocol]], tokenizer="embedded")
+    env = AsksFor(protocol, [NEUTRAL], tokenizer="embedded")
     trajectory, _ = played_by_server(kind, env)
     assert trajectory.error is None
     assert [status for status, _ in env.answers] == [200, 200]
@@ -615,8 +619,7 @@ def test_sampling_parameters_that_change_nothing_are_ignored(kind: str, protocol
 @pytest.mark.parametrize(
     ("kind", "protocol", "sampling"),
     [
-        ("VLLM", "chat", [{"seed": 3}, {"min_p": 0.1}, {"repetition_penalty": 1.1}, {"temperature": 0.005}]),
-        ("VLLM", "responses", [{"frequency_penalty": 0.5}]),
+        *(("VLLM", protocol, [{"seed": 3}, {"temperature": 0.005}, *NOT_HONORED]) for protocol in ROUTES),
         ("SGLang", "anthropic", [{"top_k": 5}, {"top_p": 0.9}]),
         ("OpenAIChat", "chat", [{"min_p": 0.1}, {"top_k": 5}]),
     ],
@@ -711,7 +714,7 @@ class LeavesItsReplies(ProgramEnv):
     def run(self, model: Endpoint) -> float:
         said: list[Any] = [{"role": "user", "content": "Count."}]
         url = httpx.URL(f"{model.base_url}/chat/completions")
-        with httpx.Client(timeout=60) as client:
+        with httpx.Client(timeout=600) as client:
             if self.stream:
                 begun = ""
                 with client.stream("POST", url, json={"model": "m", "stream": True, "messages": said}) as response:

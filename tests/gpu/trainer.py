@@ -11,7 +11,7 @@ from trl import GRPOConfig
 
 from benchmarks.contenders.trl.training import ANSWER, THINKING, Questions, prose
 from envsdk import Action, Env, Limits, Message, Turn, get_renderer
-from envsdk.rendering.tokenizers import DATA
+from envsdk.rendering.tokenizers._files import DATA
 from envsdk.trainers.trl import RolloutFunc, dataset, reward_func, tree_trainer
 
 from .attention import model_of

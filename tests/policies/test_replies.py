@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import re
 
 import numpy as np
 import pytest
@@ -154,6 +155,21 @@ VIOLATIONS = {
     ),
     "no choice": (None, "choices: List should have at least 1 item"),
 }
+
+
+@pytest.mark.parametrize("name", ["native", "sglang"])
+def test_logprobs_of_other_tokens_are_shown_where_they_differ(name):
+    def change(value):
+        value.get("choices", [value])[0]["token_ids" if name == "native" else "output_ids"][-1] += 1
+        return value
+
+    kind, server = served(name, stop_logit=-9.0)
+    with server:
+        server.faults.append(Fault(change=change))
+        with pytest.raises(ServerReplyError) as caught:
+            ask(kind(server.url), max_tokens=30)
+    found, own = re.search(r"to the tokens (.*); expected those of the reply, (.*)", str(caught.value)).groups()
+    assert found != own
 
 
 @pytest.mark.parametrize("violation", VIOLATIONS)

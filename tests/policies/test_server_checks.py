@@ -1,6 +1,7 @@
 """Startup checks: each one names the flag of the server that is wrong."""
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -65,6 +66,20 @@ def test_processed_logprobs_pass(kind, name):
                     await policy(np.array([last], dtype=np.int32), **request())
 
         asyncio.run(run())
+
+
+def test_the_ids_of_another_vocabulary_are_shown_where_they_differ():
+    with ModelServer() as server:
+
+        def tokenize(text):
+            *same, last = server.tokenizer.encode(text).tolist()
+            return [*same, last + 1]
+
+        server._tokenize = tokenize
+        with pytest.raises(ServerMismatch) as caught:
+            ask(VLLM(server.url, tokenizer="embedded"))
+    found, own = re.search(r"has the ids (.*) on the server and (.*) in the environment", str(caught.value)).groups()
+    assert found != own
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)
@@ -167,7 +182,10 @@ def test_acheck_checks_all_servers_before_the_first_reply():
 
 
 def test_the_environment_needs_a_tokenizer_of_its_own():
-    with ModelServer() as server, pytest.raises(TokenizerMismatch, match="the embedded tokenizer"):
+    with (
+        ModelServer() as server,
+        pytest.raises(TokenizerMismatch, match=r"policy VLLM would get .* the embedded"),
+    ):
         envsdk.rollout(envsdk.make("envsdk/GuessNumber-v1"), VLLM(server.url))
 
 

@@ -52,7 +52,7 @@ def test_a_failed_request_is_repeated_once_with_the_same_id(fault, kind):
     with ModelServer(kind) as server:
         server.faults.append(FAULTS[fault])
         policy = (VLLM if kind == "vllm" else SGLang)(
-            server.url, timeout_s=0.5 if fault in ("timeout", "slow") else 60.0, seed=1, check=False
+            server.url, timeout_s=2.0 if fault in ("timeout", "slow") else 600.0, seed=1, check=False
         )
         action = ask(policy)
         bodies = server.bodies(GENERATE if kind == "vllm" else "/generate")

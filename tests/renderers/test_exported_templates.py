@@ -26,7 +26,6 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import (
     Env,
-    ExportedTemplate,
     Message,
     Renderer,
     ToolCall,
@@ -39,6 +38,7 @@ from envsdk.cli import app
 from envsdk.errors import ConfigError, ExportRefused, RenderError
 from envsdk.rendering._parity import render_spans
 from envsdk.rendering.emission import Emission
+from envsdk.rendering.exporting import ExportedTemplate
 from envsdk.rendering.exporting._proof import every_conversation
 
 History = Literal["keep", "strip"]

@@ -4,7 +4,7 @@
 prompt may share a token with.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -173,9 +173,12 @@ class Episode:
         tokens = written_by_template(self.renderer, messages, message, self.tools) if is_plain else None
         is_same = tokens is not None and self.renderer.tokenizer.decode(tokens).startswith(sampled)
         self.is_comparable &= is_same or (tokens is None and not message.tool_calls)
-        if tokens is not None:
-            read = self.renderer.parse(tokens, prompt_tail=self.context.reply_tokens()[0], tools=self.tools)
-            assert read.errors or stripped(read) == stripped(message)
+        tail = self.context.reply_tokens()[0]
+        if tokens is not None and (is_same or len(tail)):  # else the template opens what the model would go on with
+            read = self.renderer.parse(tokens, prompt_tail=tail, tools=self.tools)
+            # It may be partly read, and nothing but reasoning is no whole reply.
+            is_read = self.renderer.reading.status != "partly" and (message.content or message.tool_calls)
+            assert (read.errors and not is_read) or stripped(read) == stripped(message)
 
 
 def plain(message: Message) -> Message:
@@ -216,11 +219,7 @@ def rows() -> list[Any]:
 @pytest.mark.matrix(every=2)
 @pytest.mark.filterwarnings("ignore::envsdk.errors.RewriteWarning")
 @pytest.mark.parametrize("name", rows())
-def test_each_prompt_is_what_the_verdict_declares_and_each_reply_is_read(
-    name: str, is_full: bool, record_property: Callable[[str, object], None]
-) -> None:
+def test_each_prompt_is_what_the_verdict_declares_and_each_reply_is_read(name: str, is_full: bool) -> None:
     renderer = fixed_base(name) if name in templates() else own(name)
     at_least = PROMPTS // len(rows()) + 1 if is_full else 8
-    found = prompts_of(renderer, name, at_least)
-    record_property("prompts", found)
-    assert found >= at_least
+    assert prompts_of(renderer, name, at_least) >= at_least

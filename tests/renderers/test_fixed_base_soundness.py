@@ -492,6 +492,24 @@ def test_a_template_that_wants_every_call_answered_writes_a_call() -> None:
     assert "search" in replied(renderer, calling({"city": "x"}))
 
 
+def test_the_same_call_may_come_twice_where_a_template_finds_names_by_ids() -> None:
+    names = (
+        "{%- for o in messages if m.role == 'tool' %}{%- for c in o.tool_calls or [] if c.id == m.tool_call_id %}"
+        "{{- c.function.name + ': ' }}{%- endfor %}{%- endfor %}"
+    )
+    renderer = renderer_of(CHATML.replace("+ (m.content or '') }}", "}}" + names + "{{- m.content or '' }}"))
+    call = calling({"city": "x"}, call_id="a1")
+    answer = Message(role="tool", content="sunny", tool_call_id="a1")
+    messages = [user(), call, answer, call, answer, said("So."), user()]
+    turns = emitted(renderer, messages, TOOLS)
+    with pytest.warns(RewriteWarning, match="search: sunny.* becomes .*search: search: sunny"):
+        renderer.check_episode(messages, turns, TOOLS)
+    assert "tool\nsearch: sunny<" in renderer.tokenizer.decode(turns[1].tokens)
+    with pytest.raises(TemplateUnsupported, match="other than the emitted delta"):
+        other = EmittedDelta(turns[1].reply, turns[0].tokens[1:], True)
+        renderer.check_episode(messages[:5], [turns[0], other], TOOLS)
+
+
 def test_arguments_may_be_sorted() -> None:
     renderer = renderer_of(CHATML.replace("c.function.arguments | tojson", "c.function.arguments | dictsort | string"))
     messages = [user(), calling({"url": "x", "zzz": "y", "a": "z"}), *_results("sunny")]

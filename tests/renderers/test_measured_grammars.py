@@ -12,7 +12,7 @@ from envsdk_environments._retail_desk import RetailDesk
 from envsdk_renderers._fixed_base import FixedBase
 from envsdk_renderers._grammars._probes import KEYS, TOOLS, call_of, reply
 from families import FAMILIES, template_of
-from template_conversations import every_template, fixed_base, random_reply, templates, user
+from template_conversations import every_template, fixed_base, random_reply, templates, user, written_by_template
 
 import envsdk
 from envsdk import Message, load_tokenizer
@@ -142,6 +142,26 @@ def test_what_the_template_itself_writes_is_read_with_the_types_of_schemas(name:
         for tokens in (rendered.tokens[rendered.starts[1] :][:-1], prompt_and(renderer, message)):
             read = renderer.parse(renderer.after_opening(tokens), tools=TOOLS)
             assert (facts(read), read.errors) == (facts(message), ())
+
+
+@pytest.mark.parametrize("text", ["\\n", "C:\\new", "a\\'b", "it's", "\\", "x\ny"])
+def test_a_string_that_the_template_does_not_escape_is_read_as_it_is(text: str) -> None:
+    renderer = fixed_base("lfm2_2_5_v2")
+    message = reply(calls=[call_of(0, {KEYS["string"]: text, KEYS["number"]: 2}), call_of(1, {})])
+    for tokens in (renderer.reply(message), written_by_template(renderer, [user()], message, TOOLS)):
+        read = renderer.parse(tokens, tools=TOOLS)
+        assert (facts(read), read.errors) == (facts(message), ())
+
+
+def test_a_string_in_the_other_quotes_is_python() -> None:
+    renderer = fixed_base("lfm2_2_5_v2")
+    read = renderer.parse(_encoded(renderer, "<|tool_call_start|>[f(a=\"x\\n\", b='y')]<|tool_call_end|><|im_end|>"))
+    assert [call.arguments for call in read.tool_calls] == [{"a": "x\n", "b": "y"}]
+
+
+def test_a_string_that_neither_way_of_writing_reads_back_is_refused() -> None:
+    with pytest.raises(RenderError, match="would be read as another one"):
+        fixed_base("lfm2_2_5_v2").reply(reply(calls=[call_of(0, {KEYS["string"]: """a', b=1)"  """})]))
 
 
 NESTED = (

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from envsdk import Message, Renderer, ToolCall, get_renderer
 from envsdk.errors import RenderError
-from envsdk.rendering.tokenizers import DATA, Tokenizer
+from envsdk.rendering.tokenizers import Tokenizer
+from envsdk.rendering.tokenizers._files import DATA
 
 Generated = list[tuple[Messages, Tools]]
 FORGERIES = (

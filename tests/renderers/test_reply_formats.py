@@ -11,7 +11,7 @@ from envsdk_renderers._replies._formats import FORMATS, choose_format, register_
 
 from envsdk import Message, load_tokenizer
 from envsdk.errors import ConfigError
-from envsdk.rendering.tokenizers import DATA
+from envsdk.rendering.tokenizers._files import DATA
 
 PLAIN = """{%- for m in messages %}
 {{- '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{%- endfor %}

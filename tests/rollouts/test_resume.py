@@ -17,6 +17,7 @@ from killed_runs import PROGRAM, play, stored
 from envsdk import Action, Env, Message, Turn, errors
 from envsdk.rollouts import Rollouts
 from envsdk.rollouts._run_folder import RunFolder
+from envsdk.viewer.reporting import as_markdown, report
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,7 @@ def test_a_run_whose_environment_has_changed_continues_only_if_that_is_allowed(
     (change,) = RunFolder.open(out).configuration["changes"]
     assert change["episodes"] == before
     assert where in change["changed"][0]
+    assert "mix episodes" in as_markdown(report(out))
     assert run(new, env_options=tasks | options, resume=True).run() == []  # that is now what the folder expects
 
 

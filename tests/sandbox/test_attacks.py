@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from envsdk import sandbox
+from envsdk import errors, sandbox
 from envsdk.sandbox import SandboxLimits, SandboxResult
 
 LIMITS = SandboxLimits(
@@ -36,7 +36,7 @@ def run_under(isolation: str) -> Run:
     """Return what runs a program under an isolation, if this machine has it."""
     try:
         sandbox.check_isolation(isolation)
-    except sandbox.SandboxUnavailable as error:
+    except errors.SandboxUnavailable as error:
         pytest.skip(str(error))
 
     def run(code: str, limits: SandboxLimits = LIMITS, **names: object) -> SandboxResult:

@@ -229,5 +229,5 @@ def test_a_pool_of_a_forked_process_has_its_own_containers():
         "asyncio.run(pool.take())\nif os.fork() == 0:\n    asyncio.run(use())\n    os._exit(0)\n"
         "print(os.wait()[1])\nasyncio.run(use())\n"
     )
-    ran = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True, timeout=600)
     assert ran.stdout == "0\n"

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envsdk import errors, sandbox
-from envsdk.sandbox import Isolation, SandboxError, SandboxLimits, SandboxUnavailable, arun_python, run_python
+from envsdk.errors import SandboxError, SandboxUnavailable
+from envsdk.sandbox import Isolation, SandboxLimits, arun_python, run_python
 from envsdk.sandbox import _isolation as isolations
 from envsdk.sandbox._interpreter import shown_files
 from envsdk.sandbox._process import Output
@@ -331,7 +332,8 @@ print('left')
 
 WITHOUT = """
 import errno, os, sys
-from envsdk.sandbox import SandboxUnavailable, _launcher as launcher, run_python
+from envsdk.errors import SandboxUnavailable
+from envsdk.sandbox import _launcher as launcher, run_python
 
 numbers = {forbidden}
 rules = [(0x20, 0, 0, 0)]
@@ -373,7 +375,8 @@ def test_bubblewrap_is_preferred_and_its_failure_is_told(tmp_path: Path):
     fake.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2; exit 1\n")
     fake.chmod(0o755)
     code = """
-from envsdk.sandbox import SandboxUnavailable, check_isolation
+from envsdk.errors import SandboxUnavailable
+from envsdk.sandbox import check_isolation
 try:
     check_isolation("bubblewrap")
 except SandboxUnavailable as error:

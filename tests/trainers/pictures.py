@@ -5,7 +5,8 @@ from typing import Any
 
 from vision_models import picture, vision_renderer
 
-from envsdk import Action, Env, Image, Message, Sample, Trajectory, Turn, rollout
+from envsdk import Action, Env, Message, Sample, Trajectory, Turn, rollout
+from envsdk.images import Image
 from envsdk.messages import TextPart
 
 FIRST, SECOND = picture(1, 200, 160), picture(2, 64, 96)

@@ -10,8 +10,9 @@ from trainers.pictures import FIRST, images_of, shown, shown_sample
 from trainers.test_prime_rl import credited
 from vision_models import picture, qwen_processor, vision_renderer
 
-from envsdk import Image, Sample, Trajectory
+from envsdk import Sample, Trajectory
 from envsdk.errors import InvalidRecord, InvalidSample
+from envsdk.images import Image
 from envsdk.trainers import check_samples, tables
 from envsdk.trainers._image_inputs import image_arrays
 from envsdk.trainers.atif import from_atif, to_atif

@@ -28,7 +28,7 @@ from envsdk.errors import (
     SingleSampleOnly,
     TokenizerMismatch,
 )
-from envsdk.rendering.tokenizers import DATA
+from envsdk.rendering.tokenizers._files import DATA
 from envsdk.trainers._conversations import to_conversations
 from envsdk.trainers.trl import (
     RolloutFunc,

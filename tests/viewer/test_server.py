@@ -135,10 +135,10 @@ def test_idle_connections_hold_a_bounded_number_of_threads(run):
         server.max_connections = 8
         before = set(threading.enumerate())
         address = ("127.0.0.1", server.server_port)
-        idle = [stack.enter_context(socket.create_connection(address, timeout=60)) for _ in range(16)]
+        idle = [stack.enter_context(socket.create_connection(address, timeout=600)) for _ in range(16)]
         for connection in idle[: len(idle) - server.max_connections]:
             assert connection.recv(1) == b""
-        connection = http.client.HTTPConnection(*address, timeout=60)
+        connection = http.client.HTTPConnection(*address, timeout=600)
         connection.request("GET", "/api/runs", headers={"Host": f"127.0.0.1:{server.server_port}"})
         assert connection.getresponse().status == 200
         connection.close()

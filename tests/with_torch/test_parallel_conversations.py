@@ -58,6 +58,6 @@ def test_the_conversations_of_a_session_are_sampled_together(width: int):
     with RunningGateway(PlayedSessions(policy, OPTIONS, on_trajectory=ended.append)) as url:
         session = httpx.post(f"{url}/sessions", json={}).json()
         asyncio.run(converse(session["openai_base_url"], session["key"], width))
-        httpx.post(f"{url}/sessions/{session['id']}/close", json={}, timeout=60)
+        httpx.post(f"{url}/sessions/{session['id']}/close", json={}, timeout=600)
     check(ended[0], width)
     assert policy.most_active > 1 and policy.statistics.replies == 2 * width

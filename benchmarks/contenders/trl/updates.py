@@ -18,7 +18,7 @@ import transformers
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.contender import Repetition, contender
-from envsdk.rendering.tokenizers import DATA
+from envsdk.rendering.tokenizers._files import DATA
 from envsdk.trainers._trl_trees import TreeRow, TreeRows
 from envsdk.trainers.trl import RolloutFunc, dataset, reward_func, to_row, tree_trainer
 

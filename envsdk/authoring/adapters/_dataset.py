@@ -49,9 +49,7 @@ class DatasetConfig(EnvConfig):
 
     @field_serializer("score")
     def _where(self, score: Any) -> str:
-        """Return the import path of a function, or the repr of another object, such as a partial."""
-        name: str | None = getattr(score, "__qualname__", None)
-        return _ADDRESS.sub("", repr(score)) if name is None else f"{score.__module__}:{name}"
+        return path_of(score)
 
 
 class Dataset(Env):
@@ -113,3 +111,9 @@ class Dataset(Env):
             f"the row {self.task!r:.200} does not fit {what} ({type(error).__name__}: {error}). Name the columns with "
             "the options `question` and `answer`"
         )
+
+
+def path_of(function: Any) -> str:
+    """Return the import path of a function, or the repr of another object, such as a partial."""
+    name: str | None = getattr(function, "__qualname__", None)
+    return _ADDRESS.sub("", repr(function)) if name is None else f"{function.__module__}:{name}"

@@ -1,6 +1,7 @@
 """An environment that plays any Gymnasium environment with discrete actions as text."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import gymnasium
@@ -87,9 +88,7 @@ class GymnasiumText(Env):
             )
         words = config.actions or tuple(map(str, range(first, first + count)))
         self._words = ", ".join(words)
-        numbered = sorted(enumerate(words, first), key=lambda action: -len(action[1]))
-        # Longer words come first, because a reply may end with two words of which one ends with the other.
-        self._actions = {word.casefold(): number for number, word in numbered}
+        self._actions = {word: number for number, word in enumerate(words, first)}
 
     def start(self) -> Turn:
         """Start a game."""
@@ -99,12 +98,7 @@ class GymnasiumText(Env):
 
     def respond(self, reply: Message) -> Turn:
         """Perform the action at the end of the reply."""
-        text, action = reply.content.casefold().rstrip(_AROUND_A_WORD), None
-        for word, number in self._actions.items():
-            before = text[-len(word) - 1 : -len(word)]
-            if text.endswith(word) and not before.isalnum() and before not in ("-", "_", "."):
-                action = number
-                break
+        action = action_at_end(reply.content, self._actions)
         if action is None:
             return Turn(f"That is no action. Answer with one action: {self._words}.", metrics={"illegal": 1.0})
         observation, reward, terminated, truncated, _ = self._game.step(action)
@@ -140,7 +134,7 @@ class GymnasiumText(Env):
         if self._renders:
             text = _without_codes(str(self._game.render())).strip("\n")
         else:
-            text = observation if isinstance(observation, str) else to_json(observation, fallback=_plain).decode()
+            text = observation if isinstance(observation, str) else as_json(observation)
         return Message(role="user", content=text)
 
 
@@ -160,6 +154,23 @@ def created(config: GymnasiumConfig, **options: Any) -> Any:
         raise ConfigError(f"gymnasium cannot create {config.game!r} with {config.options}: {error}") from error
 
 
+def action_at_end(reply: str, actions: Mapping[str, Any]) -> Any:
+    """Return the action whose word is at the end of a reply, or None.
+
+    Args:
+        reply: The reply. Case, and punctuation and white space at its end, do not matter.
+        actions: The actions by word.
+    """
+    text = reply.casefold().rstrip(_AROUND_A_WORD)
+    # Longer words come first, because a reply may end with two words of which one ends with the other.
+    for word in sorted(actions, key=len, reverse=True):
+        end = word.casefold()
+        before = text[-len(end) - 1 : -len(end)]
+        if text.endswith(end) and not before.isalnum() and before not in ("-", "_", "."):
+            return actions[word]
+    return None
+
+
 def _without_codes(picture: str) -> str:
     """Convert text with terminal escape codes to plain text. Colors may be nested.
 
@@ -172,6 +183,11 @@ def _without_codes(picture: str) -> str:
         mark = match[2] if is_only else f"{color}:{match[2]}"
         picture = f"{picture[: match.start()]}[{mark}]{picture[match.end() :]}"
     return _ANY_CODE.sub("", picture)
+
+
+def as_json(observation: Any) -> str:
+    """Return an observation as JSON, with numpy's numbers and arrays as plain ones."""
+    return to_json(observation, fallback=_plain).decode()
 
 
 def _plain(value: Any) -> Any:

@@ -6,18 +6,12 @@ give partial credit for text that only looks like an answer. Third, scorers that
 credit to wrong replies, are not used (see `reasoning_gym_scorers`).
 """
 
-import contextlib
 import importlib
-import io
 import json
-import random
 import sys
-import threading
-from collections.abc import Generator
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from pydantic import Field, JsonValue, field_validator
 
 from ...episodes._turn import Turn
@@ -27,6 +21,7 @@ from ...messages import Message
 from .._env import Env, EnvConfig
 from .._trust import NeedsTrust
 from ..tasks import Split, draw_in_split
+from ._random_state import GlobalRandom
 from ._reasoning_gym_scorers import may_score
 
 _BEGIN, _END = "<answer>", "</answer>"
@@ -55,7 +50,6 @@ _CACHED = frozenset(
 # These draw from sets of strings, whose order differs from process to process.
 _UNORDERED = frozenset(("isomorphic_strings", "polynomial_multiplication", "ransom_note"))
 _EXAMPLES = ("example_answer", "possible_answer", "example_correct_answer")
-_lock = threading.RLock()
 
 
 class ReasoningGymConfig(EnvConfig):
@@ -139,7 +133,7 @@ class ReasoningGym(Env):
         if not config.trust_scorer and not may_score(config.dataset, answer):
             return False
         try:
-            with _isolated(0):
+            with GlobalRandom(0).active():
                 return self._dataset().score_answer(answer, self.entry) >= 1.0
         except Exception:  # a scorer may raise anything for a reply that it cannot parse
             return False
@@ -147,7 +141,7 @@ class ReasoningGym(Env):
     def _draw(self, seed: int) -> dict[str, Any]:
         """Return the task of a seed."""
         config: ReasoningGymConfig = self.config
-        with _isolated(seed):
+        with GlobalRandom(seed).active():
             if config.dataset not in _CACHED:
                 return _make(config.dataset, config.options, seed)[0]
             data = self._dataset()
@@ -157,7 +151,7 @@ class ReasoningGym(Env):
     def _dataset(self) -> Any:
         """Return the cached data set with these options, which may have any seed."""
         config: ReasoningGymConfig = self.config
-        with _isolated(0):
+        with GlobalRandom(0).active():
             return _make_cached(config.dataset, json.dumps(config.options, sort_keys=True))
 
 
@@ -179,21 +173,3 @@ def _make(name: str, options: dict[str, Any], seed: int) -> Any:
         return package.create_dataset(name, **{**options, "seed": seed, "size": 1})
     except (ValueError, TypeError, AssertionError, AttributeError) as error:
         raise ConfigError(f"reasoning-gym cannot create {name!r} with {options}: {error}") from error
-
-
-@contextlib.contextmanager
-def _isolated(seed: int) -> Generator[None]:
-    """Isolate a data set from global state.
-
-    Inside, the global random generators are seeded and nothing is printed; afterwards, the generators have their former
-    state. Only one thread at a time may enter, because this state belongs to the process.
-    """
-    with _lock, contextlib.redirect_stdout(io.StringIO()):
-        python, legacy = random.getstate(), np.random.get_state(legacy=False)
-        random.seed(seed)
-        np.random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(legacy)

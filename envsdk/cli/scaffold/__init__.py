@@ -25,6 +25,13 @@ _FILES = {
     "{package}/environment.py": "environment.py.template",
     "tests/test_{package}.py": "test.py.template",
 }
+_OPENENV_FILES = {
+    "openenv.yaml": "openenv.yaml.template",
+    "server/__init__.py": None,
+    "server/app.py": "server.py.template",
+    "server/Dockerfile": "Dockerfile.template",
+}
+"""The files that OpenEnv's own tool builds and pushes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +53,32 @@ class Package:
         return f"{self.package}/{self.environment}-v0"
 
 
-def create(name: str, folder: Path, *, with_tools: bool = False) -> Package:
+def create(name: str, folder: Path, *, with_tools: bool = False, for_openenv: bool = False) -> Package:
     """Create a package.
 
     Args:
         name: The name of the package.
         folder: The folder to create. It may exist if it is empty.
         with_tools: Whether the model calls a tool in the new environment.
+        for_openenv: Whether the folder is one that OpenEnv's tool builds and pushes.
 
     Raises:
         ConfigError: If the name is not valid or would hide a module, or if the folder is not empty or not writable.
     """
     made = _named(name, folder)
     values = {"name": made.name, "package": made.package, "environment": made.environment, "id": made.env_id}
-    sources = {**_FILES, **({"{package}/environment.py": "tool_environment.py.template"} if with_tools else {})}
+    values |= dict.fromkeys(("extra", "scripts", "server"), "")
+    sources: dict[str, str | None] = {**_FILES}
+    if with_tools:
+        sources["{package}/environment.py"] = "tool_environment.py.template"
+    if for_openenv:
+        sources |= _OPENENV_FILES
+        values |= {"extra": '[serve]",\n    "openenv>=0.10,<0.11', "server": ', "server"'}
+        values["scripts"] = '[project.scripts]\nserver = "server.app:main"\n\n'
     texts = {
-        path.format(package=made.package): string.Template((_TEMPLATES / source).read_text("utf-8")).substitute(values)
+        path.format(package=made.package): ""
+        if source is None
+        else string.Template((_TEMPLATES / source).read_text("utf-8")).substitute(values)
         for path, source in sources.items()
     }
     try:
@@ -90,7 +107,7 @@ def _named(name: str, folder: Path) -> Package:
     parts = [part for part in re.split(r"[-_.]+", name) if part]
     package = "_".join(parts).lower()
     environment = "".join(part[:1].upper() + part[1:] for part in parts)
-    if keyword.iskeyword(package) or package in ("tests", "test") or hasattr(builtins, package):
+    if keyword.iskeyword(package) or package in ("tests", "test", "server") or hasattr(builtins, package):
         raise ConfigError(f"{name!r} would be imported as {package!r}, a name that Python uses; choose another name")
     if keyword.iskeyword(environment) or environment in _TAKEN or hasattr(builtins, environment):
         raise ConfigError(f"{name!r} would have the class {environment!r}, a name that is taken; choose another name")

@@ -25,6 +25,7 @@ from ._fields import Fields, check_unique, content_of, not_of_kind, read_image, 
 from ._memory import SessionMemory, StoredResponse
 from ._wire import (
     LARGEST,
+    NO_GRAMMAR,
     SIGNED,
     Kind,
     ReplyStream,
@@ -49,7 +50,6 @@ _ERRORS = {
     529: "overloaded_error",
 }
 _TOO_LONG = "prompt is too long"  # agents recognize these words and compact
-_NO_GRAMMAR = "replies cannot be constrained here: describe the form in the prompt"
 _MESSAGE = "msg_"
 _THREAD_NOT_FOUND = "thread_not_found"  # at this code, the package sends the whole conversation again
 
@@ -66,7 +66,7 @@ class Anthropic(WireFormat):
 
     name = "anthropic"
     unsupported: ClassVar[Mapping[str, str]] = {
-        "output_format": _NO_GRAMMAR,
+        "output_format": NO_GRAMMAR,
         "mcp_servers": "MCP servers are not supported: give the tools of the server as `tools`",
     }
 
@@ -86,7 +86,7 @@ class Anthropic(WireFormat):
         fields = self._fields(body, "messages")
         config = fields.object("output_config")
         if config is not None and config.get("format") is not None:
-            raise refused("output_config.format", _NO_GRAMMAR)
+            raise refused("output_config.format", NO_GRAMMAR)
         if fields.get("compaction") is not None:
             raise refused("compaction", "the gateway does not summarize: ask for a summary in the prompt")
         _shown_thinking(fields)
@@ -102,17 +102,12 @@ class Anthropic(WireFormat):
         before: Sequence[ReceivedMessage] = () if previous is None else previous.messages
         conversation = [*before, *opening, *chain.from_iterable(read)]
         system, messages = split_system(conversation)
-        sampling = {
-            "temperature": fields.number("temperature", 0, 1),
-            "top_p": fields.number("top_p", 0, 1, above_low=True),
-            "top_k": fields.integer("top_k", 0, LARGEST),
-        }
         return AnthropicRequest(
             messages=messages,
             system=system,
             max_tokens=fields.integer("max_tokens", 1, LARGEST),
             stop=fields.stops("stop_sequences"),
-            sampling={name: value for name, value in sampling.items() if value is not None},
+            sampling=self._sampling(fields, hottest=1),
             previous=None if named is None else named.removeprefix(_MESSAGE),
             thread=None if fields.object("thread") is None else conversation,
             **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools),

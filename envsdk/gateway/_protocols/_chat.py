@@ -12,8 +12,8 @@ from ...messages import Message, ToolCall, read_arguments
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
 from ._fields import Fields, check_unique, not_of_kind, refused, valid
 from ._memory import SessionMemory
-from ._openai_format import NO_GRAMMAR, OpenAIFormat, read_sampling
-from ._wire import LARGEST, Kind, ReplyStream, compact, event_bytes, pieces, split_system, token_logprobs
+from ._openai_format import OpenAIFormat
+from ._wire import LARGEST, NO_GRAMMAR, Kind, ReplyStream, compact, event_bytes, pieces, split_system, token_logprobs
 
 _MAX_REPLIES = 128
 _PARTS = {"text": "text", "refusal": "refusal"}
@@ -27,14 +27,8 @@ class Chat(OpenAIFormat):
     unsupported: ClassVar[Mapping[str, str]] = {
         "functions": "give functions as `tools`",
         "function_call": "give functions as `tools`, and choose one by `tool_choice`",
-        "logit_bias": "it is not supported: leave it out",
         "audio": "only text is supported",
         "web_search_options": "web search is not supported: give a tool for it",
-        "guided_json": NO_GRAMMAR,
-        "guided_regex": NO_GRAMMAR,
-        "guided_choice": NO_GRAMMAR,
-        "guided_grammar": NO_GRAMMAR,
-        "structured_outputs": NO_GRAMMAR,
     }
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
@@ -64,7 +58,7 @@ class Chat(OpenAIFormat):
             system=system,
             max_tokens=limits[0] if limits else None,
             stop=fields.stops("stop"),
-            sampling=read_sampling(fields),
+            sampling=self._sampling(fields),
             n=fields.integer("n", 1, _MAX_REPLIES) or 1,
             logprobs=fields.get("logprobs", bool) or False,
             **self._shared({**fields.value, "messages": values}, headers, self._choice(fields), tools),

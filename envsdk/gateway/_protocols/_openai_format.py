@@ -1,13 +1,12 @@
-"""The common parts of OpenAI's two protocols: errors, sampling, tools, and choices of tools."""
+"""The common parts of OpenAI's two protocols: errors, tools, and choices of tools."""
 
 from typing import Any, ClassVar
 
 from ...errors import RequestError
 from ...messages import ToolSchema
 from ._fields import Fields, not_of_kind, refused, tool_schema
-from ._wire import LARGEST, WireFormat
+from ._wire import WireFormat
 
-NO_GRAMMAR = "replies cannot be constrained here: leave it out, and describe the form in the prompt"
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -53,24 +52,3 @@ class OpenAIFormat(WireFormat):
             raise refused(tool.name("type"), f"got {tool.text('type')!r:.40}; only 'function' is supported")
         key = self.function_field
         return tool if key is None else Fields(tool.get(key), tool.name(key))
-
-
-def read_sampling(fields: Fields) -> dict[str, Any]:
-    """Return the parameters of sampling that a request names, OpenAI's and those that vLLM and SGLang add.
-
-    Raises:
-        RequestError: If one is out of its range, or log-probabilities of tokens that were not sampled are requested.
-    """
-    if fields.integer("top_logprobs", 0, 20):
-        raise refused("top_logprobs", "only the log-probability of the sampled token is known: leave it out, or give 0")
-    found = {
-        "temperature": fields.number("temperature", 0, 2),
-        "top_p": fields.number("top_p", 0, 1, above_low=True),
-        "top_k": fields.integer("top_k", -1, LARGEST),
-        "min_p": fields.number("min_p", 0, 1),
-        "repetition_penalty": fields.number("repetition_penalty", 0, 10, above_low=True),
-        "presence_penalty": fields.number("presence_penalty", -2, 2),
-        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
-        "seed": fields.integer("seed", -(2**63), 2**63 - 1),
-    }
-    return {name: value for name, value in found.items() if value is not None}

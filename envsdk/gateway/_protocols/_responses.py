@@ -20,9 +20,10 @@ from ...messages import ImagePart, Message, ToolCall, read_arguments
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
 from ._fields import Fields, check_unique, content_of, json_bytes, not_of_kind, refused, valid
 from ._memory import SessionMemory, StoredResponse
-from ._openai_format import NO_GRAMMAR, OpenAIFormat, read_sampling
+from ._openai_format import OpenAIFormat
 from ._wire import (
     LARGEST,
+    NO_GRAMMAR,
     SIGNED,
     Kind,
     ReplyStream,
@@ -95,7 +96,7 @@ class Responses(OpenAIFormat):
             system=system,
             max_tokens=fields.integer("max_output_tokens", 1, LARGEST),
             stop=fields.stops("stop"),
-            sampling=read_sampling(fields),
+            sampling=self._sampling(fields),
             logprobs=_LOGPROBS in fields.items("include"),
             previous=None if named is None else named.removeprefix("resp_"),
             conversation=conversation,

@@ -16,6 +16,18 @@ LARGEST = 2**31 - 1  # of a number of tokens
 Kind: TypeAlias = Literal["reasoning", "content"]
 SIGNED = "envsdk_"
 """Begins the opaque string that a client sends back with the reasoning of a reply; the id of the reply follows."""
+NO_GRAMMAR = "replies cannot be constrained here: leave it out, and describe the form in the prompt"
+_UNSUPPORTED = {
+    **dict.fromkeys(
+        ("logit_bias", "min_tokens", "ignore_eos", "stop_token_ids", "stop_regex", "bad_words", "allowed_token_ids"),
+        "it is not supported: leave it out",
+    ),
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex", "ebnf"),
+        NO_GRAMMAR,
+    ),
+}
+"""Fields of OpenAI, vLLM and SGLang that change what is sampled, in addition to the parameters of `_sampling`."""
 _NOT_ASKED = {"stream", "stream_options"}
 _MAX_NAME = 256
 _PIECES = 8
@@ -116,10 +128,35 @@ class WireFormat(ABC):
                 json_bytes({key: value}, key)
         fields.required_text("model")
         fields.get("stream", bool)
-        for key, reason in self.unsupported.items():
+        for key, reason in (_UNSUPPORTED | dict(self.unsupported)).items():
             if fields.get(key) not in (None, False, [], {}):
                 raise refused(key, reason)
         return fields
+
+    def _sampling(self, fields: Fields, hottest: float = 2) -> dict[str, Any]:
+        """Return the sampling parameters that a request names: those of the protocols, and those that servers add.
+
+        Args:
+            fields: The request.
+            hottest: The highest temperature of the protocol.
+
+        Raises:
+            RequestError: If one is out of its range, or log-probabilities of other tokens are requested.
+        """
+        if fields.integer("top_logprobs", 0, 20):
+            reason = "only the log-probability of the sampled token is known: leave it out, or give 0"
+            raise refused("top_logprobs", reason)
+        found = {
+            "temperature": fields.number("temperature", 0, hottest),
+            "top_p": fields.number("top_p", 0, 1, above_low=True),
+            "top_k": fields.integer("top_k", -1, LARGEST),
+            "min_p": fields.number("min_p", 0, 1),
+            "repetition_penalty": fields.number("repetition_penalty", 0, 10, above_low=True),
+            "presence_penalty": fields.number("presence_penalty", -2, 2),
+            "frequency_penalty": fields.number("frequency_penalty", -2, 2),
+            "seed": fields.integer("seed", -(2**63), 2**63 - 1),
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def _read_tools(
         self, fields: Fields, memory: SessionMemory, read: Callable[[Any, int], ToolSchema]

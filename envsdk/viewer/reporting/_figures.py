@@ -231,6 +231,7 @@ class RunFigures:
         worst: Those with the lowest rewards, if they are lower than the highest one and not in `best`.
         damaged: The lines that could not be read.
         unread_bytes: The number of bytes after the last whole line: a line that is being written, or was cut off.
+        changes: What changed whenever the run was continued with `allow_changed`, as JSON; empty if nothing did.
     """
 
     name: str
@@ -267,6 +268,7 @@ class RunFigures:
     worst: tuple[EpisodeLink, ...]
     damaged: tuple[Damage, ...]
     unread_bytes: int
+    changes: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Report on runs: read each once, one trajectory at a time, and compare each further one with the first."""
 
+import json
 import re
 import shlex
 from collections import Counter, defaultdict
@@ -209,6 +210,7 @@ class Collector:
             worst=tuple(self._link(row, row.reward) for row in worst),
             damaged=(*(Damage(source.file.name, line, why) for line, why in self._damaged), *damaged_samples),
             unread_bytes=source.unread_bytes,
+            changes=json.dumps(info.configuration.get("changes", "")).strip('"'),
         )
 
     def _link(self, row: EpisodeRow, reward: float | None) -> EpisodeLink:

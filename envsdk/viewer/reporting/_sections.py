@@ -196,6 +196,8 @@ def _run_notes(run: RunFigures) -> Iterator[str]:
             yield f"scored {mean.episodes:,} of {_counted(run.episodes, 'episode')}; not scored: {reasons}."
         if mean.low is not None and mean.tasks < FEW_TASKS:
             yield f"with fewer than {FEW_TASKS} tasks, the interval is too narrow."
+    if run.changes:
+        yield f"its figures mix episodes from before and after these changes: {run.changes}."
     if run.damaged:
         yield f"{_counted(len(run.damaged), 'line')} could not be read; the figures are for the others."
     if run.unread_bytes:

@@ -367,7 +367,7 @@ class CallReader:
         around = self._patterns.grammar.name_in_id
         if around is None:
             if "echo" in texts and texts["echo"] != texts["name"]:
-                raise Unreadable(f"a tool call has the names {texts['name']!r:.40} and {texts['echo']!r:.40}", start)
+                raise Unreadable(f"a tool call has the names {texts['name']!r:.100} and {texts['echo']!r:.100}", start)
             return texts["name"]
         before, after = around
         given = texts["id"]

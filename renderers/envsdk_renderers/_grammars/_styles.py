@@ -7,6 +7,7 @@ import ast
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -393,7 +394,8 @@ def read_python_call(
         text: The text.
         start: Where the call begins.
         stop: Where it has to end.
-        quote: The quote around strings that are not escaped; empty if the template escapes them.
+        quote: The quote around strings that the template does not escape, so that a backslash in them is one; empty if
+            it escapes them.
         is_whole: Whether the text does not go on at `stop`.
 
     Returns:
@@ -405,22 +407,23 @@ def read_python_call(
     named = _NAME.match(text, start, stop)
     if named is None:
         raise InvalidValue("it does not begin with a name", start)
-    end = stop
-    try:
-        end = end_of_brackets(text, named.end() - 1, stop)
-        call = python_expression("f" + text[named.end() - 1 : end])
-        if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
-            raise ValueError("it has arguments without a name")
-        if len({word.arg for word in call.keywords}) < len(call.keywords):
-            raise ValueError("an argument comes twice")
-        arguments: dict[str, Any] = {word.arg or "": _literal(word.value) for word in call.keywords}
-    except ValueError as error:
-        if not quote or not is_whole:
-            raise InvalidValue(error, stop if quote else end) from None
-        try:
+    if quote and not is_whole:
+        raise InvalidValue("what follows decides where its strings end", stop)
+    arguments, end = None, stop
+    if quote:
+        with suppress(ValueError):
             arguments, end = _unescaped(text, named.end(), stop, quote)
-        except ValueError:
-            raise InvalidValue(error, stop) from None
+    try:
+        if arguments is None:  # it may still be proper Python
+            end = end_of_brackets(text, named.end() - 1, stop)
+            call = python_expression("f" + text[named.end() - 1 : end])
+            if not isinstance(call, ast.Call) or call.args or any(word.arg is None for word in call.keywords):
+                raise ValueError("it has arguments without a name")
+            if len({word.arg for word in call.keywords}) < len(call.keywords):
+                raise ValueError("an argument comes twice")
+            arguments = {word.arg or "": _literal(word.value) for word in call.keywords}
+    except ValueError as error:
+        raise InvalidValue(error, stop if quote else end) from None
     try:
         check_json(arguments)
     except ValueError as error:

@@ -183,21 +183,22 @@ class CallWriter:
 
     def _python_call(self, call: ToolCall) -> list[TextPiece]:
         """Write a call in Python's syntax: as the template does, if that reads back, else as proper Python."""
-        quote, is_proper = self._grammar.unescaped_quote, False
-        while True:
+        quote = self._grammar.unescaped_quote
+        for is_proper in (False, True):
             pieces = [TextPiece(call.name + "(", False)]
             for number, (key, value) in enumerate(self._by_name(call)):
                 pieces.append(TextPiece(f"{', ' if number else ''}{key}=", False))
                 style = self._grammar.values_for(value).style
                 pieces += write_value(value, PYTHON if is_proper and isinstance(value, str) else style)
             pieces.append(TextPiece(")", False))
-            if is_proper or not quote:
-                return pieces
             text = "".join(piece.text for piece in pieces)
-            with suppress(ValueError):
-                if read_python_call(text, 0, len(text), quote)[1:] == (call.arguments, len(text)):
-                    return pieces
-            is_proper = True
+            try:
+                is_same = not quote or read_python_call(text, 0, len(text), quote)[1:] == (call.arguments, len(text))
+            except ValueError:  # nothing else is read instead
+                is_same = is_proper
+            if is_same:
+                return pieces
+        raise RenderError(f"a call of {call.name!r} would be read as another one: strings of it spell what ends them")
 
     def _by_name(self, call: ToolCall) -> Iterable[tuple[str, Any]]:
         if isinstance(call.arguments, str):

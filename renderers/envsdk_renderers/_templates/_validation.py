@@ -87,6 +87,9 @@ class Validation:
                     self.episode(messages[:end], [delta], tools)
                     rewritten = rewritten or self._rewritten(after, delta)
             elif after is None or not self._is_all(after, delta, messages, tools):
+                apart = _with_ids_apart(messages, delta.reply)
+                if apart != [*messages]:
+                    return self.episode(apart, [delta], tools) or rewritten
                 raise TemplateUnsupported(
                     f"after message {delta.reply} the template writes something other than the emitted delta",
                     pair=pairs[delta.reply],
@@ -172,6 +175,18 @@ def _pair(messages: Sequence[Message], reply: int, end: int) -> Pair:
     calls = len(messages[reply].tool_calls)
     previous = "two calls" if calls > 1 else "call" if calls else "reasoned" if messages[reply].reasoning else "text"
     return previous, " then ".join(message.role for message in messages[reply + 1 : end]) or "nothing"
+
+
+def _with_ids_apart(messages: Sequence[Message], reply: int) -> list[Message]:
+    """Return the messages with other ids before a reply whose calls repeat them: templates find names by ids."""
+    ids = {call.id: (call.id or "")[::-1] for call in messages[reply].tool_calls}
+
+    def apart(message: Message) -> Message:
+        calls = tuple(call.model_copy(update={"id": ids.get(call.id, call.id)}) for call in message.tool_calls)
+        own = message.tool_call_id
+        return message.model_copy(update={"tool_calls": calls, "tool_call_id": ids.get(own, own) if own else own})
+
+    return [*map(apart, messages[:reply]), *messages[reply:]]
 
 
 def _marked(reply: Message, mark: str, is_whole: bool) -> Message:

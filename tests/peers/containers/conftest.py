@@ -50,8 +50,7 @@ def need(*programs: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}" if missing else "it needs root")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def podman() -> Iterator[None]:
+def started() -> Iterator[None]:
     """A configuration of podman for machines without systemd, and its images."""
     need("podman", "runc", "debootstrap", "npm")
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -65,6 +64,9 @@ def podman() -> Iterator[None]:
             make()
     yield
     asyncio.run(prune("podman", everything=True))
+
+
+podman = pytest.fixture(scope="session", autouse=True)(started)
 
 
 @pytest.fixture(scope="session")

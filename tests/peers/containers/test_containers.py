@@ -25,6 +25,12 @@ def names_of(config: ContainerConfig) -> list[str]:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
+def copies_of(config: ContainerConfig) -> list[str]:
+    """The images that were made for one container of its engine."""
+    listing = (str(config.engine), "images", "--quiet", "--filter=label=envsdk.copy")
+    return subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split()
+
+
 @contextlib.asynccontextmanager
 async def server(text: str) -> AsyncIterator[int]:
     """A server on this machine's loopback interface; its port."""
@@ -355,3 +361,65 @@ def test_an_image_is_built_from_a_dockerfile(small: ContainerConfig, tmp_path: P
             assert (await container.run("echo $BUILT; id -u; touch here")).stdout == "1\n1000\n"
 
     asyncio.run(main(asyncio.run(start(config))))
+
+
+def test_a_duplicate_has_all_files_and_no_process(small: ContainerConfig):
+    async def main() -> None:
+        async with await start(small) as first:
+            await first.run("echo 1 > /etc/mine; echo 2 > here; sleep 1000 > /dev/null 2>&1 &")
+            async with await first.duplicate(user="1000") as second:
+                shown = await second.run("cat /etc/mine here; id -u; ls /proc | grep -c '^[0-9]'")
+                before = await first.run("ls /proc | grep -c '^[0-9]'")
+                assert shown.stdout.split()[:3] == ["1", "2", "1000"]
+                assert int(shown.stdout.split()[3]) < int(before.stdout)
+                await first.write("here", "4")
+                assert await second.read("here") == b"2\n"
+
+    asyncio.run(main())
+    assert names_of(small) == copies_of(small) == []
+
+
+def test_what_a_killed_run_left_of_a_duplicate_is_pruned(small: ContainerConfig):
+    program = f"""
+import asyncio, os
+from envsdk.containers import ContainerConfig, start
+
+async def main():
+    box = await start(ContainerConfig(image="python:3.12-slim", engine="{small.engine}"))
+    await box.duplicate()
+    os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+    assert subprocess.run((sys.executable, "-c", program)).returncode == -9
+    assert len(names_of(small)) == 2 and len(copies_of(small)) == 1
+    assert len(asyncio.run(prune(small.engine))) == 2
+    assert names_of(small) == copies_of(small) == []
+
+
+def test_a_command_may_run_as_another_user_and_in_the_folder_of_the_image(small: ContainerConfig, tmp_path: Path):
+    (tmp_path / "Dockerfile").write_text("FROM python:3.12-slim\nWORKDIR /srv/here\nUSER 1000\n")
+    config = small.model_copy(update={"image": "", "dockerfile": tmp_path, "workdir": ""})
+
+    async def main() -> None:
+        async with await start(config) as container:
+            assert container.config.workdir == "/srv/here"
+            assert (await container.run("pwd; id -u")).stdout == "/srv/here\n1000\n"
+            assert (await container.run("id -u", user="0")).stdout == "0\n"
+            late = await container.run("sleep 100", user="0", timeout_s=1)
+            assert late.limit == "time"
+            assert (
+                await container.run("ls /proc/*/exe -d | xargs -n1 readlink | grep -c sleep", user="0")
+            ).stdout == "1\n"
+
+    asyncio.run(main())
+
+
+def test_an_empty_folder_is_copied(small: ContainerConfig):
+    async def main() -> None:
+        async with await start(small) as first, await start(small) as second:
+            await first.run("mkdir empty")
+            await first.copy_to(second, "empty")
+            assert (await second.run("ls -A empty")).stdout == ""
+
+    asyncio.run(main())

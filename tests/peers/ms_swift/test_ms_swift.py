@@ -131,9 +131,10 @@ class Run:
         policy = ReplyPolicy(env, reply)
 
         def answer(prompt: list[int]) -> list[int]:
-            if env.prompt().tolist() != prompt:  # what is sampled from is the environment's prompt
+            due = [agent.context for agent in env.episode.root.agents() if agent.due is not None]
+            context = next((context.name for context in due if context.prompt().tolist() == prompt), None)
+            if context is None:  # what is sampled from is the prompt of one of the agents that act at the same time
                 raise OtherPromptError
-            context = env.episode.agent.context.name
             return policy(np.array(prompt), context=context, max_tokens=10**6, stop=()).tokens.tolist()
 
         self.template, self.env, self.engine = template, env, Engine(template, answer)

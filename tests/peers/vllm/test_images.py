@@ -17,11 +17,12 @@ from vllm_checks import RecordingVLLM
 from vllm_server import MODEL_NAME
 
 import envsdk
-from envsdk import Action, Env, Image, Message, ToolEnv, Turn
+from envsdk import Action, Env, Message, ToolEnv, Turn
 from envsdk.authoring._event_loops import run
 from envsdk.diagnostics import forward_logprobs
 from envsdk.diagnostics._stack import check_stack
 from envsdk.errors import RequestRefused, ServerReplyError
+from envsdk.images import Image
 from envsdk.messages import ImagePart, TextPart
 from envsdk.policies import VLLM, OpenAIChat
 

@@ -39,7 +39,7 @@ def test_a_trainer_computes_what_an_older_server_sampled(
     compared: Counter[str],
 ) -> None:
     policy = RecordingVLLM(older_server.url, MODEL_NAME, temperature=0.8, max_tokens=16)
-    policy._servers.all[0].lacks_token_endpoint = not has_token_endpoint
+    policy._client.servers[0].lacks_token_endpoint = not has_token_endpoint
     options = {"seeds": range(8), "group_size": 2, "env_options": env_options("strip"), "max_concurrency": 8}
 
     async def run() -> list[Trajectory]:
@@ -47,7 +47,7 @@ def test_a_trainer_computes_what_an_older_server_sampled(
             return await Rollouts("envsdk/GuessNumber-v1", policy, **options).arun()
 
     samples = samples_of(asyncio.run(run()))
-    assert policy._servers.all[0].lacks_token_endpoint is not has_token_endpoint
+    assert policy._client.servers[0].lacks_token_endpoint is not has_token_endpoint
     check_tokens(policy, samples, compared)
     check_logprobs(samples, {-1: transformers_model}, compared)
 

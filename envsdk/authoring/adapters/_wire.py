@@ -1,0 +1,303 @@
+"""Turns, handoffs and messages as JSON, between a `RemoteEnv` and the server that runs its author's methods.
+
+Nothing is lost on the way: what JSON cannot represent is refused with its name.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ...contexts._edits import Edit
+from ...episodes._handoff import HandoffResult
+from ...episodes._turn import Mask, Opening, Turn
+from ...errors import RemoteEnvError, TurnError
+from ...messages import Message, ToolSchema, check_json
+
+PROTOCOL = 1
+"""The version of what a `RemoteEnv` and its server exchange."""
+_PLAIN = (
+    *("system", "metrics", "terminated", "truncated", "stop", "max_tokens", "context", "context_rewards"),
+    *("keep_reply", "up_to", "train_dropped"),
+)
+_NAMED = ("edit", "opening", "mask")
+
+
+class MessageTable:
+    """The messages that both sides of a session have. A message that was sent once is sent as its number after that.
+
+    So each side has one object for each message, as an `Edit` needs it, and no image is sent twice.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[Message] = []
+        self._numbers: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, message: Message) -> None:
+        """Give a message the next number."""
+        self._numbers[id(message)] = len(self._known)
+        self._known.append(message)
+
+    def forget(self, length: int = 0) -> None:
+        """Forget all messages but the first ones."""
+        while len(self._known) > length:
+            self._numbers.pop(id(self._known.pop()), None)
+
+    def write(self, message: Message) -> int | dict[str, Any]:
+        """Return a message as JSON, or its number."""
+        if (number := self._numbers.get(id(message))) is not None:
+            return number
+        self.add(message)
+        return message_as_json(message)
+
+    def read(self, data: int | Mapping[str, Any]) -> Message:
+        """Return the message that the other side wrote.
+
+        Raises:
+            RemoteEnvError: If no message has the number.
+        """
+        if isinstance(data, int):
+            if not 0 <= data < len(self._known):
+                raise RemoteEnvError(f"the message {data} is unknown: the session has {len(self._known)} messages")
+            return self._known[data]
+        message = Message.model_validate(data)
+        self.add(message)
+        return message
+
+
+def message_as_json(message: Message) -> dict[str, Any]:
+    """Return all fields of a message as JSON, images as `data:` URLs; `Message.model_validate` reads it."""
+    data = message.model_dump(exclude_defaults=True, exclude={"parts"})
+    if message.parts is not None:
+        data["content"] = [part.to_openai() for part in message.parts]
+    return data
+
+
+def text_of_json(value: Any) -> str:
+    """Return JSON text; OpenEnv passes it on as a string, so that it arrives as it is."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+class TurnData(BaseModel):
+    """A `Turn` as JSON; its fields are the arguments of `Turn`. Messages are numbers or mappings."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    messages: list[int | dict[str, Any]]
+    continuation: str | dict[str, Any] | None = None
+    prefill: str | dict[str, Any] | None = None
+    system: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    reward: dict[str, float] | None = None
+    metrics: dict[str, int | float] = Field(default_factory=dict[str, int | float])
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = Field(default_factory=dict[str, Any])
+    stop: list[str] = Field(default_factory=list[str])
+    max_tokens: int | None = None
+    sampling: dict[str, Any] = Field(default_factory=dict[str, Any])
+    context: str | None = None
+    context_rewards: dict[str, float] = Field(default_factory=dict[str, float])
+    edit: dict[str, Any] | None = None
+    opening: dict[str, Any] | None = None
+    mask: dict[str, list[tuple[int, int | None]]] | None = None
+    keep_reply: int | None = None
+    up_to: str | None = None
+    train_dropped: bool = True
+
+    @classmethod
+    def of(cls, turn: Turn, table: MessageTable) -> "TurnData":
+        """Return a turn as JSON.
+
+        Raises:
+            TurnError: If its `info` or `sampling` is not JSON.
+        """
+        for name in ("info", "sampling"):
+            try:
+                check_json(getattr(turn, name))
+            except ValueError as error:
+                raise TurnError(f"Turn({name}=...) cannot be sent to another machine: {error}") from error
+        named = {name: None if (part := getattr(turn, name)) is None else part._asdict() for name in _NAMED}
+        if turn.mask is not None:
+            named["mask"] = {name: [tuple(span) for span in spans] for name, spans in turn.mask._asdict().items()}
+        return cls.model_validate(
+            {
+                **{name: getattr(turn, name) for name in _PLAIN},
+                **named,
+                **{name: getattr(turn, name) for name in ("info", "sampling")},
+                "stop": list(turn.stop),
+                "messages": [table.write(message) for message in turn.messages],
+                "continuation": _start_as_json(turn.continuation),
+                "prefill": _start_as_json(turn.prefill),
+                "tools": None if turn.tools is None else schemas_as_json(turn.tools),
+                "reward": None if turn.reward is None else turn.rewards,
+            }
+        )
+
+    def turn(self, table: MessageTable) -> Turn:
+        """Return the turn.
+
+        Raises:
+            TurnError: If it is not valid.
+        """
+        messages: Any = [table.read(message) for message in self.messages]
+        turn = Turn(
+            messages if self.continuation is None else self.continuation,
+            continues=self.continuation is not None,
+            prefill=self.prefill,
+            tools=self.tools,
+            reward=self.reward,
+            info=self.info,
+            sampling=self.sampling,
+            edit=None if self.edit is None else Edit(**self.edit),
+            opening=None if self.opening is None else Opening(**self.opening),
+            mask=None if self.mask is None else Mask(**self.mask),
+            **{name: getattr(self, name) for name in _PLAIN},
+        )
+        turn.metrics = dict(self.metrics)  # counts of a `ToolEnv` are integers
+        return turn
+
+
+def _start_as_json(start: str | Message | None) -> str | dict[str, Any] | None:
+    return message_as_json(start) if isinstance(start, Message) else start
+
+
+def schemas_as_json(tools: Sequence[ToolSchema]) -> list[dict[str, Any]]:
+    """Return the schemas of tools as JSON.
+
+    Raises:
+        TurnError: If one is not JSON.
+    """
+    try:
+        return json.loads(json.dumps([dict(tool) for tool in tools], allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise TurnError(f"the schema of a tool cannot be sent to another machine: {error}") from error
+
+
+class ResultData(BaseModel):
+    """A `HandoffResult` as JSON."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    messages: list[int | dict[str, Any]]
+    content: str
+    reward: float | None
+    stop_reason: str
+    error: str | None
+    context: str
+
+    @classmethod
+    def of(cls, result: HandoffResult, table: MessageTable) -> "ResultData":
+        """Return a result as JSON."""
+        fields = {name: getattr(result, name) for name in ("content", "reward", "stop_reason", "error", "context")}
+        return cls(messages=[table.write(message) for message in result.messages], **fields)
+
+    def result(self, table: MessageTable) -> HandoffResult:
+        """Return the result."""
+        fields = dict(self)
+        messages = [table.read(message) for message in cast("Sequence[Any]", fields.pop("messages"))]
+        return HandoffResult(messages, **fields)
+
+
+class AgentData(BaseModel):
+    """What an author's method may read of the agent that acts, or of one above it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    steps: int
+    sampled: int
+    tool_calls: int
+    limits: dict[str, Any]
+
+
+class Call(BaseModel):
+    """A call of an author's method.
+
+    Attributes:
+        number: The number of the call in the session, from 1 on. A call that is sent again is not run again.
+        method: The method.
+        env: The number of the environment: 0, or that of a sub-agent's.
+        name: The name of the agent's first context.
+        agents: The agent and those above it, from it upward.
+        context: The current context.
+        keep: The number of messages of the context that the server has already.
+        messages: The messages after them.
+        new_text: For `respond`, the text that the model sampled since the last turn.
+        results: For `resume`, the results; `is_list` reports whether the author returned a list of handoffs.
+        seed: For `start`, the seed; likewise `options` (of `reset`), `split` and `history`.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    protocol: int = PROTOCOL
+    number: int = Field(ge=1)
+    method: str
+    env: int = 0
+    name: str = "main"
+    agents: list[AgentData] = Field(default_factory=list[AgentData])
+    context: str | None = None
+    keep: int = Field(default=0, ge=0)
+    messages: list[int | dict[str, Any]] = Field(default_factory=list[int | dict[str, Any]])
+    new_text: str | None = None
+    results: list[ResultData] = Field(default_factory=list[ResultData])
+    is_list: bool = False
+    seed: int | None = None
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    split: str | None = None
+    history: dict[str, Any] | str | None = None
+
+
+class HandoffData(BaseModel):
+    """A `Handoff` whose environment stays on the server."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    env: int
+    role: str
+    full_history: bool
+    adds_reward: bool
+    timeout_s: float | None
+    limits: dict[str, Any]
+    history: dict[str, Any] | str | None
+    """The history policy of the environment; None for that of the environment that was reset."""
+    tools: list[dict[str, Any]]
+
+
+class Answer(BaseModel):
+    """What an author's method returned."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    turn: TurnData | None = None
+    handoffs: list[HandoffData] | None = None
+    is_list: bool = False
+    reply: str | dict[str, Any] | None = None
+    task: Any = None
+    tools: list[dict[str, Any]] | None = None
+    """The tools of a first turn that does not set any, if they have changed."""
+    config: dict[str, Any] | None = None
+    error: tuple[str, str] | None = None
+    """The class and the message of an exception."""
+
+
+class Description(BaseModel):
+    """What a `RemoteEnv` has to know of its environment before the first episode."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    protocol: int
+    envsdk: str
+    name: str
+    limits: dict[str, Any]
+    reward_range: tuple[float, float]
+    n_tasks: int | None
+    n_rows: int
+    """The number of rows of task data."""
+    shows_images: bool
+    tools: list[dict[str, Any]]
+    refused: str | None = None
+    """Why the environment cannot be remote, or None."""

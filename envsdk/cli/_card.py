@@ -1,0 +1,171 @@
+"""`envsdk card`: what an environment exercises, and what its reference and null policy score, measured."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from .._registry import find_creator
+from ..authoring._env import Env
+from ..authoring._making import CatalogEntry, describe
+from ..errors import PluginError
+from ..rollouts import rollout_many
+from ..trajectories._trajectory import Trajectory
+from ._options import ENVIRONMENT, NAMED, OPTION, TOKENIZER, environment, maker, options_of
+from ._output import print_json, print_text
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What is known of an environment.
+
+    Attributes:
+        environment: What its class declares, and the package that registers it.
+        measured: How many seeds were played, and the figures of a policy are the averages of their episodes.
+        features: What its episodes use: `multi-turn`, `tools`, `images`, `contexts` (several agents), `sub-agents`.
+        rewards: The names of its rewards.
+        splits: The splits that it offers.
+        breaks: For each history policy, the reasons of the breaks in its episodes.
+        scores: For each policy, `reference` and `null`, the reward of each episode.
+        steps, observed_tokens, sampled_tokens: For each policy, the average per episode.
+    """
+
+    environment: CatalogEntry
+    measured: int
+    features: tuple[str, ...] = ()
+    rewards: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
+    breaks: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    scores: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    steps: dict[str, float] = field(default_factory=dict[str, float])
+    observed_tokens: dict[str, float] = field(default_factory=dict[str, float])
+    sampled_tokens: dict[str, float] = field(default_factory=dict[str, float])
+
+    def score(self, policy: str) -> str:
+        """Return the lowest and the highest score of a policy, `0 to 1`, or the only one."""
+        scores = self.scores.get(policy, [])
+        ends = dict.fromkeys(round(value, 9) for value in (min(scores), max(scores))) if scores else ()
+        return " to ".join(f"{value:g}" for value in ends) or "none"
+
+    def markdown(self) -> str:
+        """Return the card as Markdown."""
+        of = self.environment
+        names = ", ".join(f"`{name}`" for name in self.rewards) or "none"
+        least, most = ("?" if bound is None else f"{bound:g}" for bound in of.reward_range)
+        facts = {
+            "package": f"{of.package} {of.version}".strip(),
+            "exercises": of.exercises,
+            "features": ", ".join(self.features),
+            "tools": ", ".join(f"`{tool}`" for tool in of.tools),
+            "rewards": f"{names}; an episode earns {least} to {most}",
+            "splits": ", ".join(self.splits),
+            "tasks": "one for each seed" if of.n_tasks is None else f"{of.n_tasks:,}",
+            "same seed, same episode": "no" if of.nondeterministic else "",
+            **{f"breaks under {name}": ", ".join(reasons) or "none" for name, reasons in self.breaks.items()},
+        }
+        rows = "".join(f"| {name} | {_cell(text)} |\n" for name, text in facts.items() if text)
+        played = "".join(
+            f"| {policy} | {fmean(scores):g} ({self.score(policy)}) | {self.steps[policy]:g} | "
+            f"{self.observed_tokens[policy]:,.0f} | {self.sampled_tokens[policy]:,.0f} |\n"
+            for policy, scores in self.scores.items()
+        )
+        head = "| policy | score | steps | observed tokens | sampled tokens |\n|---|---|---|---|---|\n"
+        note = f"Averages of {self.measured} episodes, seeds 0 to {self.measured - 1}."
+        return f"# {of.id}\n\n{of.summary}\n\n| | |\n|---|---|\n{rows}\n{head}{played}\n{note}\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def card_of(name: str, *, seeds: int = 8, histories: Sequence[Any] = ("strip",), **options: Any) -> Card:
+    """Measure an environment and return its card. A policy that the environment lacks is left out.
+
+    Args:
+        name: Its id, or its class as `module:Class`.
+        seeds: The number of seeds to play.
+        histories: History policies besides `keep`, for which breaks are found, with the first policy.
+        **options: Options of the environment.
+
+    Raises:
+        UnknownName: If no environment has that id.
+        PluginError: If this machine cannot make it, or an episode of its own policies fails.
+    """
+    if ":" not in name:
+        find_creator(name)
+    entry = describe(name, **options)
+    if entry.problem is not None:
+        raise PluginError(f"{name} cannot be made on this machine: {entry.problem}")
+
+    def played(policy: str, history: Any) -> list[Trajectory]:
+        made = maker(name, {**options, "history": history})
+        found = rollout_many(made, policy, seeds=range(seeds))
+        if failed := [one.error for one in found if one.error is not None]:
+            raise PluginError(f"an episode of {name} with the {policy} policy failed: {failed[0]}")
+        return found
+
+    env = maker(name, options)()
+    env.close()
+    policies = ["null"] if type(env).reference_reply is Env.reference_reply else ["reference", "null"]
+    episodes = {policy: played(policy, "keep") for policy in policies}
+    best = episodes[policies[0]]
+    others = {_name(history): played(policies[0], history) for history in histories}
+
+    def means(figure: Callable[[Trajectory], int]) -> dict[str, float]:
+        return {policy: fmean(map(figure, found)) for policy, found in episodes.items()}
+
+    return Card(
+        entry,
+        seeds,
+        features=_features(env, best),
+        rewards=tuple(dict.fromkeys(name for one in best for step in one.steps for name in step.rewards)),
+        splits=_splits(type(env)),
+        breaks={name: _reasons(found) for name, found in {"keep": best, **others}.items()},
+        scores={policy: [one.reward for one in found] for policy, found in episodes.items()},
+        steps=means(lambda one: len(one.steps)),
+        observed_tokens=means(lambda one: one.observed_tokens),
+        sampled_tokens=means(lambda one: one.sampled_tokens),
+    )
+
+
+def _features(env: Env, episodes: Sequence[Trajectory]) -> tuple[str, ...]:
+    logs = [log for one in episodes for log in one.contexts.values()]
+    found = {
+        "multi-turn": any(len(one.steps) > len(one.contexts) for one in episodes),
+        "tools": any(log.tools for log in logs),
+        "images": env.shows_images or any(log.media for log in logs),
+        "contexts": any(len(one.contexts) > 1 for one in episodes),
+        "sub-agents": any(log.parent is not None for log in logs),
+    }
+    return tuple(name for name, is_there in found.items() if is_there)
+
+
+def _splits(cls: type[Env]) -> tuple[str, ...]:
+    """Return the values of the option `split`."""
+    option = cls.Config.model_fields.get("split")
+    of = None if option is None else option.annotation
+    return tuple(map(str, get_args(of))) if get_origin(of) is Literal else ()
+
+
+def _reasons(episodes: Sequence[Trajectory]) -> list[str]:
+    return sorted({break_.reason for one in episodes for break_ in one.breaks})
+
+
+def _name(history: Any) -> str:
+    return history if isinstance(history, str) else str(history["name"])
+
+
+def card(
+    env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
+    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds to play.")] = 8,
+    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
+    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+) -> None:
+    """Print an environment's card: what it exercises, and what its reference and null policy score, measured."""
+    _ = environment(env)  # raises now if its module cannot be imported
+    options = options_of(option or (), NAMED) | ({} if tokenizer is None else {"tokenizer": tokenizer})
+    found = card_of(env, seeds=seeds, **options)
+    print_json(asdict(found)) if as_json else print_text(found.markdown().rstrip())

@@ -1,0 +1,2 @@
+#!/bin/sh
+sort -n -o list.txt list.txt
