@@ -156,11 +156,12 @@ def test_a_command_is_not_stopped_before_it_begins(is_cancelled: bool, tmp_path:
 
     async def main() -> Command:
         call = Command(timeout_s=0.1, mark="begun")
-        line = f"touch {tmp_path}/requested; sleep 0.5; printf begun >&2; exec sleep 60"
+        line = f"touch {tmp_path}/requested; sleep 1; printf begun >&2; exec sleep 60"
         running = asyncio.create_task(call.execute(("sh", "-c", line)))
         while is_cancelled and not (tmp_path / "requested").exists():
             await asyncio.sleep(0.01)
         if is_cancelled:
+            await asyncio.sleep(0.3)  # its process is known
             running.cancel()
         await asyncio.wait([running])
         return call
