@@ -20,7 +20,7 @@ _EXEC_S = 24 * 3600.0
 class ContainerEnvironment(_base.BaseEnvironment):
     """A container of `envsdk.containers` as an environment of Harbor's: for its agents, and for `harbor run`.
 
-    `harbor run --environment-import-path envsdk.gateway.harbor:ContainerEnvironment` starts it from a task's image.
+    `harbor run --env envsdk.gateway._harbor_agents:ContainerEnvironment` starts it from a task's image.
     """
 
     box: Container | None = None
