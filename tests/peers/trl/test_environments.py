@@ -9,10 +9,11 @@ import transformers
 import trl
 from transformers.utils.chat_template_utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
-from trl_environment_classes import CODES, Codes
+from trl_environment_classes import CODES, Codes, PlaysHot, PlaysSlow
 
 import envsdk
 from envsdk.errors import ConfigError
+from envsdk.testing import check_env
 from envsdk.trainers.trl import environment_factory
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -140,3 +141,8 @@ def test_what_trls_loop_cannot_play_is_refused():
         environment_factory("envsdk/GuessNumber-v1")
     with pytest.raises(ConfigError, match="no seed"):
         environment_factory(Codes)().reset(prompt=[])
+
+
+@pytest.mark.parametrize("env", [PlaysHot, PlaysSlow])
+def test_an_environment_class_of_trl_passes_our_checks(env: Any):
+    check_env(env, seeds=3).raise_if_failed()
