@@ -9,10 +9,11 @@ import transformers
 import trl
 from transformers.utils.chat_template_utils import get_json_schema
 from trl import GRPOConfig, GRPOTrainer
-from trl_environment_classes import CODES, Codes
+from trl_environment_classes import CODES, Codes, PlaysHot, PlaysSlow
 
 import envsdk
 from envsdk.errors import ConfigError
+from envsdk.testing import check_env
 from envsdk.trainers.trl import environment_factory
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -66,7 +67,8 @@ def test_trl_trains_a_step_on_our_environment_in_its_own_loop(chat_tokenizer: An
         per_device_train_batch_size=8,
         num_generations=4,
         max_completion_length=120,
-        temperature=0.2,
+        temperature=1.0,
+        learning_rate=1e-3,
         bf16=False,
         use_cpu=True,
         report_to="none",
@@ -87,7 +89,7 @@ def test_trl_trains_a_step_on_our_environment_in_its_own_loop(chat_tokenizer: An
         reward_funcs=[factory.reward_func, varied],
     )
     right = [conversation(person, CODES[person]) for person in CODES]
-    learn(trainer, [*right, *right, conversation("ada", "three")])
+    learn(trainer, [*right, conversation("ada", "three"), conversation("bob", "seven")])  # so replies differ
     before = trainer.model.lm_head.weight.detach().clone()
     trainer.train()
     said = [[message["role"] for message in completion] for completion in trainer.completions]
@@ -140,3 +142,8 @@ def test_what_trls_loop_cannot_play_is_refused():
         environment_factory("envsdk/GuessNumber-v1")
     with pytest.raises(ConfigError, match="no seed"):
         environment_factory(Codes)().reset(prompt=[])
+
+
+@pytest.mark.parametrize("env", [PlaysHot, PlaysSlow])
+def test_an_environment_class_of_trl_passes_our_checks(env: Any):
+    check_env(env, seeds=3).raise_if_failed()
