@@ -13,7 +13,9 @@ import importlib
 import inspect
 import itertools
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, cast
@@ -102,11 +104,13 @@ class Verifiers(CoroutineEnv):
         )
 
 
-def _means(values: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+def _means(values: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
     """Return the mean of each name over the mappings that have a number for it."""
-    names = dict.fromkeys(name for one in values for name, value in one.items() if value is not None)
-    found = {name: [one[name] for one in values if one.get(name) is not None] for name in names}
-    return {name: sum(numbers) / len(numbers) for name, numbers in found.items()}  # pyright: ignore[reportArgumentType]
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in itertools.chain.from_iterable(one.items() for one in values):
+        if value is not None:
+            found[name].append(value)
+    return {name: statistics.fmean(numbers) for name, numbers in found.items()}
 
 
 @dataclass
