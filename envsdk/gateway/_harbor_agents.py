@@ -56,7 +56,7 @@ class ContainerEnvironment(_base.BaseEnvironment):
                 lifetime_s=int(_EXEC_S),
             )
         )
-        await self.ensure_dirs(["/logs/agent", "/logs/verifier", "/logs/artifacts"])
+        await self.ensure_dirs(["/logs/agent", "/logs/verifier", "/logs/artifacts"], chmod=True)
         if image and self.environment_dir.is_dir() and not (self.environment_dir / "Dockerfile").exists():
             await self.box.copy_in(self.environment_dir, self.box.config.workdir)
 

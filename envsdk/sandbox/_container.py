@@ -40,7 +40,7 @@ class ContainerConfig(BaseModel):
             `processes`, `disk_mib` only as its storage, and hosts in `allow` on any port. A process that leaves the
             group of its command survives a time limit there. It needs the package `harbor` and Python 3.12.
         build_timeout_s: The maximum time for building the image, in seconds.
-        workdir: The folder that commands run in. It is created. An empty string is the image's own.
+        workdir: The folder that commands run in. It is created if it is missing. An empty string is the image's own.
         user: The user that commands run as, such as `1000:1000`; None takes the image's.
         environ: The environment variables of its commands, in addition to the image's.
         allow: The addresses that it reaches, as `host:port`. Without any, it has no network. Its loopback interface

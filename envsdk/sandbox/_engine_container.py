@@ -39,7 +39,8 @@ _PROCESS_1 = """read now rest < /proc/uptime
 end=$((${now%.*} + $0))
 while read now rest < /proc/uptime && [ "${now%.*}" -lt "$end" ]; do sleep $((end - ${now%.*})) & wait; done"""
 """Process 1 ends with its lifetime, even if its `sleep` is killed, and waits for processes whose parents have ended."""
-_PREPARE = """mkdir -p "$1" && chown "$2" "$1" && shift 2 && printf '%s\\n' "$@" > /etc/hosts && : > /etc/resolv.conf"""
+_PREPARE = """if ! [ -d "$1" ]; then mkdir -p "$1" && chown "$2" "$1"; fi &&
+shift 2 && printf '%s\\n' "$@" > /etc/hosts && : > /etc/resolv.conf"""
 """Makes the folder, and replaces the machine's names and DNS servers, which podman copies into a container."""
 _BEGIN = f"""printf %s "${_MARK}" >&2; cd "$1" || exit 126; unset OLDPWD; shift"""
 """The start of a command, which reports that it runs: so no other command is mistaken for a failure of the engine."""

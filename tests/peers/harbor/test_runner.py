@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,12 +29,16 @@ def ran(*command: str | Path) -> str:
 
 
 def test_harbors_runner_gives_the_solutions_of_the_tasks_the_same_reward(tmp_path: Path):
-    ran(NEWER / "harbor", "run", "-p", HERE / "tasks", "-a", "oracle", "--env", OURS, "-n", "2", "-o", tmp_path, "-y")
+    for folder in (HERE / "tasks").iterdir():
+        if folder.name != "sort-the-list":  # its phases have different networks, which one container cannot have
+            shutil.copytree(folder, tmp_path / "tasks" / folder.name)
+    out, tasks = tmp_path / "jobs", tmp_path / "tasks"
+    ran(NEWER / "harbor", "run", "-p", tasks, "-a", "oracle", "--env", OURS, "-n", "2", "-o", out, "-y")
     rewards = {}
-    for file in tmp_path.glob("*/*/result.json"):
+    for file in out.glob("*/*/result.json"):
         result = json.loads(file.read_text())
         rewards[result["task_name"].rpartition("/")[2]] = result["verifier_result"]["rewards"]["reward"]
-    assert rewards == dict.fromkeys((folder.name for folder in (HERE / "tasks").iterdir()), 1.0)
+    assert rewards == dict.fromkeys((folder.name for folder in tasks.iterdir()), 1.0)
 
 
 AGENT = """
@@ -86,7 +91,7 @@ asyncio.run(main())
 
 def test_an_environment_of_harbors_is_a_container():
     printed = ran(NEWER / "python", "-c", BACKEND.format(ours=OURS))
-    assert printed.split("\n") == ["missing", "from a tool", "", ""]
+    assert printed.split("\n") == ["missing", "from a tool", ""]
 
 
 def test_an_environment_that_has_a_network_is_refused():

@@ -67,7 +67,8 @@ def test_trl_trains_a_step_on_our_environment_in_its_own_loop(chat_tokenizer: An
         per_device_train_batch_size=8,
         num_generations=4,
         max_completion_length=120,
-        temperature=0.2,
+        temperature=1.0,
+        learning_rate=1e-3,
         bf16=False,
         use_cpu=True,
         report_to="none",
@@ -88,7 +89,7 @@ def test_trl_trains_a_step_on_our_environment_in_its_own_loop(chat_tokenizer: An
         reward_funcs=[factory.reward_func, varied],
     )
     right = [conversation(person, CODES[person]) for person in CODES]
-    learn(trainer, [*right, *right, conversation("ada", "three")])
+    learn(trainer, [*right, conversation("ada", "three"), conversation("bob", "seven")])  # so replies differ
     before = trainer.model.lm_head.weight.detach().clone()
     trainer.train()
     said = [[message["role"] for message in completion] for completion in trainer.completions]
