@@ -193,7 +193,8 @@ def test_the_containers_of_ended_processes_are_removed_in_batches(
     lines = [f"name{number} {form.format(f'{host}:{number}:0')}" for number in range(1500)]
     (tmp_path / "list").write_text("\n".join([*lines, f"kept {form.format(own)}"]))
     engine = tmp_path / "podman"
-    engine.write_text(f"#!/bin/sh\nif [ $1 = ps ]; then cat {tmp_path}/list; else echo $# >> {tmp_path}/removed; fi\n")
+    removes = f"elif [ $1 = rm ]; then echo $# >> {tmp_path}/removed"
+    engine.write_text(f"#!/bin/sh\nif [ $1 = ps ]; then cat {tmp_path}/list; {removes}; fi\n")
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert asyncio.run(prune("podman")) == [f"name{number}" for number in range(1500)]
