@@ -183,9 +183,15 @@ def _made(function: Callable[..., Any], options: str) -> _Made:
         ) and not given.get("model")
     if found := [name for name, value in needs.items() if value]:
         raise ConfigError(f"the task {task.name!r} needs {' and '.join(found)}, which this adapter does not have")
-    samples.sort(key=lambda sample: hashlib.blake2b(repr((sample.input, sample.target)).encode()).digest())
+    samples.sort(key=_digest)
     rows = [{"sample": index, "id": sample.id} for index, sample in enumerate(samples)]
     return _Made(task, samples, rows, (function, options))
+
+
+def _digest(sample: Any) -> bytes:
+    """Return what a sample is sorted by. The ids of messages differ in each process."""
+    content = sample.model_dump_json(include={"input", "target", "choices"}, exclude={"input": {"__all__": {"id"}}})
+    return hashlib.blake2b(content.encode()).digest()
 
 
 _NAMES = {
