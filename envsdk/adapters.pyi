@@ -2,6 +2,7 @@ from .authoring.adapters._dataset import Dataset as Dataset
 from .authoring.adapters._gem import Gem as Gem
 from .authoring.adapters._gymnasium_images import GymnasiumImages as GymnasiumImages
 from .authoring.adapters._gymnasium_text import GymnasiumText as GymnasiumText
+from .authoring.adapters._inspect import Inspect as Inspect
 from .authoring.adapters._mcp import MCPServer as MCPServer
 from .authoring.adapters._mcp import MCPServerError as MCPServerError
 from .authoring.adapters._openenv import OpenEnv as OpenEnv
@@ -10,6 +11,9 @@ from .authoring.adapters._pettingzoo import PettingZoo as PettingZoo
 from .authoring.adapters._reasoning_gym import ReasoningGym as ReasoningGym
 from .authoring.adapters._remote import RemoteEnv as RemoteEnv
 from .authoring.adapters._textarena import TextArena as TextArena
+from .authoring.adapters._trl_environment import TRLEnvironment as TRLEnvironment
+from .authoring.adapters._verifiers import Verifiers as Verifiers
 from .gateway._harbor import HarborProgram as HarborProgram
 from .gateway._harbor import HarborTask as HarborTask
+from .rollouts._inspect_task import to_inspect as to_inspect
 from .rollouts._to_pettingzoo import to_pettingzoo as to_pettingzoo

@@ -1,6 +1,7 @@
 """Environments of OpenEnv, written with its own classes: text, fields, tools, an async one, and one that fails."""
 
 import random
+from enum import StrEnum
 from typing import Any
 
 from fastmcp import FastMCP
@@ -45,6 +46,35 @@ class GuessWord(Environment[WordAction, WordObservation, State]):
     @property
     def state(self) -> State:
         return State(step_count=self.guesses)
+
+
+class Direction(StrEnum):
+    """Where to go."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+class ClimbAction(Action):
+    """A step on a ladder."""
+
+    where: Direction
+
+
+class Climb(Environment[ClimbAction, Observation, State]):
+    """Climb two steps. Its action is a member of an Enum."""
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **_: Any) -> Observation:
+        self.height = 0
+        return Observation(metadata={"height": 0})
+
+    def step(self, action: ClimbAction, timeout_s: float | None = None, **_: Any) -> Observation:
+        self.height += 1 if action.where == Direction.UP else -1
+        return Observation(metadata={"height": self.height}, reward=float(self.height == 2), done=self.height == 2)
+
+    @property
+    def state(self) -> State:
+        return State()
 
 
 class MoveAction(Action):

@@ -37,6 +37,8 @@ COMPARED = ("docs/errors.md", "docs/how-to/custom-renderers.md", "docs/programs.
 RUN_BY = {
     "README.md": "tests/test_readme.py",
     "docs/adapters.md": "tests/adapters/page.py",
+    "docs/adapters/inspect.md": "tests/peers/inspect_ai/test_inspect.py",
+    "docs/adapters/verifiers.md": "tests/peers/verifiers/test_verifiers.py",
     **{f"docs/adapters/{name}.md": "tests/peers/games/test_games.py" for name in ("gem", "pettingzoo", "textarena")},
     "docs/adapters/harbor.md": "tests/peers/harbor/test_tasks.py",
     "docs/errors.md": "tests/core/test_explain.py",

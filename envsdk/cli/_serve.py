@@ -46,7 +46,7 @@ def serve(
             raise ConfigError(f"the token file {str(token_file)!r} cannot be read: {error}") from error
     if token is None and not is_loopback(host):
         raise ConfigError(f"host is {host!r}, which other machines may reach; give --token-file, or 127.0.0.1")
-    app = openenv_app(
+    app: Any = openenv_app(
         [environment(env) for env in envs],
         token=token,
         max_sessions=max_sessions,

@@ -140,7 +140,23 @@ class Trial:
         return box
 
     async def grade(self, box: Container) -> Grade:
-        """Run the tests on what an agent left in its container, and stop that container."""
+        """Run the tests on what an agent left in its container, and stop that container.
+
+        If they cannot be run because of what it left, such as without a shell, there is no reward.
+
+        Raises:
+            ContainerError: If the engine fails, which it then does without the agent, too.
+        """
+        try:
+            return await self._graded(box)
+        except ContainerLost:
+            raise
+        except ContainerError as error:
+            async with await start(self.folder.box) as fresh:
+                await self._prepare(fresh, "true")
+            return Grade({"reward": 0.0}, f"what the agent left cannot be graded: {error}", "")
+
+    async def _graded(self, box: Container) -> Grade:
         folder, grade = self.folder, self._options.grade
         for hook in folder.collect:
             user = None if hook.user is None else str(hook.user)

@@ -20,7 +20,7 @@ _EXEC_S = 24 * 3600.0
 class ContainerEnvironment(_base.BaseEnvironment):
     """A container of `envsdk.containers` as an environment of Harbor's: for its agents, and for `harbor run`.
 
-    `harbor run --environment-import-path envsdk.gateway.harbor:ContainerEnvironment` starts it from a task's image.
+    `harbor run --env envsdk.gateway._harbor_agents:ContainerEnvironment` starts it from a task's image.
     """
 
     box: Container | None = None
@@ -56,7 +56,7 @@ class ContainerEnvironment(_base.BaseEnvironment):
                 lifetime_s=int(_EXEC_S),
             )
         )
-        await self.ensure_dirs(["/logs/agent", "/logs/verifier", "/logs/artifacts"])
+        await self.ensure_dirs(["/logs/agent", "/logs/verifier", "/logs/artifacts"], chmod=True)
         if image and self.environment_dir.is_dir() and not (self.environment_dir / "Dockerfile").exists():
             await self.box.copy_in(self.environment_dir, self.box.config.workdir)
 

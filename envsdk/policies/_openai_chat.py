@@ -230,7 +230,7 @@ class ChatEpisode:
     tokenizer: ClassVar[str] = ANY_TOKENIZER
     trainable: ClassVar[bool] = False
 
-    _policy: OpenAIChat
+    _policy: Any
     _env: Env
 
     def refuses_sampling(self, name: str, value: Any) -> str | None:

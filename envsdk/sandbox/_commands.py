@@ -29,6 +29,8 @@ class Command:
         timeout_s: The maximum wall-clock time, in seconds.
         written: Returns how much was written, in bytes.
         most: The maximum of that.
+        mark: What it writes to standard error when it begins, after which its time counts; empty if it writes nothing.
+            It is not stopped before that: an engine would still start what its client has requested.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class Command:
         timeout_s: float = _TIMEOUT_S,
         written: Callable[[], int] | None = None,
         most: int = 0,
+        mark: str = "",
     ) -> None:
         self.stdout, self.stderr = Output(size), Output(size)
         self.status: int | None = None
         """The exit status; None if the client was stopped."""
         self.limit: CommandLimit | None = None
-        self._size, self._ends_at = size, time.monotonic() + timeout_s
+        self._size, self._timeout_s, self._mark = size, timeout_s, mark
+        self._ends_at = time.monotonic() + (_TIMEOUT_S if mark else timeout_s)
         self._written, self._most = written, most
 
     @property
@@ -89,13 +93,21 @@ class Command:
                 await asyncio.wait(tasks, timeout=_DRAIN_S)
                 self.status = None if self.limit else process.returncode
         finally:
+            while process.returncode is None and not self._has_begun() and time.monotonic() < self._ends_at:
+                await asyncio.sleep(_LOOK_S)
             if process.returncode is None:
                 process.kill()
             for task in tasks:
                 task.cancel()
             await asyncio.wait([*tasks, ended])
 
+    def _has_begun(self) -> bool:
+        if self._mark and self._mark in self.stderr.text():
+            self._mark, self._ends_at = "", time.monotonic() + self._timeout_s
+        return not self._mark
+
     async def _exceeded(self) -> CommandLimit | None:
+        self._has_begun()
         if time.monotonic() > self._ends_at:
             return "time"
         if max(self.stdout.size, self.stderr.size) > _MAX_OUTPUT * self._size:

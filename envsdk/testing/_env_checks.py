@@ -402,8 +402,10 @@ def check_sound(trajectory: Trajectory, seed: int, what: str = "") -> None:
     except EnvsdkError as error:
         raise CheckFailure(f"{what}{type(error).__name__}: {error}", seed) from error
     trained = sum(int(np.count_nonzero(sample.mask)) for sample in samples)
-    if trained != trajectory.sampled_tokens:
-        raise CheckFailure(f"{what}{trained} tokens are trained, but {trajectory.sampled_tokens} were sampled", seed)
+    logs = trajectory.contexts
+    sampled = sum(step.stop - step.action_start for step in trajectory.steps if logs[step.context].is_trainable)
+    if trained != sampled:
+        raise CheckFailure(f"{what}{trained} tokens are trained, but {sampled} were sampled", seed)
     if again.to_json() != trajectory.to_json():
         raise CheckFailure(f"{what}the record changes when it is read and written again", seed)
 

@@ -39,6 +39,7 @@ from ._conversations import split_conversation, to_conversations
 from ._packages import load
 from ._rows import split_response
 from ._single import OnBreak, check_on_break, single_sample, trainable_tokens
+from ._trl_environments import environment_factory as environment_factory
 from ._trl_rewards import conversational as conversational
 from ._trl_rewards import reward_func as reward_func
 from ._trl_rewards import scored as scored
@@ -49,6 +50,7 @@ __all__ = [
     "RolloutFunc",
     "conversational",
     "dataset",
+    "environment_factory",
     "reward_func",
     "scored",
     "to_batch",

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from envsdk.containers import Container, ContainerConfig, ContainerPool, prune, start
 from envsdk.errors import ConfigError, ContainerError, SandboxUnavailable, ToolError
 from envsdk.sandbox import check_isolation
-from envsdk.sandbox._commands import output_of
+from envsdk.sandbox._commands import Command, output_of
 
 SANDBOX = ContainerConfig(engine="sandbox", memory_mib=128, disk_mib=1, output_kib=4)
 
@@ -128,6 +128,49 @@ def test_the_tools_of_a_container_read_and_change_files():
     in_sandbox(use)
 
 
+def test_the_tools_count_lines_as_other_programs_do():
+    async def use(container: Container) -> None:
+        _, _, read_file, *_ = container.tools()
+        await container.write("x", "one\ftwo\u2028\r\nthree\n")
+        assert await read_file(path="x", first_line=2) == "three\n"
+        assert await read_file(path="x", last_line=1) == "one\ftwo\u2028\r\n"
+
+    in_sandbox(use)
+
+
+def test_the_tools_refuse_a_file_that_is_larger_than_4_mib():
+    async def main() -> None:
+        async with await start(SANDBOX.model_copy(update={"disk_mib": 8})) as container:
+            _, _, read_file, _, edit_file = container.tools()
+            await container.write("x", bytes(2**22 + 1))
+            for call in (read_file(path="x"), edit_file(path="x", old="a", new="b")):
+                with pytest.raises(ToolError, match="larger than 4,194,304 bytes"):
+                    await call
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_command_is_not_stopped_before_it_begins(is_cancelled: bool, tmp_path: Path):
+    """An engine starts the command of a client that was killed, after the processes of the command were killed."""
+
+    async def main() -> Command:
+        call = Command(timeout_s=0.1, mark="begun")
+        line = f"touch {tmp_path}/requested; sleep 1; printf begun >&2; exec sleep 60"
+        running = asyncio.create_task(call.execute(("sh", "-c", line)))
+        while is_cancelled and not (tmp_path / "requested").exists():
+            await asyncio.sleep(0.01)
+        if is_cancelled:
+            await asyncio.sleep(0.3)  # its process is known
+            running.cancel()
+        await asyncio.wait([running])
+        return call
+
+    call = asyncio.run(main())
+    assert (call.stderr.text(), call.status) == ("begun", None)
+    assert call.limit == (None if is_cancelled else "time")
+
+
 def test_a_pool_that_is_closed_gives_none():
     async def main() -> None:
         pool = ContainerPool(SANDBOX)
@@ -150,7 +193,8 @@ def test_the_containers_of_ended_processes_are_removed_in_batches(
     lines = [f"name{number} {form.format(f'{host}:{number}:0')}" for number in range(1500)]
     (tmp_path / "list").write_text("\n".join([*lines, f"kept {form.format(own)}"]))
     engine = tmp_path / "podman"
-    engine.write_text(f"#!/bin/sh\nif [ $1 = ps ]; then cat {tmp_path}/list; else echo $# >> {tmp_path}/removed; fi\n")
+    removes = f"elif [ $1 = rm ]; then echo $# >> {tmp_path}/removed"
+    engine.write_text(f"#!/bin/sh\nif [ $1 = ps ]; then cat {tmp_path}/list; {removes}; fi\n")
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert asyncio.run(prune("podman")) == [f"name{number}" for number in range(1500)]

@@ -69,19 +69,25 @@ class OpenEnv(Env):
         else:
             self._source = _Object(source)
         self._reset, self._prompt, self._system, self._observation = dict(reset or {}), prompt, system, observation
-        fields = self._source.action_schema().get("properties", {})
+        schema = self._source.action_schema()
+        named = schema.get("$defs", {})  # such as the members of an Enum
+        fields = {
+            name: {**named.get(str(field.get("$ref", "")).rpartition("/")[2], {}), **field}
+            for name, field in schema.get("properties", {}).items()
+        }
         names = fields.keys() - _OWN_FIELDS
         self._has_tools = action is None and (not names or {"tool_name", "arguments"} <= names)
         self._action = action
         if not self._has_tools and not callable(action):
-            self._action = _text_field(fields, self._source.action_schema().get("required", ()), action)
+            self._action = _text_field(fields, schema.get("required", ()), action)
         super().__init__(**options)
 
     async def start(self) -> Turn:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Reset the environment."""
         given = {"seed": int(self.np_random.integers(2**31)), **self._reset}
-        if isinstance(self.task, Mapping):
-            given |= cast("Mapping[str, Any]", self.task)
+        task: object = self.task
+        if isinstance(task, Mapping):
+            given |= cast("Mapping[str, Any]", task)
         data = await self._source.reset(given)
         tools: list[ToolSchema] | None = None
         if self._has_tools:
@@ -159,8 +165,12 @@ def _text_field(fields: Mapping[str, Any], required: Sequence[str], named: str |
 
 
 def _schema(tool: Mapping[str, Any]) -> ToolSchema:
-    parameters = {"type": "object", "properties": {}, **(tool.get("input_schema") or {})}
-    function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
+    parameters: dict[str, Any] = {"type": "object", "properties": {}, **(tool.get("input_schema") or {})}
+    function: dict[str, Any] = {
+        "name": tool["name"],
+        "description": tool.get("description") or "",
+        "parameters": parameters,
+    }
     return {"type": "function", "function": function}
 
 
@@ -176,11 +186,12 @@ def _result(fields: Mapping[str, Any]) -> str:
     Raises:
         ToolError: If the tool failed.
     """
-    error, result = fields.get("error"), fields.get("result")
+    error, given = fields.get("error"), fields.get("result")
     if error:
-        raise ToolError(str(error.get("message", error)) if isinstance(error, Mapping) else str(error))
-    if not isinstance(result, Mapping):
-        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+        raise ToolError(str(cast("Any", error).get("message", error)) if isinstance(error, Mapping) else str(error))
+    if not isinstance(given, Mapping):
+        return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    result = cast("Mapping[str, Any]", given)
     parts: list[Any] = result.get("content") or []
     text = "\n".join(str(part.get("text", f"[{part.get('type')}]")) for part in parts)
     if result.get("is_error"):
@@ -226,7 +237,8 @@ class _Object:
             "openenv.core.env_server.serialization", "an OpenEnv class needs", "pip install 'envsdk[serve]'"
         )
         self._make, self._env = make, None
-        hints = typing.get_type_hints((make if isinstance(make, type) else type(make())).step)
+        made: Any = make if isinstance(make, type) else type(make())
+        hints = typing.get_type_hints(made.step)
         self._action: Any = hints.get("action")
         if not hasattr(self._action, "model_json_schema"):
             raise ConfigError(
@@ -259,8 +271,9 @@ class _Object:
     async def _called(self, name: str, *positional: Any, **arguments: Any) -> dict[str, Any]:
         """Call the async method if the environment has its own, like OpenEnv's server, with the arguments it takes."""
         env: Any = self._env
-        base = next(one for one in type(env).__mro__ if one.__module__ == "openenv.core.env_server.interfaces")
-        is_async = getattr(type(env), f"{name}_async") is not getattr(base, f"{name}_async")
+        kind = cast("Any", type(env))
+        base = next(one for one in kind.__mro__ if one.__module__ == "openenv.core.env_server.interfaces")
+        is_async = getattr(kind, f"{name}_async") is not getattr(base, f"{name}_async")
         method = getattr(env, f"{name}_async" if is_async else name)
         parameters = inspect.signature(method).parameters
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())

@@ -103,10 +103,15 @@ class _Tasks:
             self._envs[split] = in_split(self._maker, split)
         return self._envs[split]
 
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The fields of the environment's own options."""
+        return cast("Any", type(self.env().config)).model_fields
+
     def splits(self) -> list[str]:
         """Return the values of the environment's option `split`, or `train` without one."""
-        field = type(self.env().config).model_fields.get("split")
-        return ["train"] if field is None else [value for value in get_args(field.annotation) if value] or ["train"]
+        annotation = self.options["split"].annotation if "split" in self.options else None
+        return [value for value in get_args(annotation) if value] or ["train"]
 
     def count(self, split: str) -> int:
         """Return how many tasks a split has.
@@ -124,7 +129,7 @@ class _Tasks:
     def task(self, split: str, index: int) -> dict[str, Any]:
         """Return the arguments of `reset` that choose a task."""
         rows = self._of(split).tasks
-        chosen = {"split": split} if "split" in type(self.env().config).model_fields else {}
+        chosen = {"split": split} if "split" in self.options else {}
         if rows is None:
             if index < 0:
                 raise IndexError(index)
@@ -143,7 +148,7 @@ class _Tasks:
     def _of(self, split: str) -> Env:
         if split not in self.splits():
             raise ConfigError(f"there is no split {split!r:.80}; there are {self.splits()}")
-        return self.env(split if "split" in type(self.env().config).model_fields else None)
+        return self.env(split if "split" in self.options else None)
 
 
 class _Session:
@@ -305,7 +310,7 @@ def _start(start: str | Message) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
+    return cast("Any", value).tolist() if isinstance(value, (np.ndarray, np.generic)) else str(value)
 
 
 @functools.cache
@@ -358,7 +363,7 @@ def _classes() -> tuple[type[Any], type[Any], type[Any]]:
         SUPPORTS_CONCURRENT_SESSIONS = True
 
         def __init__(self, maker: MakeEnv, tasks: _Tasks) -> None:
-            super().__init__()
+            base.__init__(self)
             self._session, self._tasks = _Session(maker), tasks
 
         def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Any:

@@ -21,6 +21,8 @@ from ._random_state import GlobalRandom
 
 _OVER = "The game is over."
 _MOST_GAMES = 100
+_MOST_CHARACTERS = 10_000
+"""The game reads this many characters at the end of a reply. A few games take seconds for more."""
 
 
 class PlayersConfig(EnvConfig):
@@ -77,7 +79,7 @@ class Players(Env):
     def respond(self, reply: Message) -> Turn:
         """Perform a move, and those of the opponents that follow it."""
         with self._random.active():
-            metrics = self._move(reply.content)
+            metrics = self._move(reply.content[-_MOST_CHARACTERS:])
         return self._ask(metrics)
 
     def close(self) -> None:
@@ -162,4 +164,4 @@ class Players(Env):
             raise ConfigError(f"the opponent {path_of(opponent)} returned {reply!r:.80}; expected a string")
         heard.append(Message(role="assistant", content=reply))
         with self._random.active():
-            self._move(reply)
+            self._move(reply[-_MOST_CHARACTERS:])

@@ -127,12 +127,12 @@ class Session:
             await self.drop()
 
     async def _exchange(self, text: str) -> dict[str, Any]:
-        closed: tuple[type[Exception], ...] = (load("websockets.exceptions", "it", "").WebSocketException, OSError)
+        closed: Any = (load("websockets.exceptions", "it", "").WebSocketException, OSError)
         give_up, attempt = time.monotonic() + self._reconnect_s, 0
         while True:
             try:
                 connection = self._connection or await self._connect()
-                with contextlib.suppress(closed):  # a server that refuses a session says why before it closes it
+                with contextlib.suppress(*closed):  # a server that refuses a session says why before it closes it
                     await connection.send(text)
                 return self._read(await connection.recv())
             except _UnknownSession as error:

@@ -21,6 +21,19 @@ _MOST_PLAYERS = 15
 _ADVICE = "pip install textarena==0.7.4"
 
 
+class _Eliminated(list[int]):
+    """The players that a game has eliminated. Some games look for the next player forever if none is left."""
+
+    asked = 0
+
+    def __contains__(self, player: object) -> bool:
+        is_in = super().__contains__(player)
+        self.asked = self.asked + 1 if is_in else 0
+        if self.asked > 1000:
+            raise RuntimeError("no player is left")
+        return is_in
+
+
 class TextArenaConfig(PlayersConfig):
     """The game, and who plays it."""
 
@@ -85,6 +98,8 @@ class TextArena(Players):
     def _begin(self, seed: int) -> None:
         self._game, self._crash = self._made(), ""
         self._game.reset(num_players=self._count, seed=seed)
+        if hasattr(self._game.state, "elimination_order"):
+            self._game.state.elimination_order = _Eliminated()
 
     def _turn(self) -> str | None:
         state = self._game.state
@@ -109,13 +124,16 @@ class TextArena(Players):
 
     def _move(self, reply: str) -> dict[str, float]:
         state = self._game.state
-        info = state.game_info[state.current_player_id]
+        player = state.current_player_id
+        info = state.game_info[player]
         errors, was_wrong = getattr(state, "error_count", 0), info["invalid_move"]
         try:
             is_over, _ = self._game.step(action=reply)
         except Exception as error:  # such as a reply of 5,000 digits, or an index that the game does not check
             self._crash = f"[GAME] The game cannot process this reply ({type(error).__name__}: {error})."
-            self._rewards[f"player{state.current_player_id}"] = -1.0 if self._count > 1 else 0.0
+            for number, one in state.game_info.items():
+                if self._count > 1 and (number == player or one["invalid_move"]):
+                    self._rewards[f"player{number}"] = -1.0
             self._is_fair = False
             return {"illegal": 1.0, "crashed": 1.0}
         if is_over:

@@ -1,8 +1,11 @@
 """Agent programs and environments in real containers."""
 
 import asyncio
-import shutil
+import json
+import shlex
 import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,29 +16,53 @@ from documents import blocks_of
 
 import envsdk
 from envsdk import Message
-from envsdk.containers import ContainerConfig
+from envsdk.containers import ContainerConfig, prune
 from envsdk.gateway import ProgramEnv, ProgramResult
 from envsdk.rollouts import Rollouts
 
 ROOT = Path(__file__).resolve().parents[3]
 LISTING = ("podman", "ps", "--all", "--filter=label=envsdk.owner", "--format={{.Names}}")
 COMMANDS = ("cat mean.py", "sed -i 's/ + 1$//' mean.py && cat mean.py")
+TASK = "The mean is wrong. Repair mean.py."
+QWEN = "/opt/node_modules/.bin/qwen"
+SMOLAGENT = (
+    'exec python3 -m smolagents.cli "$0" --model-type OpenAIModel --model-id m --api-base "$OPENAI_BASE_URL" '
+    '--api-key "$OPENAI_API_KEY" --imports subprocess --tools python_interpreter'
+)
+LOCAL = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+AGENTS = ContainerConfig(image="my-agent:1", memory_mib=2048, output_kib=256)
 MEAN = "def mean(values):\n    return sum(values) / len(values) + 1\n"
+
+
+NOSY = """import json, os, urllib.error, urllib.request
+root = os.environ["ANTHROPIC_BASE_URL"].partition("/s/")[0]
+found = {}
+for path in ("/sessions", "/metrics", "/openapi.json", "/v1/models", "/v1/chat/completions", "/s/0/chat/completions"):
+    for key in ("", "0", "envsdk"):
+        data = b"{}" if "chat" in path else None
+        request = urllib.request.Request(root + path, data, {"authorization": "Bearer " + key})
+        try:
+            found[path + key] = urllib.request.urlopen(request).status
+        except urllib.error.HTTPError as error:
+            found[path + key] = error.code
+print(json.dumps(found))"""
+
+
+def listed(config: ContainerConfig) -> list[str]:
+    """The names of envsdk's containers of an engine."""
+    command = (str(config.engine), *LISTING[1:])
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
 
 
 class Repair(ProgramEnv):
     """Repair a program; a hidden test is the reward."""
 
-    container = ContainerConfig(image="my-agent:1", memory_mib=1024, processes=64, output_kib=256)
-    replies: Any = ()
-    submits = "done"
+    container: ContainerConfig | None = ContainerConfig(
+        image="my-agent:1", memory_mib=1024, processes=64, output_kib=256
+    )
 
     def prepare(self, folder: Path) -> None:
         (folder / "mean.py").write_text(MEAN)
-        if self.command is None:
-            shutil.copy(ROOT / "tests" / "agent_programs" / "mini_swe_program.py", folder / "agent.py")
-            (folder / ".git").mkdir()
-            self.command = ("python3", "agent.py", "chat", "/work")
 
     async def score(self, result: ProgramResult) -> float:
         assert result.container is not None and result.returncode == 0, result.stderr
@@ -56,14 +83,54 @@ class Plain(Repair):
 
 
 class MiniSwe(Repair):
-    """mini-swe-agent, whose replies call a shell."""
+    """The command line of PyPI's `mini-swe-agent`, whose replies call a shell."""
+
+    container = AGENTS.model_copy(
+        update={"environ": {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", **LOCAL}}
+    )
+    command = (
+        "python3",
+        "-m",
+        "minisweagent.run.mini",
+        "--yolo",
+        "--exit-immediately",
+        "--model=openai/m",
+        "--task",
+        TASK,
+    )
 
     def reference_reply(self) -> Message:
         commands = (*COMMANDS, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
         return Message.calling("bash", {"command": commands[min(self.said(), 2)]})
 
 
-@pytest.mark.parametrize("env_class", [Plain, MiniSwe])
+class QwenCode(Repair):
+    """The command line of npm's `@qwen-code/qwen-code`, a coding agent with a shell."""
+
+    container = AGENTS
+    command = (QWEN, "--auth-type", "openai", "--model", "m", "--approval-mode", "yolo", TASK)
+
+    def reference_reply(self) -> Message:
+        if self.said() > 1:
+            return Message(role="assistant", content="It is repaired.")
+        arguments = {"command": COMMANDS[self.said()], "description": "look", "is_background": False}
+        return Message.calling("run_shell_command", arguments)
+
+
+class Smolagent(Repair):
+    """The command line of PyPI's `smolagents`, whose replies are programs."""
+
+    container = AGENTS
+    command = ("sh", "-c", SMOLAGENT, TASK)
+
+    def reference_reply(self) -> str:
+        code = ["final_answer('done')"] * 3
+        for number, line in enumerate(COMMANDS):
+            code[number] = f"import subprocess\nprint(subprocess.getoutput({line!r}))"
+        return f"<code>\n{code[min(self.said(), 2)]}\n</code>"
+
+
+@pytest.mark.parametrize("env_class", [Plain, MiniSwe, QwenCode, Smolagent])
 def test_every_sampled_token_of_an_agent_in_a_container_is_trained_once(env_class: type[Repair]):
     env = env_class(renderer="qwen3", tokenizer="embedded")
     trajectory = envsdk.rollout(env, "reference", seed=0)
@@ -149,14 +216,53 @@ def test_an_agent_whose_container_is_killed_is_played_again():
     assert killed and trajectory.reward == 1.0
 
 
+def test_the_containers_of_a_killed_run_are_found(small: ContainerConfig):
+    program = (
+        "from envsdk.containers import ContainerConfig\nfrom envsdk.rollouts import Rollouts\n"
+        f"options = dict(container=ContainerConfig(**{small.model_dump(exclude_defaults=True)!r}), renderer='qwen3')\n"
+        "Rollouts('envsdk/RepoFix-v0', 'reference', seeds=range(100), max_concurrency=4,\n"
+        "         env_options={**options, 'tokenizer': 'embedded'}).run()\n"
+    )
+    run = subprocess.Popen((sys.executable, "-c", program))
+    try:
+        while len(listed(small)) < 4:
+            assert run.poll() is None
+            time.sleep(0.2)
+        assert asyncio.run(prune(small.engine)) == []
+    finally:
+        run.kill()
+        run.wait()
+    time.sleep(2)  # what the clients of the engine had begun ends
+    assert set(listed(small)) <= set(asyncio.run(prune(small.engine)))
+    assert listed(small) == []
+
+
+class Nosy(Plain):
+    """An agent that looks for the sessions of others in the gateway."""
+
+    def reference_reply(self) -> str:
+        return (f"python3 -c {shlex.quote(NOSY)}", "done")[min(self.said(), 1)]
+
+
+def test_an_agent_reaches_no_session_of_others():
+    options: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded"}
+    other, env = Plain(**options), Nosy(**options)
+    other.reset(seed=1)  # its agent waits for a reply of the same gateway
+    envsdk.rollout(env, "reference", seed=0)
+    [shown] = [message.content for message in env.messages() if message.content.startswith("{")]
+    other.close()
+    env.close()
+    statuses = json.loads(shown)
+    assert len(statuses) == 18 and set(statuses.values()) <= {401, 404, 405}, statuses
+
+
 @pytest.mark.parametrize(("policy", "reward"), [("reference", 1.0), ("null", 0.0)])
 def test_repositories_are_repaired_in_64_episodes(policy: str, reward: float, small: ContainerConfig):
     options = {"container": small, "size": "medium", "renderer": "qwen3", "tokenizer": "embedded"}
     run = Rollouts("envsdk/RepoFix-v0", policy, seeds=range(64), env_options=options, max_concurrency=8)
     trajectories = run.run()
     assert [trajectory.reward for trajectory in trajectories] == [reward] * 64
-    left = subprocess.run(LISTING, check=True, capture_output=True, text=True).stdout
-    assert left == ""
+    assert listed(small) == []
 
 
 def test_the_code_of_its_page_runs():

@@ -340,6 +340,22 @@ def test_a_hostile_reply_loses_and_raises_nothing(reply: str):
             assert turn.terminated and turn.context_rewards.get("player0", -1.0) == -1.0
 
 
+def test_a_game_whose_players_are_all_eliminated_ends():
+    """The package looks for the next player forever."""
+    env = TextArena(game="PublicGoodsGame-v0", players=3)
+    trajectory = envsdk.rollout(env, by_examples(env, 0), seed=0)
+    assert trajectory.steps[-1].metrics == {"illegal": 1.0, "crashed": 1.0}
+    assert context_rewards(trajectory) == {"player0": -1.0, "player1": -1.0, "player2": -1.0}
+
+
+def test_a_game_reads_the_end_of_a_huge_reply():
+    env = TextArena(game="ConnectFour-v0")
+    env.reset(seed=0)
+    turn = env.respond(Message(role="assistant", content="a" * 300_000 + "[3]"))
+    assert (turn.context, turn.metrics) == ("player1", {})
+    assert len(turn.messages[0].content) < 20_000
+
+
 # PettingZoo.
 
 

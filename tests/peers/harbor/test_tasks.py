@@ -113,6 +113,12 @@ def test_what_an_agent_does_to_the_tests_and_logs_gains_nothing(env: HarborTask,
     assert (trajectory.reward, trajectory.steps[-1].metrics["ungraded"]) == (0.0, 0.0), trajectory.steps[-1]
 
 
+@pytest.mark.parametrize("left", ["rm -rf /usr/bin/mkdir /usr/bin/rm", "rm -rf /usr /bin /lib"])
+def test_an_agent_that_leaves_nothing_that_can_be_graded_has_no_reward(env: HarborTask, left: str):
+    trajectory = played(env, left, task="write-a-line")
+    assert (trajectory.reward, trajectory.steps[-1].metrics["ungraded"]) == (0.0, 1.0)
+
+
 def test_a_replaced_interpreter_gains_nothing_if_only_the_folder_is_graded():
     env = HarborTask(tasks=TASKS / "write-a-line", grade="workdir")
     fake = "printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\n' > /x; chmod +x /x; mv /x /bin/bash"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import socket
 import time
@@ -14,11 +15,12 @@ from typing import Any
 
 import pytest
 from openenv.core import GenericEnvClient
-from openenv_servers import served
+from openenv_servers import eventually, served
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from envsdk.adapters import RemoteEnv
+from envsdk.authoring.adapters._remote import io_thread
 from envsdk.errors import ConfigError, RemoteEnvError
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -238,3 +240,31 @@ def test_a_server_that_is_killed_is_a_typed_error():
         with pytest.raises(Exception, match=r"(?i)connect|closed|close frame"):
             client.step({"content": "5"})
         env.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
+def test_clients_that_vanish_leave_nothing():
+    with served("envsdk/GuessNumber-v1", "--port", "0", "--idle-timeout", "5") as (url, process):
+
+        def left() -> tuple[int, int]:
+            folder = Path(f"/proc/{process.pid}")
+            return len([*(folder / "fd").iterdir()]), len([*(folder / "task").iterdir()])
+
+        with GenericEnvClient(base_url=url).sync() as client:
+            client.reset(seed=0)
+        assert eventually(lambda: left()[1] < 4)
+        files, threads = left()
+        envs = [RemoteEnv(url) for _ in range(20)]
+        for env in envs:
+            env.reset(seed=0)
+        assert left()[0] >= files + 20 and left()[1] >= threads + 20
+        for env in envs:
+            io_thread(os.getpid()).run(aborted(env))
+        assert eventually(lambda: left()[0] <= files + 2 and left()[1] <= threads + 2)
+        with pytest.raises(RemoteEnvError, match="no longer has the session"):
+            envs[0].step([int(envs[0].pending()[1]["stop_token_ids"][0])])
+
+
+async def aborted(env: RemoteEnv) -> None:
+    """Break the TCP connection of a session, as a network does."""
+    env._envsdk_session._connection.transport.abort()

@@ -3,10 +3,13 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
 import pytest
+from example_programs import EXAMPLES
 from openenv_servers import FIVE, served
 
 import envsdk
@@ -94,3 +97,8 @@ def test_a_remote_environment_passes_the_checks(server: str):
 
     report = check_env(lambda: RemoteEnv(f"{server}/GuessNumber-v1"))
     assert not report.failed, report
+
+
+def test_the_example_records_the_same_trajectory(capfd: pytest.CaptureFixture[str]):
+    subprocess.run([sys.executable, EXAMPLES / "remote_environment.py"], check=True)
+    assert "the same record as on this machine: True" in capfd.readouterr().out

@@ -127,6 +127,20 @@ def test_the_folder_of_init_serves_its_environment(tmp_path: Path):
             process.terminate()
 
 
+def test_images_and_breaks_reach_a_client_of_tokens():
+    given = ("envsdk/CropZoom-v1", "envsdk/MathChat-v0", "--history", "strip", "--port", "0")
+    with served(*given) as (url, _):
+        with client_of(f"{url}/CropZoom-v1") as client:
+            (image,) = client.reset(seed=1, level="token").observation["info"]["media"]
+            assert image["image"].startswith("data:image/png;base64,") and image["start"] < image["stop"]
+        with client_of(f"{url}/MathChat-v0") as client:
+            stop = client.reset(seed=1, level="token").observation["info"]["stop_token_ids"]
+            env = envsdk.make("envsdk/MathChat-v0")
+            tokens = env.renderer.reply(Message(role="assistant", reasoning="Hm", content="1")).tolist()
+            seen = [client.step({"tokens": [*tokens[:-1], stop[0]]}).observation["info"] for _ in range(3)]
+            assert "thinking_stripped" in [info["break"]["reason"] for info in seen if "break" in info]
+
+
 def test_the_second_reset_knows_nothing_of_the_first(server: str):
     def played(client: Any, seed: int) -> list[Any]:
         results = [client.reset(seed=seed, episode_id="e")]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvicorn
 from openenv.core.env_server import create_app
-from openenv_environments import SERVED, GuessWord, WalkLine
+from openenv_environments import SERVED, Climb, GuessWord, WalkLine
 
 import envsdk
 from envsdk import Message, ToolCall
@@ -87,6 +87,12 @@ def test_functions_convert_actions_and_observations(urls: dict[str, str], is_rem
     assert texts(trajectory)[:2] == ["You are at 0.", "You are at 1."]
     assert (trajectory.reward, trajectory.status) == (1.0, "terminated")
     env.close()
+
+
+def test_a_member_of_an_enum_is_text():
+    trajectory = play(OpenEnv(Climb), "up", "north", "up")
+    assert "Input should be 'up' or 'down'" in texts(trajectory)[2]
+    assert (texts(trajectory)[1], trajectory.reward) == ('{"height": 1}', 1.0)
 
 
 def test_an_action_without_a_field_with_text_needs_a_function(urls: dict[str, str]):

@@ -1,0 +1,308 @@
+"""Tasks of inspect_ai as environments: their data sets, solvers, tools and scorers, with the policy as their model.
+
+The task's own solvers run, and each `generate` of theirs is a request to the policy. So whatever they do (prompt
+templates, tool loops, agents) is what they do in inspect_ai. There are three differences. Samples have an order that
+does not depend on a shuffle. The global random generators have a state that depends on the seed alone. A score that is
+not a number, or one of inspect_ai's grades, is an error and not 0.
+"""
+
+import copy
+import functools
+import hashlib
+import importlib
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import Field, ImportString, JsonValue, field_serializer
+
+from ...episodes._turn import Turn
+from ...errors import ConfigError, MissingPackage
+from ...messages import Message, ToolSchema
+from .._env import EnvConfig
+from .._trust import NeedsTrust
+from ._coroutines import CoroutineEnv, RandomState, ReplyRequest
+
+_GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+
+
+class InspectConfig(EnvConfig):
+    """The task, its options, and the scores that count."""
+
+    task: ImportString[Any]
+    """A function that returns an `inspect_ai.Task`, or its import path: `"inspect_evals.gsm8k:gsm8k"`."""
+    options: Annotated[dict[str, JsonValue], NeedsTrust("paths")] = Field(default_factory=dict[str, JsonValue])
+    """The arguments of the function."""
+    scores: tuple[str, ...] | None = None
+    """The names of the scores that count as rewards. The others are metrics. None counts all of them."""
+
+    @field_serializer("task")
+    def _where(self, task: Any) -> str:
+        return f"{task.__module__}:{task.__qualname__}"
+
+
+class Inspect(CoroutineEnv):
+    """Play the samples of a task of inspect_ai: `Inspect(task="inspect_evals.gsm8k:gsm8k")`.
+
+    Exercises: the skills that the task tests. Reward: its scores, by the names of its scorers.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = InspectConfig
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        config: InspectConfig = self.config
+        self._made = _made(config.task, json.dumps(config.options, sort_keys=True))
+        self.tasks = self._made.rows
+
+    def reference_reply(self) -> str:
+        """Return the target of the sample: for choices, `ANSWER: ` and its letters."""
+        target = self._made.samples[self.task["sample"]].target
+        text = target if isinstance(target, str) else ", ".join(target)
+        return f"ANSWER: {text}" if self._made.samples[self.task["sample"]].choices else text
+
+    async def _play(self) -> Turn:
+        package, task = _inspect(), self._made.task
+        sample = copy.deepcopy(self._made.samples[self.task["sample"]])
+        sample.id = self.task["sample"] + 1 if sample.id is None else sample.id
+        model = package.model_class(self._ask)
+        given = [package.ChatMessageUser(content=sample.input)] if isinstance(sample.input, str) else sample.input
+        state = package.TaskState(
+            model.name, sample.id, 1, sample.input, list(given), package.Target(sample.target),
+            choices=sample.choices, metadata=sample.metadata, message_limit=task.message_limit,
+        )  # fmt: skip
+        transcript = package.Transcript()
+        package.init_task_context(model, config=task.config)
+        package.init_transcript(transcript)
+        package.init_subtask_store(state.store)
+        package.set_sample_state(state)
+        active = package.active_sample(
+            task=task.name, log_location="", model=model.name, sample=sample, epoch=1, message_limit=task.message_limit,
+            token_limit=None, cost_limit=None, time_limit=None, working_limit=None, fails_on_error=True,
+            transcript=transcript, eval_id="", sample_uuid=state.uuid,
+        )  # fmt: skip
+
+        async def generate(state: Any, tool_calls: str = "loop", cache: Any = False, **config: Any) -> Any:
+            merged = task.config.merge(package.GenerateConfig(**config))
+            return await package.task_generate(model, state, tool_calls, cache, merged)
+
+        is_cut = False
+        try:
+            limits = package.message_limit(task.message_limit), package.turn_limit(task.turn_limit)
+            async with active:
+                with limits[0], limits[1]:
+                    state = await package.resolve_plan(task, None)(state, generate)
+        except package.LimitExceededError:
+            is_cut, state = True, package.sample_state() or state
+        values: dict[str, float] = {}
+        scorers: list[Any] = task.scorer or []
+        for number, scorer in enumerate(scorers):
+            name = _name_of(scorer, number)
+            model.refuses = f"its scorer {name!r} asks a model"
+            score: Any = await scorer(state, package.Target(sample.target))
+            if score is not None:
+                state.scores = cast("Any", {**(state.scores or {}), name: score})
+                values |= _numbers(name, score.value)
+        if task.cleanup is not None:
+            await task.cleanup(state)
+        chosen: Sequence[str] = self.config.scores or tuple(values)
+        if unknown := [name for name in chosen if name not in values and self.config.scores]:
+            raise ConfigError(f"the task has no scores {unknown}; its scores: {', '.join(values) or 'none'}")
+        rewards = {name: values[name] for name in chosen if not math.isnan(values[name])}
+        metrics = {name: value for name, value in values.items() if name not in chosen}
+        return Turn(reward=rewards or None, metrics=metrics, terminated=not is_cut, truncated=is_cut)
+
+
+def _numbers(name: str, value: Any) -> dict[str, float]:
+    """Return the numbers of a score by name. NaN stands for not scored.
+
+    Raises:
+        ConfigError: If it is not a number, a grade, or a mapping of names to them.
+    """
+    if isinstance(value, Mapping):
+        parts = cast("Mapping[str, Any]", value).items()
+        return {f"{name}.{key}": number for key, part in parts for number in _numbers(name, part).values()}
+    if isinstance(value, str) and value in _GRADES:
+        return {name: _GRADES[value]}
+    if not isinstance(value, (bool, int, float)):
+        raise ConfigError(
+            f"the scorer {name!r} returned {value!r:.80}; expected a number, one of {', '.join(_GRADES)}, or a mapping"
+        )
+    return {name: float(value)}
+
+
+def _name_of(scorer: Any, number: int) -> str:
+    info = getattr(scorer, "__registry_info__", None)
+    return f"score{number}" if info is None else info.name.rpartition("/")[2]
+
+
+@dataclass(eq=False, slots=True)
+class _Made:
+    """A task, which all copies of an environment share."""
+
+    task: Any
+    samples: list[Any]
+    rows: list[dict[str, Any]]
+    source: tuple[Any, str]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Made":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, self.source
+
+
+@functools.lru_cache(maxsize=32)
+def _made(function: Callable[..., Any], options: str) -> _Made:
+    """Call the function of a task.
+
+    Raises:
+        ConfigError: If it needs what an environment does not have, or is not a task.
+    """
+    package = _inspect()
+    if isinstance(function, package.Task) or not callable(function):
+        raise ConfigError(f"task is {function!r:.80}; expected a function that returns an inspect_ai.Task")
+    with RandomState(0):
+        task = function(**json.loads(options))
+        if not isinstance(task, package.Task):
+            raise ConfigError(f"{function!r:.80} returned {task!r:.80}; expected an inspect_ai.Task")
+        samples = list(task.dataset)
+    needs = {
+        "a sandbox": task.sandbox or any(sample.sandbox or sample.files or sample.setup for sample in samples),
+        "model roles": task.model_roles,
+        "approval of tool calls": task.approval,
+    }
+    for number, scorer in enumerate(task.scorer or ()):
+        given: Any = getattr(scorer, "__registry_params__", {})
+        needs[f"a judge for the scorer {_name_of(scorer, number)!r}"] = "model_graded" in _name_of(
+            scorer, number
+        ) and not given.get("model")
+    if found := [name for name, value in needs.items() if value]:
+        raise ConfigError(f"the task {task.name!r} needs {' and '.join(found)}, which this adapter does not have")
+    samples.sort(key=_digest)
+    rows = [{"sample": index, "id": sample.id} for index, sample in enumerate(samples)]
+    return _Made(task, samples, rows, (function, options))
+
+
+def _digest(sample: Any) -> bytes:
+    """Return what a sample is sorted by. The ids of messages differ in each process."""
+    content = sample.model_dump_json(include={"input", "target", "choices"}, exclude={"input": {"__all__": {"id"}}})
+    return hashlib.blake2b(content.encode()).digest()
+
+
+_NAMES = {
+    "inspect_ai": ("Task",),
+    "inspect_ai.model": (
+        *("ChatMessageAssistant", "ChatMessageUser", "GenerateConfig", "Model", "ModelOutput", "get_model"),
+    ),
+    "inspect_ai.scorer": ("Target",),
+    "inspect_ai.solver": ("TaskState",),
+    "inspect_ai.tool": ("ToolCall", "ToolDef", "ToolInfo", "ToolSource"),
+    "inspect_ai.util": ("LimitExceededError", "message_limit", "turn_limit"),
+    # What its own runner calls for a sample.
+    "inspect_ai._eval.context": ("init_task_context",),
+    "inspect_ai._eval.task.generate": ("task_generate",),
+    "inspect_ai._eval.task.run": ("resolve_plan",),
+    "inspect_ai.log._samples": ("active_sample",),
+    "inspect_ai.log._transcript": ("Transcript", "init_transcript"),
+    "inspect_ai.solver._task_state": ("sample_state", "set_sample_state"),
+    "inspect_ai.util._limit": ("check_message_limit",),
+    "inspect_ai.util._store": ("init_subtask_store",),
+}  # fmt: skip
+
+
+@functools.cache
+def _inspect() -> Any:
+    """Return the names of inspect_ai that are used, and `model_class`, whose objects ask the policy.
+
+    Raises:
+        MissingPackage: If inspect_ai is not installed, or is another version that lacks a name.
+    """
+    try:
+        names = SimpleNamespace(
+            **{name: getattr(importlib.import_module(module), name) for module, own in _NAMES.items() for name in own}
+        )
+    except (ImportError, AttributeError) as error:
+        raise MissingPackage(
+            f"Inspect needs inspect_ai 0.3.285 ({error}): pip install 'inspect_ai==0.3.285'"
+        ) from error
+
+    class AskingModel(names.Model):
+        def __init__(self, ask: Callable[[ReplyRequest], Awaitable[Message]]) -> None:
+            names.Model.__init__(self, names.get_model("mockllm/model").api, names.GenerateConfig())
+            self.ask, self.refuses = ask, ""
+
+        async def generate(
+            self, input: Any, tools: Any = (), tool_choice: Any = None, config: Any = None, *_: Any, **__: Any
+        ) -> Any:
+            if self.refuses:
+                raise ConfigError(f"{self.refuses}, and the policy does not judge itself: name another model for it")
+            given = [names.ChatMessageUser(content=input)] if isinstance(input, str) else list(input)
+            names.check_message_limit(len(given), raise_for_equal=True)
+            if config is not None and config.system_message:
+                given.insert(0, SimpleNamespace(role="system", content=config.system_message))
+            tools = await tools.tools() if isinstance(tools, names.ToolSource) else tools
+            options = (
+                {}
+                if config is None
+                else {
+                    "stop": config.stop_seqs or (),
+                    "max_tokens": config.max_tokens,
+                    "sampling": {} if config.temperature is None else {"temperature": config.temperature},
+                }
+            )
+            schemas = [] if tool_choice == "none" else [_schema(tool, names) for tool in tools]
+            reply = await self.ask(ReplyRequest([_message(one) for one in given], schemas, options=options))
+            calls = [
+                names.ToolCall(
+                    id=call.id or f"call_{len(given)}_{number}",
+                    function=call.name,
+                    arguments=call.arguments if isinstance(call.arguments, dict) else {},
+                    parse_error=call.error,
+                )
+                for number, call in enumerate(reply.tool_calls)
+            ]
+            message = names.ChatMessageAssistant(content=reply.content, tool_calls=calls or None, source="generate")
+            return names.ModelOutput.from_message(message, stop_reason="tool_calls" if calls else "stop")
+
+    names.model_class = AskingModel
+    return names
+
+
+def _schema(tool: Any, names: Any) -> ToolSchema:
+    """Return the JSON schema of a tool of inspect_ai."""
+    given = tool if isinstance(tool, (names.ToolDef, names.ToolInfo)) else names.ToolDef(tool)
+    parameters = given.parameters.model_dump(mode="json", exclude_none=True)
+    function = {"name": given.name, "description": given.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _message(given: Any) -> Message:
+    """Return a message of inspect_ai as a `Message`.
+
+    Raises:
+        ConfigError: If it has content that a message cannot hold.
+    """
+    content: Any = given.content
+    if not isinstance(content, str):
+        shown: dict[str, Callable[[Any], dict[str, Any]]] = {
+            "text": lambda part: {"type": "text", "text": part.text},
+            "image": lambda part: {"type": "image_url", "image_url": {"url": part.image}},
+        }
+        kinds = {part.type for part in content} - shown.keys() - {"reasoning"}
+        if kinds:
+            raise ConfigError(f"a message of the task has {', '.join(sorted(kinds))}; expected text and images")
+        content = [shown[part.type](part) for part in content if part.type != "reasoning"]
+    data: dict[str, Any] = {"role": given.role, "content": content}
+    if given.role == "tool":
+        error = given.error and f"Error: {given.error.message}"
+        data |= {"content": error or content, "name": given.function, "tool_call_id": given.tool_call_id}
+    for call in getattr(given, "tool_calls", None) or ():
+        data.setdefault("tool_calls", []).append(
+            {"id": call.id, "function": {"name": call.function, "arguments": call.arguments}}
+        )
+    return Message.from_openai(data)

@@ -1,0 +1,109 @@
+"""TRL's environment classes (`environment_factory` of its trainers) as environments.
+
+TRL reuses the objects of such a class, with a `reset` before each rollout. Here each episode has a new object, and its
+methods run with a state of the global random generators that depends on the seed alone.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, cast
+
+from pydantic import Field, ImportString, field_serializer
+
+from ...episodes._turn import Turn
+from ...errors import ConfigError, ToolError
+from ...messages import Message
+from .._env import EnvConfig
+from .._tool_env import ToolEnv, ToolEnvConfig
+from .._tools import Tool, tool
+from ._coroutines import RandomState, isolated
+
+_OWN = ("reset", "get_reward")
+
+
+class TRLEnvironmentConfig(ToolEnvConfig):
+    """The class, and the reward functions."""
+
+    env: ImportString[Callable[[], Any]]
+    """The class, or a function that makes an object of it; or its import path: `"my_package.games:Wordle"`."""
+    reward_funcs: tuple[ImportString[Callable[..., Any]], ...] = Field(default=())
+    """TRL's reward functions, in addition to the `get_reward` of the class. Each is called for one rollout, with lists
+    of one item: `prompts`, `completions`, `environments` and the columns of the row."""
+
+    @field_serializer("env", "reward_funcs")
+    def _where(self, given: Any) -> Any:
+        if isinstance(given, tuple):
+            return [self._where(one) for one in cast("tuple[Any, ...]", given)]
+        return f"{given.__module__}:{given.__qualname__}"
+
+
+class TRLEnvironment(ToolEnv):
+    """Play an environment class of TRL: `TRLEnvironment(env=Wordle, tasks=rows)`.
+
+    A row is passed to `reset`, as by TRL. Its `prompt` (a string or chat messages) begins the conversation, and the
+    string that `reset` returns follows the last user message. The public methods are the tools.
+
+    Exercises: the skills that the environment tests. Reward: `get_reward` by the name of the class, and the reward
+    functions by their names. None is not scored.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = TRLEnvironmentConfig
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def start(self) -> Turn:
+        """Reset a new object of the class."""
+        self.random_state = RandomState(int(self.np_random.integers(2**63)))
+        row: dict[str, Any] = {**(self.task or {})}
+        prompt: Any = row.get("prompt", "")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [{**one} for one in prompt]
+        with self.random_state:
+            self.environment: Any = self.config.env()
+            observation = self.environment.reset(**row)
+        if observation is not None:
+            if not isinstance(observation, str) or messages[-1]["role"] != "user":
+                raise ConfigError(f"reset() returned {observation!r:.80}; expected a string, after a user message")
+            messages[-1]["content"] += observation
+        methods = inspect.getmembers(cast("Any", type(self.environment)), inspect.isfunction)
+        names = [name for name, _ in methods if name not in _OWN and name[0] != "_"]
+        tools = [_isolated_tool(getattr(self.environment, name), self.random_state) for name in names]
+        self.row, self.prompt_messages = row, messages
+        return Turn(messages, tools=tools)
+
+    async def finish(self, reply: Message) -> Turn:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Score the rollout."""
+        environment = self.environment
+        sources: dict[str, Callable[[], Any]] = {}
+        if (owned := getattr(environment, "get_reward", None)) is not None:
+            sources[type(environment).__name__] = owned
+        said = [message.to_openai() for message in self.messages()]
+        first = next(index for index, message in enumerate(said) if message["role"] == "assistant")
+        columns = {key: [value] for key, value in self.row.items() if key not in ("prompt", "completion")}
+        for function in self.config.reward_funcs:
+            given = {"prompts": [said[:first]], "completions": [said[first:]], "environments": [environment], **columns}
+            sources[function.__name__] = partial(function, **given)
+        rewards: dict[str, float] = {}
+        for name, source in sources.items():
+            value: Any = await isolated(_awaited(source), self.random_state)
+            value = cast("Sequence[Any]", value)[0] if isinstance(value, (list, tuple)) else value
+            rewards |= {} if value is None else {name: float(value)}
+        return Turn(reward=rewards or None, terminated=True)
+
+
+def _isolated_tool(method: Any, state: RandomState) -> Tool:
+    """Return a method as a tool that runs with a random state. As in TRL, an exception is for the model."""
+    return replace(tool(method), function=partial(_call, method, state))
+
+
+async def _call(method: Callable[..., Any], state: RandomState, /, **arguments: Any) -> Any:
+    try:
+        result = await isolated(_awaited(partial(method, **arguments)), state)
+    except Exception as error:
+        raise ToolError(str(error)) from error
+    return cast("Any", result) if isinstance(result, (str, list)) else str(result)
+
+
+async def _awaited(function: Callable[[], Any]) -> Any:
+    result = function()
+    return await result if inspect.isawaitable(result) else result

@@ -1,0 +1,405 @@
+"""Environments of verifiers: their tasks, tools, control flow and rewards, with the policy as their agents' model.
+
+The environment's own `run` plays an episode, and the task's own rewards score it. There are three differences to
+verifiers itself. Tools run in this process, not in a server. An agent talks to the model directly, as with the harness
+`null`, so it has the tools of the tasks and no shell. The global random generators have a state that depends on the
+seed alone.
+"""
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import inspect
+import itertools
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Annotated, Any, ClassVar, cast
+
+from pydantic import Field, JsonValue
+from pydantic_core import to_json
+
+from ...episodes._turn import Turn
+from ...errors import ConfigError, MissingPackage
+from ...messages import Message
+from .._env import EnvConfig
+from .._tools import Tool, tool
+from .._trust import NeedsTrust
+from ._coroutines import CoroutineEnv, RandomState, ReplyRequest
+
+_INFINITE = 1000
+_Ask = Callable[[ReplyRequest], Awaitable[Message]]
+
+
+class VerifiersConfig(EnvConfig):
+    """The environment, its options, and how many of its tasks are used."""
+
+    env: Annotated[str, NeedsTrust("imports")]
+    """The id of an installed environment, such as `"wordle"`."""
+    options: Annotated[dict[str, JsonValue], NeedsTrust("paths")] = Field(default_factory=dict[str, JsonValue])
+    """Its configuration, as in the `[env]` block of verifiers: `{"taskset": {...}, "agent": {"max_turns": 8}}`."""
+    n_tasks_used: int | None = Field(default=None, ge=1)
+    """How many tasks are used, from the first on. None uses all; of an infinite taskset, the first 1,000."""
+
+
+class Verifiers(CoroutineEnv):
+    """Play the tasks of an environment of verifiers: `Verifiers(env="wordle")`.
+
+    Exercises: the skills that the environment tests. Reward: its rewards by name, each times its weight. If it has
+    several agents, each is a context with its own reward, and the episode has the mean.
+    """
+
+    Config: ClassVar[type[EnvConfig]] = VerifiersConfig
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        config: VerifiersConfig = self.config
+        self._made = _made(config.env, json.dumps(config.options, sort_keys=True), config.n_tasks_used)
+        self.tasks = self._made.rows
+
+    def reference_reply(self) -> str:
+        """Return the `answer` of the task's data."""
+        answer = getattr(self._made.tasks[self.task["task"]].data, "answer", None)
+        if not isinstance(answer, str):
+            raise NotImplementedError("the task's data has no answer: write reference_reply() in a subclass")
+        return answer
+
+    async def _play(self) -> Turn:
+        package, env = _verifiers(), self._made.env
+        task = self._made.tasks[self.task["task"]].with_data()
+        specs = package.agent_config_fields(env.config)
+        limit = env.config.max_concurrent_agents
+        gate = asyncio.Semaphore(limit) if limit else None
+        traces: list[Any] = []
+        agents = SimpleNamespace(
+            **{
+                name: _Agent(name if len(specs) > 1 else None, spec, env.taskset, self._ask, traces, gate)
+                for name, spec in specs.items()
+            }
+        )
+        await env.setup(agents)
+        await env.run(task, agents)
+        if not traces:
+            raise ConfigError(f"{type(env).__name__}.run() of {self.config.env!r} ran no agent")
+        record = package.TraceTask(type=type(task).__name__, data=task.data)
+        episode = package.Episode(env=package.EnvInfo(id=env.config.env_id), task=record, traces=traces)
+        await env.finalize(task, episode)
+        counted = [trace for trace in episode.traces if trace.agent.trainable] or episode.traces
+        given: dict[int, dict[str, float]] = {
+            id(trace): {name: found.value for name, found in trace.rewards.items() if found is not None}
+            for trace in episode.traces
+        }
+        is_cut = any(trace.is_truncated for trace in counted)
+        return Turn(
+            reward=_means([given[id(trace)] for trace in counted]) or None,
+            metrics=_means([trace.metrics for trace in counted]),
+            context_rewards={t.info["envsdk_context"]: sum(given[id(t)].values()) for t in traces if len(specs) > 1},
+            terminated=not is_cut,
+            truncated=is_cut,
+        )
+
+
+def _means(values: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the mean of each name over the mappings that have a number for it."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in itertools.chain.from_iterable(one.items() for one in values):
+        if value is not None:
+            found[name].append(value)
+    return {name: statistics.fmean(numbers) for name, numbers in found.items()}
+
+
+@dataclass
+class _Agent:
+    """An agent of an episode: the part of `verifiers.v1.Agent` that an environment calls."""
+
+    name: str | None
+    config: Any
+    taskset: Any
+    ask: _Ask
+    traces: list[Any]
+    gate: asyncio.Semaphore | None
+    trainable: bool = True
+    _runs: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+
+    async def run(self, task: Any, **borrowed: Any) -> Any:
+        """Let the agent work on a task, and return its trace."""
+        async with self.interaction(task, **borrowed) as interaction:
+            await interaction.turn()
+        return interaction.trace
+
+    @contextlib.asynccontextmanager
+    async def interaction(self, task: Any, **borrowed: Any) -> "AsyncGenerator[_Interaction]":
+        """Begin a conversation, which is scored at its end."""
+        if found := sorted(name for name, value in borrowed.items() if value is not None):
+            raise ConfigError(f"the agent {self.name!r} is given {', '.join(found)}, which this adapter does not have")
+        _refuse(task, self.taskset)
+        number = next(self._runs)
+        context = self.name and (self.name if number == 1 else f"{self.name}-{number}")
+        interaction = _Interaction(self, task, context)
+        await interaction.open()
+        yield interaction
+        await interaction.close()
+
+    def provision(self, task: Any = None) -> Any:
+        """Refuse to start a runtime."""
+        raise ConfigError(f"the agent {self.name!r} needs a runtime, which this adapter does not have")
+
+
+class _Interaction:
+    """A conversation of an agent: the part of `verifiers.v1.Interaction` that an environment calls."""
+
+    def __init__(self, agent: _Agent, task: Any, context: str | None) -> None:
+        package = self._package = _verifiers()
+        self._agent, self._task, self._context = agent, task, context
+        record = package.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
+        info = package.AgentInfo(config=agent.config, name=agent.name or "agent", trainable=agent.trainable)
+        self.trace = package.Trace(task=record, state=package.state_cls(type(task))(), agent=info)
+        self.trace.info["envsdk_context"] = context or "main"
+        limits = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
+        self._limits = package.RolloutLimits(**{name: getattr(agent.config, name) for name in limits})
+        self._tools: dict[str, Tool] = {}
+        self._messages: list[Any] = []
+        self._shown: list[Message] = []
+
+    async def open(self) -> None:
+        """Prepare the task and its tools."""
+        package: Any = self._package
+        task, taskset = self._task, self._agent.taskset
+        await package.invoke(task.setup, {"trace": self.trace, "runtime": None})
+        is_own = isinstance(task, cast("Any", type(taskset)).task_type())
+        shared: list[Any] = taskset.toolsets(taskset.config) if is_own else []
+        toolsets: list[Any] = [*shared, *task.toolsets(task.config)]
+        for number, toolset in enumerate(toolsets):
+            await toolset.setup()
+            if number >= len(shared):
+                await toolset.setup_task(task.data)
+            prefix = toolset.server_name and f"{toolset.server_name}_"
+            for function in package.discover_decorated(toolset, "tool"):
+                name = f"{prefix}{getattr(function, 'tool_name', None) or function.__name__}"
+                self._tools[name] = tool(name=name)(function)
+        data = task.data
+        if data.system_prompt is not None:
+            self._add(package.SystemMessage(content=data.system_prompt))
+        if data.prompt is not None:
+            self._hear(data.prompt)
+
+    async def turn(self, message: Any = None) -> Any:
+        """Send the agent a message, and return the segment of messages up to its next reply without calls."""
+        package, start = self._package, len(self._messages)
+        prompted = not self.trace.num_turns and self._task.data.prompt is not None
+        if prompted != (message is None):
+            raise ConfigError(
+                "the task's prompt opens the conversation: call turn() without a message first"
+                if prompted
+                else "turn() needs a message: the task has no prompt, or it was answered already"
+            )
+        if message is not None:
+            self._hear(message)
+            start = len(self._messages)
+        schemas = [tool.schema for tool in self._tools.values()]
+        declared = [package.Tool(**schema["function"]) for schema in schemas]
+        async with self._agent.gate or contextlib.nullcontext():
+            while await self._may_go_on():
+                request = ReplyRequest(self._shown, schemas, self._context, self._agent.trainable)
+                reply = await self._agent.ask(request)
+                calls = [
+                    package.ToolCall(
+                        id=call.id or f"call_{len(self._messages)}_{number}",
+                        name=call.name,
+                        arguments=json.dumps(call.arguments),  # also of a string that is not JSON
+                    )
+                    for number, call in enumerate(reply.tool_calls)
+                ]
+                answer = package.AssistantMessage(
+                    content=reply.content, reasoning_content=reply.reasoning, tool_calls=calls or None
+                )
+                package.prepare_turn(self.trace, self._messages, declared).commit(
+                    package.Response(
+                        id="",
+                        created=0,
+                        model="envsdk",
+                        message=answer,
+                        finish_reason="tool_calls" if calls else "stop",
+                    )
+                )
+                self._add(answer, reply)
+                for call, given in zip(calls, reply.tool_calls, strict=True):
+                    text = await self._result(given)
+                    self._add(package.ToolMessage(tool_call_id=call.id, content=text, name=call.name))
+                if not calls:
+                    break
+        said = self._messages[start:]
+        return package.Segment(messages=said, terminated=not said)
+
+    async def close(self) -> None:
+        """End the conversation and score it."""
+        if self.trace.stop_condition is None:
+            self.trace.stop("user_closed")
+        await self._package.invoke(self._task.finalize, {"trace": self.trace, "runtime": None})
+        await self._task.score(self.trace)
+        self._agent.traces.append(self.trace)
+
+    async def _may_go_on(self) -> bool:
+        """Check the limits and the `@stop` functions before a request."""
+        if (limit := self._limits.reached(self.trace)) is not None:
+            self.trace.stop(limit)
+            return False
+        for stop in self._task.hooks("stop"):
+            found = self._package.call_hook(stop, {self._package.Trace: self.trace})
+            if await found:
+                self.trace.stop(stop.__name__)
+                return False
+        return True
+
+    async def _result(self, call: Any) -> str:
+        """Run a tool; an error is its result."""
+        known = self._tools.get(call.name)
+        try:
+            if known is None or call.error is not None:
+                raise ValueError(call.error or f"there is no tool {call.name!r}")
+            token = self._package.call_state.set(self.trace.state)
+            try:
+                result = known.function(**known.read(call.arguments))
+                result = await result if inspect.isawaitable(result) else result
+            finally:
+                self._package.call_state.reset(token)
+        except Exception as error:  # a tool may raise anything; its server answers with the text, too
+            return f"Error: {error}"
+        return result if isinstance(result, str) else to_json(result).decode()
+
+    def _hear(self, messages: Any) -> None:
+        """Add the messages of the user."""
+        given = [self._package.UserMessage(content=messages)] if isinstance(messages, str) else messages
+        for message in given:
+            self._add(self._package.parse_message(message) if isinstance(message, dict) else message)
+
+    def _add(self, message: Any, shown: Message | None = None) -> None:
+        self._messages.append(message)
+        self._shown.append(shown or Message.from_openai(message.model_dump(exclude_none=True)))
+
+
+def _refuse(task: Any, taskset: Any) -> None:
+    """Refuse a task that needs a server, a sandbox or a judge.
+
+    Raises:
+        ConfigError: If it does. The error names it.
+    """
+    package, needs = _verifiers(), list[str]()
+
+    def needs_runtime(function: Any) -> bool:
+        parameter = inspect.signature(function).parameters.get("runtime")
+        return parameter is not None and parameter.default is parameter.empty
+
+    base, data = package.Task, task.data
+    if task.NEEDS_CONTAINER or data.image is not None:
+        needs.append(f"a container{f' of {data.image}' if data.image else ''}")
+    hooks = [
+        getattr(task, name)
+        for name in ("setup", "finalize")
+        if getattr(cast("Any", type(task)), name) is not getattr(base, name)
+    ]
+    hooks += [*task.hooks("reward"), *task.hooks("metric")]
+    needs += [f"a runtime for {hook.__name__}()" for hook in hooks if needs_runtime(hook)]
+    needs += [f"the judge {judge.id!r}" for judge in task.config.judges]
+    needs += [name for name in ("agent_user", "skills", "artifacts") if getattr(data, name)]
+    needs += [f"interception by {hook.__name__}()" for hook in package.discover_decorated(task, "intercept")]
+    boundaries = ((stop, package.hook_boundary(stop, allow_trace=True)) for stop in task.hooks("stop"))
+    needs += [f"interception by {stop.__name__}()" for stop, kind in boundaries if kind is not package.Trace]
+    for toolset in (*task.toolsets(task.config), *taskset.toolsets(taskset.config)):
+        placed = toolset.config
+        if getattr(placed, "url", None) or getattr(placed, "colocated", False) or placed.runtime.type != "subprocess":
+            needs.append(f"the server of its tools {type(toolset).__name__}")
+    if needs:
+        raise ConfigError(f"{type(task).__name__} needs {', '.join(needs)}, which this adapter does not have")
+
+
+@dataclass(eq=False, slots=True)
+class _Made:
+    """An environment of verifiers and its tasks, which all copies of an environment share."""
+
+    env: Any
+    tasks: list[Any]
+    rows: list[dict[str, Any]]
+    source: tuple[str, str, int | None]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Made":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, self.source
+
+
+@functools.lru_cache(maxsize=32)
+def _made(env_id: str, options: str, n_tasks: int | None) -> _Made:
+    """Load an environment and its tasks.
+
+    Raises:
+        ConfigError: If it is not installed, its options are wrong, or it needs what an episode does not have.
+    """
+    package, given = _verifiers(), json.loads(options)
+    with RandomState(0):
+        try:
+            config = package.resolve_env_config({**given, "taskset": {**given.get("taskset", {}), "id": env_id}})
+            harness = package.default_harness_id(env_id)
+        except (ImportError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"verifiers cannot load the environment {env_id!r} with {options}: {error}") from error
+        agents = {}
+        for name, spec in package.agent_config_fields(config).items():
+            program = harness if spec.harness is None else spec.harness.id
+            if program not in ("null", "bash" if spec.harness is None else "null") or spec.model or spec.client:
+                what = f"the program {program!r}" if program not in ("null", "bash") else "its own model"
+                raise ConfigError(f"the agent {name!r} of {env_id!r} has {what}, which this adapter does not run")
+            agents[name] = spec.model_copy(update={"harness": package.NullHarnessConfig(id="null")})
+        env = package.environment_class(env_id, config.id)(config.model_copy(update=agents))
+        for hook in ("start", "stop"):
+            if getattr(cast("Any", type(env)), hook) is not getattr(package.Env, hook):
+                raise ConfigError(f"{env_id!r} has {hook}(), which starts services: this adapter does not have them")
+        taskset = env.taskset if env.taskset.bounded else env.taskset.take(n_tasks or _INFINITE)
+        tasks = list(taskset if n_tasks is None else taskset.take(n_tasks))
+    if not tasks:
+        raise ConfigError(f"the environment {env_id!r} has no tasks with {options}")
+    _refuse(tasks[0], env.taskset)
+    rows = [{"task": index, "id": task.data.id, "name": task.data.name} for index, task in enumerate(tasks)]
+    return _Made(env, tasks, rows, (env_id, options, n_tasks))
+
+
+_NAMES = {
+    "agent": ("Segment",),
+    "dialects.chat": ("parse_message",),
+    "configs.agent": ("agent_config_fields",),
+    "env": ("Env",),
+    "episode": ("EnvInfo", "Episode"),
+    "graph": ("prepare_turn",),
+    "harnesses.null": ("NullHarnessConfig",),
+    "session": ("RolloutLimits", "call_hook", "hook_boundary"),
+    "state": ("state_cls",),
+    "task": ("Task",),
+    "trace": ("AgentInfo", "Trace", "TraceTask"),
+    "types": ("AssistantMessage", "Response", "SystemMessage", "Tool", "ToolCall", "ToolMessage", "UserMessage"),
+    "utils.decorators": ("discover_decorated", "invoke"),
+    "utils.loaders": ("default_harness_id", "environment_class", "resolve_env_config"),
+}
+
+
+@functools.cache
+def _verifiers() -> Any:
+    """Return the names of verifiers that are used.
+
+    Raises:
+        MissingPackage: If verifiers is not installed, or is another version that lacks a name.
+    """
+    try:
+        names = {
+            name: getattr(importlib.import_module(f"verifiers.v1.{module}"), name)
+            for module, own in _NAMES.items()
+            for name in own
+        }
+        state = importlib.import_module("verifiers.v1.mcp.server")._call_state
+    except (ImportError, AttributeError) as error:
+        raise MissingPackage(f"Verifiers needs verifiers 0.4 ({error}): pip install 'verifiers==0.4.0'") from error
+    return SimpleNamespace(**names, call_state=state)
