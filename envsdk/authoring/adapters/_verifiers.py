@@ -9,13 +9,13 @@ seed alone.
 import asyncio
 import contextlib
 import functools
-import importlib
 import inspect
 import itertools
 import json
+import re
 import statistics
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, cast
@@ -24,21 +24,21 @@ from pydantic import Field, JsonValue
 from pydantic_core import to_json
 
 from ...episodes._turn import Turn
-from ...errors import ConfigError, MissingPackage
+from ...errors import ConfigError
 from ...messages import Message
 from .._env import EnvConfig
 from .._tools import Tool, tool
 from .._trust import NeedsTrust
-from ._coroutines import CoroutineEnv, RandomState, ReplyRequest
+from ._coroutines import Ask, CoroutineEnv, ReplyRequest, Source, names_of
+from ._random_state import GlobalRandom
 
 _INFINITE = 1000
-_Ask = Callable[[ReplyRequest], Awaitable[Message]]
 
 
 class VerifiersConfig(EnvConfig):
     """The environment, its options, and how many of its tasks are used."""
 
-    env: Annotated[str, NeedsTrust("imports")]
+    env: Annotated[str, NeedsTrust("imports")] = Field(min_length=1)
     """The id of an installed environment, such as `"wordle"`."""
     options: Annotated[dict[str, JsonValue], NeedsTrust("paths")] = Field(default_factory=dict[str, JsonValue])
     """Its configuration, as in the `[env]` block of verifiers: `{"taskset": {...}, "agent": {"max_turns": 8}}`."""
@@ -54,31 +54,28 @@ class Verifiers(CoroutineEnv):
     """
 
     Config: ClassVar[type[EnvConfig]] = VerifiersConfig
-    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def _load(self) -> Source:
         config: VerifiersConfig = self.config
-        self._made = _made(config.env, json.dumps(config.options, sort_keys=True), config.n_tasks_used)
-        self.tasks = self._made.rows
+        return _loaded(config.env, json.dumps(config.options, sort_keys=True), config.n_tasks_used)
 
     def reference_reply(self) -> str:
         """Return the `answer` of the task's data."""
-        answer = getattr(self._made.tasks[self.task["task"]].data, "answer", None)
+        answer = getattr(self._envsdk_source.items[self.task["task"]].data, "answer", None)
         if not isinstance(answer, str):
             raise NotImplementedError("the task's data has no answer: write reference_reply() in a subclass")
         return answer
 
-    async def _play(self) -> Turn:
-        package, env = _verifiers(), self._made.env
-        task = self._made.tasks[self.task["task"]].with_data()
+    async def _play(self, ask: Ask) -> Turn:
+        package, env = _verifiers(), self._envsdk_source.owner
+        task = self._envsdk_source.items[self.task["task"]].with_data()
         specs = package.agent_config_fields(env.config)
         limit = env.config.max_concurrent_agents
         gate = asyncio.Semaphore(limit) if limit else None
         traces: list[Any] = []
         agents = SimpleNamespace(
             **{
-                name: _Agent(name if len(specs) > 1 else None, spec, env.taskset, self._ask, traces, gate)
+                name: _Agent(name if len(specs) > 1 else None, spec, env.taskset, ask, traces, gate)
                 for name, spec in specs.items()
             }
         )
@@ -120,7 +117,7 @@ class _Agent:
     name: str | None
     config: Any
     taskset: Any
-    ask: _Ask
+    ask: Ask
     traces: list[Any]
     gate: asyncio.Semaphore | None
     trainable: bool = True
@@ -318,31 +315,15 @@ def _refuse(task: Any, taskset: Any) -> None:
         raise ConfigError(f"{type(task).__name__} needs {', '.join(needs)}, which this adapter does not have")
 
 
-@dataclass(eq=False, slots=True)
-class _Made:
-    """An environment of verifiers and its tasks, which all copies of an environment share."""
-
-    env: Any
-    tasks: list[Any]
-    rows: list[dict[str, Any]]
-    source: tuple[str, str, int | None]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Made":
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, self.source
-
-
 @functools.lru_cache(maxsize=32)
-def _made(env_id: str, options: str, n_tasks: int | None) -> _Made:
+def _loaded(env_id: str, options: str, n_tasks: int | None) -> Source:
     """Load an environment and its tasks.
 
     Raises:
         ConfigError: If it is not installed, its options are wrong, or it needs what an episode does not have.
     """
     package, given = _verifiers(), json.loads(options)
-    with RandomState(0):
+    with GlobalRandom(0).active(may_print=True):
         try:
             config = package.resolve_env_config({**given, "taskset": {**given.get("taskset", {}), "id": env_id}})
             harness = package.default_harness_id(env_id)
@@ -365,41 +346,18 @@ def _made(env_id: str, options: str, n_tasks: int | None) -> _Made:
         raise ConfigError(f"the environment {env_id!r} has no tasks with {options}")
     _refuse(tasks[0], env.taskset)
     rows = [{"task": index, "id": task.data.id, "name": task.data.name} for index, task in enumerate(tasks)]
-    return _Made(env, tasks, rows, (env_id, options, n_tasks))
+    return Source(env, tasks, rows, (_loaded, (env_id, options, n_tasks)))
 
 
-_NAMES = {
-    "agent": ("Segment",),
-    "dialects.chat": ("parse_message",),
-    "configs.agent": ("agent_config_fields",),
-    "env": ("Env",),
-    "episode": ("EnvInfo", "Episode"),
-    "graph": ("prepare_turn",),
-    "harnesses.null": ("NullHarnessConfig",),
-    "session": ("RolloutLimits", "call_hook", "hook_boundary"),
-    "state": ("state_cls",),
-    "task": ("Task",),
-    "trace": ("AgentInfo", "Trace", "TraceTask"),
-    "types": ("AssistantMessage", "Response", "SystemMessage", "Tool", "ToolCall", "ToolMessage", "UserMessage"),
-    "utils.decorators": ("discover_decorated", "invoke"),
-    "utils.loaders": ("default_harness_id", "environment_class", "resolve_env_config"),
-}
+_NAMES = """
+    :AgentInfo :AssistantMessage :Env :EnvInfo :Episode :Response :Segment :SystemMessage :Task :Tool :ToolCall
+    :ToolMessage :Trace :TraceTask :UserMessage :default_harness_id :environment_class :resolve_env_config
+    .configs.agent:agent_config_fields .dialects.chat:parse_message .graph:prepare_turn
+    .harnesses.null:NullHarnessConfig .state:state_cls .mcp.server:_call_state .session:RolloutLimits .session:call_hook
+    .session:hook_boundary .utils.decorators:discover_decorated .utils.decorators:invoke
+"""
 
 
 @functools.cache
 def _verifiers() -> Any:
-    """Return the names of verifiers that are used.
-
-    Raises:
-        MissingPackage: If verifiers is not installed, or is another version that lacks a name.
-    """
-    try:
-        names = {
-            name: getattr(importlib.import_module(f"verifiers.v1.{module}"), name)
-            for module, own in _NAMES.items()
-            for name in own
-        }
-        state = importlib.import_module("verifiers.v1.mcp.server")._call_state
-    except (ImportError, AttributeError) as error:
-        raise MissingPackage(f"Verifiers needs verifiers 0.4 ({error}): pip install 'verifiers==0.4.0'") from error
-    return SimpleNamespace(**names, call_state=state)
+    return names_of("verifiers", "0.4.0", re.sub(r"(?<=\s)(?=\S)", "verifiers.v1", _NAMES))
