@@ -9,22 +9,22 @@ not a number, or one of inspect_ai's grades, is an error and not 0.
 import copy
 import functools
 import hashlib
-import importlib
+import inspect
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Field, ImportString, JsonValue, field_serializer
 
 from ...episodes._turn import Turn
-from ...errors import ConfigError, MissingPackage
+from ...errors import ConfigError
 from ...messages import Message, ToolSchema
 from .._env import EnvConfig
 from .._trust import NeedsTrust
-from ._coroutines import CoroutineEnv, RandomState, ReplyRequest
+from ._coroutines import Ask, CoroutineEnv, ReplyRequest, Source, names_of
+from ._random_state import GlobalRandom
 
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 
@@ -32,7 +32,7 @@ _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 class InspectConfig(EnvConfig):
     """The task, its options, and the scores that count."""
 
-    task: ImportString[Any]
+    task: ImportString[Callable[..., Any]]
     """A function that returns an `inspect_ai.Task`, or its import path: `"inspect_evals.gsm8k:gsm8k"`."""
     options: Annotated[dict[str, JsonValue], NeedsTrust("paths")] = Field(default_factory=dict[str, JsonValue])
     """The arguments of the function."""
@@ -51,25 +51,21 @@ class Inspect(CoroutineEnv):
     """
 
     Config: ClassVar[type[EnvConfig]] = InspectConfig
-    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        config: InspectConfig = self.config
-        self._made = _made(config.task, json.dumps(config.options, sort_keys=True))
-        self.tasks = self._made.rows
+    def _load(self) -> Source:
+        return _loaded(self.config.task, json.dumps(self.config.options, sort_keys=True))
 
     def reference_reply(self) -> str:
         """Return the target of the sample: for choices, `ANSWER: ` and its letters."""
-        target = self._made.samples[self.task["sample"]].target
+        target = self._envsdk_source.items[self.task["sample"]].target
         text = target if isinstance(target, str) else ", ".join(target)
-        return f"ANSWER: {text}" if self._made.samples[self.task["sample"]].choices else text
+        return f"ANSWER: {text}" if self._envsdk_source.items[self.task["sample"]].choices else text
 
-    async def _play(self) -> Turn:
-        package, task = _inspect(), self._made.task
-        sample = copy.deepcopy(self._made.samples[self.task["sample"]])
+    async def _play(self, ask: Ask) -> Turn:
+        package, task = _inspect(), self._envsdk_source.owner
+        sample = copy.deepcopy(self._envsdk_source.items[self.task["sample"]])
         sample.id = self.task["sample"] + 1 if sample.id is None else sample.id
-        model = package.model_class(self._ask)
+        model = package.model_class(ask)
         given = [package.ChatMessageUser(content=sample.input)] if isinstance(sample.input, str) else sample.input
         state = package.TaskState(
             model.name, sample.id, 1, sample.input, list(given), package.Target(sample.target),
@@ -140,34 +136,20 @@ def _name_of(scorer: Any, number: int) -> str:
     return f"score{number}" if info is None else info.name.rpartition("/")[2]
 
 
-@dataclass(eq=False, slots=True)
-class _Made:
-    """A task, which all copies of an environment share."""
-
-    task: Any
-    samples: list[Any]
-    rows: list[dict[str, Any]]
-    source: tuple[Any, str]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Made":
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, self.source
-
-
 @functools.lru_cache(maxsize=32)
-def _made(function: Callable[..., Any], options: str) -> _Made:
+def _loaded(function: Callable[..., Any], options: str) -> Source:
     """Call the function of a task.
 
     Raises:
         ConfigError: If it needs what an environment does not have, or is not a task.
     """
-    package = _inspect()
-    if isinstance(function, package.Task) or not callable(function):
-        raise ConfigError(f"task is {function!r:.80}; expected a function that returns an inspect_ai.Task")
-    with RandomState(0):
-        task = function(**json.loads(options))
+    package, given = _inspect(), json.loads(options)
+    try:
+        inspect.signature(function).bind(**given)
+    except TypeError as error:
+        raise ConfigError(f"the options of {function!r:.80} are {options:.200}: {error}") from error
+    with GlobalRandom(0).active(may_print=True):
+        task = function(**given)
         if not isinstance(task, package.Task):
             raise ConfigError(f"{function!r:.80} returned {task!r:.80}; expected an inspect_ai.Task")
         samples = list(task.dataset)
@@ -185,7 +167,7 @@ def _made(function: Callable[..., Any], options: str) -> _Made:
         raise ConfigError(f"the task {task.name!r} needs {' and '.join(found)}, which this adapter does not have")
     samples.sort(key=_digest)
     rows = [{"sample": index, "id": sample.id} for index, sample in enumerate(samples)]
-    return _Made(task, samples, rows, (function, options))
+    return Source(task, samples, rows, (_loaded, (function, options)))
 
 
 def _digest(sample: Any) -> bytes:
@@ -194,45 +176,28 @@ def _digest(sample: Any) -> bytes:
     return hashlib.blake2b(content.encode()).digest()
 
 
-_NAMES = {
-    "inspect_ai": ("Task",),
-    "inspect_ai.model": (
-        *("ChatMessageAssistant", "ChatMessageUser", "GenerateConfig", "Model", "ModelOutput", "get_model"),
-    ),
-    "inspect_ai.scorer": ("Target",),
-    "inspect_ai.solver": ("TaskState",),
-    "inspect_ai.tool": ("ToolCall", "ToolDef", "ToolInfo", "ToolSource"),
-    "inspect_ai.util": ("LimitExceededError", "message_limit", "turn_limit"),
-    # What its own runner calls for a sample.
-    "inspect_ai._eval.context": ("init_task_context",),
-    "inspect_ai._eval.task.generate": ("task_generate",),
-    "inspect_ai._eval.task.run": ("resolve_plan",),
-    "inspect_ai.log._samples": ("active_sample",),
-    "inspect_ai.log._transcript": ("Transcript", "init_transcript"),
-    "inspect_ai.solver._task_state": ("sample_state", "set_sample_state"),
-    "inspect_ai.util._limit": ("check_message_limit",),
-    "inspect_ai.util._store": ("init_subtask_store",),
-}  # fmt: skip
+_NAMES = """
+    inspect_ai:Task inspect_ai.scorer:Target inspect_ai.solver:TaskState
+    inspect_ai.model:ChatMessageAssistant inspect_ai.model:ChatMessageUser inspect_ai.model:GenerateConfig
+    inspect_ai.model:Model inspect_ai.model:ModelOutput inspect_ai.model:get_model
+    inspect_ai.tool:ToolCall inspect_ai.tool:ToolDef inspect_ai.tool:ToolInfo inspect_ai.tool:ToolSource
+    inspect_ai.util:LimitExceededError inspect_ai.util:message_limit inspect_ai.util:turn_limit
+    inspect_ai._eval.context:init_task_context inspect_ai._eval.task.generate:task_generate
+    inspect_ai._eval.task.run:resolve_plan inspect_ai.log._samples:active_sample
+    inspect_ai.log._transcript:Transcript inspect_ai.log._transcript:init_transcript
+    inspect_ai.solver._task_state:sample_state inspect_ai.solver._task_state:set_sample_state
+    inspect_ai.util._limit:check_message_limit inspect_ai.util._store:init_subtask_store
+"""
+"""The last ten are what its own runner calls for a sample."""
 
 
 @functools.cache
 def _inspect() -> Any:
-    """Return the names of inspect_ai that are used, and `model_class`, whose objects ask the policy.
-
-    Raises:
-        MissingPackage: If inspect_ai is not installed, or is another version that lacks a name.
-    """
-    try:
-        names = SimpleNamespace(
-            **{name: getattr(importlib.import_module(module), name) for module, own in _NAMES.items() for name in own}
-        )
-    except (ImportError, AttributeError) as error:
-        raise MissingPackage(
-            f"Inspect needs inspect_ai 0.3.285 ({error}): pip install 'inspect_ai==0.3.285'"
-        ) from error
+    """Return the names of inspect_ai that are used, and `model_class`, whose objects ask the policy."""
+    names = names_of("inspect_ai", "0.3.285", _NAMES)
 
     class AskingModel(names.Model):
-        def __init__(self, ask: Callable[[ReplyRequest], Awaitable[Message]]) -> None:
+        def __init__(self, ask: Ask) -> None:
             names.Model.__init__(self, names.get_model("mockllm/model").api, names.GenerateConfig())
             self.ask, self.refuses = ask, ""
 

@@ -18,7 +18,8 @@ from ...messages import Message
 from .._env import EnvConfig
 from .._tool_env import ToolEnv, ToolEnvConfig
 from .._tools import Tool, tool
-from ._coroutines import RandomState, isolated
+from ._coroutines import isolated
+from ._random_state import GlobalRandom
 
 _OWN = ("reset", "get_reward")
 
@@ -54,11 +55,11 @@ class TRLEnvironment(ToolEnv):
 
     def start(self) -> Turn:
         """Reset a new object of the class."""
-        self.random_state = RandomState(int(self.np_random.integers(2**63)))
+        self.random_state = GlobalRandom(int(self.np_random.integers(2**63)))
         row: dict[str, Any] = {**(self.task or {})}
         prompt: Any = row.get("prompt", "")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [{**one} for one in prompt]
-        with self.random_state:
+        with self.random_state.active(may_print=True):
             self.environment: Any = self.config.env()
             observation = self.environment.reset(**row)
         if observation is not None:
@@ -91,12 +92,12 @@ class TRLEnvironment(ToolEnv):
         return Turn(reward=rewards or None, terminated=True)
 
 
-def _isolated_tool(method: Any, state: RandomState) -> Tool:
+def _isolated_tool(method: Any, state: GlobalRandom) -> Tool:
     """Return a method as a tool that runs with a random state. As in TRL, an exception is for the model."""
     return replace(tool(method), function=partial(_call, method, state))
 
 
-async def _call(method: Callable[..., Any], state: RandomState, /, **arguments: Any) -> Any:
+async def _call(method: Callable[..., Any], state: GlobalRandom, /, **arguments: Any) -> Any:
     try:
         result = await isolated(_awaited(partial(method, **arguments)), state)
     except Exception as error:
