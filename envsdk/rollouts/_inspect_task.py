@@ -1,16 +1,15 @@
 """Our environments as tasks of inspect_ai, for its viewer, its logs and its model providers."""
 
-import copy
 import json
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from contextlib import closing
 from typing import Any, cast
 
 from .._packages import load
 from ..authoring._env import Env
-from ..authoring._making import make
+from ..authoring._making import maker_of
 from ..errors import ConfigError
 from ..messages import Message, ToolSchema
 from ..policies._openai_chat import ChatEpisode, ChatReply
@@ -35,7 +34,8 @@ def to_inspect(env: Env | str | Callable[[], Env], seeds: Iterable[int]) -> Any:
 
     Raises:
         MissingPackage: If inspect_ai is not installed.
-        ConfigError: If a seed comes twice, or there is none.
+        ConfigError: If a seed comes twice, or there is none, or `env` is not an environment.
+        UnknownName: If no environment has the id.
     """
     inspect_ai, scoring, solving, model = (
         load(module, "to_inspect needs", "pip install inspect_ai")
@@ -44,17 +44,13 @@ def to_inspect(env: Env | str | Callable[[], Env], seeds: Iterable[int]) -> Any:
     numbers = [operator.index(seed) for seed in seeds]
     if not numbers or len({*numbers}) < len(numbers):
         raise ConfigError(f"seeds is {numbers!r:.80}; expected different seeds, at least one")
-    make_env = (
-        partial(copy.deepcopy, env) if isinstance(env, Env) else partial(make, env) if isinstance(env, str) else env
-    )
-    name = env if isinstance(env, str) else env.name if isinstance(env, Env) else getattr(env, "__name__", "envsdk")
+    make_env = maker_of(env)
+    with closing(make_env()) as made:  # an error is raised now
+        name = made.name
 
     async def solve(state: Any, generate: Any) -> Any:
-        played = make_env()
-        try:
+        with closing(make_env()) as played:
             trajectory = await arollout(played, ChatEpisode(_InspectModel(model), played), seed=state.metadata["seed"])
-        finally:
-            played.close()
         main = next(iter(trajectory.contexts.values()))
         state.messages = [_to_inspect(message, model) for message in main.messages]
         said = [message for message in state.messages if message.role == "assistant"]

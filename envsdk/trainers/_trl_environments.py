@@ -1,14 +1,12 @@
 """Our environments as TRL's environment classes: its trainers call their tools in their own loop."""
 
-import copy
 import inspect
 import operator
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, cast
 
 from ..authoring._env import Env
-from ..authoring._making import make
+from ..authoring._making import maker_of
 from ..authoring._tool_env import ToolEnv
 from ..contexts._protocol import Action
 from ..errors import ConfigError
@@ -151,6 +149,4 @@ def environment_factory(env: Env | str | Callable[[], Env]) -> EnvironmentFactor
     Raises:
         ConfigError: If it is not a `ToolEnv`.
     """
-    if isinstance(env, Env):
-        return EnvironmentFactory(partial(copy.deepcopy, env))
-    return EnvironmentFactory(partial(make, env) if isinstance(env, str) else env)
+    return EnvironmentFactory(maker_of(env))
