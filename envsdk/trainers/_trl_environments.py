@@ -1,10 +1,9 @@
 """Our environments as TRL's environment classes: its trainers call their tools in their own loop."""
 
-import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, cast
+from typing import Any, Literal, Union, cast
 
 from ..authoring._env import Env
 from ..authoring._making import maker_of
@@ -137,7 +136,7 @@ def _method(schema: Any) -> Callable[..., str]:
 def _type_of(schema: Any) -> Any:
     """Return the type of which transformers makes a schema: with the items of lists, choices and None."""
     if options := schema.get("anyOf"):
-        return functools.reduce(operator.or_, map(_type_of, options))
+        return Union[tuple(map(_type_of, options))]  # noqa: UP007 (of a tuple)
     if choices := schema.get("enum"):
         return Literal[tuple(choices)]
     if schema.get("type") == "array":
