@@ -11,9 +11,10 @@ from markdown_it import MarkdownIt
 # print something, which tests/test_code_blocks.py compares.
 RUNNABLE = [
     "CONTRIBUTING.md",
+    "docs/trainers/trl.md",
     *(f"docs/how-to/{name}.md" for name in ("scale", "servers", "tasks")),
     *(f"docs/{name}.md" for name in ("environments", "images", "programs", "renderers")),
-    *(f"docs/{name}.md" for name in ("rollouts", "samples", "sub-agents", "viewer")),
+    *(f"docs/{name}.md" for name in ("rollouts", "samples", "sub-agents", "trainers/trl", "viewer")),
 ]
 TARGET = re.compile(r"^(\w[\w-]*):", flags=re.MULTILINE)
 FOLDERS = "envsdk|tests|docs|examples|scripts|renderers|environments"

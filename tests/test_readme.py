@@ -1,20 +1,13 @@
-"""The README's code runs as it is, as a program and in a notebook."""
+"""The README's code runs as it is in a notebook; `test_code_blocks.py` runs it as a program."""
 
 from pathlib import Path
 
 import nbformat
 import pytest
-from documents import CHECKOUT, code_of, run_code_of
+from documents import CHECKOUT, code_of
 from nbclient import NotebookClient
 
 README = CHECKOUT / "README.md"
-
-
-def test_the_readmes_examples_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    scope = run_code_of(README)
-    assert len(scope["samples"]) == 1
-    assert len(scope["tree"]) < scope["tree"].tokens_separate
 
 
 def test_the_readmes_examples_run_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

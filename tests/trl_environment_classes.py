@@ -56,7 +56,7 @@ class Hot:
 class Slow(Hot):
     """The same with an async tool, and without a reward of its own."""
 
-    get_reward = None
+    get_reward = None  # pyright: ignore[reportAssignmentType]
 
     async def guess(self, number: int) -> dict[str, str]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Guess the number.

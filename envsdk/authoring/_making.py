@@ -1,16 +1,19 @@
 """Make and describe environments that are registered, and find the classes of others."""
 
+import copy
+import functools
 import inspect
 import math
 import pkgutil
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 
 from .._registry import ENVIRONMENTS, find_creator, load_plugins, make_registered, package_of
-from ..errors import EnvsdkError, PluginError
+from ..errors import ConfigError, EnvsdkError, PluginError
 from ._env import Env
 
 _EXERCISES = re.compile(r"Exercises:\s+(.*?)\.(?:\s|$)", re.DOTALL)
@@ -34,6 +37,19 @@ def make(id: str, **kwargs: Any) -> Env:
     if not isinstance(env, Env):
         raise PluginError(f"the environment {id!r} is a {type(env).__name__}, not an envsdk.Env")
     return env
+
+
+def maker_of(env: Env | str | Callable[[], Env]) -> Callable[[], Env]:
+    """Return a function that makes an environment: of an id, the copy of one, or the given function.
+
+    Raises:
+        ConfigError: If it is something else.
+    """
+    if isinstance(env, Env):
+        return functools.partial(copy.deepcopy, env)
+    if not (isinstance(env, str) or callable(env)):
+        raise ConfigError(f"{env!r:.80} is not an environment, its id, or a function that makes one")
+    return functools.partial(make, env) if isinstance(env, str) else env
 
 
 def find_class(name: str) -> type[Env]:

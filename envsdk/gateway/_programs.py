@@ -26,7 +26,7 @@ _KEPT_OUTPUT = 1_000_000
 _END_S = 5.0
 _LOOK_S = 0.05
 _SCORE_S = 600
-"""The time for which a container outlives the time limit of its program, in seconds."""
+"""The time for which its containers outlive the time limit of a program, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +190,8 @@ class CommandProgram:
     async def _in_container(self, folder: Path, config: ContainerConfig) -> Any:
         """Run the command in a container, and score it with its files in a fresh one, where it changed nothing else."""
         here = f"127.0.0.1:{urlsplit(self._environ['ANTHROPIC_BASE_URL']).port}"
-        longer = {"allow": (*config.allow, here), "lifetime_s": config.lifetime_s + _SCORE_S}
-        async with await start(config.model_copy(update=longer)) as container:
+        longer = config.model_copy(update={"lifetime_s": config.lifetime_s + _SCORE_S})
+        async with await start(longer.model_copy(update={"allow": (*config.allow, here)})) as container:
             await container.copy_in(folder, config.workdir)
             running = asyncio.create_task(
                 container.run(self._words(), timeout_s=config.lifetime_s, environ=self._environ)
@@ -208,7 +208,7 @@ class CommandProgram:
             if not was_stopped:
                 ended = running.result()
                 result = replace(result, returncode=ended.exit_status, stdout=ended.stdout, stderr=ended.stderr)
-            async with await start(config.model_copy(update={"allow": ()})) as fresh:
+            async with await start(longer.model_copy(update={"allow": ()})) as fresh:
                 await copy_files(container, fresh)
                 await container.stop()
                 return await _awaited(self._env.score(replace(result, container=fresh)))

@@ -1,16 +1,15 @@
 """Our environments as tasks of inspect_ai, for its viewer, its logs and its model providers."""
 
-import copy
 import json
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from contextlib import closing
 from typing import Any, cast
 
 from .._packages import load
 from ..authoring._env import Env
-from ..authoring._making import make
+from ..authoring._making import maker_of
 from ..errors import ConfigError
 from ..messages import Message, ToolSchema
 from ..policies._openai_chat import ChatEpisode, ChatReply
@@ -35,7 +34,8 @@ def to_inspect(env: Env | str | Callable[[], Env], seeds: Iterable[int]) -> Any:
 
     Raises:
         MissingPackage: If inspect_ai is not installed.
-        ConfigError: If a seed comes twice, or there is none.
+        ConfigError: If a seed comes twice, or there is none, or `env` is not an environment.
+        UnknownName: If no environment has the id.
     """
     inspect_ai, scoring, solving, model = (
         load(module, "to_inspect needs", "pip install inspect_ai")
@@ -44,17 +44,13 @@ def to_inspect(env: Env | str | Callable[[], Env], seeds: Iterable[int]) -> Any:
     numbers = [operator.index(seed) for seed in seeds]
     if not numbers or len({*numbers}) < len(numbers):
         raise ConfigError(f"seeds is {numbers!r:.80}; expected different seeds, at least one")
-    make_env = (
-        partial(copy.deepcopy, env) if isinstance(env, Env) else partial(make, env) if isinstance(env, str) else env
-    )
-    name = env if isinstance(env, str) else env.name if isinstance(env, Env) else getattr(env, "__name__", "envsdk")
+    make_env = maker_of(env)
+    with closing(make_env()) as made:  # an error is raised now
+        name = made.name
 
     async def solve(state: Any, generate: Any) -> Any:
-        played = make_env()
-        try:
+        with closing(make_env()) as played:
             trajectory = await arollout(played, ChatEpisode(_InspectModel(model), played), seed=state.metadata["seed"])
-        finally:
-            played.close()
         main = next(iter(trajectory.contexts.values()))
         state.messages = [_to_inspect(message, model) for message in main.messages]
         said = [message for message in state.messages if message.role == "assistant"]
@@ -74,12 +70,10 @@ def to_inspect(env: Env | str | Callable[[], Env], seeds: Iterable[int]) -> Any:
             return None
         return scoring.Score(value=rewards, answer=state.output.completion, metadata=state.store.get("episode"))
 
+    sample = inspect_ai.dataset.Sample
     return inspect_ai.Task(
         name=name,
-        dataset=[
-            inspect_ai.dataset.Sample(input=f"{name}, seed {seed}", id=seed, metadata={"seed": seed})
-            for seed in numbers
-        ],
+        dataset=[sample(input=f"{name}, seed {seed}", id=seed, metadata={"seed": seed}) for seed in numbers],
         solver=solving.solver(name="envsdk")(lambda: solve)(),
         scorer=scoring.scorer(metrics={"*": [scoring.mean(), scoring.stderr()]}, name="rewards")(lambda: score)(),
     )
@@ -106,14 +100,7 @@ class _InspectModel:
         schemas = [given.get("function", given) for given in tools]
         output = await self._model.generate(
             [_to_inspect(message, self._package) for message in messages],
-            tools=[
-                tool.ToolInfo(
-                    name=schema["name"],
-                    description=schema.get("description", ""),
-                    parameters=tool.ToolParams.model_validate(schema.get("parameters") or {}),
-                )
-                for schema in schemas
-            ],
+            tools=[tool.ToolInfo.model_validate({"description": "", "parameters": {}, **one}) for one in schemas],
             config=self._package.GenerateConfig(
                 stop_seqs=list(stop) or None, max_tokens=max_tokens, **(sampling or {})
             ),
@@ -121,10 +108,8 @@ class _InspectModel:
         given: Any = output.message
         parts: Any = [] if isinstance(given.content, str) else given.content
         reasoning = "\n".join(part.reasoning for part in parts if part.type == "reasoning")
-        calls = [
-            {"id": call.id, "function": {"name": call.function, "arguments": call.arguments}}
-            for call in given.tool_calls or ()
-        ]
+        functions = [{"name": call.function, "arguments": call.arguments} for call in given.tool_calls or ()]
+        calls = [{"id": call.id, "function": one} for call, one in zip(given.tool_calls or (), functions, strict=True)]
         data = {"role": "assistant", "content": given.text, "tool_calls": calls, "reasoning": reasoning or None}
         is_cut = output.stop_reason in ("max_tokens", "model_length")
         return ChatReply(Message.from_openai(data), is_cut, {})

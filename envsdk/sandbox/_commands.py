@@ -1,11 +1,10 @@
 """Runs a command on this machine with a time limit, and cuts its output."""
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Literal, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
 
 from ..errors import ContainerError
 from ._process import Output
@@ -19,6 +18,27 @@ _DRAIN_S = 1.0
 """The maximum time for reading what a command wrote after it has ended: its children may keep the output open."""
 _MAX_OUTPUT = 16
 """A command is stopped when it writes more than this many times the limit on its kept output."""
+
+
+class _Process(asyncio.SubprocessProtocol):
+    """Reads what a process writes. It has no tasks, since asyncio.run cancels all tasks when its main one fails."""
+
+    def __init__(self, stdout: Output, stderr: Output) -> None:
+        self._outputs = {1: stdout, 2: stderr}
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done when the process has ended."""
+        self.drained: asyncio.Future[None] = loop.create_future()
+        """Done when its output has ended as well."""
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._outputs[fd].add(data)
+
+    def process_exited(self) -> None:
+        self.ended.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.drained.set_result(None)
 
 
 class Command:
@@ -70,36 +90,34 @@ class Command:
             environ: Environment variables in addition to those of this process.
         """
         pipe, source = asyncio.subprocess.PIPE, None if isinstance(stdin, bytes) else stdin
-        process = await asyncio.create_subprocess_exec(
+        transport, process = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Process(self.stdout, self.stderr),
             *arguments,
             stdin=source or pipe,
             stdout=into or pipe,
             stderr=pipe,
             env=None if environ is None else {**os.environ, **environ},
             cwd="/",  # conmon writes a file where it was started when a container has no memory left
+            start_new_session=True,  # Ctrl-C reaches this process alone, which needs the engine to clean up
         )
-        ended = asyncio.create_task(process.wait())
-        tasks: list[asyncio.Task[None]] = []
-        if process.stdin is not None and isinstance(stdin, bytes):
-            tasks.append(asyncio.create_task(_feed(process.stdin, stdin)))
-        for stream, output in ((process.stdout, self.stdout), (process.stderr, self.stderr)):
-            if stream is not None:
-                tasks.append(asyncio.create_task(_read(stream, output)))
+        if isinstance(stdin, bytes):
+            feed: Any = transport.get_pipe_transport(0)
+            feed.write(stdin)
+            feed.write_eof()
         try:
-            while self.limit is None and not ended.done():
-                await asyncio.wait([ended], timeout=_LOOK_S)
+            while self.limit is None and not process.ended.done():
+                await asyncio.wait([process.ended], timeout=_LOOK_S)
                 self.limit = await self._exceeded()
-            if ended.done():
-                await asyncio.wait(tasks, timeout=_DRAIN_S)
-                self.status = None if self.limit else process.returncode
+            if process.ended.done():
+                await asyncio.wait([process.drained], timeout=_DRAIN_S)
+                self.status = None if self.limit else transport.get_returncode()
         finally:
-            while process.returncode is None and not self._has_begun() and time.monotonic() < self._ends_at:
+            while not process.ended.done() and not self._has_begun() and time.monotonic() < self._ends_at:
                 await asyncio.sleep(_LOOK_S)
-            if process.returncode is None:
-                process.kill()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait([*tasks, ended])
+            if not process.ended.done():
+                transport.kill()
+                await asyncio.wait([process.ended])
+            transport.close()
 
     def _has_begun(self) -> bool:
         if self._mark and self._mark in self.stderr.text():
@@ -131,15 +149,3 @@ async def output_of(*arguments: str, timeout_s: float = _TIMEOUT_S) -> str:
     if call.stdout.is_cut:
         raise ContainerError(f"{' '.join(arguments[:2])} wrote {call.stdout.size:,} bytes, which is too much")
     return call.stdout.text().strip()
-
-
-async def _read(stream: asyncio.StreamReader, output: Output) -> None:
-    while data := await stream.read(2**16):
-        output.add(data)
-
-
-async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
-    with contextlib.suppress(ConnectionError):  # it does not read its input
-        stream.write(data)
-        await stream.drain()
-    stream.close()

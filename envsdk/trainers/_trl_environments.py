@@ -1,21 +1,19 @@
 """Our environments as TRL's environment classes: its trainers call their tools in their own loop."""
 
-import copy
 import inspect
 import operator
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, Union, cast
 
 from ..authoring._env import Env
-from ..authoring._making import make
+from ..authoring._making import maker_of
 from ..authoring._tool_env import ToolEnv
 from ..contexts._protocol import Action
 from ..errors import ConfigError
 from ..messages import Message, ToolCall
 from ._packages import load
 
-_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
+_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict, "null": type(None)}
 
 
 class EnvironmentFactory:
@@ -118,7 +116,7 @@ def _method(schema: Any) -> Callable[..., str]:
     names = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     lines: list[str] = []
     for name, given in sorted(properties.items(), key=lambda item: item[0] not in required):
-        kind = _TYPES.get(given.get("type"), str)
+        kind = _type_of(given)
         default = inspect.Parameter.empty if name in required else given.get("default")
         names.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
         lines.append(f"    {name}: {given.get('description') or name}")
@@ -133,6 +131,17 @@ def _method(schema: Any) -> Callable[..., str]:
     call.__annotations__ = {one.name: one.annotation for one in names[1:]} | {"return": str}
     cast("Any", call).__signature__ = inspect.Signature(names, return_annotation=str)
     return call
+
+
+def _type_of(schema: Any) -> Any:
+    """Return the type of which transformers makes a schema: with the items of lists, choices and None."""
+    if options := schema.get("anyOf"):
+        return Union[tuple(map(_type_of, options))]  # noqa: UP007 (of a tuple)
+    if choices := schema.get("enum"):
+        return Literal[tuple(choices)]
+    if schema.get("type") == "array":
+        return list[_type_of(schema.get("items", {}))]
+    return _TYPES.get(str(schema.get("type")), Any)
 
 
 def environment_factory(env: Env | str | Callable[[], Env]) -> EnvironmentFactory:
@@ -151,6 +160,4 @@ def environment_factory(env: Env | str | Callable[[], Env]) -> EnvironmentFactor
     Raises:
         ConfigError: If it is not a `ToolEnv`.
     """
-    if isinstance(env, Env):
-        return EnvironmentFactory(partial(copy.deepcopy, env))
-    return EnvironmentFactory(partial(make, env) if isinstance(env, str) else env)
+    return EnvironmentFactory(maker_of(env))

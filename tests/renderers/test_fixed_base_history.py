@@ -221,6 +221,7 @@ def spoiled(renderer: FixedBase, positions: int) -> Iterator[NDArray[np.int32]]:
         yield np.concatenate([whole[: at + 1], whole[-1:]])
 
 
+@pytest.mark.matrix(every=2)
 @pytest.mark.parametrize("name", every_template())
 def test_a_spoiled_call_ends_no_episode(name: str, is_full: bool) -> None:
     renderer = fixed_base(name)

@@ -7,74 +7,48 @@ earlier one is a declared edit. A copy of the environment runs the coroutine aga
 
 import asyncio
 import contextvars
-import random
-import threading
+import pkgutil
+import types
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
-
-import numpy as np
 
 from ...contexts._edits import Edit
 from ...episodes._agent import MAIN
 from ...episodes._turn import Opening, Turn
+from ...errors import ConfigError, EpisodeError, MissingPackage
 from ...limits import Limits
 from ...messages import Message, ToolSchema
 from .._env import Env
+from .._loop_tasks import collect
+from ._random_state import GlobalRandom
 
-_lock = threading.RLock()
-"""The global random generators belong to the process."""
-
-
-class RandomState:
-    """The state of the global random generators inside `with`. Outside, they keep their own."""
-
-    def __init__(self, seed: int) -> None:
-        python, legacy = random.Random(seed), np.random.RandomState(seed % 2**32)
-        self._inside: tuple[Any, Any] = python.getstate(), legacy.get_state(legacy=False)
-        self._outside: list[tuple[Any, Any]] = []
-
-    def __enter__(self) -> None:
-        _lock.acquire()
-        self._outside.append((random.getstate(), np.random.get_state(legacy=False)))
-        random.setstate(self._inside[0])
-        np.random.set_state(self._inside[1])
-
-    def __exit__(self, *_: object) -> None:
-        self._inside = random.getstate(), np.random.get_state(legacy=False)
-        python, legacy = self._outside.pop()
-        random.setstate(python)
-        np.random.set_state(legacy)
-        _lock.release()
+_state: contextvars.ContextVar[GlobalRandom | None] = contextvars.ContextVar("envsdk_random_state", default=None)
 
 
-_state: contextvars.ContextVar[RandomState | None] = contextvars.ContextVar("envsdk_random_state", default=None)
+@types.coroutine
+def _isolating(coroutine: Coroutine[Any, Any, Any], state: GlobalRandom) -> Generator[Any, Any, Any]:
+    resume: Callable[[Any], Any] = coroutine.send
+    value: Any = None
+    while True:
+        try:
+            with state.active(may_print=True):
+                waits_for = resume(value)
+        except StopIteration as end:
+            return end.value
+        try:
+            value, resume = (yield waits_for), coroutine.send
+        except GeneratorExit:  # a garbage collection may have closed it already
+            coroutine.close()
+            raise
+        except BaseException as error:
+            value, resume = error, coroutine.throw
 
 
-class _Isolated:
-    """Runs a coroutine with a `RandomState`, which is left wherever the coroutine waits."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], state: RandomState) -> None:
-        self._coroutine, self._random = coroutine, state
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        resume: Callable[[Any], Any] = self._coroutine.send
-        value: Any = None
-        while True:
-            try:
-                with self._random:
-                    waits_for = resume(value)
-            except StopIteration as end:
-                return end.value
-            try:
-                value, resume = (yield waits_for), self._coroutine.send
-            except BaseException as error:
-                value, resume = error, self._coroutine.throw
-
-
-async def isolated(coroutine: Coroutine[Any, Any, Any], state: RandomState) -> Any:
-    """Run a coroutine with a random state, which is left wherever the coroutine waits."""
-    return await _Isolated(coroutine, state)
+async def isolated(coroutine: Coroutine[Any, Any, Any], state: GlobalRandom) -> Any:
+    """Run a coroutine with a state of the global random generators, which is left wherever the coroutine waits."""
+    return await _isolating(coroutine, state)
 
 
 def _isolate_tasks(loop: Any) -> None:
@@ -111,6 +85,10 @@ class ReplyRequest(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
+Ask = Callable[[ReplyRequest], Awaitable[Message]]
+"""Returns the model's reply."""
+
+
 class _Shown(NamedTuple):
     """The messages and the tools of a context."""
 
@@ -123,17 +101,18 @@ class _Shown(NamedTuple):
 class _Run:
     """A coroutine that runs, and its requests that are not answered yet."""
 
-    def __init__(self, play: Callable[[], Coroutine[Any, Any, Turn]], seed: int) -> None:
+    def __init__(self, play: Callable[[Ask], Coroutine[Any, Any, Turn]], seed: int) -> None:
         self.loop = asyncio.get_running_loop()
         _isolate_tasks(self.loop)
         self._requests: asyncio.Queue[tuple[ReplyRequest, asyncio.Future[Message]] | None] = asyncio.Queue()
         self._reply: asyncio.Future[Message] | None = None
         context = contextvars.copy_context()
-        context.run(_state.set, RandomState(seed))
-        self._task: asyncio.Task[Turn] = context.run(self.loop.create_task, play())
+        context.run(_state.set, GlobalRandom(seed))
+        self._task: asyncio.Task[Turn] = context.run(self.loop.create_task, play(self._ask))
         self._task.add_done_callback(lambda _: self._requests.put_nowait(None))
+        collect(self._task)  # so that it ends with the episode, in a caller's event loop, too
 
-    async def ask(self, request: ReplyRequest) -> Message:
+    async def _ask(self, request: ReplyRequest) -> Message:
         reply: asyncio.Future[Message] = self.loop.create_future()
         self._requests.put_nowait((request, reply))
         return await reply
@@ -149,20 +128,65 @@ class _Run:
         return request
 
 
+def names_of(package: str, version: str, paths: str) -> Any:
+    """Return an object with what the paths in a package name: `module:name module:name`.
+
+    Raises:
+        MissingPackage: If the package is not installed, or is another version that lacks a name.
+    """
+    try:
+        found = {path.rpartition(":")[2].lstrip("_"): pkgutil.resolve_name(path) for path in paths.split()}
+    except (ImportError, AttributeError) as error:
+        raise MissingPackage(
+            f"the adapter needs {package} {version} ({error}): pip install '{package}=={version}'"
+        ) from error
+    return types.SimpleNamespace(**found)
+
+
+@dataclass(eq=False, slots=True)
+class Source:
+    """An environment of another framework with its tasks, which all copies of an adapter share.
+
+    Attributes:
+        owner: The environment.
+        items: Its tasks.
+        rows: A row for each task.
+        made_by: The function that made this, and its arguments. A pickle contains only them.
+    """
+
+    owner: Any
+    items: list[Any]
+    rows: list[dict[str, Any]]
+    made_by: tuple[Callable[..., "Source"], tuple[Any, ...]]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Source":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.made_by
+
+
 class CoroutineEnv(Env):
-    """An environment that is a coroutine of another framework. Subclasses write `_play`."""
+    """An environment that is a coroutine of another framework. Subclasses write `_load` and `_play`."""
 
     default_limits: ClassVar[Limits] = Limits(max_steps=100)
+    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
     _envsdk_run: _Run | None = None
 
-    @abstractmethod
-    async def _play(self) -> Turn:
-        """Play an episode, with the replies of `_ask`, and return the last turn."""
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.tasks is not None:
+            raise ConfigError(f"tasks= is given to {self.name}, whose tasks are those of the environment that it plays")
+        self._envsdk_source = self._load()
+        self.tasks = self._envsdk_source.rows
 
-    async def _ask(self, request: ReplyRequest) -> Message:
-        """Return the model's reply."""
-        assert self._envsdk_run is not None
-        return await self._envsdk_run.ask(request)
+    @abstractmethod
+    def _load(self) -> Source:
+        """Return the environment that `config` describes."""
+
+    @abstractmethod
+    async def _play(self, ask: Ask) -> Turn:
+        """Play an episode, with the replies that `ask` returns, and return the last turn."""
 
     async def start(self) -> Turn:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Start the coroutine, and return its first request."""
@@ -173,17 +197,25 @@ class CoroutineEnv(Env):
         return self._turn(await self._envsdk_run.advance())
 
     async def respond(self, reply: Message) -> Turn:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return the next request, or the score."""
-        if (
-            self._envsdk_run is None or self._envsdk_run.loop is not asyncio.get_running_loop()
-        ):  # a copy, or another thread
-            self._envsdk_run = _Run(self._play, self._envsdk_seed)
-            _ = await self._envsdk_run.advance()
+        """Return the next request, or the score.
+
+        Raises:
+            EpisodeError: If this is a copy, and the coroutine asked something else when it ran again.
+        """
+        run, known = self._envsdk_run, self._envsdk_contexts[-1].messages
+        if run is None or run.loop is not asyncio.get_running_loop():  # a copy, or another thread
+            run = self._envsdk_run = _Run(self._play, self._envsdk_seed)
+            asked = await run.advance()
             for earlier in self._envsdk_replies:
-                _ = await self._envsdk_run.advance(earlier)
+                asked = await run.advance(earlier) if isinstance(asked, ReplyRequest) else asked
+            if isinstance(asked, Turn) or not len(known) == len(asked.messages) == _common(known, asked.messages):
+                raise EpisodeError(
+                    f"the code that {self.name} plays asked something else when it ran again for a copy: it depends on "
+                    "more than its seed and the replies, such as the time, a service or a mutable global"
+                )
         self._envsdk_replies.append(reply)
-        self._envsdk_contexts[-1].messages.append(reply)
-        return self._turn(await self._envsdk_run.advance(reply))
+        known.append(reply)
+        return self._turn(await run.advance(reply))
 
     def _turn(self, asked: ReplyRequest | Turn) -> Turn:
         """Return the turn of a request: the part of its conversation that no context has yet.

@@ -16,20 +16,20 @@ class GlobalRandom:
     """A state of the global random generators, Python's and numpy's, that belongs to one environment.
 
     Args:
-        seed: The seed of both generators: from 0 to 2**32 - 1.
+        seed: The seed of both generators: not negative.
     """
 
     def __init__(self, seed: int) -> None:
-        numpy: Any = np.random.RandomState(seed).get_state(legacy=False)
+        numpy: Any = np.random.RandomState(seed % 2**32).get_state(legacy=False)
         self._states: tuple[Any, Any] = random.Random(seed).getstate(), numpy
 
     @contextlib.contextmanager
-    def active(self) -> Generator[None]:
+    def active(self, *, may_print: bool = False) -> Generator[None]:
         """Give the global generators this state, and afterwards their former one. Inside, nothing is printed.
 
         Only one thread at a time may enter, because this state belongs to the process.
         """
-        with _lock, contextlib.redirect_stdout(io.StringIO()):
+        with _lock, contextlib.nullcontext() if may_print else contextlib.redirect_stdout(io.StringIO()):
             outside = _states()
             _set_states(self._states)
             try:

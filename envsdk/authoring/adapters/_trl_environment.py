@@ -5,7 +5,7 @@ methods run with a state of the global random generators that depends on the see
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -18,7 +18,8 @@ from ...messages import Message
 from .._env import EnvConfig
 from .._tool_env import ToolEnv, ToolEnvConfig
 from .._tools import Tool, tool
-from ._coroutines import RandomState, isolated
+from ._coroutines import isolated
+from ._random_state import GlobalRandom
 
 _OWN = ("reset", "get_reward")
 
@@ -34,9 +35,9 @@ class TRLEnvironmentConfig(ToolEnvConfig):
 
     @field_serializer("env", "reward_funcs")
     def _where(self, given: Any) -> Any:
-        several: tuple[Any, ...] = given if isinstance(given, tuple) else (given,)
-        paths = [f"{one.__module__}:{one.__qualname__}" for one in several]
-        return paths if isinstance(given, tuple) else paths[0]
+        if isinstance(given, tuple):
+            return [self._where(one) for one in cast("tuple[Any, ...]", given)]
+        return f"{given.__module__}:{given.__qualname__}"
 
 
 class TRLEnvironment(ToolEnv):
@@ -54,19 +55,23 @@ class TRLEnvironment(ToolEnv):
 
     def start(self) -> Turn:
         """Reset a new object of the class."""
-        self.random_state = RandomState(int(self.np_random.integers(2**63)))
+        self.random_state = GlobalRandom(int(self.np_random.integers(2**63)))
         row: dict[str, Any] = {**(self.task or {})}
-        prompt: Any = row.get("prompt", "")
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [{**one} for one in prompt]
-        with self.random_state:
+        given: Any = row.get("prompt", "")
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else [{**one} for one in given or ()]
+        if not messages:
+            raise ConfigError(f"the prompt of a row is {given!r}; expected a string or chat messages")
+        with self.random_state.active(may_print=True):
             self.environment: Any = self.config.env()
+            if not hasattr(self.environment, "reset"):
+                raise ConfigError(f"{self.config.env!r} made {self.environment!r:.80}, which has no reset()")
             observation = self.environment.reset(**row)
         if observation is not None:
             if not isinstance(observation, str) or messages[-1]["role"] != "user":
                 raise ConfigError(f"reset() returned {observation!r:.80}; expected a string, after a user message")
             messages[-1]["content"] += observation
-        cls: type = type(self.environment)
-        names = [name for name, _ in inspect.getmembers(cls, inspect.isfunction) if name not in _OWN and name[0] != "_"]
+        methods = inspect.getmembers(cast("Any", type(self.environment)), inspect.isfunction)
+        names = [name for name, _ in methods if name not in _OWN and name[0] != "_"]
         tools = [_isolated_tool(getattr(self.environment, name), self.random_state) for name in names]
         self.row, self.prompt_messages = row, messages
         return Turn(messages, tools=tools)
@@ -82,21 +87,25 @@ class TRLEnvironment(ToolEnv):
         columns = {key: [value] for key, value in self.row.items() if key not in ("prompt", "completion")}
         for function in self.config.reward_funcs:
             given = {"prompts": [said[:first]], "completions": [said[first:]], "environments": [environment], **columns}
+            if function.__name__ in sources:
+                raise ConfigError(f"two rewards are named {function.__name__!r}: rename one of the functions")
             sources[function.__name__] = partial(function, **given)
         rewards: dict[str, float] = {}
         for name, source in sources.items():
             value: Any = await isolated(_awaited(source), self.random_state)
-            value = value[0] if isinstance(value, (list, tuple)) else value
-            rewards |= {} if value is None else {name: float(cast("Any", value))}
+            values = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
+            if len(values) != 1 or not (values[0] is None or hasattr(values[0], "__float__")):
+                raise ConfigError(f"{name} returned {value!r:.80}; expected one number, or None")
+            rewards |= {} if values[0] is None else {name: float(values[0])}
         return Turn(reward=rewards or None, terminated=True)
 
 
-def _isolated_tool(method: Any, state: RandomState) -> Tool:
+def _isolated_tool(method: Any, state: GlobalRandom) -> Tool:
     """Return a method as a tool that runs with a random state. As in TRL, an exception is for the model."""
     return replace(tool(method), function=partial(_call, method, state))
 
 
-async def _call(method: Callable[..., Any], state: RandomState, /, **arguments: Any) -> Any:
+async def _call(method: Callable[..., Any], state: GlobalRandom, /, **arguments: Any) -> Any:
     try:
         result = await isolated(_awaited(partial(method, **arguments)), state)
     except Exception as error:

@@ -9,12 +9,14 @@ seed alone.
 import asyncio
 import contextlib
 import functools
-import importlib
 import inspect
 import itertools
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, cast
 
@@ -22,21 +24,21 @@ from pydantic import Field, JsonValue
 from pydantic_core import to_json
 
 from ...episodes._turn import Turn
-from ...errors import ConfigError, MissingPackage
+from ...errors import ConfigError
 from ...messages import Message
 from .._env import EnvConfig
 from .._tools import Tool, tool
 from .._trust import NeedsTrust
-from ._coroutines import CoroutineEnv, RandomState, ReplyRequest
+from ._coroutines import Ask, CoroutineEnv, ReplyRequest, Source, names_of
+from ._random_state import GlobalRandom
 
 _INFINITE = 1000
-_Ask = Callable[[ReplyRequest], Awaitable[Message]]
 
 
 class VerifiersConfig(EnvConfig):
     """The environment, its options, and how many of its tasks are used."""
 
-    env: Annotated[str, NeedsTrust("imports")]
+    env: Annotated[str, NeedsTrust("imports")] = Field(min_length=1)
     """The id of an installed environment, such as `"wordle"`."""
     options: Annotated[dict[str, JsonValue], NeedsTrust("paths")] = Field(default_factory=dict[str, JsonValue])
     """Its configuration, as in the `[env]` block of verifiers: `{"taskset": {...}, "agent": {"max_turns": 8}}`."""
@@ -52,61 +54,56 @@ class Verifiers(CoroutineEnv):
     """
 
     Config: ClassVar[type[EnvConfig]] = VerifiersConfig
-    reward_range: ClassVar[tuple[float, float]] = (0.0, 1.0)
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+    def _load(self) -> Source:
         config: VerifiersConfig = self.config
-        self._made = _made(config.env, json.dumps(config.options, sort_keys=True), config.n_tasks_used)
-        self.tasks = self._made.rows
+        return _loaded(config.env, json.dumps(config.options, sort_keys=True), config.n_tasks_used)
 
     def reference_reply(self) -> str:
         """Return the `answer` of the task's data."""
-        answer = getattr(self._made.tasks[self.task["task"]].data, "answer", None)
+        answer = getattr(self._envsdk_source.items[self.task["task"]].data, "answer", None)
         if not isinstance(answer, str):
             raise NotImplementedError("the task's data has no answer: write reference_reply() in a subclass")
         return answer
 
-    async def _play(self) -> Turn:
-        package, env = _verifiers(), self._made.env
-        task = self._made.tasks[self.task["task"]].with_data()
-        specs = package.agent_config_fields(env.config)
-        limit = env.config.max_concurrent_agents
-        gate = asyncio.Semaphore(limit) if limit else None
-        traces: list[Any] = []
-        agents = SimpleNamespace(
-            **{
-                name: _Agent(name if len(specs) > 1 else None, spec, env.taskset, self._ask, traces, gate)
-                for name, spec in specs.items()
-            }
-        )
-        await env.setup(agents)
-        await env.run(task, agents)
-        if not traces:
-            raise ConfigError(f"{type(env).__name__}.run() of {self.config.env!r} ran no agent")
+    async def _play(self, ask: Ask) -> Turn:
+        package, env = _verifiers(), self._envsdk_source.owner
+        task = self._envsdk_source.items[self.task["task"]].with_data()
+        specs, limit = package.agent_config_fields(env.config), env.config.max_concurrent_agents
+        shared = env.taskset, ask, list[Any](), asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
+        has_several = len(specs) > 1
+        agents = {name: _Agent(name if has_several else None, spec, *shared) for name, spec in specs.items()}
+        given = SimpleNamespace(**agents)
+        await env.setup(given)
+        await env.run(task, given)
         record = package.TraceTask(type=type(task).__name__, data=task.data)
-        episode = package.Episode(env=package.EnvInfo(id=env.config.env_id), task=record, traces=traces)
+        episode = package.Episode(env=package.EnvInfo(id=env.config.env_id), task=record, traces=shared[2])
+        if not episode.traces:
+            raise ConfigError(f"{type(env).__name__}.run() of {self.config.env!r} ran no agent")
         await env.finalize(task, episode)
         counted = [trace for trace in episode.traces if trace.agent.trainable] or episode.traces
-        given: dict[int, dict[str, float]] = {
-            id(trace): {name: found.value for name, found in trace.rewards.items() if found is not None}
-            for trace in episode.traces
-        }
         is_cut = any(trace.is_truncated for trace in counted)
+        own = {trace.info["envsdk_context"]: sum(_rewards(trace).values()) for trace in episode.traces}
         return Turn(
-            reward=_means([given[id(trace)] for trace in counted]) or None,
-            metrics=_means([trace.metrics for trace in counted]),
-            context_rewards={t.info["envsdk_context"]: sum(given[id(t)].values()) for t in traces if len(specs) > 1},
+            reward=_means(map(_rewards, counted)) or None,
+            metrics=_means(trace.metrics for trace in counted),
+            context_rewards=own if has_several else {},
             terminated=not is_cut,
             truncated=is_cut,
         )
 
 
-def _means(values: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+def _rewards(trace: Any) -> dict[str, float]:
+    return {name: found.value for name, found in trace.rewards.items() if found is not None}
+
+
+def _means(values: Iterable[Mapping[str, float | None]]) -> dict[str, float]:
     """Return the mean of each name over the mappings that have a number for it."""
-    names = dict.fromkeys(name for one in values for name, value in one.items() if value is not None)
-    found = {name: [one[name] for one in values if one.get(name) is not None] for name in names}
-    return {name: sum(numbers) / len(numbers) for name, numbers in found.items()}  # pyright: ignore[reportArgumentType]
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for name, value in itertools.chain.from_iterable(one.items() for one in values):
+        if value is not None:
+            found[name].append(value)
+    return {name: statistics.fmean(numbers) for name, numbers in found.items()}
 
 
 @dataclass
@@ -116,11 +113,11 @@ class _Agent:
     name: str | None
     config: Any
     taskset: Any
-    ask: _Ask
+    ask: Ask
     traces: list[Any]
-    gate: asyncio.Semaphore | None
+    gate: Any
     trainable: bool = True
-    _runs: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    n_runs: int = 0
 
     async def run(self, task: Any, **borrowed: Any) -> Any:
         """Let the agent work on a task, and return its trace."""
@@ -131,19 +128,19 @@ class _Agent:
     @contextlib.asynccontextmanager
     async def interaction(self, task: Any, **borrowed: Any) -> "AsyncGenerator[_Interaction]":
         """Begin a conversation, which is scored at its end."""
-        if found := sorted(name for name, value in borrowed.items() if value is not None):
-            raise ConfigError(f"the agent {self.name!r} is given {', '.join(found)}, which this adapter does not have")
-        _refuse(task, self.taskset)
-        number = next(self._runs)
-        context = self.name and (self.name if number == 1 else f"{self.name}-{number}")
-        interaction = _Interaction(self, task, context)
+        lent = [f"{name} for the agent {self.name!r}" for name, value in borrowed.items() if value is not None]
+        _refuse(type(task).__name__, [*lent, *_needs(task, self.taskset)])
+        self.n_runs += 1
+        interaction = _Interaction(
+            self, task, self.name if self.n_runs == 1 else self.name and f"{self.name}-{self.n_runs}"
+        )
         await interaction.open()
         yield interaction
         await interaction.close()
 
     def provision(self, task: Any = None) -> Any:
         """Refuse to start a runtime."""
-        raise ConfigError(f"the agent {self.name!r} needs a runtime, which this adapter does not have")
+        _refuse(f"the agent {self.name!r}", ["a runtime"])
 
 
 class _Interaction:
@@ -186,51 +183,34 @@ class _Interaction:
 
     async def turn(self, message: Any = None) -> Any:
         """Send the agent a message, and return the segment of messages up to its next reply without calls."""
-        package, start = self._package, len(self._messages)
-        prompted = not self.trace.num_turns and self._task.data.prompt is not None
-        if prompted != (message is None):
-            raise ConfigError(
-                "the task's prompt opens the conversation: call turn() without a message first"
-                if prompted
-                else "turn() needs a message: the task has no prompt, or it was answered already"
-            )
+        package = self._package
+        if (message is None) != (not self.trace.num_turns and self._task.data.prompt is not None):
+            raise ConfigError("turn() takes no message for the task's prompt, and otherwise the user's message")
         if message is not None:
             self._hear(message)
-            start = len(self._messages)
+        start = len(self._messages)
         schemas = [tool.schema for tool in self._tools.values()]
         declared = [package.Tool(**schema["function"]) for schema in schemas]
-        async with self._agent.gate or contextlib.nullcontext():
+        async with self._agent.gate:
             while await self._may_go_on():
                 request = ReplyRequest(self._shown, schemas, self._context, self._agent.trainable)
                 reply = await self._agent.ask(request)
-                calls = [
-                    package.ToolCall(
-                        id=call.id or f"call_{len(self._messages)}_{number}",
-                        name=call.name,
-                        arguments=json.dumps(call.arguments),  # also of a string that is not JSON
-                    )
-                    for number, call in enumerate(reply.tool_calls)
+                calls = [  # the arguments may be a string that is not JSON
+                    package.ToolCall(id=call.id or f"call_{n}", name=call.name, arguments=json.dumps(call.arguments))
+                    for n, call in enumerate(reply.tool_calls, len(self._messages))
                 ]
-                answer = package.AssistantMessage(
-                    content=reply.content, reasoning_content=reply.reasoning, tool_calls=calls or None
-                )
-                package.prepare_turn(self.trace, self._messages, declared).commit(
-                    package.Response(
-                        id="",
-                        created=0,
-                        model="envsdk",
-                        message=answer,
-                        finish_reason="tool_calls" if calls else "stop",
-                    )
-                )
+                said = {"content": reply.content, "reasoning_content": reply.reasoning, "tool_calls": calls or None}
+                answer, finish = package.AssistantMessage(**said), "tool_calls" if calls else "stop"
+                response = package.Response(id="", created=0, model="envsdk", message=answer, finish_reason=finish)
+                package.prepare_turn(self.trace, self._messages, declared).commit(response)
                 self._add(answer, reply)
                 for call, given in zip(calls, reply.tool_calls, strict=True):
                     text = await self._result(given)
                     self._add(package.ToolMessage(tool_call_id=call.id, content=text, name=call.name))
                 if not calls:
                     break
-        said = self._messages[start:]
-        return package.Segment(messages=said, terminated=not said)
+        segment = self._messages[start:]
+        return package.Segment(messages=segment, terminated=not segment)
 
     async def close(self) -> None:
         """End the conversation and score it."""
@@ -264,9 +244,9 @@ class _Interaction:
                 result = await result if inspect.isawaitable(result) else result
             finally:
                 self._package.call_state.reset(token)
+            return result if isinstance(result, str) else to_json(result).decode()
         except Exception as error:  # a tool may raise anything; its server answers with the text, too
             return f"Error: {error}"
-        return result if isinstance(result, str) else to_json(result).decode()
 
     def _hear(self, messages: Any) -> None:
         """Add the messages of the user."""
@@ -279,123 +259,81 @@ class _Interaction:
         self._shown.append(shown or Message.from_openai(message.model_dump(exclude_none=True)))
 
 
-def _refuse(task: Any, taskset: Any) -> None:
-    """Refuse a task that needs a server, a sandbox or a judge.
+def _refuse(what: str, needs: Sequence[str]) -> None:
+    """Refuse what needs a server, a sandbox, a judge or a program.
 
     Raises:
         ConfigError: If it does. The error names it.
     """
-    package, needs = _verifiers(), list[str]()
+    if needs:
+        raise ConfigError(f"{what} needs {', '.join(needs)}, which this adapter does not have")
 
-    def needs_runtime(function: Any) -> bool:
-        parameter = inspect.signature(function).parameters.get("runtime")
-        return parameter is not None and parameter.default is parameter.empty
 
-    base, data = package.Task, task.data
+def _needs(task: Any, taskset: Any) -> Iterator[str]:
+    """Name what a task needs that this adapter does not have."""
+    package, data, cls = _verifiers(), task.data, cast("Any", type(task))
     if task.NEEDS_CONTAINER or data.image is not None:
-        needs.append(f"a container{f' of {data.image}' if data.image else ''}")
-    hooks = [
-        getattr(task, name)
-        for name in ("setup", "finalize")
-        if getattr(cast("Any", type(task)), name) is not getattr(base, name)
-    ]
-    hooks += [*task.hooks("reward"), *task.hooks("metric")]
-    needs += [f"a runtime for {hook.__name__}()" for hook in hooks if needs_runtime(hook)]
-    needs += [f"the judge {judge.id!r}" for judge in task.config.judges]
-    needs += [name for name in ("agent_user", "skills", "artifacts") if getattr(data, name)]
-    needs += [f"interception by {hook.__name__}()" for hook in package.discover_decorated(task, "intercept")]
-    boundaries = ((stop, package.hook_boundary(stop, allow_trace=True)) for stop in task.hooks("stop"))
-    needs += [f"interception by {stop.__name__}()" for stop, kind in boundaries if kind is not package.Trace]
+        yield f"a container{f' of {data.image}' if data.image else ''}"
+    own = [name for name in ("setup", "finalize") if getattr(cls, name) is not getattr(package.Task, name)]
+    for hook in (*(getattr(task, name) for name in own), *task.hooks("reward"), *task.hooks("metric")):
+        runtime = inspect.signature(hook).parameters.get("runtime")
+        if runtime is not None and runtime.default is runtime.empty:
+            yield f"a runtime for {hook.__name__}()"
+    yield from (f"the judge {judge.id!r}" for judge in task.config.judges)
+    yield from (name for name in ("agent_user", "skills", "artifacts") if getattr(data, name))
+    stops = [one for one in task.hooks("stop") if package.hook_boundary(one, allow_trace=True) is not package.Trace]
+    for hook in (*package.discover_decorated(task, "intercept"), *stops):
+        yield f"interception by {hook.__name__}()"
     for toolset in (*task.toolsets(task.config), *taskset.toolsets(taskset.config)):
         placed = toolset.config
         if getattr(placed, "url", None) or getattr(placed, "colocated", False) or placed.runtime.type != "subprocess":
-            needs.append(f"the server of its tools {type(toolset).__name__}")
-    if needs:
-        raise ConfigError(f"{type(task).__name__} needs {', '.join(needs)}, which this adapter does not have")
-
-
-@dataclass(eq=False, slots=True)
-class _Made:
-    """An environment of verifiers and its tasks, which all copies of an environment share."""
-
-    env: Any
-    tasks: list[Any]
-    rows: list[dict[str, Any]]
-    source: tuple[str, str, int | None]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Made":
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _made, self.source
+            yield f"the server of its tools {type(toolset).__name__}"
 
 
 @functools.lru_cache(maxsize=32)
-def _made(env_id: str, options: str, n_tasks: int | None) -> _Made:
+def _loaded(env_id: str, options: str, n_tasks: int | None) -> Source:
     """Load an environment and its tasks.
 
     Raises:
         ConfigError: If it is not installed, its options are wrong, or it needs what an episode does not have.
     """
-    package, given = _verifiers(), json.loads(options)
-    with RandomState(0):
+    package, given, subject = _verifiers(), json.loads(options), f"the environment {env_id!r}"
+    with GlobalRandom(0).active(may_print=True):
         try:
             config = package.resolve_env_config({**given, "taskset": {**given.get("taskset", {}), "id": env_id}})
             harness = package.default_harness_id(env_id)
         except (ImportError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"verifiers cannot load the environment {env_id!r} with {options}: {error}") from error
-        agents = {}
-        for name, spec in package.agent_config_fields(config).items():
-            program = harness if spec.harness is None else spec.harness.id
-            if program not in ("null", "bash" if spec.harness is None else "null") or spec.model or spec.client:
-                what = f"the program {program!r}" if program not in ("null", "bash") else "its own model"
-                raise ConfigError(f"the agent {name!r} of {env_id!r} has {what}, which this adapter does not run")
-            agents[name] = spec.model_copy(update={"harness": package.NullHarnessConfig(id="null")})
-        env = package.environment_class(env_id, config.id)(config.model_copy(update=agents))
-        for hook in ("start", "stop"):
-            if getattr(cast("Any", type(env)), hook) is not getattr(package.Env, hook):
-                raise ConfigError(f"{env_id!r} has {hook}(), which starts services: this adapter does not have them")
+            raise ConfigError(f"verifiers cannot load {subject} with {options}: {error}") from error
+        specs, needs = package.agent_config_fields(config), list[str]()
+        for name, spec in specs.items():
+            program, known = (harness, ("null", "bash")) if spec.harness is None else (spec.harness.id, ("null",))
+            has = {"a model": spec.model, "a client": spec.client, "sampling parameters": spec.sampling}
+            has[f"the program {program!r}"] = program not in known
+            needs += [f"{what} of the agent {name!r}" for what, value in has.items() if value]
+        cls = package.environment_class(env_id, config.id)
+        own = (hook for hook in ("start", "stop") if getattr(cls, hook) is not getattr(package.Env, hook))
+        _refuse(subject, [*needs, *(f"services of its {hook}()" for hook in own)])
+        null = {"harness": package.NullHarnessConfig(id="null")}
+        agents = {name: spec.model_copy(update=null) for name, spec in specs.items()}
+        env = cls(config.model_copy(update=agents))
         taskset = env.taskset if env.taskset.bounded else env.taskset.take(n_tasks or _INFINITE)
         tasks = list(taskset if n_tasks is None else taskset.take(n_tasks))
     if not tasks:
-        raise ConfigError(f"the environment {env_id!r} has no tasks with {options}")
-    _refuse(tasks[0], env.taskset)
+        raise ConfigError(f"{subject} has no tasks with {options}")
+    _refuse(subject, [*_needs(tasks[0], env.taskset)])
     rows = [{"task": index, "id": task.data.id, "name": task.data.name} for index, task in enumerate(tasks)]
-    return _Made(env, tasks, rows, (env_id, options, n_tasks))
+    return Source(env, tasks, rows, (_loaded, (env_id, options, n_tasks)))
 
 
-_NAMES = {
-    "agent": ("Segment",),
-    "dialects.chat": ("parse_message",),
-    "configs.agent": ("agent_config_fields",),
-    "env": ("Env",),
-    "episode": ("EnvInfo", "Episode"),
-    "graph": ("prepare_turn",),
-    "harnesses.null": ("NullHarnessConfig",),
-    "session": ("RolloutLimits", "call_hook", "hook_boundary"),
-    "state": ("state_cls",),
-    "task": ("Task",),
-    "trace": ("AgentInfo", "Trace", "TraceTask"),
-    "types": ("AssistantMessage", "Response", "SystemMessage", "Tool", "ToolCall", "ToolMessage", "UserMessage"),
-    "utils.decorators": ("discover_decorated", "invoke"),
-    "utils.loaders": ("default_harness_id", "environment_class", "resolve_env_config"),
-}
+_NAMES = """
+    :AgentInfo :AssistantMessage :Env :EnvInfo :Episode :Response :Segment :SystemMessage :Task :Tool :ToolCall
+    :ToolMessage :Trace :TraceTask :UserMessage :default_harness_id :environment_class :resolve_env_config
+    .configs.agent:agent_config_fields .dialects.chat:parse_message .graph:prepare_turn
+    .harnesses.null:NullHarnessConfig .state:state_cls .mcp.server:_call_state .session:RolloutLimits .session:call_hook
+    .session:hook_boundary .utils.decorators:discover_decorated .utils.decorators:invoke
+"""
 
 
 @functools.cache
 def _verifiers() -> Any:
-    """Return the names of verifiers that are used.
-
-    Raises:
-        MissingPackage: If verifiers is not installed, or is another version that lacks a name.
-    """
-    try:
-        names = {
-            name: getattr(importlib.import_module(f"verifiers.v1.{module}"), name)
-            for module, own in _NAMES.items()
-            for name in own
-        }
-        state = importlib.import_module("verifiers.v1.mcp.server")._call_state
-    except (ImportError, AttributeError) as error:
-        raise MissingPackage(f"Verifiers needs verifiers 0.4 ({error}): pip install 'verifiers==0.4.0'") from error
-    return SimpleNamespace(**names, call_state=state)
+    return names_of("verifiers", "0.4.0", re.sub(r"(?<=\s)(?=\S)", "verifiers.v1", _NAMES))

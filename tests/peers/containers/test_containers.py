@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -322,6 +323,30 @@ def test_the_containers_of_a_killed_process_are_found(small: ContainerConfig):
             assert names_of(small) == [kept.name]
 
     asyncio.run(main())
+
+
+def test_an_interrupt_ends_what_a_command_started(small: ContainerConfig):
+    program = (
+        "import asyncio, sys\nfrom envsdk.containers import ContainerConfig, start\n"
+        "async def main():\n"
+        f"    async with await start(ContainerConfig(**{small.model_dump(exclude_defaults=True)!r})) as container:\n"
+        "        print(container.name, flush=True)\n"
+        "        await container.run('echo > begun; sleep 300 & sleep 300', timeout_s=300)\n"
+        "asyncio.run(main())\n"
+    )
+    # As in a terminal: the interrupt reaches each process of the group.
+    with subprocess.Popen(
+        (sys.executable, "-c", program), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
+        assert process.stdout is not None
+        name = process.stdout.readline().strip()
+        look = (str(small.engine), "exec", name, "cat", "/work/begun")
+        while subprocess.run(look, check=False, capture_output=True).returncode:
+            time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert errors.rstrip().endswith("KeyboardInterrupt") and "ContainerError" not in errors
+    assert names_of(small) == []
 
 
 def test_a_pool_gives_each_container_once(small: ContainerConfig):

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -216,24 +218,37 @@ def test_an_agent_whose_container_is_killed_is_played_again():
     assert killed and trajectory.reward == 1.0
 
 
-def test_the_containers_of_a_killed_run_are_found(small: ContainerConfig):
+def rollouts(config: ContainerConfig) -> subprocess.Popen[str]:
+    """A program that plays episodes in containers, four of which have started; it has its own process group."""
     program = (
         "from envsdk.containers import ContainerConfig\nfrom envsdk.rollouts import Rollouts\n"
-        f"options = dict(container=ContainerConfig(**{small.model_dump(exclude_defaults=True)!r}), renderer='qwen3')\n"
+        f"options = dict(container=ContainerConfig(**{config.model_dump(exclude_defaults=True)!r}), renderer='qwen3')\n"
         "Rollouts('envsdk/RepoFix-v0', 'reference', seeds=range(100), max_concurrency=4,\n"
         "         env_options={**options, 'tokenizer': 'embedded'}).run()\n"
     )
-    run = subprocess.Popen((sys.executable, "-c", program))
-    try:
-        while len(listed(small)) < 4:
-            assert run.poll() is None
-            time.sleep(0.2)
-        assert asyncio.run(prune(small.engine)) == []
-    finally:
-        run.kill()
-        run.wait()
+    run = subprocess.Popen((sys.executable, "-c", program), stderr=subprocess.PIPE, text=True, process_group=0)
+    while len(listed(config)) < 4:
+        assert run.poll() is None
+        time.sleep(0.2)
+    return run
+
+
+def test_the_containers_of_a_killed_run_are_found(small: ContainerConfig):
+    with rollouts(small) as run:
+        try:
+            assert asyncio.run(prune(small.engine)) == []
+        finally:
+            run.kill()
     time.sleep(2)  # what the clients of the engine had begun ends
     assert set(listed(small)) <= set(asyncio.run(prune(small.engine)))
+    assert listed(small) == []
+
+
+def test_an_interrupted_run_leaves_no_containers(small: ContainerConfig):
+    with rollouts(small) as run:
+        os.killpg(run.pid, signal.SIGINT)
+        _, errors = run.communicate(timeout=120)
+    assert "KeyboardInterrupt" in errors
     assert listed(small) == []
 
 

@@ -89,6 +89,18 @@ def test_what_needs_a_server_a_sandbox_or_is_missing_is_refused_by_name(env: str
         Verifiers(env=env)
 
 
+@pytest.mark.parametrize(
+    ("agent", "why"),
+    [
+        ({"model": "m"}, "a model of the agent 'agent'"),
+        ({"sampling": {"top_p": 0.9}}, "sampling parameters of the agent"),
+    ],
+)
+def test_an_agent_with_a_model_or_sampling_parameters_is_refused(agent: dict[str, Any], why: str):
+    with pytest.raises(ConfigError, match=why):
+        Verifiers(env="echo_v1", options={"agent": agent})
+
+
 def test_a_judge_is_refused_by_its_name():
     judge = {"id": "reference", "model": "m"}
     with pytest.raises(ConfigError, match="the judge 'reference'"):
