@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, cast
 from ..authoring._env import Env
 from ..authoring._making import maker_of
 from ..authoring._tool_env import ToolEnv
+from ..authoring.adapters._remote import RemoteEnv
 from ..contexts._protocol import Action
 from ..errors import ConfigError
 from ..messages import Message, ToolCall
@@ -60,9 +61,9 @@ class EnvironmentFactory:
         """Return the reward of each rollout. Its last reply goes to the environment first, unless it was cut."""
         return [env._score(completion) for env, completion in zip(environments, completions, strict=True)]
 
-    def _made(self) -> ToolEnv:
+    def _made(self) -> Env:
         env = self._make_env()
-        if not isinstance(env, ToolEnv):
+        if not (isinstance(env, ToolEnv) or (isinstance(env, RemoteEnv) and env.default_tools())):
             raise ConfigError(
                 f"{env!r} is not a ToolEnv: TRL's loop only calls tools. Train it with RolloutFunc(...) as rollout_func"
             )
@@ -76,7 +77,7 @@ class EnvironmentFactory:
 class _Episode:
     """An environment of ours for TRL. The methods of its subclasses are the tools."""
 
-    def __init__(self, env: ToolEnv) -> None:
+    def __init__(self, env: Env) -> None:
         self._env = env
 
     def reset(self, *, seed: int | None = None, **_: Any) -> None:
@@ -145,7 +146,7 @@ def _type_of(schema: Any) -> Any:
 
 
 def environment_factory(env: Env | str | Callable[[], Env]) -> EnvironmentFactory:
-    """Let TRL's own loop play a `ToolEnv`: `environment_factory=` of a trainer, with its dataset and reward function.
+    """Let TRL's own loop play a `ToolEnv`, also a remote one, with a dataset and a reward function.
 
         factory = environment_factory("envsdk/Calculator-v1")
         GRPOTrainer(..., environment_factory=factory, train_dataset=factory.dataset(range(1000)),
