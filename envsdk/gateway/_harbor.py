@@ -53,7 +53,7 @@ class HarborOptions(BaseModel):
     environ: Annotated[Mapping[str, str], NeedsTrust("isolation")] = Field(default_factory=dict[str, str])
     """The values of variables that `task.toml` refers to, as `${NAME}`. Those of this machine are not used."""
     offline: bool = False
-    """True also takes tasks that ask for the internet, and runs them without it."""
+    """True also takes tasks that ask for the internet, or for hosts by a pattern, and runs them without these."""
     grade: Annotated[Literal["files", "workdir", "running"], NeedsTrust("isolation")] = "files"
     """Where the tests of a task without a separate verifier run. `files`: in a fresh container with all files of the
     agent's. `workdir`: in a fresh container of the task's image, with the working folder of the agent's, so that an

@@ -25,6 +25,8 @@ _LIFETIME_S = 6 * 3600
 _COMPOSE = ("docker-compose.yaml", "docker-compose.yml")
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _CANARY = re.compile(r"\A(?:[ \t]*(?:<!--.*canary.*-->|#.*canary.*)[ \t]*(?:\n|\Z))+\s*\n?", re.IGNORECASE)
+_PATTERN = re.compile(r"[*/:\[]")
+"""What only an entry of allowed_hosts has that names several hosts, or a port."""
 _SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
@@ -103,7 +105,9 @@ class _Artifact(_Part):
 
 
 class _TaskFile(_Part):
-    """A task.toml."""
+    """A task.toml. As in Harbor, tables beside these are ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
 
     schema_version: str = "1.4"
     version: str | None = None
@@ -191,7 +195,7 @@ def read_folder(path: Path, environ: Mapping[str, str], *, offline: bool, engine
     Args:
         path: The folder.
         environ: The values of the variables that task.toml refers to, as `${NAME}`.
-        offline: True takes a task that asks for the internet, which it does not get.
+        offline: True takes a task that asks for the internet, or for hosts by a pattern, and does not give it these.
         engine: The engine of its containers.
 
     Raises:
@@ -200,15 +204,10 @@ def read_folder(path: Path, environ: Mapping[str, str], *, offline: bool, engine
     _check_links(path)
     try:
         file = _TaskFile.model_validate(tomllib.loads(_text(path / "task.toml")))
-        instruction = _CANARY.sub("", _text(path / "instruction.md"))
-        needs = [*_needs(file), *(f"{name}" for name in _files_needed(path))]
-        for name, part in (("agent", file.agent), ("verifier", file.verifier)):
-            needs += _network_needs(name, part, offline)
-        places = {"environment": file.environment, "verifier.environment": file.verifier.environment}
-        for name, place in places.items():
-            needs += [] if place is None else _network_needs(name, place, offline)
+        needs = [*_needs(file), *_files_needed(path), *([] if offline else _network_needs(file))]
         if needs:
             raise TaskError(f"the task {path} needs what is not supported: {'; '.join(needs)}")
+        instruction = _CANARY.sub("", _text(path / "instruction.md"))
         return _checked(path, file, instruction, environ, engine)
     except ValidationError as error:
         raise TaskError(f"the task {path} is not valid: {what_is_invalid(error)}") from error
@@ -296,21 +295,23 @@ def _allow_of(phase: _Network, place: _Place) -> tuple[str, ...]:
     chosen = phase if phase.network_mode is not None else place
     if chosen.network_mode != "allowlist":
         return ()
-    return tuple(
-        f"{host.strip().lower().rstrip('.')}:{port}" for host in chosen.allowed_hosts or () for port in (443, 80)
-    )
+    hosts = [host.strip().lower().rstrip(".") for host in chosen.allowed_hosts or () if not _PATTERN.search(host)]
+    return tuple(f"{host}:{port}" for host in hosts for port in (443, 80))
 
 
-def _network_needs(name: str, part: _Network, offline: bool) -> list[str]:
-    """Return what part of a task.toml needs of the network and cannot have."""
-    hosts = [f"{name}.allowed_hosts has {host!r}" for host in part.allowed_hosts or () if re.search(r"[*/:\[]", host)]
-    is_public = part.network_mode == "public" or (
-        isinstance(part, _Place) and bool(part.allow_internet) and part.network_mode is None
-    )
-    if is_public and not offline:
-        field = "network_mode = 'public'" if part.network_mode else "allow_internet = true"
-        hosts.append(f"{name}.{field} (offline=True runs it without)")
-    return hosts
+def _network_needs(file: _TaskFile) -> list[str]:
+    """Return what a task.toml needs of the network and cannot have."""
+    places = {"environment": file.environment, "verifier.environment": file.verifier.environment}
+    needs: list[str] = []
+    for name, part in {"agent": file.agent, "verifier": file.verifier, **places}.items():
+        if part is not None:
+            needs += [
+                f"{name}.allowed_hosts has {host!r}" for host in part.allowed_hosts or () if _PATTERN.search(host)
+            ]
+            needs += [f"{name}.network_mode = 'public'"] if part.network_mode == "public" else []
+            if isinstance(part, _Place) and part.allow_internet and part.network_mode is None:
+                needs.append(f"{name}.allow_internet = true")
+    return [f"{need} (offline=True runs it without)" for need in needs]
 
 
 def _needs(file: _TaskFile) -> list[str]:

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from trl_environment_classes import Hot, PlaysHot, PlaysSlow
+from trl_environment_classes import Hot, PlaysHot, PlaysSlow, found
 
 import envsdk
 from envsdk import Message, ToolCall
@@ -49,3 +49,22 @@ def test_an_observation_that_is_not_text_is_refused():
 
     with pytest.raises(ConfigError, match="expected a string"):
         TRLEnvironment(env=Picture).reset(seed=0)
+
+
+def nothing(**_: object) -> list[float]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"env": Hot, "reward_funcs": [nothing]}, r"nothing returned \[\]; expected one number"),
+        ({"env": Hot, "reward_funcs": [found, found], "tasks": [{"high": 9}]}, "two rewards are named 'found'"),
+        ({"env": Hot, "tasks": [{"prompt": []}]}, r"the prompt of a row is \[\]"),
+        ({"env": dict}, r"has no reset\(\)"),
+    ],
+)
+def test_wrong_rewards_prompts_and_classes_are_refused(options: Any, why: str):
+    env = TRLEnvironment(**options)
+    with pytest.raises(ConfigError, match=why):
+        envsdk.rollout(env, ReplyPolicy(env, lambda player: "Done."), seed=0)

@@ -83,6 +83,23 @@ def test_a_field_that_harbor_does_not_have_is_refused(tmp_path: Path):
         read(folder(tmp_path, "[environment]\nmemory_gb = 1"))
 
 
+def test_what_harbor_ignores_next_to_its_own_tables_is_ignored(tmp_path: Path):
+    assert read(folder(tmp_path, 'level = "hard"\n[tags]\ndomain = "data"\n[agent]\ntimeout_sec = 9')).agent_s == 9.0
+
+
+def test_a_task_of_several_steps_is_refused_for_these_and_not_for_its_instruction(tmp_path: Path):
+    path = folder(tmp_path, '[[steps]]\nname = "one"')
+    (path / "instruction.md").unlink()
+    with pytest.raises(TaskError, match="not supported: steps"):
+        read(path)
+
+
+def test_hosts_that_cannot_be_allowed_are_left_out_on_request(tmp_path: Path):
+    hosts = '["*.example.com", "pypi.org", "10.0.0.0/8"]'
+    path = folder(tmp_path, f'[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = {hosts}')
+    assert read(path, offline=True).box.allow == ("pypi.org:443", "pypi.org:80")
+
+
 def test_a_task_that_asks_for_the_internet_is_run_without_it_on_request(tmp_path: Path):
     path = folder(tmp_path, "[environment]\nallow_internet = true")
     assert read(path, offline=True).box.allow == ()

@@ -13,7 +13,6 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Field, ImportString, JsonValue, field_serializer
@@ -26,6 +25,7 @@ from .._trust import NeedsTrust
 from ._coroutines import Ask, CoroutineEnv, ReplyRequest, Source, names_of
 from ._random_state import GlobalRandom
 
+_SAMPLING = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
 _GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 
 
@@ -57,9 +57,9 @@ class Inspect(CoroutineEnv):
 
     def reference_reply(self) -> str:
         """Return the target of the sample: for choices, `ANSWER: ` and its letters."""
-        target = self._envsdk_source.items[self.task["sample"]].target
-        text = target if isinstance(target, str) else ", ".join(target)
-        return f"ANSWER: {text}" if self._envsdk_source.items[self.task["sample"]].choices else text
+        sample = self._envsdk_source.items[self.task["sample"]]
+        text = sample.target if isinstance(sample.target, str) else ", ".join(sample.target)
+        return f"ANSWER: {text}" if sample.choices else text
 
     async def _play(self, ask: Ask) -> Turn:
         package, task = _inspect(), self._envsdk_source.owner
@@ -88,16 +88,15 @@ class Inspect(CoroutineEnv):
 
         is_cut = False
         try:
-            limits = package.message_limit(task.message_limit), package.turn_limit(task.turn_limit)
             async with active:
-                with limits[0], limits[1]:
+                with package.message_limit(task.message_limit), package.turn_limit(task.turn_limit):
                     state = await package.resolve_plan(task, None)(state, generate)
         except package.LimitExceededError:
             is_cut, state = True, package.sample_state() or state
         values: dict[str, float] = {}
-        scorers: list[Any] = task.scorer or []
-        for number, scorer in enumerate(scorers):
-            name = _name_of(scorer, number)
+        names: list[str] = []
+        for scorer in task.scorer or ():
+            names.append(name := package.unique_scorer_name(scorer, names))
             model.refuses = f"its scorer {name!r} asks a model"
             score: Any = await scorer(state, package.Target(sample.target))
             if score is not None:
@@ -108,8 +107,9 @@ class Inspect(CoroutineEnv):
         chosen: Sequence[str] = self.config.scores or tuple(values)
         if unknown := [name for name in chosen if name not in values and self.config.scores]:
             raise ConfigError(f"the task has no scores {unknown}; its scores: {', '.join(values) or 'none'}")
-        rewards = {name: values[name] for name in chosen if not math.isnan(values[name])}
-        metrics = {name: value for name, value in values.items() if name not in chosen}
+        scored = {name: value for name, value in values.items() if not math.isnan(value)}
+        rewards = {name: scored[name] for name in chosen if name in scored}
+        metrics = {name: value for name, value in scored.items() if name not in chosen}
         return Turn(reward=rewards or None, metrics=metrics, terminated=not is_cut, truncated=is_cut)
 
 
@@ -129,11 +129,6 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
             f"the scorer {name!r} returned {value!r:.80}; expected a number, one of {', '.join(_GRADES)}, or a mapping"
         )
     return {name: float(value)}
-
-
-def _name_of(scorer: Any, number: int) -> str:
-    info = getattr(scorer, "__registry_info__", None)
-    return f"score{number}" if info is None else info.name.rpartition("/")[2]
 
 
 @functools.lru_cache(maxsize=32)
@@ -158,11 +153,9 @@ def _loaded(function: Callable[..., Any], options: str) -> Source:
         "model roles": task.model_roles,
         "approval of tool calls": task.approval,
     }
-    for number, scorer in enumerate(task.scorer or ()):
-        given: Any = getattr(scorer, "__registry_params__", {})
-        needs[f"a judge for the scorer {_name_of(scorer, number)!r}"] = "model_graded" in _name_of(
-            scorer, number
-        ) and not given.get("model")
+    for scorer in task.scorer or ():
+        name, params = package.unique_scorer_name(scorer, []), getattr(scorer, "__registry_params__", {})
+        needs[f"a judge for the scorer {name!r}"] = name.startswith("model_graded") and not params.get("model")
     if found := [name for name, value in needs.items() if value]:
         raise ConfigError(f"the task {task.name!r} needs {' and '.join(found)}, which this adapter does not have")
     samples.sort(key=_digest)
@@ -178,17 +171,18 @@ def _digest(sample: Any) -> bytes:
 
 _NAMES = """
     inspect_ai:Task inspect_ai.scorer:Target inspect_ai.solver:TaskState
-    inspect_ai.model:ChatMessageAssistant inspect_ai.model:ChatMessageUser inspect_ai.model:GenerateConfig
-    inspect_ai.model:Model inspect_ai.model:ModelOutput inspect_ai.model:get_model
-    inspect_ai.tool:ToolCall inspect_ai.tool:ToolDef inspect_ai.tool:ToolInfo inspect_ai.tool:ToolSource
+    inspect_ai.model:ChatMessageAssistant inspect_ai.model:ChatMessageSystem inspect_ai.model:ChatMessageUser
+    inspect_ai.model:GenerateConfig inspect_ai.model:Model inspect_ai.model:ModelOutput inspect_ai.model:get_model
+    inspect_ai.tool:ToolCall inspect_ai.tool:ToolSource
     inspect_ai.util:LimitExceededError inspect_ai.util:message_limit inspect_ai.util:turn_limit
     inspect_ai._eval.context:init_task_context inspect_ai._eval.task.generate:task_generate
     inspect_ai._eval.task.run:resolve_plan inspect_ai.log._samples:active_sample
     inspect_ai.log._transcript:Transcript inspect_ai.log._transcript:init_transcript
+    inspect_ai.model._call_tools:get_tools_info inspect_ai.scorer._scorer:unique_scorer_name
     inspect_ai.solver._task_state:sample_state inspect_ai.solver._task_state:set_sample_state
     inspect_ai.util._limit:check_message_limit inspect_ai.util._store:init_subtask_store
 """
-"""The last ten are what its own runner calls for a sample."""
+"""The last twelve are what its own runner calls for a sample."""
 
 
 @functools.cache
@@ -208,19 +202,13 @@ def _inspect() -> Any:
                 raise ConfigError(f"{self.refuses}, and the policy does not judge itself: name another model for it")
             given = [names.ChatMessageUser(content=input)] if isinstance(input, str) else list(input)
             names.check_message_limit(len(given), raise_for_equal=True)
-            if config is not None and config.system_message:
-                given.insert(0, SimpleNamespace(role="system", content=config.system_message))
+            config = config or names.GenerateConfig()
+            if config.system_message:
+                given.insert(0, names.ChatMessageSystem(content=config.system_message))
             tools = await tools.tools() if isinstance(tools, names.ToolSource) else tools
-            options = (
-                {}
-                if config is None
-                else {
-                    "stop": config.stop_seqs or (),
-                    "max_tokens": config.max_tokens,
-                    "sampling": {} if config.temperature is None else {"temperature": config.temperature},
-                }
-            )
-            schemas = [] if tool_choice == "none" else [_schema(tool, names) for tool in tools]
+            schemas = [] if tool_choice == "none" else [_schema(info) for info in names.get_tools_info(tools)]
+            sampling = {name: getattr(config, name) for name in _SAMPLING if getattr(config, name) is not None}
+            options = {"stop": config.stop_seqs or (), "max_tokens": config.max_tokens, "sampling": sampling}
             reply = await self.ask(ReplyRequest([_message(one) for one in given], schemas, options=options))
             calls = [
                 names.ToolCall(
@@ -238,12 +226,12 @@ def _inspect() -> Any:
     return names
 
 
-def _schema(tool: Any, names: Any) -> ToolSchema:
-    """Return the JSON schema of a tool of inspect_ai."""
-    given = tool if isinstance(tool, (names.ToolDef, names.ToolInfo)) else names.ToolDef(tool)
-    parameters = given.parameters.model_dump(mode="json", exclude_none=True)
-    function = {"name": given.name, "description": given.description, "parameters": parameters}
-    return {"type": "function", "function": function}
+def _schema(tool: Any) -> ToolSchema:
+    parameters = tool.parameters.model_dump(mode="json", exclude_none=True)
+    return {
+        "type": "function",
+        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
+    }
 
 
 def _message(given: Any) -> Message:
@@ -252,22 +240,21 @@ def _message(given: Any) -> Message:
     Raises:
         ConfigError: If it has content that a message cannot hold.
     """
-    content: Any = given.content
-    if not isinstance(content, str):
-        shown: dict[str, Callable[[Any], dict[str, Any]]] = {
-            "text": lambda part: {"type": "text", "text": part.text},
-            "image": lambda part: {"type": "image_url", "image_url": {"url": part.image}},
-        }
-        kinds = {part.type for part in content} - shown.keys() - {"reasoning"}
-        if kinds:
+    data: dict[str, Any] = {"role": given.role, "content": given.content}
+    if not isinstance(given.content, str):
+        parts = [part for part in given.content if part.type != "reasoning"]
+        if kinds := {part.type for part in parts} - {"text", "image"}:
             raise ConfigError(f"a message of the task has {', '.join(sorted(kinds))}; expected text and images")
-        content = [shown[part.type](part) for part in content if part.type != "reasoning"]
-    data: dict[str, Any] = {"role": given.role, "content": content}
+        data["content"] = [
+            {"type": "text", "text": part.text}
+            if part.type == "text"
+            else {"type": "image_url", "image_url": {"url": part.image}}
+            for part in parts
+        ]
     if given.role == "tool":
-        error = given.error and f"Error: {given.error.message}"
-        data |= {"content": error or content, "name": given.function, "tool_call_id": given.tool_call_id}
-    for call in getattr(given, "tool_calls", None) or ():
-        data.setdefault("tool_calls", []).append(
-            {"id": call.id, "function": {"name": call.function, "arguments": call.arguments}}
-        )
+        data |= {"name": given.function, "tool_call_id": given.tool_call_id}
+        data |= {"content": f"Error: {given.error.message}"} if given.error else {}
+    if calls := getattr(given, "tool_calls", None):
+        names = [{"name": call.function, "arguments": call.arguments} for call in calls]
+        data["tool_calls"] = [{"id": call.id, "function": name} for call, name in zip(calls, names, strict=True)]
     return Message.from_openai(data)

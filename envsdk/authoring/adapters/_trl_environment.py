@@ -57,10 +57,14 @@ class TRLEnvironment(ToolEnv):
         """Reset a new object of the class."""
         self.random_state = GlobalRandom(int(self.np_random.integers(2**63)))
         row: dict[str, Any] = {**(self.task or {})}
-        prompt: Any = row.get("prompt", "")
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [{**one} for one in prompt]
+        given: Any = row.get("prompt", "")
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else [{**one} for one in given or ()]
+        if not messages:
+            raise ConfigError(f"the prompt of a row is {given!r}; expected a string or chat messages")
         with self.random_state.active(may_print=True):
             self.environment: Any = self.config.env()
+            if not hasattr(self.environment, "reset"):
+                raise ConfigError(f"{self.config.env!r} made {self.environment!r:.80}, which has no reset()")
             observation = self.environment.reset(**row)
         if observation is not None:
             if not isinstance(observation, str) or messages[-1]["role"] != "user":
@@ -83,12 +87,16 @@ class TRLEnvironment(ToolEnv):
         columns = {key: [value] for key, value in self.row.items() if key not in ("prompt", "completion")}
         for function in self.config.reward_funcs:
             given = {"prompts": [said[:first]], "completions": [said[first:]], "environments": [environment], **columns}
+            if function.__name__ in sources:
+                raise ConfigError(f"two rewards are named {function.__name__!r}: rename one of the functions")
             sources[function.__name__] = partial(function, **given)
         rewards: dict[str, float] = {}
         for name, source in sources.items():
             value: Any = await isolated(_awaited(source), self.random_state)
-            value = cast("Sequence[Any]", value)[0] if isinstance(value, (list, tuple)) else value
-            rewards |= {} if value is None else {name: float(value)}
+            values = cast("Sequence[Any]", value if isinstance(value, (list, tuple)) else [value])
+            if len(values) != 1 or not (values[0] is None or hasattr(values[0], "__float__")):
+                raise ConfigError(f"{name} returned {value!r:.80}; expected one number, or None")
+            rewards |= {} if values[0] is None else {name: float(values[0])}
         return Turn(reward=rewards or None, terminated=True)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from inspect_ai import Task, task
 from inspect_ai.agent import react
 from inspect_ai.dataset import FieldSpec, Sample, example_dataset
+from inspect_ai.model import GenerateConfig
 from inspect_ai.scorer import Score, accuracy, choice, includes, match, model_graded_fact, pattern, scorer
 from inspect_ai.solver import chain_of_thought, generate, multiple_choice, self_critique, system_message, use_tools
 from inspect_ai.tool import tool
@@ -88,6 +89,13 @@ def agent() -> Task:
 @task
 def scored_twice() -> Task:
     return Task(dataset=SUMS, solver=[use_tools(add()), generate()], scorer=[includes(), calls()])
+
+
+@task
+def strictly_scored() -> Task:
+    config = GenerateConfig(temperature=0.5, top_p=0.9, max_tokens=50)
+    samples = [Sample(input="Agree.", target="yes")]
+    return Task(dataset=samples, scorer=[includes(), includes(ignore_case=False)], config=config)
 
 
 @task

@@ -14,7 +14,7 @@ from trl_environment_classes import Codes
 import envsdk
 from envsdk import Env, Message, Turn
 from envsdk.adapters import Inspect, to_inspect
-from envsdk.errors import ConfigError
+from envsdk.errors import ConfigError, UnknownName
 from envsdk.policies import ReplyPolicy
 from envsdk.testing import check_env
 
@@ -47,6 +47,23 @@ def test_scores_are_named_rewards_and_those_that_do_not_count_are_metrics():
     last = envsdk.rollout(env, ReplyPolicy(env, lambda player: inspect_tasks.addition(env)), seed=0).steps[-1]
     assert last.rewards == {"calls.used": 1.0}
     assert last.metrics == {"includes": 1.0, "calls.style": 0.5}
+
+
+def test_scorers_with_one_name_have_inspects_names_and_its_sampling_parameters_apply():
+    env = Inspect(task=inspect_tasks.strictly_scored)
+    _, info = env.reset(seed=0)
+    assert (info["sampling"], info["max_tokens"]) == ({"temperature": 0.5, "top_p": 0.9}, 50)
+    trajectory = envsdk.rollout(env, ReplyPolicy(env, lambda player: "YES"), seed=0)
+    assert trajectory.steps[0].rewards == {"includes": 1.0, "includes1": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "why"),
+    [("inspect_tasks", {}, "callable"), ("inspect_tasks:sums", {"n": 1}, "unexpected keyword argument 'n'")],
+)
+def test_what_is_no_function_and_options_that_it_does_not_take_are_refused(task: str, options: Any, why: str):
+    with pytest.raises(ConfigError, match=why):
+        Inspect(task=task, options=options)
 
 
 def test_a_score_that_is_no_number_is_an_error_and_not_zero():
@@ -124,9 +141,13 @@ def test_an_episode_without_a_score_has_none_and_a_failure_is_an_error(tmp_path:
     assert "a bug of the environment" in samples[2].error.message
 
 
-def test_seeds_that_come_twice_are_refused():
+def test_seeds_that_come_twice_and_what_is_no_environment_are_refused():
     with pytest.raises(ConfigError, match="different seeds"):
         to_inspect("envsdk/GuessNumber-v1", [1, 1])
+    with pytest.raises(UnknownName, match="GuessNumber"):
+        to_inspect("envsdk/GuessNumbers-v1", [1])
+    with pytest.raises(ConfigError, match="3 is not an environment"):
+        to_inspect(3, [1])
 
 
 def test_the_code_of_its_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
