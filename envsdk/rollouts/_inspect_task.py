@@ -70,12 +70,10 @@ def to_inspect(env: Env | str | Callable[[], Env], seeds: Iterable[int]) -> Any:
             return None
         return scoring.Score(value=rewards, answer=state.output.completion, metadata=state.store.get("episode"))
 
+    sample = inspect_ai.dataset.Sample
     return inspect_ai.Task(
         name=name,
-        dataset=[
-            inspect_ai.dataset.Sample(input=f"{name}, seed {seed}", id=seed, metadata={"seed": seed})
-            for seed in numbers
-        ],
+        dataset=[sample(input=f"{name}, seed {seed}", id=seed, metadata={"seed": seed}) for seed in numbers],
         solver=solving.solver(name="envsdk")(lambda: solve)(),
         scorer=scoring.scorer(metrics={"*": [scoring.mean(), scoring.stderr()]}, name="rewards")(lambda: score)(),
     )
@@ -102,14 +100,7 @@ class _InspectModel:
         schemas = [given.get("function", given) for given in tools]
         output = await self._model.generate(
             [_to_inspect(message, self._package) for message in messages],
-            tools=[
-                tool.ToolInfo(
-                    name=schema["name"],
-                    description=schema.get("description", ""),
-                    parameters=tool.ToolParams.model_validate(schema.get("parameters") or {}),
-                )
-                for schema in schemas
-            ],
+            tools=[tool.ToolInfo.model_validate({"description": "", "parameters": {}, **one}) for one in schemas],
             config=self._package.GenerateConfig(
                 stop_seqs=list(stop) or None, max_tokens=max_tokens, **(sampling or {})
             ),
@@ -117,10 +108,8 @@ class _InspectModel:
         given: Any = output.message
         parts: Any = [] if isinstance(given.content, str) else given.content
         reasoning = "\n".join(part.reasoning for part in parts if part.type == "reasoning")
-        calls = [
-            {"id": call.id, "function": {"name": call.function, "arguments": call.arguments}}
-            for call in given.tool_calls or ()
-        ]
+        functions = [{"name": call.function, "arguments": call.arguments} for call in given.tool_calls or ()]
+        calls = [{"id": call.id, "function": one} for call, one in zip(given.tool_calls or (), functions, strict=True)]
         data = {"role": "assistant", "content": given.text, "tool_calls": calls, "reasoning": reasoning or None}
         is_cut = output.stop_reason in ("max_tokens", "model_length")
         return ChatReply(Message.from_openai(data), is_cut, {})

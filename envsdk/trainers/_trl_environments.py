@@ -3,17 +3,18 @@
 import inspect
 import operator
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any, Literal, Union, cast
 
 from ..authoring._env import Env
 from ..authoring._making import maker_of
 from ..authoring._tool_env import ToolEnv
+from ..authoring.adapters._remote import RemoteEnv
 from ..contexts._protocol import Action
 from ..errors import ConfigError
 from ..messages import Message, ToolCall
 from ._packages import load
 
-_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "array": list, "object": dict}
+_TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict, "null": type(None)}
 
 
 class EnvironmentFactory:
@@ -60,9 +61,9 @@ class EnvironmentFactory:
         """Return the reward of each rollout. Its last reply goes to the environment first, unless it was cut."""
         return [env._score(completion) for env, completion in zip(environments, completions, strict=True)]
 
-    def _made(self) -> ToolEnv:
+    def _made(self) -> Env:
         env = self._make_env()
-        if not isinstance(env, ToolEnv):
+        if not (isinstance(env, ToolEnv) or (isinstance(env, RemoteEnv) and env.default_tools())):
             raise ConfigError(
                 f"{env!r} is not a ToolEnv: TRL's loop only calls tools. Train it with RolloutFunc(...) as rollout_func"
             )
@@ -76,7 +77,7 @@ class EnvironmentFactory:
 class _Episode:
     """An environment of ours for TRL. The methods of its subclasses are the tools."""
 
-    def __init__(self, env: ToolEnv) -> None:
+    def __init__(self, env: Env) -> None:
         self._env = env
 
     def reset(self, *, seed: int | None = None, **_: Any) -> None:
@@ -116,7 +117,7 @@ def _method(schema: Any) -> Callable[..., str]:
     names = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     lines: list[str] = []
     for name, given in sorted(properties.items(), key=lambda item: item[0] not in required):
-        kind = _TYPES.get(given.get("type"), str)
+        kind = _type_of(given)
         default = inspect.Parameter.empty if name in required else given.get("default")
         names.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
         lines.append(f"    {name}: {given.get('description') or name}")
@@ -133,8 +134,19 @@ def _method(schema: Any) -> Callable[..., str]:
     return call
 
 
+def _type_of(schema: Any) -> Any:
+    """Return the type of which transformers makes a schema: with the items of lists, choices and None."""
+    if options := schema.get("anyOf"):
+        return Union[tuple(map(_type_of, options))]  # noqa: UP007 (of a tuple)
+    if choices := schema.get("enum"):
+        return Literal[tuple(choices)]
+    if schema.get("type") == "array":
+        return list[_type_of(schema.get("items", {}))]
+    return _TYPES.get(str(schema.get("type")), Any)
+
+
 def environment_factory(env: Env | str | Callable[[], Env]) -> EnvironmentFactory:
-    """Let TRL's own loop play a `ToolEnv`: `environment_factory=` of a trainer, with its dataset and reward function.
+    """Let TRL's own loop play a `ToolEnv`, also a remote one, with a dataset and a reward function.
 
         factory = environment_factory("envsdk/Calculator-v1")
         GRPOTrainer(..., environment_factory=factory, train_dataset=factory.dataset(range(1000)),

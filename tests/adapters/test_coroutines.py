@@ -45,7 +45,7 @@ class Asks(CoroutineEnv):
 
 
 def step(env: Asks, reply: str) -> Any:
-    player = env.episode.pending_reply("main")
+    player = env.episode.pending_reply(env.pending()[0].context)
     return env.step(envsdk.Action(player.context.renderer.reply(Message(role="assistant", content=reply))))
 
 
@@ -86,6 +86,31 @@ def test_an_episode_that_a_limit_ends_leaves_no_task_in_the_callers_event_loop()
     cleaned.clear()
     assert asyncio.run(play()) == ("max_steps", set())
     assert cleaned == ["one"]
+
+
+class Breaks(Asks):
+    """Two agents side by side, of which each has a bug."""
+
+    __module__ = Asks.__module__
+
+    async def _play(self, ask: Ask) -> Turn:
+        async def agent(name: str) -> None:
+            await ask(ReplyRequest([Message(role="user", content=name)], agent=name))
+            raise ValueError("a bug")
+
+        async with asyncio.TaskGroup() as group:
+            for name in ("a", "b"):
+                group.create_task(agent(name))
+        return Turn(terminated=True)
+
+
+def test_an_agent_that_fails_next_to_another_is_the_error_of_the_episode():
+    env = Breaks()
+    env.reset(seed=0)
+    step(env, "yes")
+    with pytest.raises(ExceptionGroup) as raised:
+        step(env, "yes")
+    assert [str(error) for error in raised.value.exceptions] == ["a bug"]
 
 
 def test_task_data_for_an_environment_that_has_its_own_is_refused():

@@ -3,8 +3,9 @@
 import asyncio
 import functools
 import json
+import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,9 +13,10 @@ import envsdk
 from envsdk import Edit, Env, Handoff, Limits, Mask, Message, Opening, Turn
 from envsdk.adapters import RemoteEnv
 from envsdk.authoring.adapters import _remote
-from envsdk.authoring.adapters._hosted import HostedEnv, MakeEnv, describe, in_split
+from envsdk.authoring.adapters._hosted import EnvsBySplit, HostedEnv, MakeEnv, describe
+from envsdk.authoring.adapters._remote import Observed, Session, io_thread
 from envsdk.authoring.adapters._wire import Call, MessageTable, TurnData
-from envsdk.errors import ConfigError, EpisodeError, RemoteEnvError, TaskError, TurnError
+from envsdk.errors import ConfigError, EnvsdkError, EpisodeError, RemoteEnvError, TaskError, TurnError
 
 SERVED: dict[str, MakeEnv] = {}
 """The environments of the server, by URL."""
@@ -25,19 +27,22 @@ class NearSession:
 
     def __init__(self, url: str, *_: Any) -> None:
         self.url, self.lock, self.is_lost = url, asyncio.Lock(), True
+        self.thread = io_thread(os.getpid())
         self.seen: list[str] = []
 
-    def get(self, page: str) -> Any:
+    read = Session.read
+
+    def get(self, page: str) -> bytes:
         split = page.partition("split=")[2] or None
-        return json.loads(describe(in_split(SERVED[self.url], split)).model_dump_json())
+        return describe(EnvsBySplit(SERVED[self.url])[split]).model_dump_json().encode()
 
     async def begin(self) -> None:
         self.host, self.is_lost = HostedEnv(SERVED[self.url]), False
 
-    async def exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    async def exchange(self, message: Mapping[str, Any]) -> Observed:
         self.seen.append(json.dumps(message))
         call = json.loads(self.seen[-1])["data"]["call"]
-        return {"observation": {"answer": await asyncio.to_thread(self.host.call, call)}}
+        return Observed(observation={"answer": await asyncio.to_thread(self.host.call, call)})
 
     async def close(self) -> None:
         self.is_lost = True
@@ -239,3 +244,112 @@ def test_a_call_that_is_sent_again_is_not_run_again():
 def test_a_malformed_call_is_a_typed_error(call: str):
     with pytest.raises(RemoteEnvError):
         HostedEnv(Rows).call(call)
+
+
+def lied_to(answer: Any, *, at: str = "respond") -> RemoteEnv:
+    """An environment whose server answers the calls of a method with something else."""
+
+    class Lying(NearSession):
+        async def exchange(self, message: Mapping[str, Any]) -> Observed:
+            honest = await super().exchange(message)
+            return Observed(observation={"answer": answer}) if at in self.seen[-1] else honest
+
+    SERVED["http://lies"] = Rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_remote, "Session", Lying)
+        return RemoteEnv("http://lies")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        None,
+        5,
+        "",
+        "{}",
+        "[" * 100_000,
+        '{"turn":' * 1000,
+        '{"task": ' + "[" * 100_000,
+        '{"task": ' + "1" * 5000 + "}",
+        '{"turn": {"messages": [7]}}',
+        '{"turn": {"messages": [-1]}}',
+        '{"turn": {"messages": [{"role": "nobody"}]}}',
+        '{"turn": {"messages": [], "reward": {"a": NaN}}}',
+        '{"turn": {"messages": [], "reward": {"a": 1e999}}}',
+        '{"turn": {"messages": [], "metrics": {"a": 1e39}}}',
+        '{"turn": {"messages": [], "edit": [-1]}}',
+        '{"turn": {"messages": [], "mask": [[[1, 0]]]}}',
+        '{"turn": {"messages": [], "opening": ["a", "none", 5]}}',
+        '{"turn": {"messages": [], "terminated": true, "truncated": true}}',
+        '{"turn": {"messages": [], "tools": [{"a": 1}]}}',
+        '{"turn": {"messages": [], "tools": [{"type": "function", "function": {"name": 5}}]}}',
+        '{"turn": {"messages": [], "context_rewards": {"none": 1.0}}}',
+        '{"turn": {"messages": ["a"]}}',
+        '{"handoffs": []}',
+        '{"handoffs": [{"env": 0, "role": "a", "full_history": false, "adds_reward": true, "timeout_s": null,'
+        ' "limits": {}, "history": null, "tools": []}]}',
+        '{"handoffs": [{"env": 1, "role": "a", "full_history": false, "adds_reward": true, "timeout_s": -1,'
+        ' "limits": {"max_steps": -1}, "history": "no such policy", "tools": []}]}',
+        '{"reply": 5}',
+        '{"reply": {"role": "nobody"}}',
+    ],
+)
+def test_an_answer_that_is_not_valid_is_a_typed_error(answer: Any):
+    for method in ("start", "respond", "null_reply"):
+        with pytest.raises(EnvsdkError):
+            envsdk.rollout(lied_to(answer, at=method), "null", seed=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["SystemExit", "KeyboardInterrupt", "GeneratorExit", "StopIteration", "ExceptionGroup", "open", "__doc__"]
+)
+def test_an_exception_that_would_end_more_than_the_episode_is_a_runtime_error(name: str):
+    with pytest.raises(RuntimeError, match=f"{name}: of the author"):
+        envsdk.rollout(lied_to(json.dumps({"error": [name, "of the author"]})), "null", seed=0)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        "",
+        "5",
+        "[]",
+        "{}",
+        b"\xff",
+        "[" * 100_000,
+        '{"data": []}',
+        '{"data": {"observation": 5}}',
+        '{"type": "error", "data": {"message": 5}}',
+        '{"type": "error", "data": {"code": "OTHER"}}',
+    ],
+)
+def test_a_frame_that_is_not_an_answer_is_a_typed_error(frame: Any):
+    SERVED["http://near"] = Rows
+    with pytest.raises(RemoteEnvError):
+        Session._observed(cast("Any", NearSession("http://near")), frame)
+
+
+def test_json_that_takes_too_much_memory_is_not_parsed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ENVSDK_MAX_RECORD_MIB", "1")
+    with pytest.raises(RemoteEnvError, match="memory"):
+        Session._observed(cast("Any", NearSession("http://near")), '{"data": {"observation": {"a": [' + "[]," * 2**20)
+
+
+@pytest.mark.parametrize(
+    ("page", "error", "message"),
+    [
+        ({"protocol": 2, "envsdk": "9.0"}, ConfigError, "same version"),
+        ({"protocol": "x"}, RemoteEnvError, "cannot be read"),
+        ([], RemoteEnvError, "cannot be read"),
+        ({"n_rows": 2**80}, RemoteEnvError, "n_rows"),
+        ({"limits": {"max_steps": -1}}, RemoteEnvError, "max_steps"),
+    ],
+)
+def test_a_description_that_is_not_valid_is_a_typed_error(
+    page: Any, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
+):
+    honest = json.loads(describe(Rows()).model_dump_json())
+    given = page if page == [] or "envsdk" in page else {**honest, **page}
+    monkeypatch.setattr(NearSession, "get", lambda *_: json.dumps(given).encode())
+    with pytest.raises(error, match=message):
+        RemoteEnv("http://near")

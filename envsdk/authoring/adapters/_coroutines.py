@@ -119,7 +119,7 @@ class _Run:
 
     async def advance(self, reply: Message | None = None) -> ReplyRequest | Turn:
         """Answer the last request, and return the next one, or the last turn."""
-        if self._reply is not None and reply is not None:
+        if self._reply is not None and reply is not None and not self._reply.done():  # or cancelled: another failed
             self._reply.set_result(reply)
         asked = await self._requests.get()
         if asked is None:

@@ -19,7 +19,7 @@ from ...episodes._handoff import Handoff, is_handoff
 from ...episodes._recording import task_as_json
 from ...episodes._turn import Turn
 from ...errors import ConfigError, HandoffError, RemoteEnvError
-from ...limits import Limits, StopReason
+from ...limits import StopReason
 from ...messages import Message
 from .._driver import driver_of
 from .._env import Env
@@ -57,7 +57,7 @@ def describe(env: Env) -> Description:
         protocol=PROTOCOL,
         envsdk=version("envsdk"),
         name=env.name,
-        limits=env.limits.model_dump(),
+        limits=env.limits,
         reward_range=env.reward_range,
         n_tasks=env.n_tasks,
         n_rows=0 if env.tasks is None else len(env.tasks),
@@ -67,13 +67,20 @@ def describe(env: Env) -> Description:
     )
 
 
-def in_split(make: MakeEnv, split: str | None) -> Env:
-    """Make an environment whose tasks are those of a split.
+class EnvsBySplit(dict[str | None, Env]):
+    """Environments by the split of their tasks, each made when it is first used; None for what `make` chooses.
 
-    Raises:
-        ConfigError: If the environment has no option `split`, or not this one.
+    Args:
+        make: Makes an environment, with the options that are given in addition to its own.
     """
-    return make() if split is None else make(split=split)
+
+    def __init__(self, make: MakeEnv) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, split: str | None) -> Env:
+        self[split] = made = self._make() if split is None else self._make(split=split)
+        return made
 
 
 class HostedEnv:
@@ -84,8 +91,7 @@ class HostedEnv:
     """
 
     def __init__(self, make: MakeEnv) -> None:
-        self._make = make
-        self._made: dict[str | None, Env] = {}
+        self._made = EnvsBySplit(make)
         self._envs: list[Env] = []
         self._agents: dict[int, Agent] = {}
         self._offered: dict[int, Handoff] = {}  # the last handoff to each environment
@@ -154,13 +160,12 @@ class HostedEnv:
 
     def _begin(self, call: Call) -> None:
         """Begin an episode."""
-        if call.split not in self._made:
-            self._made[call.split] = in_split(self._make, call.split)
         env = self._made[call.split]
         if unknown := call.options.keys() - _OPTIONS:
             raise ConfigError(f"a remote episode does not have the options {sorted(unknown)}")
         driver = driver_of(env)
-        driver.limits = Limits.of(call.agents[0].limits, env.limits) if call.agents else env.limits
+        if call.agents:
+            driver.limits = call.agents[0].limits
         if call.history is not None:
             driver.history = get_history(call.history)
         for child in self._envs[1:]:
@@ -189,7 +194,7 @@ class HostedEnv:
             raise RemoteEnvError(f"the call has the counts of {len(call.agents)} agents; expected {len(agents)}")
         for one, data in zip(agents, call.agents, strict=True):
             one.steps, one.sampled, one.tool_calls = data.steps, data.sampled, data.tool_calls
-            one.limits = Limits.of(data.limits, one.limits)
+            one.limits = data.limits
         if call.context is None:
             return
         if call.context not in agent.contexts:
@@ -206,11 +211,9 @@ class HostedEnv:
             raise RemoteEnvError(f"the call has {len(call.results)} results of {len(handoffs)} handoffs")
         results: list[Any] = []
         for handoff, data in zip(handoffs, call.results, strict=True):
-            result = data.result(self._messages)
-            number = self._number(handoff.env)
-            if number in self._agents:
-                self._agents[number].stop_reason = StopReason(result.stop_reason)
-            results.append(handoff.filter_result(result))
+            if (agent := self._agents.get(self._number(handoff.env))) is not None:
+                agent.stop_reason = StopReason(data.stop_reason)
+            results.append(handoff.filter_result(data.result(self._messages)))
         return results if call.is_list else results[0]
 
     def _answer(self, call: Call, returned: Any) -> Answer:
@@ -259,7 +262,7 @@ class HostedEnv:
             full_history=handoff.history == "full",
             adds_reward=handoff.adds_reward,
             timeout_s=handoff.timeout_s,
-            limits=(handoff.limits or env.limits).model_dump(),
+            limits=handoff.limits or env.limits,
             history=None if is_shared else env.history.specification(),
             tools=schemas_as_json(env.default_tools()),
         )

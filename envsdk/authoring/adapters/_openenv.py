@@ -3,19 +3,19 @@
 import asyncio
 import inspect
 import json
-import os
 import typing
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
+
+from pydantic import BaseModel
 
 from ..._describing import message_of
 from ..._packages import load
 from ...episodes._turn import Messages, Turn
-from ...errors import ConfigError, ToolError
+from ...errors import ConfigError, RemoteEnvError, ToolError
 from ...messages import Message, ToolCall, ToolSchema
 from .._env import Env
-from ._remote import Session, io_thread, leave
+from ._remote import Observed, Session
 
 ActionOf = Callable[[Message], Mapping[str, Any]]
 """Returns the fields of an action for a reply."""
@@ -69,7 +69,7 @@ class OpenEnv(Env):
         else:
             self._source = _Object(source)
         self._reset, self._prompt, self._system, self._observation = dict(reset or {}), prompt, system, observation
-        schema = self._source.action_schema()
+        schema = self._source.schema
         named = schema.get("$defs", {})  # such as the members of an Enum
         fields = {
             name: {**named.get(str(field.get("$ref", "")).rpartition("/")[2], {}), **field}
@@ -92,7 +92,10 @@ class OpenEnv(Env):
         tools: list[ToolSchema] | None = None
         if self._has_tools:
             listed = await self._source.step({"type": "list_tools"})
-            tools = [_schema(one) for one in listed["observation"].get("tools", ())]
+            try:
+                tools = [_schema(one) for one in listed.observation.get("tools", ())]
+            except (KeyError, TypeError) as error:
+                raise RemoteEnvError(f"the list of tools cannot be read: {type(error).__name__}: {error}") from error
         first = Turn(self._shown(data))
         messages = [] if self._prompt is None else [Message(role="user", content=self._prompt)]
         return Turn([*messages, *first.messages], system=self._system, tools=tools)
@@ -106,7 +109,7 @@ class OpenEnv(Env):
             data = await self._source.step(action)
         except ToolError as error:
             return Turn(f"Error: {message_of(error)}", metrics={"refused_actions": 1})
-        return Turn(self._shown(data), reward=_reward(data), terminated=bool(data.get("done")))
+        return Turn(self._shown(data), reward=data.reward, terminated=data.done)
 
     def close(self) -> None:
         """End the session."""
@@ -121,19 +124,19 @@ class OpenEnv(Env):
             if not is_over:
                 try:
                     data = await self._source.step(_called(call))
-                    text, is_over = _result(data["observation"]), bool(data.get("done"))
-                    rewards += [] if (reward := _reward(data)) is None else [reward]
+                    text, is_over = _result(data.observation), data.done
+                    rewards += [] if data.reward is None else [data.reward]
                 except ToolError as error:
                     text, refused = f"Error: {message_of(error)}", refused + 1
             messages.append(Message(role="tool", content=text, name=call.name or None, tool_call_id=call.id))
         metrics = {"tool_calls": len(messages), "refused_actions": refused}
         return Turn(messages, reward=sum(rewards) if rewards else None, metrics=metrics, terminated=is_over)
 
-    def _shown(self, data: Mapping[str, Any]) -> Any:
+    def _shown(self, data: Observed) -> Any:
         """Return the messages of an observation."""
-        fields: dict[str, Any] = data["observation"]
+        fields = data.observation
         if callable(self._observation):
-            return self._observation({**fields, "reward": data.get("reward"), "done": data.get("done")})
+            return self._observation({**fields, "reward": data.reward, "done": data.done})
         if self._observation is not None:
             if self._observation not in fields:
                 raise ConfigError(f"the observation has no field {self._observation!r}; it has {sorted(fields)}")
@@ -199,9 +202,8 @@ def _result(fields: Mapping[str, Any]) -> str:
     return text if parts else json.dumps(result.get("data", result), ensure_ascii=False)
 
 
-def _reward(data: Mapping[str, Any]) -> float | None:
-    reward = data.get("reward")
-    return None if reward is None else float(reward)
+class _Schemas(BaseModel):
+    action: dict[str, Any]
 
 
 class _Server:
@@ -209,24 +211,20 @@ class _Server:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        weakref.finalize(self, leave, session, os.getpid()).atexit = False
-        self._schema: dict[str, Any] = session.get("/schema")["action"]
+        self.schema = session.read(_Schemas, session.get("/schema")).action
 
-    def action_schema(self) -> dict[str, Any]:
-        return self._schema
-
-    async def reset(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def reset(self, arguments: Mapping[str, Any]) -> Observed:
         await self._in_thread(self._session.begin())
         return await self._in_thread(self._session.exchange({"type": "reset", "data": arguments}))
 
-    async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
+    async def step(self, action: Mapping[str, Any]) -> Observed:
         return await self._in_thread(self._session.exchange({"type": "step", "data": action}))
 
     def close(self) -> None:
-        io_thread(os.getpid()).run(self._session.close())
+        self._session.thread.run(self._session.close())
 
     async def _in_thread(self, exchange: Any) -> Any:
-        return await asyncio.wrap_future(io_thread(os.getpid()).submit(exchange))
+        return await asyncio.wrap_future(self._session.thread.submit(exchange))
 
 
 class _Object:
@@ -244,16 +242,14 @@ class _Object:
             raise ConfigError(
                 f"step() of {make!r:.60} does not declare the class of its action; serve it, and give a URL"
             )
+        self.schema: dict[str, Any] = self._action.model_json_schema()
 
-    def action_schema(self) -> dict[str, Any]:
-        return self._action.model_json_schema()
-
-    async def reset(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    async def reset(self, arguments: Mapping[str, Any]) -> Observed:
         self.close()
         self._env = self._make()
         return await self._called("reset", **arguments)
 
-    async def step(self, action: Mapping[str, Any]) -> dict[str, Any]:
+    async def step(self, action: Mapping[str, Any]) -> Observed:
         try:
             read = self._codec.deserialize_action(dict(action), self._action)
         except ValueError as error:  # pydantic's, too
@@ -268,7 +264,7 @@ class _Object:
         if env is not None:
             env.close()
 
-    async def _called(self, name: str, *positional: Any, **arguments: Any) -> dict[str, Any]:
+    async def _called(self, name: str, *positional: Any, **arguments: Any) -> Observed:
         """Call the async method if the environment has its own, like OpenEnv's server, with the arguments it takes."""
         env: Any = self._env
         kind = cast("Any", type(env))
@@ -279,4 +275,5 @@ class _Object:
         takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
         known = {key: value for key, value in arguments.items() if takes_all or key in parameters}
         result = method(*positional, **known)
-        return self._codec.serialize_observation(await result if inspect.isawaitable(result) else result)
+        given = self._codec.serialize_observation(await result if inspect.isawaitable(result) else result)
+        return Observed.model_validate(given)

@@ -10,7 +10,7 @@ import functools
 import hmac
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Literal, TypeAlias, cast, get_args
 from urllib.parse import urlsplit
@@ -24,17 +24,18 @@ from ..._packages import load
 from ..._untrusted import is_loopback
 from ...contexts._protocol import Action
 from ...episodes._actions import action_of
-from ...episodes._agent import StepResult
+from ...episodes._agent import Observation
 from ...errors import ActionError, ConfigError, EnvsdkError, EpisodeError
 from ...messages import Message
 from .._env import Env
 from .._making import make
-from ._hosted import HostedEnv, MakeEnv, describe, in_split
-from ._wire import schemas_as_json, text_of_json
+from ._hosted import EnvsBySplit, HostedEnv, MakeEnv, describe
+from ._wire import schemas_as_json, shared_length
 
 App: TypeAlias = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 _MIN_TOKEN = 16
 _MAX_LISTED = 10_000
+_TYPES = "openenv.core.env_server.types"
 _TASK_API = frozenset({"splits", "tasks", "num_tasks", "task", "task_range"})
 _LEVELS = ("message", "token")
 _log = logging.getLogger(__name__)
@@ -83,91 +84,40 @@ def _makers(envs: Any, options: Mapping[str, Any]) -> dict[str, MakeEnv]:
         name = env.rpartition("/")[2] if isinstance(env, str) else env.__name__
         if name in makers:
             raise ConfigError(f"two environments are named {name!r}; give a mapping of other names to functions")
-        makers[name] = functools.partial(make, env, **options) if isinstance(env, str) else env
-        makers[name] = functools.partial(makers[name], **({} if isinstance(env, str) else options))
+        makers[name] = functools.partial(make, env) if isinstance(env, str) else env
+        makers[name] = functools.partial(makers[name], **options)
     if not makers:
         raise ConfigError("there is no environment to serve; give at least one")
     return makers
 
 
-class _Tasks:
-    """The tasks of an environment for OpenEnv's task API. A task is a mapping of arguments of `reset`."""
-
-    def __init__(self, maker: MakeEnv) -> None:
-        self._maker = maker
-        self._envs: dict[str | None, Env] = {}
-
-    def env(self, split: str | None = None) -> Env:
-        """Return an environment whose tasks are those of a split; it is not played."""
-        if split not in self._envs:
-            self._envs[split] = in_split(self._maker, split)
-        return self._envs[split]
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The fields of the environment's own options."""
-        return cast("Any", type(self.env().config)).model_fields
-
-    def splits(self) -> list[str]:
-        """Return the values of the environment's option `split`, or `train` without one."""
-        annotation = self.options["split"].annotation if "split" in self.options else None
-        return [value for value in get_args(annotation) if value] or ["train"]
-
-    def count(self, split: str) -> int:
-        """Return how many tasks a split has.
-
-        Raises:
-            NotImplementedError: If every seed has its own.
-        """
-        env = self._of(split)
-        if env.tasks is not None:
-            return len(env.tasks)
-        if env.n_tasks is None:
-            raise NotImplementedError
-        return env.n_tasks
-
-    def task(self, split: str, index: int) -> dict[str, Any]:
-        """Return the arguments of `reset` that choose a task."""
-        rows = self._of(split).tasks
-        chosen = {"split": split} if "split" in self.options else {}
-        if rows is None:
-            if index < 0:
-                raise IndexError(index)
-            return {**chosen, "seed": index}
-        if not 0 <= index < len(rows):
-            raise IndexError(index)
-        return {**chosen, "task": index}
-
-    def range(self, split: str, start: int | None, stop: int | None) -> list[dict[str, Any]]:
-        """Return several of them, at most 10,000."""
-        first, last = start or 0, self.count(split) if stop is None else stop
-        if not 0 <= first <= last or last - first > _MAX_LISTED:
-            raise IndexError(last)
-        return [self.task(split, index) for index in range(first, last)]
-
-    def _of(self, split: str) -> Env:
-        if split not in self.splits():
-            raise ConfigError(f"there is no split {split!r:.80}; there are {self.splits()}")
-        return self.env(split if "split" in self.options else None)
+def _load(module: str) -> Any:
+    return load(module, "a server of environments needs", "pip install 'envsdk[serve]'")
 
 
-class _Session:
-    """What a client plays: episodes at the message or the token level, or the methods of a `RemoteEnv`."""
+class _Served:
+    """An environment for OpenEnv's server. A session has one object, and its own thread.
 
-    def __init__(self, maker: MakeEnv) -> None:
-        self._maker = maker
-        self._made: dict[str | None, Env] = {}
+    It plays episodes at the message or the token level, or runs the methods of a `RemoteEnv`.
+
+    Args:
+        make: Makes an environment.
+        known: Environments that all sessions share and that are not played. They describe themselves and their tasks.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    observation: Any
+    """The class of observations, which subclasses have."""
+
+    def __init__(self, make: MakeEnv, known: EnvsBySplit) -> None:
+        super().__init__()
+        self._known, self._made, self._hosted = known, EnvsBySplit(make), HostedEnv(make)
         self._env: Env | None = None
-        self._hosted: HostedEnv | None = None
         self._level = "message"
         self._shown: dict[str, list[Message | None]] = {}
-        self._is_closed = False
-        self.steps = 0
+        self._steps = 0
 
-    @property
-    def episode_id(self) -> str | None:
-        """The id of the episode that is played."""
-        return None if self._env is None else self._env.episode_id
+    # Episodes.
 
     def reset(
         self,
@@ -177,8 +127,8 @@ class _Session:
         split: str | None = None,
         level: str = "message",
         **unknown: Any,
-    ) -> dict[str, Any]:
-        """Begin an episode, and return the fields of the observation.
+    ) -> Any:
+        """Begin an episode.
 
         Args:
             seed: See `Env.reset`; likewise `episode_id` and `task`.
@@ -188,27 +138,19 @@ class _Session:
             level: `message` or `token`.
             **unknown: Arguments that are refused.
         """
-        self._check_open()
         if unknown:
             raise ConfigError(f"reset does not have the arguments {sorted(unknown)}; see the page on OpenEnv")
         if level not in _LEVELS:
             raise ConfigError(f"level is {level!r:.80}; expected one of {_LEVELS}")
-        if split not in self._made:
-            self._made[split] = in_split(self._maker, split)
-        env = self._made[split]
-        given = {"task": task, "episode_id": episode_id}
+        env, given = self._made[split], {"task": task, "episode_id": episode_id}
         result = env.reset(seed=seed, options={name: value for name, value in given.items() if value is not None})
-        self._env, self._level, self._shown, self.steps = env, level, {}, 0
-        fields = self._observed(StepResult(result[0], 0.0, False, False, result[1]))
-        return {**fields, "reward": None}
+        self._env, self._level, self._shown, self._steps = env, level, {}, 0
+        return self._observed(env, result[0], None, False, False, result[1])
 
-    def step(self, action: Any) -> dict[str, Any]:
-        """Take an action, and return the fields of the observation."""
-        self._check_open()
+    def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
+        """Take an action."""
         if action.call is not None:
-            if self._hosted is None:
-                self._hosted = HostedEnv(self._maker)
-            return {"answer": self._hosted.call(action.call)}
+            return self.observation(answer=self._hosted.call(action.call))
         env = self._env
         if env is None:
             raise EpisodeError("there is no episode: send reset first, over the same WebSocket")
@@ -223,18 +165,19 @@ class _Session:
             if isinstance(error, EnvsdkError):
                 raise
             raise EpisodeError(f"the environment failed: {type(error).__name__}: {message_of(error)}") from error
-        self.steps += 1
-        return self._observed(result)
+        self._steps += 1
+        return self._observed(env, *result)
+
+    @property
+    def state(self) -> Any:
+        """The id of the episode, and how many actions it had."""
+        episode_id = None if self._env is None else self._env.episode_id
+        return _load(_TYPES).State(episode_id=episode_id, step_count=self._steps)
 
     def close(self) -> None:
         """Close the environments."""
-        self._is_closed = True
-        for one in (*self._made.values(), *([] if self._hosted is None else [self._hosted])):
+        for one in (*self._made.values(), self._hosted):
             one.close()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise EpisodeError("the session was closed, because it was idle for too long")
 
     def _action(self, env: Env, action: Any) -> Action:
         """Return an action of OpenEnv as an `Action`.
@@ -262,47 +205,92 @@ class _Session:
             shown.append(None)
         return made
 
-    def _observed(self, result: StepResult) -> dict[str, Any]:
-        env, (observation, reward, terminated, truncated, info) = self._env, result
-        assert env is not None
+    def _observed(
+        self, env: Env, observation: Observation, reward: float | None, terminated: bool, truncated: bool, info: Any
+    ) -> Any:
         fields: dict[str, Any] = {"done": terminated or truncated, "reward": reward, "terminated": terminated}
         fields |= {"truncated": truncated, "context": observation.context, "base": observation.base}
         fields["info"] = to_jsonable_python(info, fallback=_plain)
         fields |= {name: info[name] for name in ("rewards", "metrics")}
         if self._level == "token":
-            media = [
-                {"start": placed.start, "stop": placed.stop, "image": placed.image.url} for placed in observation.media
-            ]
-            fields["info"].update(media=media) if media else None
-            return {
-                **fields,
-                "tokens": observation.tokens.tolist(),
-                "keep": observation.keep,
-                "extends": observation.extends,
-            }
+            if observation.media:
+                media = [{"start": one.start, "stop": one.stop, "image": one.image.url} for one in observation.media]
+                fields["info"]["media"] = media
+            fields |= {name: getattr(observation, name) for name in ("keep", "extends")}
+            return self.observation(**fields, tokens=observation.tokens.tolist())
         if observation.context not in env.episode.contexts:
-            return fields
+            return self.observation(**fields)
         pending = env.episode.pending_reply(observation.context)
         view, turn = list(pending.context.view), pending.turn
         had = self._shown.get(observation.base, [])
         if turn.continuation is not None and not fields["done"]:
             self._shown[observation.context] = had
-            return {**fields, "keep": len(had), "continues": _start(turn.continuation)}
-        pairs = enumerate(zip(had, view, strict=False))
-        known = min(len(had), len(view))
-        keep = next((i for i, (one, other) in pairs if not (one is other or _is_reply(one, other))), known)
+            return self.observation(**fields, keep=len(had), continues=_start(turn.continuation))
+        keep = shared_length(had, view, _is_shown)
         self._shown[observation.context] = list(view)
-        return {
+        return self.observation(
             **fields,
-            "keep": keep,
-            "messages": [message.to_openai() for message in view[keep:]],
-            "tools": schemas_as_json(pending.context.tools),
-            "prefill": None if turn.prefill is None or fields["done"] else _start(turn.prefill),
-        }
+            keep=keep,
+            messages=[message.to_openai() for message in view[keep:]],
+            tools=schemas_as_json(pending.context.tools),
+            prefill=None if turn.prefill is None or fields["done"] else _start(turn.prefill),
+        )
+
+    # What OpenEnv's server also requests. A task is a mapping of arguments of `reset`.
+
+    def get_metadata(self) -> Any:
+        """Return the name and the description."""
+        env = self._known[None]
+        description = (inspect.getdoc(type(env)) or env.name).partition("\n")[0]
+        return _load(_TYPES).EnvironmentMetadata(name=env.name, description=description, version=version("envsdk"))
+
+    def list_splits(self) -> list[str]:
+        """Return the values of the environment's option `split`, or `train` without one."""
+        return [value for value in get_args(self._split_option()) if value] or ["train"]
+
+    def num_tasks(self, split: str) -> int:
+        """Return how many tasks a split has.
+
+        Raises:
+            NotImplementedError: If every seed has its own.
+        """
+        env, _ = self._split(split)
+        if env.tasks is None and env.n_tasks is None:
+            raise NotImplementedError
+        return len(env.tasks) if env.tasks is not None else env.n_tasks or 0
+
+    def get_task(self, split: str, index: int) -> dict[str, Any]:
+        """Return the arguments of `reset` that choose a task."""
+        env, chosen = self._split(split)
+        if index < 0 or (env.tasks is not None and index >= len(env.tasks)):
+            raise IndexError(index)
+        return {**chosen, "seed" if env.tasks is None else "task": index}
+
+    def get_task_range(self, split: str, start: int | None = None, stop: int | None = None) -> list[dict[str, Any]]:
+        """Return several of them, at most 10,000."""
+        first, last = start or 0, self.num_tasks(split) if stop is None else stop
+        if not 0 <= first <= last or last - first > _MAX_LISTED:
+            raise IndexError(last)
+        return [self.get_task(split, index) for index in range(first, last)]
+
+    def list_tasks(self, split: str) -> list[dict[str, Any]]:
+        """Return all of them."""
+        return self.get_task_range(split)
+
+    def _split_option(self) -> Any:
+        option: Any = cast("Any", type(self._known[None].config)).model_fields.get("split")
+        return None if option is None else option.annotation
+
+    def _split(self, split: str) -> tuple[Env, dict[str, str]]:
+        """Return an environment whose tasks are those of a split, and the argument of `reset` that chooses it."""
+        if split not in self.list_splits():
+            raise ConfigError(f"there is no split {split!r:.80}; there are {self.list_splits()}")
+        chosen = {} if self._split_option() is None else {"split": split}
+        return self._known[chosen.get("split")], chosen
 
 
-def _is_reply(shown: Message | None, message: Message) -> bool:
-    return shown is None and message.role == "assistant"
+def _is_shown(shown: Message | None, message: Message) -> bool:
+    return shown is message or (shown is None and message.role == "assistant")
 
 
 def _start(start: str | Message) -> dict[str, Any]:
@@ -316,9 +304,7 @@ def _plain(value: Any) -> Any:
 @functools.cache
 def _classes() -> tuple[type[Any], type[Any], type[Any]]:
     """Return OpenEnv's environment, action and observation for us."""
-    core = load("openenv.core.env_server.types", "a server of environments needs", "pip install 'envsdk[serve]'")
-    interfaces: Any = load("openenv.core.env_server.interfaces", "it needs", "pip install 'envsdk[serve]'")
-    base: Any = interfaces.Environment
+    core = _load(_TYPES)
     described: Any = Field
     action: Any = create_model(
         "ReplyAction",
@@ -357,60 +343,18 @@ def _classes() -> tuple[type[Any], type[Any], type[Any]]:
         answer=(str | None, described(None, description="For envsdk's RemoteEnv: what the method returned.")),
     )
 
-    class ServedEnvironment(base):
-        """An environment of envsdk for OpenEnv's server. A session has one object, and its own thread."""
-
-        SUPPORTS_CONCURRENT_SESSIONS = True
-
-        def __init__(self, maker: MakeEnv, tasks: _Tasks) -> None:
-            base.__init__(self)
-            self._session, self._tasks = _Session(maker), tasks
-
-        def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> Any:
-            return observation(**self._session.reset(seed, episode_id, **options))
-
-        def step(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
-            return observation(**self._session.step(action))
-
-        @property
-        def state(self) -> Any:
-            return core.State(episode_id=self._session.episode_id, step_count=self._session.steps)
-
-        def get_metadata(self) -> Any:
-            env = self._tasks.env()
-            description = (inspect.getdoc(type(env)) or env.name).partition("\n")[0]
-            return core.EnvironmentMetadata(name=env.name, description=description, version=version("envsdk"))
-
-        def list_splits(self) -> list[str]:
-            return self._tasks.splits()
-
-        def num_tasks(self, split: str) -> int:
-            return self._tasks.count(split)
-
-        def get_task(self, split: str, index: int) -> dict[str, Any]:
-            return self._tasks.task(split, index)
-
-        def get_task_range(self, split: str, start: int | None, stop: int | None) -> list[dict[str, Any]]:
-            return self._tasks.range(split, start, stop)
-
-        def list_tasks(self, split: str) -> list[dict[str, Any]]:
-            return self._tasks.range(split, None, None)
-
-        def close(self) -> None:
-            self._session.close()
-
-    return ServedEnvironment, action, observation
+    base = _load("openenv.core.env_server.interfaces").Environment
+    return type("ServedEnvironment", (_Served, base), {"observation": observation}), action, observation
 
 
 def _app_of(name: str, maker: MakeEnv, max_sessions: int, idle_timeout_s: float) -> Any:
     """Return OpenEnv's application of one environment."""
     served, action, observation = _classes()
-    server: Any = load("openenv.core.env_server", "it needs", "pip install 'envsdk[serve]'")
-    responses: Any = load("starlette.responses", "it needs", "pip install 'envsdk[serve]'")
-    tasks = _Tasks(maker)
-    tasks.env()  # an environment that cannot be made is refused here, and not in a session
+    server, responses = _load("openenv.core.env_server"), _load("starlette.responses")
+    known = EnvsBySplit(maker)
+    known[None]  # an environment that cannot be made is refused here, and not in a session
     app = server.create_app(
-        functools.partial(served, maker, tasks),
+        functools.partial(served, maker, known),
         action,
         observation,
         env_name=name,
@@ -418,8 +362,8 @@ def _app_of(name: str, maker: MakeEnv, max_sessions: int, idle_timeout_s: float)
     )
 
     async def about(request: Any) -> Any:
-        env = tasks.env(request.query_params.get("split"))
-        return responses.Response(describe(env).model_dump_json(), media_type="application/json")
+        page = describe(known[request.query_params.get("split")]).model_dump_json()
+        return responses.Response(page, media_type="application/json")
 
     async def refuse(request: Any, error: Exception) -> Any:
         return responses.JSONResponse({"detail": f"{type(error).__name__}: {message_of(error)}"}, 409)
@@ -440,140 +384,83 @@ class _Guard:
     """
 
     def __init__(self, apps: Mapping[str, Any], token: str | None, idle_timeout_s: float, max_bytes: int) -> None:
+        self.names = list(apps)
         self._apps = apps
         self._token = None if token is None else token.encode()
         self._idle_timeout_s, self._max_bytes = idle_timeout_s, max_bytes
+        self._json = _load("starlette.responses").JSONResponse
+        pages = {"/health": {"status": "healthy"}, "/list_environments": self.names}
+        routes = [_load("starlette.routing").Route(path, self._json(page)) for path, page in pages.items()]
+        self._root = _load("starlette.applications").Starlette(routes=routes, lifespan=self._live)
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the environments."""
-        return list(self._apps)
+    @contextlib.asynccontextmanager
+    async def _live(self, _: Any) -> AsyncGenerator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for app in self._apps.values():
+                await stack.enter_async_context(app.router.lifespan_context(app))
+            yield
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request of ASGI."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._root(scope, receive, send)
             return
-        app, path = self._find(scope["path"])
-        is_health = scope["type"] == "http" and scope["path"].rpartition("/")[2] == "health"  # which reveals nothing
-        refused = None if is_health else self._why_refused(dict(scope["headers"]))
-        if app is None and refused is None and path in ("/health", "/list_environments"):
-            await _answer(scope, send, 200, {"status": "healthy"} if is_health else self.names)
-            return
-        if refused is None and app is None:
-            refused = 404, f"there is no such page; the environments are {', '.join(self._apps)}"
-        if refused is not None:
-            await _answer(scope, send, refused[0], {"detail": refused[1]})
-        elif scope["type"] == "http":
-            await self._pass_http(app, {**scope, "path": path, "raw_path": path.encode()}, receive, send)
+        path = scope["path"]
+        first, _, rest = path.lstrip("/").partition("/")
+        app = self._apps[self.names[0]] if len(self._apps) == 1 else self._root
+        if first in self._apps:
+            app = self._apps[first]
+            path = path if rest in _TASK_API else f"/{rest}"  # paths of the task API begin with the name there, too
+        is_health = scope["type"] == "http" and path == "/health"  # which reveals nothing
+        refusal = None if is_health else self._refusal(dict(scope["headers"]))
+        if refusal is not None:
+            await refusal(scope, receive, send)
         else:
-            await self._pass_websocket(app, {**scope, "path": path, "raw_path": path.encode()}, receive, send)
+            await self._pass(app, {**scope, "path": path, "raw_path": path.encode()}, receive, send)
 
-    def _why_refused(self, headers: Mapping[bytes, bytes]) -> tuple[int, str] | None:
+    def _refusal(self, headers: Mapping[bytes, bytes]) -> Any:
+        """Return the answer to a request that is refused, or None."""
         if self._token is not None:
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
-            if kind.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token):
-                return None
-            return 401, "the token is missing or wrong; send it as a bearer token"
-        hosts = [b"//" + headers.get(b"host", b""), headers.get(b"origin", b"//localhost")]
-        for host in hosts:  # against pages of other sites, and DNS rebinding
-            try:
-                name = urlsplit(host.decode("latin-1")).hostname or ""
-            except ValueError:
+            if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self._token):
+                detail = "the token is missing or wrong; send it as a bearer token"
+                return self._json({"detail": detail}, 401, {"www-authenticate": "Bearer"})
+        else:
+            for host in (b"//" + headers.get(b"host", b""), headers.get(b"origin", b"//localhost")):
                 name = ""
-            if not is_loopback(name):
-                return 403, f"without a token, only requests from and to localhost are answered, not {name!r:.80}"
+                with contextlib.suppress(ValueError):
+                    name = urlsplit(host.decode("latin-1")).hostname or ""
+                if not is_loopback(name):  # against pages of other sites, and DNS rebinding
+                    detail = f"without a token, only requests from and to localhost are answered, not {name!r:.80}"
+                    return self._json({"detail": detail}, 403)
+        if b"transfer-encoding" in headers:
+            return self._json({"detail": "send the length of the request, and not its parts"}, 411)
+        if int(headers.get(b"content-length", b"0")) > self._max_bytes:
+            return self._json({"detail": f"the request has more than {self._max_bytes:,} bytes"}, 413)
         return None
 
-    def _find(self, path: str) -> tuple[Any, str]:
-        """Return the application that a path names, and the path within it."""
-        first, _, rest = path.lstrip("/").partition("/")
-        if first in self._apps:
-            is_task = rest in _TASK_API  # whose paths in OpenEnv's application begin with the name, too
-            return self._apps[first], path if is_task else f"/{rest}"
-        return (next(iter(self._apps.values())), path) if len(self._apps) == 1 else (None, path)
-
-    async def _live(self, receive: Any, send: Any) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            await receive()
-            try:
-                for app in self._apps.values():
-                    await stack.enter_async_context(app.router.lifespan_context(app))
-            except Exception as error:
-                await send({"type": "lifespan.startup.failed", "message": message_of(error)})
-                return
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
-
-    async def _pass_http(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
-        size, has_begun, is_refused = 0, False, False
+    async def _pass(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on, and end it if its client sends too much, or sends or reads nothing for too long."""
 
         async def bounded() -> Any:
-            nonlocal size, is_refused
-            message: Any = {"type": "http.disconnect"}
+            code = 1001
             with contextlib.suppress(TimeoutError):
                 message = await asyncio.wait_for(receive(), self._idle_timeout_s)
-            size += len(message.get("body", b""))
-            if size > self._max_bytes and not has_begun and not is_refused:
-                is_refused = True
-                await _answer(scope, send, 413, {"detail": f"the request has more than {self._max_bytes:,} bytes"})
-            return {"type": "http.disconnect"} if is_refused else message
-
-        async def watched(message: Any) -> None:
-            nonlocal has_begun
-            if not is_refused:
-                has_begun = True
-                await asyncio.wait_for(send(message), self._idle_timeout_s)
-
-        try:
-            await app(scope, bounded, watched)
-        except Exception as error:
-            _log.warning("a request to %s failed: %s", scope["path"], type(error).__name__, exc_info=error)
-            if not has_begun and not is_refused:
-                await _answer(scope, send, 500, {"detail": "the request failed; the log of the server has the reason"})
-
-    async def _pass_websocket(self, app: Any, scope: Any, receive: Any, send: Any) -> None:
-        async def bounded() -> Any:
-            code, message = 0, dict[str, Any]()
-            try:
-                message = await asyncio.wait_for(receive(), self._idle_timeout_s)
-            except TimeoutError:
-                code = 1001
-            content: Any = message.get("text") or message.get("bytes") or ""
-            if len(content) > self._max_bytes or (
-                isinstance(content, str) and not content.isascii() and len(content.encode()) > self._max_bytes
-            ):
+                content = message.get("text") or message.get("bytes") or b""
+                size = len(content.encode() if isinstance(content, str) else content)
+                if size <= self._max_bytes:
+                    return message
                 code = 1009
-            if not code and message.get("type") == "websocket.receive" and message.get("text") is None:
-                code = 1003  # OpenEnv's messages are text
-            if not code:
-                return message
-            with contextlib.suppress(Exception):
-                await watched({"type": "websocket.close", "code": code})
-            return {"type": "websocket.disconnect", "code": code}
+            return {"type": f"{scope['type']}.disconnect", "code": code}
 
         async def watched(message: Any) -> None:
-            try:
-                await asyncio.wait_for(send(message), self._idle_timeout_s)
-            except (TimeoutError, RuntimeError) as error:
-                raise OSError("the client does not read, or has gone") from error  # as servers report it
+            await asyncio.wait_for(send(message), self._idle_timeout_s)
 
         try:
             await app(scope, bounded, watched)
         except Exception as error:  # such as an answer that cannot be written
+            if scope["type"] == "http":
+                raise
             _log.info("a session of %s ended: %s", scope["path"], type(error).__name__)
             with contextlib.suppress(Exception):
                 await watched({"type": "websocket.close", "code": 1011})
-
-
-async def _answer(scope: Any, send: Any, status: int, answer: Any) -> None:
-    """Answer a request with JSON; refuse a WebSocket, which a server shows as HTTP 403."""
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1008})
-        return
-    body = text_of_json(answer).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

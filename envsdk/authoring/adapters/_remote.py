@@ -4,13 +4,14 @@ import asyncio
 import builtins
 import contextlib
 import functools
-import json
+import operator
 import os
+import sys
 import time
 import urllib.error
 import urllib.request
-import weakref
 from collections.abc import Awaitable, Mapping, Sequence
+from http.client import HTTPException
 from importlib.metadata import version
 from typing import Any, ClassVar, Self, TypeVar, cast
 from urllib.parse import quote, urlsplit
@@ -20,23 +21,60 @@ from pydantic import BaseModel, ValidationError
 from ... import errors
 from ..._describing import what_is_invalid
 from ..._packages import load
-from ..._untrusted import is_loopback
+from ..._untrusted import check_values, is_loopback
 from ...contexts._history import is_named
-from ...episodes._agent import Agent
 from ...episodes._handoff import Handoff, HandoffResult
-from ...errors import ConfigError, EnvsdkError, EpisodeError, RemoteEnvError, ToolError
-from ...limits import Limits
+from ...errors import ConfigError, EnvsdkError, EpisodeError, InvalidRecord, RemoteEnvError, ToolError
 from ...messages import Message, ToolSchema
 from .._concurrent import take_error
 from .._env import Env, Returned
-from .._event_loops import LoopThread
-from ._wire import PROTOCOL, AgentData, Answer, Call, Description, HandoffData, MessageTable, ResultData, text_of_json
+from .._event_loops import LoopThread, MethodThread
+from ._wire import (
+    PROTOCOL,
+    AgentData,
+    Answer,
+    Call,
+    Description,
+    HandoffData,
+    MessageTable,
+    ResultData,
+    Versions,
+    shared_length,
+    text_of_json,
+)
 
-T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 _MAX_FRAME = 2**28
+_OURS = (RemoteEnvError, StopIteration)
+"""Exceptions that have a meaning here which an author's has not."""
 _PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 """How long to wait before each attempt to connect again; the last one repeats."""
+
+
+class Observed(BaseModel):
+    """What a server answers."""
+
+    observation: dict[str, Any]
+    reward: float | None = None
+    done: bool = False
+
+
+class _Refusal(BaseModel):
+    code: str
+    message: str = ""
+    errors: Any = ""
+
+
+class _Frame(BaseModel):
+    data: Observed | _Refusal
+
+
+class _Created(BaseModel):
+    class Result(BaseModel):
+        session_id: str
+
+    result: Result | None = None
+    error: Any = None
 
 
 @functools.cache
@@ -56,6 +94,8 @@ class _NotTaken(ConnectionError):
 class Session:
     """A session of an OpenEnv server, and its connection. It is opened when it is first used.
 
+    Its coroutines run in `thread`. A process that was forked has no part in the session of its parent.
+
     Args:
         url: The URL of the server, or of one of its environments.
         token: The bearer token, if the server has one.
@@ -63,6 +103,11 @@ class Session:
         reconnect_s: How long the server may be unreachable, in seconds.
         is_resumable: Whether a new connection continues the session.
     """
+
+    _connection: Any = None
+    _id: str | None = None
+    _process = 0
+    is_lost = True
 
     def __init__(self, url: str, token: str | None, timeout_s: float, reconnect_s: float, is_resumable: bool) -> None:
         scheme, host = urlsplit(url).scheme, urlsplit(url).hostname
@@ -77,80 +122,100 @@ class Session:
         self._proxy = {"proxy": None} if is_loopback(host) else {}
         advice = "pip install 'envsdk[serve]'"
         self._websockets: Any = load("websockets.asyncio.client", "a remote environment needs", advice)
-        self.lock = asyncio.Lock()
-        self._connection: Any = None
-        self._id: str | None = None
-        self.is_lost = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Session, self._arguments
 
-    def get(self, path: str) -> Any:
-        """Return the JSON of a page of the server.
+    def __del__(self) -> None:
+        if self._process == os.getpid() and not sys.is_finalizing() and (self._connection or self._id):
+            self.thread.submit(self.close())  # without waiting: this may be the thread of the connections
+
+    @property
+    def thread(self) -> LoopThread:
+        """The thread of the connections."""
+        if self._process != os.getpid():
+            self._process, self._connection, self._id, self.is_lost = os.getpid(), None, None, True
+            self.lock = asyncio.Lock()
+        return io_thread(self._process)
+
+    def get(self, path: str) -> bytes:
+        """Return a page of the server.
 
         Raises:
             RemoteEnvError: If the server cannot be reached.
             ConfigError: If it refuses the token, or does not have the page.
         """
-        return self._request(path, None)
+        return self.thread.run(self._request(path))
+
+    def read(self, model: type[M], text: Any) -> M:
+        """Return the values of JSON text that the server sent.
+
+        Raises:
+            RemoteEnvError: If it is not what was expected, or too large.
+        """
+        try:
+            data = text.encode() if isinstance(text, str) else text
+            check_values(data)
+            return model.model_validate_json(data)
+        except (ValueError, TypeError, InvalidRecord) as error:
+            why = what_is_invalid(error) if isinstance(error, ValidationError) else error
+            raise RemoteEnvError(f"{self.url} sent an answer that cannot be read: {why}") from error
 
     async def begin(self) -> None:
         """Begin a new session. The next exchange opens it."""
-        await self.drop()
+        await self.close()
         self.is_lost = False
 
-    async def exchange(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message, and return the `data` of the answer. A new connection sends it again.
+    async def exchange(self, message: Mapping[str, Any]) -> Observed:
+        """Send a message, and return the answer. A new connection sends it again.
 
         Raises:
             RemoteEnvError: If the server cannot be reached, does not answer in time, or lost the session, which is
-                dropped then.
+                closed then.
             ToolError: If it refuses the message. The session continues.
         """
-        if self.is_lost:
-            raise RemoteEnvError(f"the session with {self.url} has ended; begin another episode")
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._exchange(text_of_json(message))
-        except TimeoutError:
-            await self.drop()
-            raise RemoteEnvError(f"{self.url} did not answer within {self._timeout_s:g} s") from None
         except ToolError:
             raise
-        except BaseException:  # cancelled: an answer may still come
-            await self.drop()
+        except BaseException as error:  # cancelled: an answer may still come
+            await self.close()
+            if isinstance(error, TimeoutError):
+                raise RemoteEnvError(f"{self.url} did not answer within {self._timeout_s:g} s") from None
             raise
 
     async def close(self) -> None:
-        """End the session."""
-        async with self.lock:
-            await self.drop()
+        """End the session, also on the server if it can be reached. An exchange that waits for its answer fails."""
+        self.is_lost, self._id, session = True, None, self._id
+        await self._disconnect()
+        if session is not None:
+            await _briefly(self._manage("close", session_id=session))
 
-    async def _exchange(self, text: str) -> dict[str, Any]:
+    async def _exchange(self, text: str) -> Observed:
         closed: Any = (load("websockets.exceptions", "it", "").WebSocketException, OSError)
-        give_up, attempt = time.monotonic() + self._reconnect_s, 0
-        while True:
+        give_up, pauses = time.monotonic() + self._reconnect_s, iter(_PAUSES_S)
+        while not self.is_lost:
             try:
                 connection = self._connection or await self._connect()
                 with contextlib.suppress(*closed):  # a server that refuses a session says why before it closes it
                     await connection.send(text)
-                return self._read(await connection.recv())
+                return self._observed(await connection.recv())
             except _UnknownSession as error:
                 raise RemoteEnvError(f"{self.url} no longer has the session: {error}") from error
-            except (RemoteEnvError, ConfigError):
+            except RemoteEnvError:
                 raise
             except closed as error:
                 may_have_run = self._connection is not None and not isinstance(error, _NotTaken)
                 await self._disconnect()
                 if time.monotonic() >= give_up or (may_have_run and not self._is_resumable):
                     raise RemoteEnvError(f"{self.url} cannot be reached: {type(error).__name__}: {error}") from error
-            await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
-            attempt += 1
+            await asyncio.sleep(next(pauses, _PAUSES_S[-1]))
+        raise RemoteEnvError(f"the session with {self.url} has ended; begin another episode")
 
     async def _connect(self) -> Any:
         if self._is_resumable and self._id is None:
-            created = await asyncio.to_thread(self._manage, "openenv/session/create", {})
-            self._id = created["session_id"]
+            self._id = await self._manage("create")
         query = "" if self._id is None else f"?session_id={quote(self._id)}"
         self._connection = await self._websockets.connect(
             f"ws{self.url.removeprefix('http')}/ws{query}",
@@ -162,67 +227,63 @@ class Session:
         )
         return self._connection
 
-    def _read(self, frame: str | bytes) -> dict[str, Any]:
-        """Return the data of an answer."""
-        try:
-            answer = json.loads(frame)
-            data, kind = answer["data"], answer["type"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RemoteEnvError(f"{self.url} sent a frame that is not an answer: {frame!r:.200}") from error
-        if kind != "error":
-            return data
-        text, code = str(data.get("message")), str(data.get("code"))
+    def _observed(self, frame: str | bytes) -> Observed:
+        """Return an answer, or raise what the server refuses."""
+        answer = self.read(_Frame, frame).data
+        if isinstance(answer, Observed):
+            return answer
+        code, text = answer.code, answer.message
         if code == "SESSION_ERROR" and "Unknown session_id" in text:
             raise _UnknownSession(text)
-        if code == "CAPACITY_REACHED" or ("SESSION_ERROR" in code and "attached" in text):
+        if code == "CAPACITY_REACHED" or (code == "SESSION_ERROR" and "attached" in text):
             raise _NotTaken(text)  # the server may not have seen yet that the last connection was lost
         if code in ("EXECUTION_ERROR", "VALIDATION_ERROR"):
-            raise ToolError(f"{text} {data.get('errors', '')}".strip())
+            raise ToolError(f"{text} {answer.errors}".strip())
         raise RemoteEnvError(f"{self.url} answered {code}: {text}")
-
-    async def drop(self) -> None:
-        """End the session on the server, if it can be reached."""
-        self.is_lost, self._id, session = True, None, self._id
-        await self._disconnect()
-        if session is not None:
-            await _briefly(asyncio.to_thread(self._manage, "openenv/session/close", {"session_id": session}))
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             await _briefly(connection.close())
 
-    def _manage(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Call one of OpenEnv's methods for sessions.
+    async def _manage(self, action: str, **params: str) -> str | None:
+        """Create or close a session, and return the id of a new one.
 
         Raises:
             ConnectionError: If the server cannot be reached, or has as many sessions as it may have.
         """
+        call = {"jsonrpc": "2.0", "id": 1, "method": f"openenv/session/{action}", "params": params}
         try:
-            answer = self._request("/mcp", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+            answer = self.read(_Created, await self._request("/mcp", text_of_json(call).encode()))
         except RemoteEnvError as error:
             raise ConnectionError(str(error)) from error
-        if answer.get("error"):
-            raise _NotTaken(f"{method}: {answer['error']}")
-        return answer["result"]
+        if answer.result is None:
+            raise _NotTaken(f"{call['method']}: {answer.error}")
+        return answer.result.session_id
 
-    def _request(self, path: str, body: Any) -> Any:
-        data = None if body is None else text_of_json(body).encode()
-        headers = {**self._headers, "Content-Type": "application/json"}
-        request = urllib.request.Request(self.url + path, data, headers)
-        handlers = [urllib.request.ProxyHandler({})] if self._proxy else []
+    async def _request(self, path: str, body: bytes | None = None) -> bytes:
+        def fetch() -> bytes:
+            headers = {**self._headers, "Content-Type": "application/json"}
+            request = urllib.request.Request(self.url + path, body, headers)
+            opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if self._proxy else []))
+            with opener.open(request, timeout=self._timeout_s) as response:
+                return response.read(_MAX_FRAME)
+
         try:
-            with urllib.request.build_opener(*handlers).open(request, timeout=self._timeout_s) as response:
-                return json.loads(response.read(_MAX_FRAME))
+            async with asyncio.timeout(self._timeout_s):
+                return await MethodThread().call(fetch)
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):
                 raise ConfigError(f"{self.url} refuses the token (HTTP {error.code}); give token=") from error
             if error.code == 404:
-                raise ConfigError(f"{self.url} has no {path}: it is not an envsdk server; see OpenEnv(url)") from error
+                raise ConfigError(
+                    f"{self.url} has no {path}. If it has several environments, give http://HOST:PORT/NAME; an "
+                    "environment that envsdk does not serve is an OpenEnv(url)"
+                ) from error
             text = f"{self.url}{path} answered HTTP {error.code}: {error.read(500).decode(errors='replace')}"
             raise (ConfigError if error.code == 409 else RemoteEnvError)(text) from error
-        except (OSError, ValueError) as error:
-            raise RemoteEnvError(f"{self.url}{path} cannot be read: {error}") from error
+        except (OSError, ValueError, HTTPException) as error:
+            raise RemoteEnvError(f"{self.url}{path} cannot be read: {error or type(error).__name__}") from error
 
 
 async def _briefly(ending: Awaitable[Any]) -> None:
@@ -274,35 +335,32 @@ class _RemoteMethods(Env):
         return self._reply("null_reply")
 
     def _reply(self, method: str) -> Message | str:
-        return io_thread(os.getpid()).run(self._exchanged(method, {}))
+        return self._envsdk_session.thread.run(self._exchanged(method, {}))
 
     async def _call(self, method: str, **argument: Any) -> Returned:
-        return await asyncio.wrap_future(io_thread(os.getpid()).submit(self._exchanged(method, argument)))
+        return await asyncio.wrap_future(self._envsdk_session.thread.submit(self._exchanged(method, argument)))
 
     async def _exchanged(self, method: str, argument: dict[str, Any]) -> Any:
         """Call a method, in the thread of the connections. The calls of a session come one after the other."""
-        session, is_first = self._envsdk_session, method == "start" and not self._envsdk_number
+        session, shared = self._envsdk_session, self._envsdk_shared
         async with session.lock:
-            if is_first:
-                self._envsdk_shared.clear()
-            if is_first and session.is_lost:
-                await self._begin()
-            try:
+            if method != "start" or self._envsdk_number:
                 return await self._sent(method, argument)
-            except RemoteEnvError as error:
-                if not is_first or not isinstance(error.__cause__, _UnknownSession):
-                    raise
-            await self._begin()
-            return await self._sent(method, argument)
-
-    async def _begin(self) -> None:
-        self._envsdk_shared.clear()
-        self._envsdk_shared.calls = 0
-        await self._envsdk_session.begin()
+            for is_new in (session.is_lost, True):
+                shared.clear()
+                if is_new:
+                    shared.calls = 0
+                    await session.begin()
+                try:
+                    return await self._sent(method, argument)
+                except RemoteEnvError as error:
+                    if is_new or not isinstance(error.__cause__, _UnknownSession):
+                        raise
+            return None
 
     async def _sent(self, method: str, argument: dict[str, Any]) -> Any:
         """Send a call, and return what the method returned."""
-        shared, agent, given = self._envsdk_shared, self._envsdk.running, dict(argument)
+        session, shared, agent, given = self._envsdk_session, self._envsdk_shared, self._envsdk.running, dict(argument)
         if "results" in given:
             given["results"] = [ResultData.of(result, shared.messages) for result in given["results"]]
         if method == "start":
@@ -315,16 +373,17 @@ class _RemoteMethods(Env):
         current, keep, new = agent.current, 0, list[Message]()
         if current is not None:
             had = shared.sent.setdefault((self._envsdk_number, current.name), [])
-            pairs = enumerate(zip(had, current.messages, strict=False))
-            kept = min(len(had), len(current.messages))
-            keep = next((index for index, (one, other) in pairs if one is not other), kept)
+            keep = shared_length(had, current.messages, operator.is_)
             new = had[keep:] = current.messages[keep:]
         call = Call(
             number=shared.calls + 1,
             method=method,
             env=self._envsdk_number,
             name=agent.name,
-            agents=[_counts(one) for one in (agent, *agent.ancestors)],
+            agents=[
+                AgentData(steps=one.steps, sampled=one.sampled, tool_calls=one.tool_calls, limits=one.limits)
+                for one in (agent, *agent.ancestors)
+            ],
             context=None if current is None else current.name,
             keep=keep,
             messages=[shared.messages.write(message) for message in new],
@@ -332,25 +391,25 @@ class _RemoteMethods(Env):
         )
         step = {"type": "step", "data": {"call": call.model_dump_json(exclude_defaults=True)}}
         try:
-            data = await self._envsdk_session.exchange(step)
+            answer = session.read(Answer, (await session.exchange(step)).observation.get("answer"))
         except ToolError as error:  # the two sides do not agree on the state of the session
-            await self._envsdk_session.drop()
-            raise RemoteEnvError(f"{self._envsdk_session.url} refused a call: {error}") from error
-        answer = _validated(Answer, data.get("observation", {}).get("answer"), self._envsdk_session.url)
+            await session.close()
+            raise RemoteEnvError(f"{session.url} refused a call: {error}") from error
         shared.calls += 1
-        _raise_error(answer)
+        if answer.error is not None:
+            raise _exception(*answer.error)
         if answer.tools is not None:
             self._envsdk_tools = answer.tools
         if method == "start":
             self.task = agent.task = answer.task
         if answer.config is not None:
             self.episode.header.config = answer.config
+        if method.endswith("_reply"):
+            return answer.reply if isinstance(answer.reply, str) else MessageTable().read(answer.reply or {})
         if answer.turn is not None:
             return answer.turn.turn(shared.messages)
-        if answer.handoffs is not None:
-            handoffs = [self._handoff(data) for data in answer.handoffs]
-            return handoffs if answer.is_list else handoffs[0]
-        return answer.reply if isinstance(answer.reply, str) else Message.model_validate(answer.reply)
+        handoffs = [self._handoff(data) for data in answer.handoffs or ()]
+        return handoffs[0] if len(handoffs) == 1 and not answer.is_list else handoffs
 
     def _handoff(self, data: HandoffData) -> Handoff:
         envs = self._envsdk_shared.envs
@@ -359,26 +418,22 @@ class _RemoteMethods(Env):
         return Handoff(
             envs[data.env],
             role=data.role,
-            limits=Limits.model_validate(data.limits),
+            limits=data.limits,
             history="full" if data.full_history else "fresh",
             adds_reward=data.adds_reward,
             timeout_s=data.timeout_s,
         )
 
 
-def _raise_error(answer: Answer) -> None:
-    """Raise the exception of the author's method, of the same class if it is Python's or envsdk's."""
-    if answer.error is None:
-        return
-    name, text = answer.error
+def _exception(name: str, text: str) -> Exception:
+    """Return the exception of the author's method, of the same class if it is Python's or envsdk's."""
     found = getattr(errors, name, None) or getattr(builtins, name, None)
-    if not isinstance(found, type) or not issubclass(found, Exception) or issubclass(found, RemoteEnvError):
-        raise RuntimeError(f"{name}: {text}")
-    try:
-        error = found(text)
-    except TypeError:  # it has other arguments
-        error = EnvsdkError(text) if issubclass(found, EnvsdkError) else RuntimeError(f"{name}: {text}")
-    raise error
+    if isinstance(found, type) and issubclass(found, Exception) and not issubclass(found, _OURS):
+        with contextlib.suppress(TypeError):  # it has other arguments
+            return found(text)
+        if issubclass(found, EnvsdkError):
+            return EnvsdkError(text)
+    return RuntimeError(f"{name}: {text}")
 
 
 class _Shared:
@@ -453,44 +508,24 @@ class RemoteEnv(_RemoteMethods):
         if options.get("tasks") is not None:
             raise ConfigError("tasks are given to the server; choose one with reset(options={'task': index_or_row})")
         token = os.environ.get("ENVSDK_SERVE_TOKEN") if token is None else token
-        self._envsdk_session = Session(url, token, timeout_s, reconnect_s, True)
-        page = "/envsdk" if split is None else f"/envsdk?split={quote(split)}"
-        about = _validated(Description, text_of_json(self._envsdk_session.get(page)), url)
-        here = version("envsdk")
-        if about.protocol != PROTOCOL or about.envsdk.split(".")[:2] != here.split(".")[:2]:
+        self._envsdk_session = session = Session(url, token, timeout_s, reconnect_s, True)
+        page = session.get("/envsdk" if split is None else f"/envsdk?split={quote(split)}")
+        there, here = session.read(Versions, page), version("envsdk")
+        if there.protocol != PROTOCOL or there.envsdk.split(".")[:2] != here.split(".")[:2]:
             raise ConfigError(
-                f"{url} has envsdk {about.envsdk} with version {about.protocol} of the protocol; this is envsdk "
+                f"{url} has envsdk {there.envsdk} with version {there.protocol} of the protocol; this is envsdk "
                 f"{here} with version {PROTOCOL}. Install the same version on both sides"
             )
+        about = session.read(Description, page)
         if about.refused is not None:
             raise ConfigError(f"{about.name} of {url} cannot be remote: {about.refused}")
         self._envsdk_shared, self._envsdk_number, self._envsdk_tools = _Shared(split), 0, about.tools
-        self.__dict__.update(default_limits=Limits.model_validate(about.limits), reward_range=about.reward_range)
+        self.__dict__.update(default_limits=about.limits, reward_range=about.reward_range)
         self.__dict__.update(n_tasks=about.n_tasks, shows_images=about.shows_images)
         super().__init__(**options, tasks=range(about.n_rows) if about.n_rows else None)
         self._envsdk.given_name = about.name
-        weakref.finalize(self, leave, self._envsdk_session, os.getpid()).atexit = False
 
     def close(self) -> None:
         """End the session. A later `reset` begins another one."""
         super().close()
-        io_thread(os.getpid()).run(self._envsdk_session.close())
-
-
-def leave(session: Session, process: int) -> None:
-    """End a session without waiting, since a garbage collection may call this in the thread of the connections."""
-    if process == os.getpid():
-        io_thread(process).submit(session.close())
-
-
-def _counts(agent: Agent) -> AgentData:
-    counts: dict[str, Any] = {name: getattr(agent, name) for name in ("steps", "sampled", "tool_calls")}
-    return AgentData(**counts, limits=agent.limits.model_dump())
-
-
-def _validated(model: type[M], text: Any, url: str) -> M:
-    try:
-        return model.model_validate_json(text)
-    except (ValidationError, ValueError, TypeError) as error:
-        why = what_is_invalid(error) if isinstance(error, ValidationError) else str(error)
-        raise RemoteEnvError(f"{url} sent an answer that cannot be read: {why}") from error
+        self._envsdk_session.thread.run(self._envsdk_session.close())

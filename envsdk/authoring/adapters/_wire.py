@@ -4,24 +4,29 @@ Nothing is lost on the way: what JSON cannot represent is refused with its name.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ..._describing import what_is_invalid
 from ...contexts._edits import Edit
 from ...episodes._handoff import HandoffResult
 from ...episodes._turn import Mask, Opening, Turn
 from ...errors import RemoteEnvError, TurnError
+from ...limits import Limits
 from ...messages import Message, ToolSchema, check_json
 
+S = TypeVar("S")
+T = TypeVar("T")
 PROTOCOL = 1
 """The version of what a `RemoteEnv` and its server exchange."""
-_PLAIN = (
-    *("system", "metrics", "terminated", "truncated", "stop", "max_tokens", "context", "context_rewards"),
-    *("keep_reply", "up_to", "train_dropped"),
-)
-_NAMED = ("edit", "opening", "mask")
+
+
+class Data(BaseModel):
+    """What is sent as JSON. Numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class MessageTable:
@@ -58,15 +63,17 @@ class MessageTable:
         """Return the message that the other side wrote.
 
         Raises:
-            RemoteEnvError: If no message has the number.
+            RemoteEnvError: If it cannot be read, or no message has the number.
         """
         if isinstance(data, int):
             if not 0 <= data < len(self._known):
                 raise RemoteEnvError(f"the message {data} is unknown: the session has {len(self._known)} messages")
             return self._known[data]
-        message = Message.model_validate(data)
-        self.add(message)
-        return message
+        try:
+            self.add(Message.model_validate(data))
+        except ValidationError as error:
+            raise RemoteEnvError(f"a message cannot be read: {what_is_invalid(error)}") from error
+        return self._known[-1]
 
 
 def message_as_json(message: Message) -> dict[str, Any]:
@@ -77,15 +84,19 @@ def message_as_json(message: Message) -> dict[str, Any]:
     return data
 
 
+def shared_length(one: Sequence[S], other: Sequence[T], is_same: Callable[[S, T], bool]) -> int:
+    """Return how many items two sequences begin with that are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, pair in pairs if not is_same(*pair)), min(len(one), len(other)))
+
+
 def text_of_json(value: Any) -> str:
     """Return JSON text; OpenEnv passes it on as a string, so that it arrives as it is."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-class TurnData(BaseModel):
+class TurnData(Data):
     """A `Turn` as JSON; its fields are the arguments of `Turn`. Messages are numbers or mappings."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     messages: list[int | dict[str, Any]]
     continuation: str | dict[str, Any] | None = None
@@ -102,9 +113,9 @@ class TurnData(BaseModel):
     sampling: dict[str, Any] = Field(default_factory=dict[str, Any])
     context: str | None = None
     context_rewards: dict[str, float] = Field(default_factory=dict[str, float])
-    edit: dict[str, Any] | None = None
-    opening: dict[str, Any] | None = None
-    mask: dict[str, list[tuple[int, int | None]]] | None = None
+    edit: Edit | None = None
+    opening: Opening | None = None
+    mask: Mask | None = None
     keep_reply: int | None = None
     up_to: str | None = None
     train_dropped: bool = True
@@ -121,49 +132,31 @@ class TurnData(BaseModel):
                 check_json(getattr(turn, name))
             except ValueError as error:
                 raise TurnError(f"Turn({name}=...) cannot be sent to another machine: {error}") from error
-        named = {name: None if (part := getattr(turn, name)) is None else part._asdict() for name in _NAMED}
+        given: dict[str, Any] = {
+            **{name: getattr(turn, name) for name in cls.model_fields},
+            "stop": list(turn.stop),
+            "messages": [table.write(message) for message in turn.messages],
+            "reward": None if turn.reward is None else turn.rewards,
+            "tools": None if turn.tools is None else schemas_as_json(turn.tools),
+        }
+        for name in ("continuation", "prefill"):
+            given[name] = message_as_json(given[name]) if isinstance(given[name], Message) else given[name]
         if turn.mask is not None:
-            named["mask"] = {name: [tuple(span) for span in spans] for name, spans in turn.mask._asdict().items()}
-        return cls.model_validate(
-            {
-                **{name: getattr(turn, name) for name in _PLAIN},
-                **named,
-                **{name: getattr(turn, name) for name in ("info", "sampling")},
-                "stop": list(turn.stop),
-                "messages": [table.write(message) for message in turn.messages],
-                "continuation": _start_as_json(turn.continuation),
-                "prefill": _start_as_json(turn.prefill),
-                "tools": None if turn.tools is None else schemas_as_json(turn.tools),
-                "reward": None if turn.reward is None else turn.rewards,
-            }
-        )
+            given["mask"] = tuple([tuple(span) for span in spans] for spans in turn.mask)
+        return cls.model_validate(given)
 
     def turn(self, table: MessageTable) -> Turn:
         """Return the turn.
 
         Raises:
             TurnError: If it is not valid.
+            RemoteEnvError: If a message is unknown.
         """
-        messages: Any = [table.read(message) for message in self.messages]
-        turn = Turn(
-            messages if self.continuation is None else self.continuation,
-            continues=self.continuation is not None,
-            prefill=self.prefill,
-            tools=self.tools,
-            reward=self.reward,
-            info=self.info,
-            sampling=self.sampling,
-            edit=None if self.edit is None else Edit(**self.edit),
-            opening=None if self.opening is None else Opening(**self.opening),
-            mask=None if self.mask is None else Mask(**self.mask),
-            **{name: getattr(self, name) for name in _PLAIN},
-        )
+        given = dict(self)
+        continuation, messages = given.pop("continuation"), [table.read(message) for message in given.pop("messages")]
+        turn = Turn(messages if continuation is None else continuation, continues=continuation is not None, **given)
         turn.metrics = dict(self.metrics)  # counts of a `ToolEnv` are integers
         return turn
-
-
-def _start_as_json(start: str | Message | None) -> str | dict[str, Any] | None:
-    return message_as_json(start) if isinstance(start, Message) else start
 
 
 def schemas_as_json(tools: Sequence[ToolSchema]) -> list[dict[str, Any]]:
@@ -178,10 +171,8 @@ def schemas_as_json(tools: Sequence[ToolSchema]) -> list[dict[str, Any]]:
         raise TurnError(f"the schema of a tool cannot be sent to another machine: {error}") from error
 
 
-class ResultData(BaseModel):
+class ResultData(Data):
     """A `HandoffResult` as JSON."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     messages: list[int | dict[str, Any]]
     content: str
@@ -193,28 +184,25 @@ class ResultData(BaseModel):
     @classmethod
     def of(cls, result: HandoffResult, table: MessageTable) -> "ResultData":
         """Return a result as JSON."""
-        fields = {name: getattr(result, name) for name in ("content", "reward", "stop_reason", "error", "context")}
-        return cls(messages=[table.write(message) for message in result.messages], **fields)
+        given = {name: getattr(result, name) for name in cls.model_fields}
+        return cls.model_validate({**given, "messages": [table.write(message) for message in result.messages]})
 
     def result(self, table: MessageTable) -> HandoffResult:
         """Return the result."""
-        fields = dict(self)
-        messages = [table.read(message) for message in cast("Sequence[Any]", fields.pop("messages"))]
-        return HandoffResult(messages, **fields)
+        given = dict(self)
+        return HandoffResult([table.read(message) for message in given.pop("messages")], **given)
 
 
-class AgentData(BaseModel):
+class AgentData(Data):
     """What an author's method may read of the agent that acts, or of one above it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     steps: int
     sampled: int
     tool_calls: int
-    limits: dict[str, Any]
+    limits: Limits
 
 
-class Call(BaseModel):
+class Call(Data):
     """A call of an author's method.
 
     Attributes:
@@ -230,8 +218,6 @@ class Call(BaseModel):
         results: For `resume`, the results; `is_list` reports whether the author returned a list of handoffs.
         seed: For `start`, the seed; likewise `options` (of `reset`), `split` and `history`.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     protocol: int = PROTOCOL
     number: int = Field(ge=1)
@@ -251,26 +237,22 @@ class Call(BaseModel):
     history: dict[str, Any] | str | None = None
 
 
-class HandoffData(BaseModel):
+class HandoffData(Data):
     """A `Handoff` whose environment stays on the server."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    env: int
+    env: int = Field(ge=1)
     role: str
     full_history: bool
     adds_reward: bool
     timeout_s: float | None
-    limits: dict[str, Any]
+    limits: Limits
     history: dict[str, Any] | str | None
     """The history policy of the environment; None for that of the environment that was reset."""
     tools: list[dict[str, Any]]
 
 
-class Answer(BaseModel):
+class Answer(Data):
     """What an author's method returned."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     turn: TurnData | None = None
     handoffs: list[HandoffData] | None = None
@@ -284,18 +266,23 @@ class Answer(BaseModel):
     """The class and the message of an exception."""
 
 
-class Description(BaseModel):
+class Versions(BaseModel):
+    """The versions of a server."""
+
+    protocol: int
+    envsdk: str
+
+
+class Description(Versions):
     """What a `RemoteEnv` has to know of its environment before the first episode."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
-    protocol: int
-    envsdk: str
     name: str
-    limits: dict[str, Any]
+    limits: Limits
     reward_range: tuple[float, float]
     n_tasks: int | None
-    n_rows: int
+    n_rows: int = Field(ge=0, lt=2**63)
     """The number of rows of task data."""
     shows_images: bool
     tools: list[dict[str, Any]]

@@ -1,7 +1,7 @@
 """Our environments in TRL's own loop (`environment_factory`)."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl_environment_classes import CODES, Codes, PlaysHot, PlaysSlow
 
 import envsdk
+from envsdk import Message, ToolEnv, Turn, tool
 from envsdk.errors import ConfigError
 from envsdk.testing import check_env
 from envsdk.trainers.trl import environment_factory
@@ -113,10 +114,37 @@ def conversation(person: str, code: str) -> list[dict[str, Any]]:
 def test_transformers_reads_the_schema_of_each_tool_from_the_method():
     env = envsdk.make("envsdk/Calculator-v1")
     instance = environment_factory("envsdk/Calculator-v1")()
-    for tool in env.default_tools():
-        made = get_json_schema(getattr(instance, tool["function"]["name"]))["function"]
+    for given in env.default_tools():
+        made = get_json_schema(getattr(instance, given["function"]["name"]))["function"]
         made.pop("return")
-        assert made == {**tool["function"], "description": tool["function"]["description"].strip()}
+        assert made == {**given["function"], "description": given["function"]["description"].strip()}
+
+
+class Typed(ToolEnv):
+    """A tool with arguments of many types."""
+
+    def start(self) -> Turn:
+        return Turn("Begin.")
+
+    @tool
+    def many(self, a: list[str], b: int | None = None, c: Literal["x", "y"] = "x") -> str:
+        """Do it."""
+        return f"{a} {b} {c}"
+
+    def finish(self, reply: Message) -> Turn:
+        return Turn(reward=1.0, terminated=True)
+
+
+def test_arguments_keep_their_items_choices_and_none():
+    instance = environment_factory(Typed)()
+    properties = get_json_schema(instance.many)["function"]["parameters"]["properties"]
+    assert properties == {
+        "a": {"type": "array", "items": {"type": "string"}, "description": "a"},
+        "b": {"type": "integer", "nullable": True, "description": "b"},
+        "c": {"type": "string", "enum": ["x", "y"], "description": "c"},
+    }
+    instance.reset(seed=0)
+    assert instance.many(a=["é"]) == "['é'] None x"
 
 
 def test_the_loop_gives_the_reward_of_the_same_episode_of_ours():
