@@ -152,8 +152,9 @@ class EngineContainer(Container):
         variables = {f"ENVSDK_{number}": value for number, value in enumerate(environ.values())} | {_MARK: mark}
         renamed = (f'export {name}="$ENVSDK_{number}"; unset ENVSDK_{number}' for number, name in enumerate(environ))
         script = "; ".join((_BEGIN, *renamed, 'exec "$@"'))
-        # A command may always remove files, also when the disk is full.
-        most = max(await asyncio.to_thread(self._written), self.config.disk_mib * 2**20) if self._storage else 0
+        # A command may always remove files, also when the disk is full. A file system counts some blocks later.
+        written = await asyncio.to_thread(self._written) if self._storage else 0
+        most = max(written + 2**20, self.config.disk_mib * 2**20)
         call = Command(size, timeout_s, self._written if self._storage else None, most, mark)
         try:
             named = (f"--env={name}" for name in variables)
