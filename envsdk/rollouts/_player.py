@@ -594,7 +594,10 @@ class _Attempt:
         if driver.program is not None:
             what = f"waiting for a request of the program of {env.name}"
 
+        returned: Any = None
+
         def call() -> Any:
+            nonlocal returned
             with _contained(what):
                 returned = driver.call_method(request)
                 if isinstance(returned, Turn) or not inspect.isawaitable(returned):
@@ -607,7 +610,11 @@ class _Attempt:
             with _contained(what):
                 return await returned
 
-        return await self._call(env, what, call)
+        try:
+            return await self._call(env, what, call)
+        finally:  # a task that was cancelled before it ran has not touched the coroutine
+            if inspect.iscoroutine(returned) and inspect.getcoroutinestate(returned) == inspect.CORO_CREATED:
+                returned.close()
 
     async def _call_policy(
         self, policy: Callable[..., Any], prompt: "NDArray[np.int32]", request: Mapping[str, Any]

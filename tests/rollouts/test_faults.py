@@ -1,9 +1,11 @@
 """Servers and environments that misbehave at random, all at the same time: every episode is accounted for."""
 
 import asyncio
+import gc
 import random
 import threading
 import time
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -180,3 +182,33 @@ def test_a_server_that_cannot_be_reached_at_the_beginning_ends_the_run() -> None
     with pytest.raises(errors.RunFailed, match=f"no reply was sampled.*no connection to {url} can be opened"):
         rollouts.run()
     assert not rollouts.statistics.play.retries
+
+
+class RepliesLater(Env):
+    """Needs the event loop in each turn."""
+
+    def start(self) -> Turn:
+        return Turn("Go.")
+
+    async def respond(self, reply: Message) -> Turn:
+        await asyncio.sleep(0.001)
+        return Turn("More.", terminated=len(self.messages()) > 40)
+
+
+def test_a_method_that_a_deadline_cancels_before_it_ran_leaves_no_coroutine() -> None:
+    options = {"renderer": "qwen3", "tokenizer": "embedded"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(12):  # the episodes are ended at many different places
+            Rollouts(
+                RepliesLater,
+                "null",
+                seeds=range(40),
+                group_size=1,
+                env_options=options,
+                episode_timeout_s=0.01 + 0.004 * step,
+                max_retries=0,
+                max_concurrency=40,
+            ).run()
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
