@@ -150,7 +150,6 @@ class Container(abc.ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    @abc.abstractmethod
     async def run(
         self,
         command: str | Sequence[str],
@@ -179,6 +178,20 @@ class Container(abc.ABC):
             ContainerError: If the engine could not run the command, or the container was killed because of an earlier
                 one.
         """
+        variables = {**self.config.environ, **checked_environ(environ or {})}
+        return await self._run(command, stdin, timeout_s, self._absolute(cwd or "."), variables, user)
+
+    @abc.abstractmethod
+    async def _run(
+        self,
+        command: str | Sequence[str],
+        stdin: bytes,
+        timeout_s: float,
+        folder: PurePosixPath,
+        environ: Mapping[str, str],
+        user: str | None,
+    ) -> CommandResult:
+        """Run a command in a folder, with all of its environment variables; see `run`."""
 
     @abc.abstractmethod
     async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
@@ -359,6 +372,18 @@ def _reporting(function: Callable[..., Coroutine[Any, Any, str]]) -> Callable[..
             raise ToolError(f"{function.__name__} failed: {error}") from error
 
     return call
+
+
+def words_of(command: str | Sequence[str]) -> list[str]:
+    """Return a program and its arguments: of a command line, the image's `sh`.
+
+    Raises:
+        ConfigError: If there is none, or it contains null characters.
+    """
+    words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
+    if not words or any("\0" in word for word in words):
+        raise ConfigError("expected a program and its arguments, or a command line, without null characters")
+    return words
 
 
 def checked_environ(environ: Mapping[str, str]) -> Mapping[str, str]:

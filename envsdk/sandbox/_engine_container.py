@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from ..errors import ConfigError, ContainerError, ContainerLost
 from ._commands import Command, output_of
-from ._container import CommandResult, Container, ContainerConfig, checked_environ
+from ._container import CommandResult, Container, ContainerConfig, words_of
 from ._forwarding import HERE, Forwarding, background_loop, locals_of
 
 OWNER, COPY = "envsdk.owner", "envsdk.copy"
@@ -133,21 +133,17 @@ class EngineContainer(Container):
         if self._storage:
             self._watching = background_loop(os.getpid()).submit(self._watch())
 
-    async def run(
+    async def _run(
         self,
         command: str | Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float = 60.0,
-        cwd: str | None = None,
-        environ: Mapping[str, str] | None = None,
-        user: str | None = None,
+        stdin: bytes,
+        timeout_s: float,
+        folder: PurePosixPath,
+        environ: Mapping[str, str],
+        user: str | None,
     ) -> CommandResult:
-        words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-        if not words or any("\0" in word for word in words):
-            raise ConfigError("expected a program and its arguments, or a command line, without null characters")
+        words = words_of(command)
         mark, size, began_at = secrets.token_hex(8), self.config.output_kib * 1024, time.monotonic()
-        environ = {**self.config.environ, **checked_environ(environ or {})}
         # By name, because other users see a command's arguments, and by one that means nothing to the engine's client.
         variables = {f"ENVSDK_{number}": value for number, value in enumerate(environ.values())} | {_MARK: mark}
         renamed = (f'export {name}="$ENVSDK_{number}"; unset ENVSDK_{number}' for number, name in enumerate(environ))
@@ -158,7 +154,7 @@ class EngineContainer(Container):
         call = Command(size, timeout_s, self._written if self._storage else None, most, mark)
         try:
             named = (f"--env={name}" for name in variables)
-            inside = ("sh", "-c", script, "sh", str(self._absolute(cwd or ".")), *words)
+            inside = ("sh", "-c", script, "sh", str(folder), *words)
             arguments = ("--interactive", "--workdir=/", f"--user={user or self._user}", *named, self.name, *inside)
             await call.execute((self._engine, "exec", *arguments), stdin, environ=variables)
         finally:

@@ -10,12 +10,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .._packages import load
-from ..errors import ConfigError, ContainerError
-from ._container import CommandResult, Container, ContainerConfig, checked_environ
+from ..errors import ContainerError
+from ._container import CommandResult, Container, ContainerConfig, words_of
 from ._forwarding import background_loop
 from ._process import Output
 
@@ -33,28 +33,24 @@ class HarborContainer(Container):
         super().__init__(str(environment.session_id), config)
         self._environment, self._folder = environment, folder
 
-    async def run(
+    async def _run(
         self,
         command: str | Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float = 60.0,
-        cwd: str | None = None,
-        environ: Mapping[str, str] | None = None,
-        user: str | None = None,
+        stdin: bytes,
+        timeout_s: float,
+        folder: PurePosixPath,
+        environ: Mapping[str, str],
+        user: str | None,
     ) -> CommandResult:
-        words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-        if not words or any("\0" in word for word in words):
-            raise ConfigError("expected a program and its arguments, or a command line, without null characters")
-        line, source, began_at = shlex.join(words), "/dev/null", time.monotonic()
+        line, source, began_at = shlex.join(words_of(command)), "/dev/null", time.monotonic()
         if stdin:
             source = f"/tmp/.{secrets.token_hex(8)}"
             await self.write(source, stdin)
         result = await self._call(
             "exec",
             f"timeout -k 1 {timeout_s:.3f} {line} < {source}",
-            cwd=str(self._absolute(cwd or ".")),
-            env={**self.config.environ, **checked_environ(environ or {})},
+            cwd=str(folder),
+            env=environ,
             timeout_sec=math.ceil(timeout_s) + 30,
             user=user or self.config.user,
         )

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import ConfigError, ContainerError
 from . import _shell
-from ._container import CommandResult, Container, ContainerConfig, checked_environ
+from ._container import CommandResult, Container, ContainerConfig
 from ._isolation import arun_python
 from ._result import SandboxLimits
 
@@ -29,15 +29,14 @@ class SandboxContainer(Container):
         super().__init__("sandbox", config)
         self._files: dict[str, bytes] = {}
 
-    async def run(
+    async def _run(
         self,
         command: str | Sequence[str],
-        *,
-        stdin: bytes = b"",
-        timeout_s: float = 60.0,
-        cwd: str | None = None,
-        environ: Mapping[str, str] | None = None,
-        user: str | None = None,
+        stdin: bytes,
+        timeout_s: float,
+        folder: PurePosixPath,
+        environ: Mapping[str, str],
+        user: str | None,
     ) -> CommandResult:
         if user is not None:
             raise ConfigError(f"user is {user!r}, but the sandbox has no users")
@@ -50,8 +49,7 @@ class SandboxContainer(Container):
         except ValueError as error:
             return CommandResult("", f"sh: {error}", 2, None, 0.0)
         files = {path: base64.b64encode(data).decode() for path, data in self._files.items()}
-        folder = posixpath.relpath(self._absolute(cwd or ""), self.config.workdir)
-        job = (files, folder, {**self.config.environ, **checked_environ(environ or {})}, words)
+        job = (files, posixpath.relpath(folder, self.config.workdir), dict(environ), words)
         limits = SandboxLimits(
             timeout_s=timeout_s,
             cpu_s=max(1, int(timeout_s)),
