@@ -86,11 +86,13 @@ def serve(episode: dict[str, Any], file: Path) -> None:
     for reply in replies_of(file, is_answer=False):
         session.send(reply)
     file.parent.mkdir(parents=True, exist_ok=True)
-    Path(ADDRESS).unlink(missing_ok=True)
+    unready = Path(f"{ADDRESS}.new")
+    unready.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as server, file.open("a", encoding="utf-8") as log:
-        server.bind(ADDRESS)
-        Path(ADDRESS).chmod(0o666)
+        server.bind(str(unready))
+        unready.chmod(0o666)
         server.listen()
+        unready.replace(ADDRESS)  # the address exists only once it accepts connections
         while True:
             connection, _ = server.accept()
             with connection:
