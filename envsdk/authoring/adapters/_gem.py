@@ -8,7 +8,7 @@ game that is not won.
 from typing import Any, ClassVar
 
 from ..._packages import load
-from ...errors import ConfigError, UnknownName
+from ...errors import ConfigError
 from .._env import EnvConfig
 from ._players import Players, PlayersConfig
 from ._random_state import GlobalRandom
@@ -42,9 +42,7 @@ class Gem(Players):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         config: GemConfig = self.config
-        self._check_players(["main"])
-        if config.strict:
-            self.reward_range = (0.0, 1.0)  # pyright: ignore[reportAttributeAccessIssue]
+        self._check_players(["main"], is_strict=config.strict)
         with GlobalRandom(0).active():
             self._made()
 
@@ -53,16 +51,10 @@ class Gem(Players):
         advice = "pip install --no-deps gem-llm==0.1.0, and reasoning-gym, which it imports"
         package = load("gem", "an environment of GEM needs", advice)
         known: dict[str, Any] = load("gem.envs.registration", "an environment of GEM needs", advice).ENV_REGISTRY
-        if config.game not in known:
-            raise UnknownName.of("game of GEM", config.game, known)
-        if not config.game.startswith(_KIND):
+        if config.game in known and not config.game.startswith(_KIND):
             instead = _INSTEAD.get(config.game.partition(":")[0], _INSTEAD["eval"])
             raise ConfigError(f"{config.game} asks one question of a data set, and is not a game: use {instead}")
-        try:
-            return package.make(config.game, **config.options)
-        except Exception as error:  # a game is third-party code, which may raise anything
-            reason = " ".join(str(error).replace("*", "").split())
-            raise ConfigError(f"GEM cannot make {config.game!r} with {config.options}: {reason:.300}") from error
+        return self._registered("GEM", known, package.make)
 
     def _begin(self, seed: int) -> None:
         self._game = self._made()

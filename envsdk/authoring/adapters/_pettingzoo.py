@@ -165,7 +165,7 @@ class PettingZoo(Players):
         if callable(named):
             return cast("Mapping[str, Any]", named(self._game, agent))
         space: Any = self._game.action_space(agent)
-        if not isinstance(self._game.action_space(agent), Discrete):
+        if not isinstance(cast("object", space), Discrete):
             raise ConfigError(
                 f"agent {agent} of {config.game} has the action space {space}; expected Discrete, or actions=, a "
                 "function actions(env, agent) that returns the legal actions by word"

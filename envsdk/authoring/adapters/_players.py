@@ -4,14 +4,14 @@ A player reads what it observed since its last turn. A policy plays each player,
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, ImportString, JsonValue, field_serializer
 
 from ...episodes._turn import Turn
-from ...errors import ConfigError
+from ...errors import ConfigError, UnknownName
 from ...limits import Limits
 from ...messages import Message
 from .._env import Env, EnvConfig
@@ -108,13 +108,34 @@ class Players(Env):
     def _end(self) -> None:
         """Close the game, if there is one."""
 
+    def _registered(self, package: str, known: Mapping[str, Any], make: Callable[..., Any]) -> Any:
+        """Make the game, which is registered in a package.
+
+        Raises:
+            UnknownName: If there is no such game.
+            ConfigError: If it cannot be made.
+        """
+        config: PlayersConfig = self.config
+        if config.game not in known:
+            raise UnknownName.of(f"game of {package}", config.game, known)
+        try:
+            return make(config.game, **config.options)
+        except Exception as error:  # a game is third-party code, which may raise anything
+            reason = " ".join(str(error).replace("*", "").split())
+            raise ConfigError(f"{package} cannot make {config.game!r} with {config.options}: {reason:.300}") from error
+
     @property
     def _is_truncated(self) -> bool:
         """Whether the game was cut off."""
         return False
 
-    def _check_players(self, names: Sequence[str]) -> None:
-        """Raise a `ConfigError` unless some of the players, but not all, may be opponents."""
+    def _check_players(self, names: Sequence[str], *, is_strict: bool = False) -> None:
+        """Raise a `ConfigError` unless some of the players, but not all, may be opponents.
+
+        Args:
+            names: The players.
+            is_strict: Whether a game of one player scores 0 to 1.
+        """
         config: PlayersConfig = self.config
         if unknown := [name for name in config.opponents if name not in names]:
             raise ConfigError(f"{config.game} has no player {unknown[0]!r}; its players are {', '.join(names)}")
@@ -122,7 +143,7 @@ class Players(Env):
             raise ConfigError(f"opponents names all players of {config.game}; leave out those that a policy plays")
         self._is_alone = len(names) - len(config.opponents) == 1
         self._first = next(name for name in names if name not in config.opponents)
-        if not self._is_alone:
+        if not self._is_alone or is_strict:
             self.reward_range = (0.0, 1.0)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _ask(self, metrics: dict[str, float] | None = None) -> Turn:

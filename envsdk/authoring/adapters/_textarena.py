@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from ..._packages import load
-from ...errors import ConfigError, UnknownName
+from ...errors import ConfigError
 from .._env import EnvConfig
 from ._players import Players, PlayersConfig
 from ._random_state import GlobalRandom
@@ -46,9 +46,9 @@ class TextArenaConfig(PlayersConfig):
 class TextArena(Players):
     """Play a game of TextArena: `TextArena(game="TicTacToe-v0")`. Its players are the contexts `player0`, `player1`...
 
-    Exercises: the skills that the game needs; self-play. Reward: a player's own reward from the game, mostly 1 for the
+    Exercises: the skills that the game needs; self-play. Reward: a player's own reward from the game, usually 1 for the
     winner and -1 for the others; with one player, `game`, 1 if the puzzle is solved. A move that breaks the rules is
-    what the game makes of it: mostly, the player is asked again once, and then loses.
+    what the game makes of it: usually, the player is asked again once, and then loses.
 
     Raises:
         MissingPackage: If `textarena` is not installed.
@@ -63,9 +63,8 @@ class TextArena(Players):
         super().__init__(**options)
         config: TextArenaConfig = self.config
         self._count = self._accepted()
-        self._check_players([f"player{number}" for number in range(self._count)])
-        if self._count == 1 and config.strict and not self._is_graded():
-            self.reward_range = (0.0, 1.0)  # pyright: ignore[reportAttributeAccessIssue]
+        names = [f"player{number}" for number in range(self._count)]
+        self._check_players(names, is_strict=self._count == 1 and config.strict and not self._is_graded())
 
     def _accepted(self) -> int:
         """Return the number of players, after a game with that number was started."""
@@ -84,16 +83,8 @@ class TextArena(Players):
         ) from reasons[0]
 
     def _made(self) -> Any:
-        config: TextArenaConfig = self.config
         package = load("textarena", "an environment of TextArena needs", _ADVICE)
-        known: dict[str, Any] = package.envs.registration.ENV_REGISTRY
-        if config.game not in known:
-            raise UnknownName.of("game of TextArena", config.game, known)
-        try:
-            return package.make(config.game, **config.options)
-        except Exception as error:  # a game is third-party code, which may raise anything
-            reason = " ".join(str(error).replace("*", "").split())
-            raise ConfigError(f"TextArena cannot make {config.game!r} with {config.options}: {reason:.300}") from error
+        return self._registered("TextArena", package.envs.registration.ENV_REGISTRY, package.make)
 
     def _begin(self, seed: int) -> None:
         self._game, self._crash = self._made(), ""
