@@ -1,10 +1,14 @@
 """Edits of a conversation by the environment, and the part of the view that they change."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 from ..messages import Message
 from ..rendering.emission import is_same_answer
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 class Edit(NamedTuple):
@@ -19,6 +23,12 @@ class Edit(NamedTuple):
     keep: int
     detail: str = ""
     start: int = 0
+
+
+def shared_length(one: Sequence[S], other: Sequence[T], is_same: Callable[[S, T], bool] = operator.is_) -> int:
+    """Return how many items two sequences begin with that are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, pair in pairs if not is_same(*pair)), min(len(one), len(other)))
 
 
 def among(messages: Sequence[Message], known: Sequence[Message], *, are: bool = True) -> list[Message]:
@@ -45,8 +55,7 @@ def edited(
             at = next((i for i in later if view[i].role == "assistant" and is_same_answer(message, view[i])), None)
         if at is not None and at >= after:
             positions[index], after = at, at + 1
-    stays = next((i for i, (old, new) in enumerate(zip(conversation, whole, strict=False)) if old is not new), None)
-    keep = min(len(conversation), len(whole)) if stays is None else stays
+    keep = shared_length(conversation, whole)
     kept = {index: position for index, position in positions.items() if index < keep}
     last = max(kept, default=-1)
     start = kept[last] + 1 if kept else 0

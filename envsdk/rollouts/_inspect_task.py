@@ -2,7 +2,6 @@
 
 import json
 import operator
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, cast
@@ -13,6 +12,7 @@ from ..authoring._making import maker_of
 from ..errors import ConfigError
 from ..messages import Message, ToolSchema
 from ..policies._openai_chat import ChatEpisode, ChatReply
+from ..trajectories._tally import sum_by_name
 from ._runner import arollout
 
 _SAMPLING = frozenset({"temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "reasoning_effort"})
@@ -55,11 +55,9 @@ def to_inspect(env: Env | str | Callable[[], Env], seeds: Iterable[int]) -> Any:
         state.messages = [_to_inspect(message, model) for message in main.messages]
         said = [message for message in state.messages if message.role == "assistant"]
         state.output = model.ModelOutput.from_message(said[-1])
-        rewards: Counter[str] = Counter()
-        for step in trajectory.steps:
-            rewards.update(step.rewards)
-        is_scored = trajectory.is_scored(next(iter(trajectory.contexts)))
-        state.store.set("rewards", {**rewards, "reward": trajectory.reward} if is_scored else None)
+        reward = trajectory.scored_reward
+        rewards = sum_by_name(step.rewards for step in trajectory.steps)
+        state.store.set("rewards", None if reward is None else {**rewards, "reward": reward})
         state.store.set("episode", {"id": trajectory.id, "stop_reason": str(trajectory.stop_reason)})
         state.completed = True
         return state

@@ -6,14 +6,16 @@ Source: harbor's models, `harbor.models.trajectories`, and the RFC that they nam
 """
 
 import importlib.metadata
+import operator
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from ..contexts._edits import shared_length
 from ..errors import InvalidRecord
 from ..messages import Message, TextPart
 from ..trajectories._replay import Prompt
@@ -129,7 +131,7 @@ class _DocumentWriter:
         own, logs = self._prompts[name], self._trajectory.contexts
         forked = [prompt.step.reply or 0 for prompt in own if self._trajectory.is_copied(prompt.step)]
         base = own[0].step.base if own else name
-        inherited = 0 if base == name else _shared(logs[name].messages, logs[base].messages)
+        inherited = 0 if base == name else shared_length(logs[name].messages, logs[base].messages, operator.eq)
         taken, copied = 0, max(inherited, *(reply + 1 for reply in forked), 0)
         for index, message in enumerate(self._trajectory.contexts[name].messages):
             parts: list[Prompt] = []
@@ -233,9 +235,3 @@ def _add_result(step: _Object, result: _Object) -> None:
 
 def _add_child(step: _Object, trajectory_id: str) -> None:
     _add_result(step, {"subagent_trajectory_ref": [{"trajectory_id": trajectory_id}]})
-
-
-def _shared(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Return the number of messages in the common prefix of two conversations."""
-    pairs = zip(first, second, strict=False)
-    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

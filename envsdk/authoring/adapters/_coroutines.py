@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
-from ...contexts._edits import Edit
+from ...contexts._edits import Edit, shared_length
 from ...episodes._agent import MAIN
 from ...episodes._turn import Opening, Turn
 from ...errors import ConfigError, EpisodeError, MissingPackage
@@ -208,7 +208,9 @@ class CoroutineEnv(Env):
             asked = await run.advance()
             for earlier in self._envsdk_replies:
                 asked = await run.advance(earlier) if isinstance(asked, ReplyRequest) else asked
-            if isinstance(asked, Turn) or not len(known) == len(asked.messages) == _common(known, asked.messages):
+            if isinstance(asked, Turn) or not len(known) == len(asked.messages) == shared_length(
+                known, asked.messages, _has_same_content
+            ):
                 raise EpisodeError(
                     f"the code that {self.name} plays asked something else when it ran again for a copy: it depends on "
                     "more than its seed and the replies, such as the time, a service or a mutable global"
@@ -228,7 +230,7 @@ class CoroutineEnv(Env):
         has_system = bool(messages) and messages[0].role == "system"
         options: dict[str, Any] = {"reward": {}, **asked.options, "tools": list(asked.tools)}
         own = [shown for shown in self._envsdk_contexts if shown.agent == asked.agent]
-        known = [(_common(shown.messages, messages), shown) for shown in reversed(own)]
+        known = [(shared_length(shown.messages, messages, _has_same_content), shown) for shown in reversed(own)]
         keep, shown = max(known, key=lambda pair: pair[0], default=(0, None))
         if shown is None or not has_system < keep < len(messages):
             name = asked.agent if not own else f"{asked.agent or 'main'}-{len(own) + 1}"
@@ -249,12 +251,11 @@ class CoroutineEnv(Env):
         return {**super().__getstate__(), "_envsdk_run": None}
 
 
-def _common(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Return the number of equal messages at the start. Reasoning and ids may differ."""
+def _has_same_content(first: Message, second: Message) -> bool:
+    """Return whether two messages are equal, except for reasoning and ids."""
 
     def content(message: Message) -> Any:
         calls = [(call.name, call.arguments) for call in message.tool_calls]
         return message.role, message.content.strip(), message.images, calls
 
-    pairs = zip(first, second, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if content(a) != content(b)), min(len(first), len(second)))
+    return content(first) == content(second)

@@ -23,6 +23,7 @@ from ...messages import Message, ToolSchema
 from .._env import EnvConfig
 from .._trust import NeedsTrust
 from ._coroutines import Ask, CoroutineEnv, ReplyRequest, Source, names_of
+from ._dataset import path_of
 from ._random_state import GlobalRandom
 
 _SAMPLING = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
@@ -41,7 +42,7 @@ class InspectConfig(EnvConfig):
 
     @field_serializer("task")
     def _where(self, task: Any) -> str:
-        return f"{task.__module__}:{task.__qualname__}"
+        return path_of(task)
 
 
 class Inspect(CoroutineEnv):

@@ -22,6 +22,7 @@ from pydantic_core import to_jsonable_python
 from ..._describing import message_of, what_is_invalid
 from ..._packages import load
 from ..._untrusted import is_loopback
+from ...contexts._edits import shared_length
 from ...contexts._protocol import Action
 from ...episodes._actions import action_of
 from ...episodes._agent import Observation
@@ -30,7 +31,7 @@ from ...messages import Message
 from .._env import Env
 from .._making import make
 from ._hosted import EnvsBySplit, HostedEnv, MakeEnv, describe
-from ._wire import schemas_as_json, shared_length
+from ._wire import schemas_as_json
 
 App: TypeAlias = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 _MIN_TOKEN = 16

@@ -4,7 +4,6 @@ import asyncio
 import builtins
 import contextlib
 import functools
-import operator
 import os
 import sys
 import time
@@ -22,6 +21,7 @@ from ... import errors
 from ..._describing import what_is_invalid
 from ..._packages import load
 from ..._untrusted import check_values, is_loopback
+from ...contexts._edits import shared_length
 from ...contexts._history import is_named
 from ...episodes._handoff import Handoff, HandoffResult
 from ...errors import ConfigError, EnvsdkError, EpisodeError, InvalidRecord, RemoteEnvError, ToolError
@@ -39,7 +39,6 @@ from ._wire import (
     MessageTable,
     ResultData,
     Versions,
-    shared_length,
     text_of_json,
 )
 
@@ -373,7 +372,7 @@ class _RemoteMethods(Env):
         current, keep, new = agent.current, 0, list[Message]()
         if current is not None:
             had = shared.sent.setdefault((self._envsdk_number, current.name), [])
-            keep = shared_length(had, current.messages, operator.is_)
+            keep = shared_length(had, current.messages)
             new = had[keep:] = current.messages[keep:]
         call = Call(
             number=shared.calls + 1,

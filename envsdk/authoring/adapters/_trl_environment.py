@@ -17,8 +17,9 @@ from ...errors import ConfigError, ToolError
 from ...messages import Message
 from .._env import EnvConfig
 from .._tool_env import ToolEnv, ToolEnvConfig
-from .._tools import Tool, tool
+from .._tools import tool
 from ._coroutines import isolated
+from ._dataset import path_of
 from ._random_state import GlobalRandom
 
 _OWN = ("reset", "get_reward")
@@ -35,9 +36,7 @@ class TRLEnvironmentConfig(ToolEnvConfig):
 
     @field_serializer("env", "reward_funcs")
     def _where(self, given: Any) -> Any:
-        if isinstance(given, tuple):
-            return [self._where(one) for one in cast("tuple[Any, ...]", given)]
-        return f"{given.__module__}:{given.__qualname__}"
+        return list(map(path_of, cast("tuple[Any, ...]", given))) if isinstance(given, tuple) else path_of(given)
 
 
 class TRLEnvironment(ToolEnv):
@@ -72,7 +71,8 @@ class TRLEnvironment(ToolEnv):
             messages[-1]["content"] += observation
         methods = inspect.getmembers(cast("Any", type(self.environment)), inspect.isfunction)
         names = [name for name, _ in methods if name not in _OWN and name[0] != "_"]
-        tools = [_isolated_tool(getattr(self.environment, name), self.random_state) for name in names]
+        found = [getattr(self.environment, name) for name in names]
+        tools = [replace(tool(method), function=partial(_call, method, self.random_state)) for method in found]
         self.row, self.prompt_messages = row, messages
         return Turn(messages, tools=tools)
 
@@ -100,12 +100,8 @@ class TRLEnvironment(ToolEnv):
         return Turn(reward=rewards or None, terminated=True)
 
 
-def _isolated_tool(method: Any, state: GlobalRandom) -> Tool:
-    """Return a method as a tool that runs with a random state. As in TRL, an exception is for the model."""
-    return replace(tool(method), function=partial(_call, method, state))
-
-
 async def _call(method: Callable[..., Any], state: GlobalRandom, /, **arguments: Any) -> Any:
+    """Call a tool with a random state. As in TRL, an exception is for the model."""
     try:
         result = await isolated(_awaited(partial(method, **arguments)), state)
     except Exception as error:

@@ -4,8 +4,8 @@ Nothing is lost on the way: what JSON cannot represent is refused with its name.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -17,8 +17,6 @@ from ...errors import RemoteEnvError, TurnError
 from ...limits import Limits
 from ...messages import Message, ToolSchema, check_json
 
-S = TypeVar("S")
-T = TypeVar("T")
 PROTOCOL = 1
 """The version of what a `RemoteEnv` and its server exchange."""
 
@@ -82,12 +80,6 @@ def message_as_json(message: Message) -> dict[str, Any]:
     if message.parts is not None:
         data["content"] = [part.to_openai() for part in message.parts]
     return data
-
-
-def shared_length(one: Sequence[S], other: Sequence[T], is_same: Callable[[S, T], bool]) -> int:
-    """Return how many items two sequences begin with that are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, pair in pairs if not is_same(*pair)), min(len(one), len(other)))
 
 
 def text_of_json(value: Any) -> str:
