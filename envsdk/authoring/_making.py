@@ -8,7 +8,7 @@ import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import gymnasium
 
@@ -78,6 +78,13 @@ def imported(path: str, expected: str) -> Any:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         raise PluginError(f"{path!r} cannot be imported: {error}. Expected {expected}") from error
+
+
+def splits_of(cls: type[Env]) -> list[str]:
+    """Return the values of an environment's option `split`, also of one that may be None; none if it has none."""
+    option = cls.Config.model_fields.get("split")
+    kinds: list[Any] = [] if option is None else [option.annotation, *get_args(option.annotation)]
+    return [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind) if value]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
 
 from .._registry import find_creator
 from ..authoring._env import Env
-from ..authoring._making import CatalogEntry, describe
+from ..authoring._making import CatalogEntry, describe, splits_of
 from ..errors import PluginError
 from ..rollouts import rollout_many
 from ..trajectories._trajectory import Trajectory
@@ -65,7 +65,8 @@ class Card:
             "same seed, same episode": "no" if of.nondeterministic else "",
             **{f"breaks under {name}": ", ".join(reasons) or "none" for name, reasons in self.breaks.items()},
         }
-        rows = "".join(f"| {name} | {_cell(text)} |\n" for name, text in facts.items() if text)
+        cells = {name: " ".join(text.split()).replace("|", "\\|") for name, text in facts.items() if text}
+        rows = "".join(f"| {name} | {text} |\n" for name, text in cells.items())
         played = "".join(
             f"| {policy} | {fmean(scores):g} ({self.score(policy)}) | {self.steps[policy]:g} | "
             f"{self.observed_tokens[policy]:,.0f} | {self.sampled_tokens[policy]:,.0f} |\n"
@@ -74,10 +75,6 @@ class Card:
         head = "| policy | score | steps | observed tokens | sampled tokens |\n|---|---|---|---|---|\n"
         note = f"Averages of {self.measured} episodes, seeds 0 to {self.measured - 1}."
         return f"# {of.id}\n\n{of.summary}\n\n| | |\n|---|---|\n{rows}\n{head}{played}\n{note}\n"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
 
 
 def card_of(name: str, *, seeds: int = 8, histories: Sequence[Any] = ("strip",), **options: Any) -> Card:
@@ -121,7 +118,7 @@ def card_of(name: str, *, seeds: int = 8, histories: Sequence[Any] = ("strip",),
         seeds,
         features=_features(env, best),
         rewards=tuple(dict.fromkeys(name for one in best for step in one.steps for name in step.rewards)),
-        splits=_splits(type(env)),
+        splits=tuple(splits_of(type(env))),
         breaks={name: _reasons(found) for name, found in {"keep": best, **others}.items()},
         scores={policy: [one.reward for one in found] for policy, found in episodes.items()},
         steps=means(lambda one: len(one.steps)),
@@ -140,13 +137,6 @@ def _features(env: Env, episodes: Sequence[Trajectory]) -> tuple[str, ...]:
         "sub-agents": any(log.parent is not None for log in logs),
     }
     return tuple(name for name, is_there in found.items() if is_there)
-
-
-def _splits(cls: type[Env]) -> tuple[str, ...]:
-    """Return the values of the option `split`."""
-    option = cls.Config.model_fields.get("split")
-    of = None if option is None else option.annotation
-    return tuple(map(str, get_args(of))) if get_origin(of) is Literal else ()
 
 
 def _reasons(episodes: Sequence[Trajectory]) -> list[str]:

@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 import envsdk
 from envsdk import Env, Message, Trajectory, Turn, errors
 from envsdk import _registry as registry
+from envsdk.adapters import HarborTask
+from envsdk.authoring._making import splits_of
 from envsdk.cli import _check as checks
 from envsdk.cli import _rollout as rollout
 from envsdk.cli import app
@@ -553,3 +555,9 @@ def test_a_new_environment_is_short_and_works_with_every_renderer(
         for policy, reward in (("reference", 1.0), ("null", 0.0)):
             env = kind(renderer=renderer, tokenizer=tokenizer, split="test")
             assert envsdk.rollout(env, policy, seed=0).reward == reward
+
+
+def test_the_splits_of_an_environment_are_those_of_its_option_even_if_it_may_be_none():
+    assert splits_of(HarborTask) == ["train", "test"]
+    assert splits_of(type(envsdk.make("envsdk/Calculator-v1"))) == ["train", "test"]
+    assert splits_of(Env) == []

@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -29,7 +29,7 @@ from ...episodes._agent import Observation
 from ...errors import ActionError, ConfigError, EnvsdkError, EpisodeError
 from ...messages import Message
 from .._env import Env
-from .._making import make
+from .._making import make, splits_of
 from ._hosted import EnvsBySplit, HostedEnv, MakeEnv, describe
 from ._wire import schemas_as_json
 
@@ -247,7 +247,7 @@ class _Served:
 
     def list_splits(self) -> list[str]:
         """Return the values of the environment's option `split`, or `train` without one."""
-        return [value for value in get_args(self._split_option()) if value] or ["train"]
+        return splits_of(type(self._known[None])) or ["train"]
 
     def num_tasks(self, split: str) -> int:
         """Return how many tasks a split has.
@@ -278,15 +278,11 @@ class _Served:
         """Return all of them."""
         return self.get_task_range(split)
 
-    def _split_option(self) -> Any:
-        option: Any = cast("Any", type(self._known[None].config)).model_fields.get("split")
-        return None if option is None else option.annotation
-
     def _split(self, split: str) -> tuple[Env, dict[str, str]]:
         """Return an environment whose tasks are those of a split, and the argument of `reset` that chooses it."""
         if split not in self.list_splits():
             raise ConfigError(f"there is no split {split!r:.80}; there are {self.list_splits()}")
-        chosen = {} if self._split_option() is None else {"split": split}
+        chosen = {"split": split} if "split" in self._known[None].Config.model_fields else {}
         return self._known[chosen.get("split")], chosen
 
 
