@@ -16,6 +16,7 @@ from ..._visible import on_one_line
 from ...diagnostics._costs import Cost, cost
 from ...diagnostics._divergence import Estimate
 from ...errors import ConfigError, InvalidRecord
+from ...rollouts._run_description import CHANGES
 from ...rollouts.scores import task_of
 from ...trajectories._samples import Sample
 from ...trajectories._tally import Tally
@@ -172,6 +173,7 @@ class Collector:
         total = sum(islice(self._costs.values(), 1, None), next(iter(self._costs.values()))) if self._costs else None
         breaks = sorted(total.breaks.items(), key=lambda item: (-item[1].breaks, item[0])) if total else ()
         failures = sorted(self._failures.items(), key=lambda item: (-len(item[1]), item[0]))
+        changes = info.configuration.get(CHANGES)
         return RunFigures(
             name=name,
             path=info.path,
@@ -210,7 +212,7 @@ class Collector:
             worst=tuple(self._link(row, row.reward) for row in worst),
             damaged=(*(Damage(source.file.name, line, why) for line, why in self._damaged), *damaged_samples),
             unread_bytes=source.unread_bytes,
-            changes=json.dumps(info.configuration.get("changes", "")).strip('"'),
+            changes=json.dumps(changes) if changes else "",
         )
 
     def _link(self, row: EpisodeRow, reward: float | None) -> EpisodeLink:
