@@ -395,9 +395,7 @@ class HarborTask(ToolEnv):
 
     async def _graded(self, messages: Any = (), **ends: bool) -> Turn:
         assert self._box is not None
-        turn = (await self._trial.grade(self._box)).turn(**ends)
-        turn.messages = messages
-        return turn
+        return (await self._trial.grade(self._box)).turn(messages=messages, **ends)
 
 
 class HarborProgram(ProgramEnv):

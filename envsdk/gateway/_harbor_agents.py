@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .._packages import load
 from ..containers import Container, ContainerConfig, start
 from ..errors import ConfigError, ContainerError
+from ..sandbox._harbor_container import harbor_module
 
-_ADVICE = "pip install harbor, with Python 3.12 or newer"
-_base: Any = load("harbor.environments.base", "an agent of Harbor's needs the package", _ADVICE)
-_config: Any = load("harbor.models.task.config", "an agent of Harbor's needs the package", _ADVICE)
+_base: Any = harbor_module("environments.base")
+_config: Any = harbor_module("models.task.config")
 _EXEC_S = 24 * 3600.0
 
 
@@ -31,12 +30,12 @@ class ContainerEnvironment(_base.BaseEnvironment):
 
     @classmethod
     def resource_capabilities(cls) -> Any:
-        capabilities: Any = load("harbor.environments.capabilities", "it needs", _ADVICE)
+        capabilities: Any = harbor_module("environments.capabilities")
         return capabilities.EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
 
     @property
     def capabilities(self) -> Any:
-        capabilities: Any = load("harbor.environments.capabilities", "it needs", _ADVICE)
+        capabilities: Any = harbor_module("environments.capabilities")
         return capabilities.EnvironmentCapabilities(disable_internet=True)
 
     def _validate_definition(self) -> None:
@@ -127,10 +126,10 @@ async def run_agent(
         ConfigError: If there is no such agent, or its options are not valid.
         ContainerError: If it cannot be installed.
     """
-    factory: Any = load("harbor.agents.factory", "an agent of Harbor's needs the package", _ADVICE).AgentFactory
-    paths: Any = load("harbor.models.trial.paths", "it needs", _ADVICE)
-    trials: Any = load("harbor.models.trial.config", "it needs", _ADVICE)
-    context: Any = load("harbor.models.agent.context", "it needs", _ADVICE)
+    factory: Any = harbor_module("agents.factory").AgentFactory
+    paths: Any = harbor_module("models.trial.paths")
+    trials: Any = harbor_module("models.trial.config")
+    context: Any = harbor_module("models.agent.context")
     with tempfile.TemporaryDirectory(prefix="envsdk-harbor-") as here:
         folder = Path(here)
         trial = paths.TrialPaths(trial_dir=folder)

@@ -105,7 +105,7 @@ class _Artifact(_Part):
 
 
 class _TaskFile(_Part):
-    """A task.toml. As in Harbor, tables beside these are ignored."""
+    """A task.toml. As in Harbor, other tables are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -336,10 +336,9 @@ def _needs(file: _TaskFile) -> list[str]:
 
 def _files_needed(path: Path) -> list[str]:
     """Return the files of a task folder that cannot be honored."""
-    names = [f"{folder}/{name}" for folder in ("environment", "tests") for name in _COMPOSE]
-    names += [name for name in ("trajectory.json",) if (path / name).exists()]
-    present = [name for name in names if (path / name).exists()]
-    return [*dict.fromkeys(present), *(str(each.relative_to(path)) for each in sorted(path.rglob(".harborignore")))]
+    composed = [f"{folder}/{name}" for folder in ("environment", "tests") for name in _COMPOSE]
+    present = [name for name in (*composed, "trajectory.json") if (path / name).exists()]
+    return [*present, *(str(each.relative_to(path)) for each in sorted(path.rglob(".harborignore")))]
 
 
 def _resolved(name: str, values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,16 @@ from ._forwarding import background_loop
 from ._process import Output
 
 
+def harbor_module(name: str) -> Any:
+    """Return a module of the package `harbor`.
+
+    Raises:
+        MissingPackage: If it is not installed.
+    """
+    what, advice = "Harbor's environments and agents need the package", "pip install harbor, with Python 3.12 or newer"
+    return load(f"harbor.{name}", what, advice)
+
+
 class HarborContainer(Container):
     """An environment of Harbor's, all of whose methods are called in one event loop.
 
@@ -127,10 +137,9 @@ async def started_by_harbor(config: ContainerConfig) -> Container:
         MissingPackage: If Harbor, or what the environment needs, is not installed.
         ContainerError: If it cannot be made or started.
     """
-    what, advice = f"engine={config.engine!r} needs the package", "pip install harbor, with Python 3.12 or newer"
-    factory: Any = load("harbor.environments.factory", what, advice).EnvironmentFactory
-    models, trials = load("harbor.models.task.config", what, advice), load("harbor.models.trial.config", what, advice)
-    paths: Any = load("harbor.models.trial.paths", what, advice)
+    factory: Any = harbor_module("environments.factory").EnvironmentFactory
+    models, trials = harbor_module("models.task.config"), harbor_module("models.trial.config")
+    paths: Any = harbor_module("models.trial.paths")
     folder = Path(tempfile.mkdtemp(prefix="envsdk-harbor-"))
     hosts = list(dict.fromkeys(address.rpartition(":")[0] for address in config.allow))
     policy = {"network_mode": "allowlist" if hosts else "no-network", "allowed_hosts": hosts}
