@@ -5,9 +5,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 FIVE = ("GuessNumber-v1", "Calculator-v1", "Delegate-v1", "SearchInline-v1", "KuhnPoker-v1")
 """Environments with plain replies, tools, sub-agents, continued replies and two players."""
@@ -35,6 +37,23 @@ def served(*arguments: str, cwd: Path | None = None, token: str = "") -> Iterato
             process.kill()
             process.wait()
         process.stdout.close()
+
+
+@contextlib.contextmanager
+def running(app: Any) -> Iterator[str]:
+    """The URL of a server in this process."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
-from openenv_servers import eventually
+from openenv_servers import eventually, running
 
 import envsdk
 from envsdk import Env, Message, Turn
@@ -44,26 +43,11 @@ class Waiting(Env):
             OPEN.remove(self)
 
 
-@contextlib.contextmanager
-def running(env: Any) -> Iterator[str]:
-    """The URL of a server in this process."""
-    server = uvicorn.Server(uvicorn.Config(openenv_app(env), port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        GO_ON.set()
-        server.should_exit = True
-        thread.join(30)
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with running(Waiting) as url:
+    with running(openenv_app(Waiting)) as url:
         yield url
+        GO_ON.set()  # a method that still waits would hold the server up
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +93,7 @@ def test_a_call_fails_when_its_environment_is_closed(url: str):
 
 
 def test_two_servers_have_their_own_sessions(url: str):
-    with running("envsdk/GuessNumber-v1") as other:
+    with running(openenv_app("envsdk/GuessNumber-v1")) as other:
         one, two = RemoteEnv(url), RemoteEnv(other)
         one.reset(seed=0)
         expected = envsdk.rollout("envsdk/GuessNumber-v1", "reference", seed=3).to_json()

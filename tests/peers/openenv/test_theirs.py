@@ -4,37 +4,19 @@ import contextlib
 import importlib
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvicorn
 from openenv.core.env_server import create_app
 from openenv_environments import SERVED, Climb, GuessWord, WalkLine
+from openenv_servers import running
 
 import envsdk
 from envsdk import Message, ToolCall
 from envsdk.adapters import OpenEnv
 from envsdk.errors import ConfigError, RemoteEnvError
 from envsdk.policies import ReplyPolicy
-
-
-@contextlib.contextmanager
-def running(app: Any) -> Iterator[str]:
-    """The URL of a server in this process."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
 
 
 @pytest.fixture(scope="module")
