@@ -143,8 +143,8 @@ class OpenEnv(Env):
             value = fields[self._observation]
             return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         own = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
-        texts = [value for value in own.values() if isinstance(value, str) and value]
-        return texts[0] if len(texts) == 1 else json.dumps(own or fields.get("metadata") or {}, ensure_ascii=False)
+        strings = [value for value in own.values() if isinstance(value, str) and value]
+        return strings[0] if len(strings) == 1 else json.dumps(own or fields.get("metadata") or {}, ensure_ascii=False)
 
 
 def _text_field(fields: Mapping[str, Any], required: Sequence[str], named: str | None) -> str:
@@ -153,18 +153,18 @@ def _text_field(fields: Mapping[str, Any], required: Sequence[str], named: str |
         if named not in fields:
             raise ConfigError(f"the action has no field {named!r}; it has {sorted(fields.keys() - _OWN_FIELDS)}")
         return named
-    texts = [
+    strings = [
         name
         for name, field in fields.items()
         if name not in _OWN_FIELDS and any(one.get("type") == "string" for one in (field, *field.get("anyOf", ())))
     ]
-    texts = [name for name in texts if name in required] or texts
-    if len(texts) != 1 or {*required} - {*texts}:
+    strings = [name for name in strings if name in required] or strings
+    if len(strings) != 1 or {*required} - {*strings}:
         raise ConfigError(
-            f"the action has the fields {sorted(fields.keys() - _OWN_FIELDS)}, {len(texts)} of them with text; give "
+            f"the action has the fields {sorted(fields.keys() - _OWN_FIELDS)}, {len(strings)} of them with text; give "
             "action=, the name of the field for the reply's content, or a function of the reply that returns the fields"
         )
-    return texts[0]
+    return strings[0]
 
 
 def _schema(tool: Mapping[str, Any]) -> ToolSchema:
