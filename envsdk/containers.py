@@ -93,7 +93,11 @@ class ContainerPool:
             while len(self._ready) <= self._size:
                 self._ready.append((now, loop.submit(start(self.config))))
             _, taken = self._ready.popleft()
-        return await asyncio.wrap_future(taken)
+        try:
+            return await asyncio.wrap_future(taken)
+        except asyncio.CancelledError:
+            loop.submit(_stop_started(taken))  # it may have started just before
+            raise
 
     async def close(self) -> None:
         """Stop the containers that were not taken. A second call does nothing."""
