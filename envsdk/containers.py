@@ -5,8 +5,8 @@ network. Addresses that `ContainerConfig.allow` lists are reached through its lo
 Nothing of this machine enters it: no environment variables, no files. Its memory, processors, processes and disk are
 limited, and it ends by itself after `lifetime_s`.
 
-Each container carries the label `envsdk.owner`, which identifies the process that started it. `prune` removes the
-containers whose process has ended, such as those of a killed run.
+A process removes its containers when it ends. Each container carries the label `envsdk.owner`, which identifies the
+process that started it. `prune` removes the containers whose process was killed.
 """
 
 import asyncio

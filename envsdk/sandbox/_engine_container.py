@@ -302,13 +302,11 @@ class EngineContainer(Container):
         return self._engine, "exec", "--user=0", self.name, *words
 
     async def snapshot(self) -> str:
-        return await self._commit()
-
-    async def _commit(self, *options: str) -> str:
-        return (await output_of(self._engine, "commit", *options, self.name, timeout_s=_COMMIT_S)).split()[-1]
+        return (await output_of(self._engine, "commit", self.name, timeout_s=_COMMIT_S)).split()[-1]
 
     async def duplicate(self, **changes: Any) -> Container:
-        image = await self._commit(f"--change=LABEL {COPY}={self._owner}")
+        label = f"--change=LABEL {COPY}={self._owner}"
+        image = (await output_of(self._engine, "commit", label, self.name, timeout_s=_COMMIT_S)).split()[-1]
         changes = {"engine": self._engine, "image": image, "dockerfile": None, "user": self._user, **changes}
         other = EngineContainer(self._engine, self.config.model_copy(update=changes))
         other._copied_from = image
