@@ -280,7 +280,8 @@ class EngineContainer(Container):
         for arguments, source in (
             (self._as_root("mkdir", "-p", "--", folder), b""),
             *(() if is_empty else (((self._engine, "cp", "-", f"{self.name}:{folder}"), packed),)),
-            (self._as_root("chown", "-R", "-h", self._user, "--", folder), b""),
+            # The root folder is not given away: it has the whole image, and /proc.
+            *(() if folder == "/" else ((self._as_root("chown", "-R", "-h", self._user, "--", folder), b""),)),
         ):
             call = Command()
             await call.execute(arguments, source)
