@@ -90,11 +90,11 @@ class Trial:
 
     Args:
         folder: The task.
-        options: The environment's options.
+        grade: Where its tests run; see `HarborOptions`.
     """
 
-    def __init__(self, folder: HarborFolder, options: HarborOptions) -> None:
-        self.folder, self._options = folder, options
+    def __init__(self, folder: HarborFolder, grade: str) -> None:
+        self.folder, self._grade = folder, grade
 
     async def open(self, *allow: str) -> Container:
         """Start the container of the agent.
@@ -135,7 +135,7 @@ class Trial:
             return _turn(None, f"what the agent left cannot be graded: {error}")
 
     async def _graded(self, box: Container) -> Turn:
-        folder, grade = self.folder, self._options.grade
+        folder, grade = self.folder, self._grade
         changes = {"allow": folder.grader_allow, "user": folder.file.verifier.user}
         for hook in folder.file.verifier.collect:
             await box.run(hook.command, timeout_s=hook.timeout_sec, user=hook.user)
@@ -317,7 +317,7 @@ class HarborTask(ToolEnv):
     async def start(self) -> Turn:
         """Start the container, and show the instruction."""
         config: HarborTaskConfig = self.config
-        self._trial = Trial(_chosen(self._folders, self.task), config)
+        self._trial = Trial(_chosen(self._folders, self.task), config.grade)
         if self._box is not None:
             await self._box.stop()
         self._box = await self._trial.open()
@@ -415,7 +415,7 @@ class HarborProgram(ProgramEnv):
     async def run(self, model: Endpoint) -> Turn:
         """Run the agent in the task's container, and then the tests."""
         config: HarborConfig = self.config
-        trial = Trial(_chosen(self._folders, self.task), config)
+        trial = Trial(_chosen(self._folders, self.task), config.grade)
         here = f"127.0.0.1:{urlsplit(model.anthropic_base_url).port}"
         async with await trial.open(here, *config.allow) as self._box:
             limit_s = trial.folder.file.agent.timeout_sec or _AGENT_S
