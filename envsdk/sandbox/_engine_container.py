@@ -231,17 +231,8 @@ class EngineContainer(Container):
         data = content.encode() if isinstance(content, str) else content
         if PurePosixPath(self.config.workdir).is_relative_to(target):
             raise ConfigError(f"{path} in the container is the folder of its commands; expected the path of a file")
-        new = target.parent / f".{secrets.token_hex(8)}"
-        words = (
-            "sh",
-            "-c",
-            _WRITE,
-            "sh",
-            str(target.parent),
-            str(target),
-            str(new),
-            "" if mode is None else f"{mode:o}",
-        )
+        places = (str(target.parent), str(target), str(target.parent / f".{secrets.token_hex(8)}"))
+        words = ("sh", "-c", _WRITE, "sh", *places, "" if mode is None else f"{mode:o}")
         result = await self.run(words, stdin=data, cwd="/", timeout_s=_FILES_S)
         if not result.ok:
             raise ContainerError(f"{path} in the container cannot be written: {result.report()}")
