@@ -33,6 +33,8 @@ _COMMIT_S = 600.0
 """The maximum time for storing a container as an image, in seconds."""
 _KILL_S = 30.0
 """The maximum time for killing the processes of a command, in seconds, until the container is killed."""
+_REPORTED_S = 0.5
+"""The time after which an engine reports that a container has ended whose processes were killed, in seconds."""
 _START_S = 120.0
 """The time for which the end of this process waits for containers that are being started, in seconds."""
 _LOOK_S = 1.0
@@ -175,6 +177,7 @@ class EngineContainer(Container):
             if began and self._killed:  # while it ran
                 call.status, call.limit = None, "disk"
             else:
+                await asyncio.sleep(0 if began and call.status != 137 else _REPORTED_S)
                 await self._check_runs()
             if not began:
                 raise ContainerError(f"{self._engine} could not run the command: {call.message}")
@@ -206,11 +209,11 @@ class EngineContainer(Container):
             ContainerLost: If it has.
             ContainerError: If what ran in it is the reason.
         """
+        if self._killed:
+            raise ContainerError(f"the container {self.name} was killed: {self._killed}")
         state = Command()
         await state.execute((self._engine, "inspect", "--format={{.State.Running}}", self.name))
         if state.stdout.text().strip() != "true":
-            if self._killed:
-                raise ContainerError(f"the container {self.name} was killed: {self._killed}")
             raise ContainerLost(f"the container {self.name} has ended: it was removed, or it reached its lifetime_s")
 
     async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
