@@ -92,8 +92,20 @@ SCENARIOS = [
         can="resume",
         expected="fortysix",
     ),
-    Scenario("compaction", [_COUNT], [*_NUMBERS[:12], "All are printed, fortyseven."], can="compaction"),
-    Scenario("context exceeded", [_COUNT], [*_NUMBERS[:12], "All are printed, fortyeight."], can="overflow"),
+    Scenario(
+        "compaction",
+        [_COUNT, _task("Go on: print 47 as well.")],
+        [*_NUMBERS[:6], "All are printed.", Shell(["echo 47"]), "Also the last, fortyseven."],
+        can="compaction",
+        expected="fortyseven",
+    ),
+    Scenario(
+        "context exceeded",
+        [_COUNT],
+        [*_NUMBERS[:6], "All are printed, fortyeight."],
+        can="overflow",
+        expected="fortyeight",
+    ),
     Scenario(
         "cut stream",
         [_task("Print 49 with the shell.")],
@@ -105,7 +117,7 @@ SCENARIOS = [
         [_task("Print 50 with the shell."), _task("Go on, and say when it is done.")],
         [Shell(["echo 50"]), Shell(["echo fifty"], is_held=True), "It is printed, fifty-one."],
     ),
-    Scenario("wrong key", [_task("Print 52 with the shell.")], ["This is never said."], limit_s=20.0),
+    Scenario("wrong key", [_task("Print 52 with the shell.")], ["This is never said."], limit_s=60.0),
 ]
 
 

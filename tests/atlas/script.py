@@ -23,11 +23,15 @@ SUMMARY = """<state_snapshot><summary>
 The user gave a task: print numbers with the shell, and say when all are printed. Some were printed. Print the rest.
 </summary></state_snapshot>"""
 _SHELL = re.compile(r"bash|shell|exec|command|terminal", re.IGNORECASE)
-_DELEGATE = re.compile(r"^(task|agent|subagent|spawn_agent|delegate\w*|\w*researcher)$", re.IGNORECASE)
-_FINISH = re.compile(r"^(final_answer|attempt_completion|finish)$")
+_DELEGATE = re.compile(r"^(task|agent|subagent|\w*spawn_agent|delegate\w*|\w*researcher)$", re.IGNORECASE)
+_WAIT = re.compile(r"wait_agent$")
+_FINISH = re.compile(r"^(final_answer|attempt_completion|finish|complete)$")
 _SUMMARIZE = re.compile(
-    r"summari[sz]e|(?:an?|the|new|detailed|final) summary|compact|condense|state_snapshot", re.IGNORECASE
+    r"\b(create|provide|write|produce|generate)\b[^.]{0,80} summary|summari[sz]e|summarizes a conversation|COMPACTION",
+    re.IGNORECASE,
 )
+_SUMMARIZES = re.compile(r"summar|compact|condense|state_snapshot", re.IGNORECASE)
+"""What a request for a summary has in its last message, and what one without tools has in its messages."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,15 @@ class Delegate:
     task: str
 
 
-Reply: TypeAlias = str | Shell | Delegate
+@dataclass(frozen=True)
+class Wait:
+    """A call of the tool that waits for a sub-agent."""
+
+    tool: str
+    agent: str
+
+
+Reply: TypeAlias = str | Shell | Delegate | Wait
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,8 @@ class ScriptedPolicy:
                 reply: Reply = SUMMARY
             elif label == "side":
                 reply = '{"title": "Atlas"}' if "json" in str(conversation).lower() else "Atlas"
+            elif (waiting_call := self._wait(conversation[-1], tools)) is not None:
+                reply = waiting_call
             else:
                 reply = next(self._left[label], "All is done.")
             if isinstance(reply, Shell) and reply.is_held:
@@ -130,6 +144,12 @@ class ScriptedPolicy:
         finally:
             seconds = time.perf_counter() - began
             self.log.append(Sampled(label, context, body, prompt.tolist(), tokens, seconds))
+
+    def _wait(self, last: Message, tools: Sequence[Mapping[str, Any]]) -> Wait | None:
+        """Return the call that waits for a sub-agent, if the last message says that one was started."""
+        name = next((tool["name"] for tool in tools if _WAIT.search(tool["name"])), None)
+        started = re.search(r'"agent_id": ?"([^"]+)"', last.content)
+        return None if name is None or started is None or last.role != "tool" else Wait(name, started[1])
 
     def _label(self, conversation: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         others = [message for message in conversation if message.role not in ("system", "developer")]
@@ -145,7 +165,7 @@ class ScriptedPolicy:
             and _SUMMARIZE.search(last)
         ):
             return "summary"
-        if not has_tools and _SUMMARIZE.search(f"{system} {last}"):
+        if not has_tools and _SUMMARIZES.search(f"{system} {last}"):
             return "summary"
         if any(CHILD in content for content in users):
             return "child"
@@ -163,6 +183,9 @@ class ScriptedPolicy:
             commands = reply.commands if isinstance(reply, Shell) else ()
             blocks = [str(self.options["text"]).replace("{command}", command) for command in commands]
             return said("\n".join([reply.text, *blocks] if isinstance(reply, Shell) else blocks), thinking=thinking)
+        if isinstance(reply, Wait):
+            arguments = json.dumps({"targets": [reply.agent], "timeout_ms": 60_000})
+            return said("", (reply.tool, arguments), thinking=thinking)
         if isinstance(reply, Delegate):
             tool = next(tool for tool in tools if _DELEGATE.match(tool["name"]))
             return said("", self._call(tool, reply.task, self.options.get("delegate", {})), thinking=thinking)
@@ -181,7 +204,7 @@ class ScriptedPolicy:
             field_ = fields.get(name, {})
             kind = field_.get("type")
             if given and name in given:
-                arguments[name] = given[name]
+                arguments[name] = text if given[name] == "$task" else given[name]
             elif "enum" in field_:
                 arguments[name] = field_["enum"][0]
             elif name == "description":
