@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -361,7 +362,9 @@ def problems(
         if each.context not in placed.setdefault(each.label, []):
             placed[each.label].append(each.context)
     mains = placed.get("main", [])
-    if len(mains) > 1:
+    # An aborted program that kept nothing begins again: that is another conversation.
+    begun = sum(each.label == "main" and not has_reply(each.body) for each in policy.log)
+    if len(mains) > (max(1, begun) if scenario.name == "abort" else 1):
         found.append(f"the main conversation is in {len(mains)} contexts: {', '.join(mains)}")
     for name in placed.get("child", []):
         if name in mains:
@@ -375,6 +378,13 @@ def problems(
     for label in ("summary", "side"):
         both = sorted({*placed.get(label, [])} & {*mains})
         found += [f"a {label} request is in the main conversation's context {name}" for name in both]
+
+    def is_cut(detail: str) -> bool:
+        """Return whether an edit says that the program did not get a reply, or only a part of it."""
+        is_part = re.match(r"message \d+ \(assistant\) differs$", detail)
+        is_none = re.match(r"the reply \d+ was left out$", detail)
+        return bool((scenario.name == "cut stream" and is_part) or (scenario.name == "abort" and is_none))
+
     rewrites = [break_ for break_ in row["breaks"] if break_[1].startswith("rewrite")]
     if scenario.name in ("compaction", "context exceeded"):
         if "summary" not in placed:
@@ -382,7 +392,7 @@ def problems(
         elif not rewrites and len(mains) < 2:
             found.append("the compaction is not declared")
     else:
-        found += [f"rewrite of {name} ({kind}): {detail}" for name, kind, detail in rewrites]
+        found += [f"rewrite of {name} ({kind}): {detail}" for name, kind, detail in rewrites if not is_cut(detail)]
     if scenario.name != "context exceeded" and row["refused"]:
         found.append(f"requests were refused: {row['refused']}")
     found += unseen(policy)
@@ -399,6 +409,12 @@ def unseen(policy: ScriptedPolicy) -> list[str]:
         missing = [text for text in texts_of(each.body) if " ".join(text.split()) not in seen]
         found += [f"reply {number} ({each.label}): the model did not see {text[:80]!r}" for text in missing]
     return found[:3]
+
+
+def has_reply(body: Any) -> bool:
+    """Return whether a request in any of the protocols has a reply of the model in it."""
+    messages = body.get("messages") or body.get("input") or []
+    return any(each.get("role") == "assistant" or each.get("type") == "function_call" for each in messages)
 
 
 def texts_of(body: Any) -> list[str]:

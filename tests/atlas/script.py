@@ -20,7 +20,8 @@ from envsdk.policies._vocabularies import ANY_TOKENIZER
 TASK, CHILD = "ATLAS-TASK", "ATLAS-CHILD"
 """The strings in the task of the program, and in that of a sub-agent."""
 SUMMARY = """<state_snapshot><summary>
-The user gave a task: print numbers with the shell, and say when all are printed. Some were printed. Print the rest.
+The user gave a task: print numbers with the shell, and say when all are printed. Some were printed.
+Print the rest. This is summary number {number}.
 </summary></state_snapshot>"""
 _SHELL = re.compile(r"bash|shell|exec|command|terminal", re.IGNORECASE)
 _DELEGATE = re.compile(r"^(task|agent|subagent|\w*spawn_agent|delegate\w*|\w*researcher)$", re.IGNORECASE)
@@ -91,7 +92,7 @@ class ScriptedPolicy:
         script: The replies of the program's own conversation.
         child: The replies of its sub-agent.
         options: How the agent differs: `text` (it has no tools; a call is this text), `finish` (the text of an answer),
-            `shell` and `delegate` (the arguments of its tools, where rules do not find them).
+            `delegate` (the arguments of its tool for sub-agents, where rules do not find them).
 
     Attributes:
         log: What it sampled.
@@ -126,7 +127,7 @@ class ScriptedPolicy:
         tokens = None
         try:
             if label == "summary":
-                reply: Reply = SUMMARY
+                reply: Reply = SUMMARY.replace("{number}", str(len(self.log)))
             elif label == "side":
                 reply = '{"title": "Atlas"}' if "json" in str(conversation).lower() else "Atlas"
             elif (waiting_call := self._wait(conversation[-1], tools)) is not None:
@@ -175,7 +176,8 @@ class ScriptedPolicy:
         thinking = f" Thinking of step {number}: \n what is next? "
         finish = [tool for tool in tools if is_own and _FINISH.match(tool["name"])]
         if isinstance(reply, str) and finish:
-            return said("", self._call(finish[0], reply), thinking=thinking)
+            said_before = "" if (finish[0].get("parameters") or {}).get("properties") else reply
+            return said(said_before, self._call(finish[0], reply), thinking=thinking)
         if isinstance(reply, str):
             form = self.options.get("finish", "{text}") if is_own else "{text}"
             return said(form.replace("{text}", reply), thinking=thinking)
@@ -186,13 +188,14 @@ class ScriptedPolicy:
         if isinstance(reply, Wait):
             arguments = json.dumps({"targets": [reply.agent], "timeout_ms": 60_000})
             return said("", (reply.tool, arguments), thinking=thinking)
+        pattern = _DELEGATE if isinstance(reply, Delegate) else _SHELL
+        named = [tool for tool in tools if pattern.search(tool["name"])]
+        if not named:
+            return said("There is no tool for it.", thinking=thinking)
+        tool, given = min(named, key=lambda tool: len(tool["name"])), self.options.get("delegate", {})
         if isinstance(reply, Delegate):
-            tool = next(tool for tool in tools if _DELEGATE.match(tool["name"]))
-            return said("", self._call(tool, reply.task, self.options.get("delegate", {})), thinking=thinking)
-        shells = [tool for tool in tools if _SHELL.search(tool["name"])]
-        tool = min(shells, key=lambda tool: len(tool["name"]))
-        calls = [self._call(tool, command, self.options.get("shell", {})) for command in reply.commands]
-        return said(reply.text, *calls, thinking=thinking)
+            return said("", self._call(tool, reply.task, given), thinking=thinking)
+        return said(reply.text, *(self._call(tool, command) for command in reply.commands), thinking=thinking)
 
     def _call(self, tool: Mapping[str, Any], text: str, given: Mapping[str, Any] | None = None) -> tuple[str, str]:
         """Return a call of a tool, with a text in the arguments that have to have one, in odd JSON."""
