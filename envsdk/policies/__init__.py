@@ -3,6 +3,7 @@
 from ..contexts._side_data import Aligned, Ragged
 from ._built_in import RandomPolicy, ReplyPolicy
 from ._find import policy_of
+from ._grammar import grammar_masks
 from ._openai_chat import OpenAIChat
 from ._policy import Policy, PolicyLike
 from ._sglang import SGLang
@@ -22,6 +23,7 @@ __all__ = [
     "SGLang",
     "StopAfterCall",
     "TransformersPolicy",
+    "grammar_masks",
     "load_model",
     "policy_of",
 ]
