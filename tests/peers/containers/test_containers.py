@@ -349,6 +349,37 @@ def test_an_interrupt_ends_what_a_command_started(small: ContainerConfig):
     assert names_of(small) == []
 
 
+def test_a_start_that_is_cancelled_leaves_nothing(small: ContainerConfig):
+    async def main() -> None:
+        pool = ContainerPool(small, size=1)
+        for wait_s in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8):
+            starts = [asyncio.create_task(each) for each in (start(small), start(small), pool.take())]
+            await asyncio.wait(starts, timeout=wait_s)
+            for each in starts:
+                each.cancel()
+            for each in await asyncio.gather(*starts, return_exceptions=True):
+                if isinstance(each, Container):
+                    await each.stop()
+        await pool.close()
+
+    asyncio.run(main())
+    assert names_of(small) == []
+    storage = str(Path(os.environ["CONTAINERS_STORAGE_CONF"]).parent)
+    running = subprocess.run(("ps", "-eo", "args"), check=True, capture_output=True, text=True).stdout
+    assert not any("conmon" in line and storage in line for line in running.splitlines())
+
+
+def test_a_process_that_ends_removes_its_containers_also_those_that_start(small: ContainerConfig):
+    program = (
+        "import asyncio, threading, time\nfrom envsdk.containers import ContainerConfig, start\n"
+        f"config = ContainerConfig(**{small.model_dump(exclude_defaults=True)!r})\n"
+        "asyncio.run(start(config))\n"
+        "threading.Thread(target=lambda: asyncio.run(start(config)), daemon=True).start()\ntime.sleep(0.2)\n"
+    )
+    subprocess.run((sys.executable, "-c", program), check=True)
+    assert names_of(small) == []
+
+
 def test_a_pool_gives_each_container_once(small: ContainerConfig):
     async def main() -> None:
         pool = ContainerPool(small, size=1)
