@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from random_schemas import Form
 
 import envsdk
-from envsdk import Action, Env, Message, Renderer, ToolCall, Turn, rollout
+from envsdk import Action, Env, Message, Renderer, ToolCall, Turn, arollout, rollout
 from envsdk.errors import ConfigError, MissingPackage, RenderError, ServerMismatch, TurnError, UnknownName
 from envsdk.policies import VLLM, OpenAIChat, SGLang, grammar_masks
 from envsdk.policies._grammar import GrammarState
@@ -212,9 +212,19 @@ def test_without_llguidance_the_advice_is_to_install_it(monkeypatch: pytest.Monk
         play(Turn("Go.", schema={**SCHEMA, "title": "unseen"}))
 
 
+def play_and_close(turn: Turn, policy: Any) -> None:
+    async def run() -> None:
+        try:
+            await arollout(Once(turn, renderer="qwen3"), policy, seed=0)
+        finally:
+            await policy.aclose()
+
+    asyncio.run(run())
+
+
 def test_a_chat_model_refuses_a_schema_by_name() -> None:
     with pytest.raises(UnknownName, match="OpenAIChat is named 'grammar'"):
-        play(Turn("Go.", schema=SCHEMA), OpenAIChat("http://127.0.0.1:9/v1", "model"))
+        play_and_close(Turn("Go.", schema=SCHEMA), OpenAIChat("http://127.0.0.1:9/v1", "model"))
 
 
 # Servers.
@@ -224,7 +234,7 @@ def test_a_chat_model_refuses_a_schema_by_name() -> None:
 def test_a_server_gets_the_grammar_and_a_reply_that_ignores_it_is_refused(policy: Any, path: str) -> None:
     kind = policy.name.lower()
     with ModelServer(kind) as server, pytest.raises(ServerMismatch, match=f"{policy.name}.*without --reasoning-parser"):
-        play(Turn("Go.", schema=SCHEMA, max_tokens=9), policy(server.url, tokenizer="embedded"))
+        play_and_close(Turn("Go.", schema=SCHEMA, max_tokens=9), policy(server.url, tokenizer="embedded"))
     parameters = server.bodies(path)[-1]["sampling_params"]
     grammar = parameters["structured_outputs"]["grammar"] if kind == "vllm" else parameters["ebnf"]
     assert f"content: %json {json.dumps(SCHEMA)[:-1]}" in grammar
