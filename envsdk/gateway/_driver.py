@@ -446,6 +446,12 @@ class ProgramDriver:
         agent = self.driver.running
         context, step, asked = agent.context, agent.last_step, self._asked
         assert step is not None and asked is not None
+        is_replaced = self.env.sampling not in (None, asked.request.sampling)
+        notes: dict[str, Any] = {"left_out": list(asked.request.left_out)}
+        notes["sampling"] = dict(asked.request.sampling) if is_replaced else None
+        if noted := {key: note for key, note in notes.items() if note}:
+            last = replace(step.parts[-1], extra={**step.parts[-1].extra, "request": noted})
+            step.parts = (*step.parts[:-1], last)
         recorded = context.conversation[-1]
         calls: list[ToolCall] = []
         texts = [recorded.content]
