@@ -5,6 +5,7 @@ a stream and the policy reports tokens while it samples them. Then an error that
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +28,7 @@ from ._protocols._fields import RequestImages, request_images
 from ._requests import ModelRequest
 from ._sessions import OpenSession, Sessions
 
+_log = logging.getLogger(__name__)
 _READERS = 4
 """The number of bodies that are read at the same time, each in a thread: meanwhile, other requests are answered."""
 
@@ -276,7 +278,10 @@ class ModelAnswers:
         images = RequestImages(opened.session.check_image, PixelBudget(limits.max_pixels, limits.max_image_pixels))
         async with opened.reading, self._readers:
             request_images.set(images)  # for the thread, which gets the context of this task
-            return await asyncio.to_thread(read, body, request.headers, opened.memory), body
+            asked = await asyncio.to_thread(read, body, request.headers, opened.memory)
+        if asked.left_out:
+            _log.info("%s left out of the request: %s", HttpExchange.of(request.scope).id, ", ".join(asked.left_out))
+        return asked, body
 
 
 def keys_of(request: Request) -> list[str]:

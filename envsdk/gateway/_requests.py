@@ -32,6 +32,24 @@ class ReceivedMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenTool:
+    """A tool of a request.
+
+    Attributes:
+        schema: The function that the model calls, in the OpenAI form; None for a tool that only the server of its
+            vendor can run.
+        type: Its type in the protocol, such as `function` or `custom`.
+        name: The name by which the program knows it; empty for a tool that is left out.
+        namespace: The namespace in which the program knows it, or None.
+    """
+
+    schema: ToolSchema | None
+    type: str = "function"
+    name: str = ""
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRequest:
     """A request for a reply.
 
@@ -43,6 +61,8 @@ class ModelRequest:
         tools: The tools, in the OpenAI form.
         tool_choice: `"auto"`, `"none"`, `"required"`, or the name of the tool that has to be called, as
             `{"name": ...}`.
+        given_tools: Tools that the program did not give as functions with this name, by the name of the function.
+        left_out: The types of tools and items that were left out, because only a vendor's server can run or read them.
         max_tokens: The maximum number of tokens in the reply; None if the program does not limit it.
         stop: Strings at which sampling stops.
         sampling: Parameters of sampling that the program named (`temperature`, `top_p`, `seed`, ...).
@@ -62,6 +82,8 @@ class ModelRequest:
     system: str | None = None
     tools: Sequence[ToolSchema] = ()
     tool_choice: str | Mapping[str, str] = "auto"
+    given_tools: Mapping[str, GivenTool] = field(default_factory=dict[str, GivenTool])
+    left_out: Sequence[str] = ()
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])

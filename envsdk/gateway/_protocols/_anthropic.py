@@ -6,7 +6,10 @@
 - `input` has to be an object. The text that a model sampled instead of one is sent as `{"INVALID_JSON": text}`, and
   read back as this text.
 - `is_error` of a tool's result is ignored: the content is what the model sees.
-- A conversation must not end with an assistant message (prefill).
+- The tools `bash`, `text_editor` and `memory`, which the program runs, are functions with their documented arguments.
+  Other tools with a type, MCP servers, and the blocks of their calls and results are left out: they run on the vendor's
+  server. A `tool_reference` is text, and a tool with `defer_loading` is a tool from the beginning.
+- A document is its title, its context and its text. PDF files are not read.
 - A message thread (`thread`, which the package's tool runner uses) keeps its messages, system prompt and tools in the
   session, as `previous_response_id` of Responses does. A thread may be continued from any of its replies.
 """
@@ -15,14 +18,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from ...errors import RequestError
 from ...images import Image
-from ...messages import ImagePart, Message, ToolCall, ToolSchema
-from .._requests import INVALID_JSON, ModelReply, ModelRequest, ReceivedMessage
+from ...messages import ImagePart, Message, ToolCall
+from .._requests import INVALID_JSON, GivenTool, ModelReply, ModelRequest, ReceivedMessage
 from ._fields import Fields, check_unique, content_of, not_of_kind, read_image, refused, tool_schema, valid
 from ._memory import SessionMemory, StoredResponse
+from ._tools import function, vendor_tool
 from ._wire import (
     LARGEST,
     NO_GRAMMAR,
@@ -49,6 +53,26 @@ _ERRORS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+_STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
+_EDITS: Mapping[str, Any] = {
+    **dict.fromkeys(("path", "file_text", "old_str", "new_str", "insert_text"), _STRING),
+    "insert_line": _INTEGER,
+    "view_range": {"type": "array", "items": _INTEGER},
+}
+_EDITING = ["view", "create", "str_replace", "insert"]
+_CLIENT_TOOLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "bash": ("Run a command in a bash session.", {"command": _STRING, "restart": {"type": "boolean"}}),
+    "text_editor": ("View, create and edit files.", {"command": {**_STRING, "enum": _EDITING}, **_EDITS}),
+    "memory": (
+        "View, create, edit, delete and rename files of memory.",
+        {
+            "command": {**_STRING, "enum": [*_EDITING, "delete", "rename"]},
+            **_EDITS,
+            **dict.fromkeys(("old_path", "new_path"), _STRING),
+        },
+    ),
+}
+"""The tools that the program runs, by their type without its version: a description, and their properties."""
 _TOO_LONG = "prompt is too long"  # agents recognize these words and compact
 _MESSAGE = "msg_"
 _THREAD_NOT_FOUND = "thread_not_found"  # at this code, the package sends the whole conversation again
@@ -67,7 +91,6 @@ class Anthropic(WireFormat):
     name = "anthropic"
     unsupported: ClassVar[Mapping[str, str]] = {
         "output_format": NO_GRAMMAR,
-        "mcp_servers": "MCP servers are not supported: give the tools of the server as `tools`",
     }
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
@@ -95,7 +118,14 @@ class Anthropic(WireFormat):
             raise refused("messages", "it is required: give at least one message")
         values, read = memory.read(self.name, "messages", given, _received)
         named, previous = _continued(fields, memory)
-        tools = self._read_tools(fields, memory, _tool) if previous is None else previous.tools
+        contents = [value["content"] for value in values if isinstance(value["content"], list)]
+        left_out = [block["type"] for content in contents for block in content if _is_of_server(block)]
+        more = [
+            GivenTool(None, type_) for type_ in [*left_out, *(["mcp_servers"] if fields.get("mcp_servers") else [])]
+        ]
+        if previous is not None:
+            more += [GivenTool(tool, name=tool["function"]["name"]) for tool in previous.tools]
+        tools = self._read_tools(fields, memory, _tool, more)
         system_blocks = [] if fields.get("system") is None else _blocks_of(fields, "system")
         texts = [_text_of(block, "system") for block in system_blocks]
         opening = [ReceivedMessage(Message(role="system", content=text)) for text in texts]
@@ -195,14 +225,27 @@ def _choice(fields: Fields) -> str | dict[str, str]:
     return {"name": choice.required_text("name")} if kind == "tool" else _CHOICES[kind]
 
 
-def _tool(value: Any, index: int) -> ToolSchema:
-    """Return a tool in the OpenAI form."""
+def _tool(value: Any, index: int) -> list[GivenTool]:
+    """Return a tool, with its schema if the program runs it."""
     tool = Fields(value, f"tools[{index}]")
-    if tool.text("type") not in (None, "custom"):
-        raise refused(tool.name("type"), f"{tool.text('type')!r:.60} is not supported: give your own tool")
+    type_ = tool.text("type")
+    if type_ not in (None, "custom"):
+        kind, _, version = type_.rpartition("_")
+        if kind not in _CLIENT_TOOLS or not version.isdecimal():
+            return [vendor_tool(tool, type_)]
+        description, properties = _CLIENT_TOOLS[kind]
+        name = tool.required_text("name")
+        return [GivenTool(function(name, description, "command", **properties), name=name)]
     if tool.get("input_schema") is None:
         raise refused(tool.name("input_schema"), "it is required")
-    return tool_schema(tool, "input_schema")
+    return [GivenTool(tool_schema(tool, "input_schema"), name=tool.required_text("name"))]
+
+
+def _is_of_server(block: Any) -> bool:
+    """Return whether a block is a call of a tool of the vendor's server, or its result."""
+    type_ = cast("dict[str, Any]", block).get("type") if isinstance(block, dict) else None
+    is_result = isinstance(type_, str) and type_.endswith("_tool_result")
+    return is_result or type_ in ("server_tool_use", "mcp_tool_use")
 
 
 def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
@@ -252,6 +295,8 @@ def _assistant(fields: Fields) -> tuple[Message, str | None]:
     calls: list[ToolCall] = []
     links: set[str | None] = set()
     for block in _blocks_of(fields, "content"):
+        if _is_of_server(block.value):
+            continue
         match block.text("type"):
             case "thinking":
                 thinking.append(block.text("thinking") or "")
@@ -303,6 +348,17 @@ def _part_of(block: Fields, where: str) -> "str | ImagePart":
 
 def _text_of(block: Fields, where: str) -> str:
     """Return the text of a block; for another type, the error names `where` it is."""
+    if block.text("type") == "tool_reference":
+        return f"The tool {block.required_text('tool_name')} is available."
+    if block.text("type") in ("document", "search_result"):
+        source = block if block.text("type") == "search_result" else block.object("source")
+        kind = None if source is None else source.text("type")
+        if source is None or kind not in ("text", "content", "search_result"):
+            raise refused(block.name("source"), f"a source of type {kind!r:.40} is not supported: give the text")
+        blocks = [] if kind == "text" else _blocks_of(source, "content")
+        about = block.text("context") if source is not block else block.text("source")
+        texts = [block.text("title"), about, source.text("data"), *(one.required_text("text") for one in blocks)]
+        return "\n".join(filter(None, texts))
     if block.text("type") != "text":
         raise refused(block.path, f"a block of type {block.text('type')!r:.40} is not supported in {where}")
     if (text := block.text("text")) is None:

@@ -13,6 +13,7 @@ from .._requests import ModelReply, ModelRequest, ReceivedMessage
 from ._fields import Fields, check_unique, not_of_kind, refused, valid
 from ._memory import SessionMemory
 from ._openai_format import OpenAIFormat
+from ._tools import custom_call, custom_input
 from ._wire import LARGEST, NO_GRAMMAR, Kind, ReplyStream, compact, event_bytes, pieces, split_system, token_logprobs
 
 _MAX_REPLIES = 128
@@ -23,7 +24,7 @@ class Chat(OpenAIFormat):
     """OpenAI Chat Completions."""
 
     name = "chat"
-    function_field = "function"
+    is_nested = True
     unsupported: ClassVar[Mapping[str, str]] = {
         "functions": "give functions as `tools`",
         "function_call": "give functions as `tools`, and choose one by `tool_choice`",
@@ -74,14 +75,7 @@ class Chat(OpenAIFormat):
             if message.reasoning is not None:
                 written["reasoning_content"] = message.reasoning
             if calls:
-                written["tool_calls"] = [
-                    {
-                        "id": call.id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": compact(call.arguments)},
-                    }
-                    for call in calls
-                ]
+                written["tool_calls"] = [_written(request, call) for call in calls]
             choices.append({"index": index, "message": written, **_end(request, reply)})
         return {
             "id": f"chatcmpl-{replies[0].id}",
@@ -129,9 +123,18 @@ def _received(value: Any, index: int) -> ReceivedMessage:
     return ReceivedMessage(valid(Message, fields.path, role=role, content=content, tool_calls=calls, **read), value)
 
 
+def _written(request: ModelRequest, call: ToolCall) -> dict[str, Any]:
+    """Return a call in the form of the tool."""
+    tool = request.given_tools.get(call.name)
+    if tool is not None and tool.type == "custom":
+        return {"id": call.id, "type": "custom", "custom": {"name": tool.name, "input": custom_input(call)}}
+    function = {"name": call.name, "arguments": compact(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
 def _call(call: Fields) -> ToolCall:
-    if call.get("type") not in (None, "function"):
-        raise refused(call.name("type"), "only 'function' is supported")
+    if call.one_of("type", ("function", "custom")) == "custom":
+        return custom_call(Fields(call.get("custom"), call.name("custom")), call.required_text("id"))
     function = Fields(call.get("function"), call.name("function"))
     arguments = function.get("arguments")
     if not isinstance(arguments, (str, dict)):
@@ -164,10 +167,11 @@ class _ChatStream(ReplyStream):
 
     def _call(self, index: int, call: ToolCall) -> Iterator[bytes]:
         self._calls += 1
-        function = {"name": call.name, "arguments": ""}
-        yield self._chunk({"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]})
-        for piece in pieces(compact(call.arguments)):
-            yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        whole = _written(self._request, call)
+        type_, key = whole["type"], "input" if whole["type"] == "custom" else "arguments"
+        yield self._chunk({"tool_calls": [{"index": index, **whole, type_: {**whole[type_], key: ""}}]})
+        for piece in pieces(whole[type_][key]):
+            yield self._chunk({"tool_calls": [{"index": index, type_: {key: piece}}]})
 
     def _finish(self, reply: ModelReply, is_last: bool) -> Iterator[bytes]:
         for index, call in enumerate(reply.message.tool_calls[self._calls :], start=self._calls):

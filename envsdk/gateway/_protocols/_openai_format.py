@@ -3,8 +3,9 @@
 from typing import Any, ClassVar
 
 from ...errors import RequestError
-from ...messages import ToolSchema
-from ._fields import Fields, not_of_kind, refused, tool_schema
+from .._requests import GivenTool
+from ._fields import Fields, not_of_kind
+from ._tools import read_tool
 from ._wire import WireFormat
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -14,11 +15,10 @@ class OpenAIFormat(WireFormat):
     """A protocol of OpenAI.
 
     Attributes:
-        function_field: The field of a tool and of a choice of one that has the function; None if it is the object
-            itself.
+        is_nested: Whether the function of a tool, and of a choice of one, is in a field that has the name of its type.
     """
 
-    function_field: ClassVar[str | None]
+    is_nested: ClassVar[bool]
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Return the body of a response with an error."""
@@ -33,8 +33,8 @@ class OpenAIFormat(WireFormat):
             "data": [{"id": name, "created": created, "object": "model", "owned_by": "envsdk"}],
         }
 
-    def _tool(self, value: Any, index: int) -> ToolSchema:
-        return tool_schema(self._function(Fields(value, f"tools[{index}]")), "parameters")
+    def _tool(self, value: Any, index: int) -> list[GivenTool]:
+        return read_tool(Fields(value, f"tools[{index}]"), is_nested=self.is_nested)
 
     def _choice(self, fields: Fields) -> str | dict[str, str]:
         """Return the choice of a tool that has to be called."""
@@ -44,11 +44,10 @@ class OpenAIFormat(WireFormat):
             return fields.one_of("tool_choice", ("auto", "none", "required")) or "auto"
         if not isinstance(choice, dict):
             raise not_of_kind("tool_choice", "a string or an object", choice)
-        return {"name": self._function(Fields(choice, "tool_choice")).required_text("name")}
-
-    def _function(self, tool: Fields) -> Fields:
-        """Return the function of a tool or a choice, which has to be of this type."""
-        if tool.text("type") != "function":
-            raise refused(tool.name("type"), f"got {tool.text('type')!r:.40}; only 'function' is supported")
-        key = self.function_field
-        return tool if key is None else Fields(tool.get(key), tool.name(key))
+        named = Fields(choice, "tool_choice")
+        type_ = named.required_text("type")
+        if type_ not in ("function", "custom"):  # the type of a tool that has no other name
+            return {"name": type_}
+        return {
+            "name": (Fields(named.get(type_), named.name(type_)) if self.is_nested else named).required_text("name")
+        }

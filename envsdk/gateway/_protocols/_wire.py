@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from ...errors import RequestError
-from ...messages import ToolCall, ToolSchema
+from ...messages import ToolCall
 from ...rendering.reading import CallEnded, ContentText, ReasoningText
-from .._requests import ModelReply, ModelRequest, ReceivedMessage, ReplyPiece
+from .._requests import GivenTool, ModelReply, ModelRequest, ReceivedMessage, ReplyPiece
 from ._fields import Fields, json_bytes, refused
 from ._memory import SessionMemory
 
@@ -159,20 +159,24 @@ class WireFormat(ABC):
         return {name: value for name, value in found.items() if value is not None}
 
     def _read_tools(
-        self, fields: Fields, memory: SessionMemory, read: Callable[[Any, int], ToolSchema]
-    ) -> list[ToolSchema]:
-        """Return the tools, whose names differ."""
-        _, tools = memory.read(self.name, "tools", fields.items("tools"), read)
+        self,
+        fields: Fields,
+        memory: SessionMemory,
+        read: Callable[[Any, int], Sequence[GivenTool]],
+        more: Sequence[GivenTool] = (),
+    ) -> list[GivenTool]:
+        """Return the tools, whose names differ; `more` are not in the field of tools."""
+        _, found = memory.read(self.name, "tools", fields.items("tools"), read)
         names: set[str] = set()
-        for i, tool in enumerate(tools):
-            name = tool["function"]["name"]
-            if name in names:
-                raise refused(f"tools[{i}]", f"another tool has the name {name!r:.80}, too")
-            names.add(name)
-        return tools
+        for i, tools in enumerate([*found, more]):
+            for name in (tool.schema["function"]["name"] for tool in tools if tool.schema is not None):
+                if name in names:
+                    raise refused(f"tools[{i}]", f"another tool has the name {name!r:.80}, too")
+                names.add(name)
+        return [tool for tools in [*found, more] for tool in tools]
 
     def _shared(
-        self, body: Mapping[str, Any], headers: Mapping[str, str], choice: Any, tools: Sequence[ToolSchema]
+        self, body: Mapping[str, Any], headers: Mapping[str, str], choice: Any, given: Sequence[GivenTool]
     ) -> dict[str, Any]:
         """Return the fields of a `ModelRequest` that do not depend on the protocol.
 
@@ -180,20 +184,24 @@ class WireFormat(ABC):
             body: The request, with the values of its messages as they are kept.
             headers: Its headers.
             choice: The choice of a tool.
-            tools: The tools.
+            given: The tools.
         """
+        tools = [tool.schema for tool in given if tool.schema is not None]
+        forms = {tool.schema["function"]["name"]: tool for tool in given if tool.schema is not None}
         if choice == "required" and not tools:
             raise refused("tool_choice", "a call is required, but the request has no tools")
         if not isinstance(choice, str) and choice["name"] not in {tool["function"]["name"] for tool in tools}:
             raise refused("tool_choice", f"{choice['name']!r:.80} is not among the tools of the request")
-        given = {key: (headers.get(f"x-envsdk-{key}") or "").strip() for key in ("context", "role")}
-        for key, value in given.items():
+        named = {key: (headers.get(f"x-envsdk-{key}") or "").strip() for key in ("context", "role")}
+        for key, value in named.items():
             if len(value) > _MAX_NAME or not value.isprintable():
                 raise refused(f"x-envsdk-{key}", f"expected at most {_MAX_NAME} printable characters")
         return {
             "tools": tools,
             "tool_choice": choice,
-            **{key: value or None for key, value in given.items()},
+            "given_tools": {name: tool for name, tool in forms.items() if (tool.type, tool.name) != ("function", name)},
+            "left_out": list(dict.fromkeys(tool.type for tool in given if tool.schema is None)),
+            **{key: value or None for key, value in named.items()},
             "body": {key: value for key, value in body.items() if key not in _NOT_ASKED},
         }
 
