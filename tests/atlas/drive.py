@@ -60,8 +60,10 @@ def _task(text: str) -> str:
     return f"{TASK}: {text}"
 
 
-_COUNT = _task("Print numbers with the shell, one command after the other, and say when all are printed.")
-_NUMBERS = [Shell([f"seq {first} {first + 1500}"]) for first in range(10000, 90000, 2000)]
+_COUNT = _task("Print the files with the shell, one command after the other, and say when all are printed.")
+_LINES = [
+    Shell([f"yes 'This is one line of the long file number {number}, with text.' | head -n 350"]) for number in range(8)
+]
 _LONG = " ".join(f"Sentence {number} explains international telecommunication." for number in range(360))
 """So long that the gateway notices that the client is gone before it has sent all."""
 SCENARIOS = [
@@ -96,14 +98,14 @@ SCENARIOS = [
     Scenario(
         "compaction",
         [_COUNT, _task("Go on: print 47 as well.")],
-        [*_NUMBERS[:6], "All are printed.", Shell(["echo 47"]), "Also the last, fortyseven."],
+        [*_LINES, "All are printed.", Shell(["echo 47"]), "Also the last, fortyseven."],
         can="compaction",
         expected="fortyseven",
     ),
     Scenario(
         "context exceeded",
         [_COUNT],
-        [*_NUMBERS[:6], "All are printed, fortyeight."],
+        [*_LINES, "All are printed, fortyeight."],
         can="overflow",
         expected="fortyeight",
     ),
@@ -242,7 +244,7 @@ class Agent:
     command: Sequence[str] = ()
     resumed: Sequence[str] = ()
     window: int = 0
-    limit: int = 40_000
+    limit: int = 30_000
     environ: Mapping[str, str] = field(default_factory=dict[str, str])
     script: Mapping[str, Any] = field(default_factory=dict[str, Any])
     right: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -20,7 +20,7 @@ from envsdk.policies._vocabularies import ANY_TOKENIZER
 TASK, CHILD = "ATLAS-TASK", "ATLAS-CHILD"
 """The strings in the task of the program, and in that of a sub-agent."""
 SUMMARY = """<state_snapshot><summary>
-The user gave a task: print numbers with the shell, and say when all are printed. Some were printed.
+The user gave a task: print files with the shell, and say when all are printed. Some were printed.
 Print the rest. This is summary number {number}.
 </summary></state_snapshot>"""
 _SHELL = re.compile(r"bash|shell|exec|command|terminal", re.IGNORECASE)
