@@ -5,7 +5,7 @@ from typing import Any
 
 from envsdk.gateway._agents import agents as recipes
 
-from .drive import SCENARIOS, Agent
+from .drive import SCENARIOS, Agent, gives_up
 
 _INTRODUCTION = """# Agent programs that were run
 
@@ -117,6 +117,7 @@ def section(agent: Agent, rows: Mapping[str, Any]) -> str:
             f"{problem}: {why}" if (why := reason(agent, name, problem)) else f"**{problem}**"
             for problem in row["problems"]
         ]
+        remarks += ["the program gives up when the stream is cut"] if gives_up(name, row) else []
         cells = [name, str(row["requests"]), contexts, breaks, str(row.get("samples", 0)), "; ".join(remarks)]
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join([*lines, ""])

@@ -183,6 +183,11 @@ class ScriptedPolicy:
             return said(form.replace("{text}", reply), thinking=thinking)
         if self.options.get("text"):
             commands = reply.commands if isinstance(reply, Shell) else ()
+            if (
+                self.options["text"] == "calls"
+            ):  # its prompt has the tools as text; the model calls them in its own form
+                shown = [("shell", json.dumps({"command": command})) for command in commands]
+                return said(reply.text if isinstance(reply, Shell) else "", *shown, thinking=thinking)
             blocks = [str(self.options["text"]).replace("{command}", command) for command in commands]
             return said("\n".join([reply.text, *blocks] if isinstance(reply, Shell) else blocks), thinking=thinking)
         if isinstance(reply, Wait):

@@ -1,6 +1,7 @@
 """`llama-index`: a function agent whose memory is stored, and a sub-agent as a tool."""
 
 import asyncio
+import pickle
 
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.memory import ChatMemoryBuffer
@@ -24,11 +25,10 @@ async def researcher(task: str) -> str:
 
 async def main() -> None:
     agent = FunctionAgent(tools=[shell, researcher], llm=llm, system_prompt=SYSTEM)
-    stored = (
-        ChatMemoryBuffer.from_string(SESSION.read_text()) if IS_RESUMED else ChatMemoryBuffer.from_defaults(llm=llm)
-    )
-    print(await agent.run(TASK, memory=stored))
-    SESSION.write_text(stored.to_string())
+    past = pickle.loads(SESSION.read_bytes()) if IS_RESUMED else []
+    memory = ChatMemoryBuffer.from_defaults(chat_history=past, llm=llm)
+    print(await agent.run(TASK, memory=memory))
+    SESSION.write_bytes(pickle.dumps(memory.get_all()))
 
 
 asyncio.run(main())
