@@ -110,6 +110,7 @@ class ProgramDriver:
         self._replies: list[ModelReply] = []
         self._is_given_up = False
         self._live: LiveReply | None = None
+        self._has_heard = False
         self._issued: list[str] = []  # the id of the reply, and those of its calls
         self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
 
@@ -205,6 +206,7 @@ class ProgramDriver:
         live = self._live
 
         def hear(tokens: TokenIds) -> bool:
+            self._has_heard = True
             live.give(live.reader.feed(tokens))
             self._is_given_up = asked.is_abandoned
             return self._is_given_up
@@ -221,8 +223,14 @@ class ProgramDriver:
             None if the reply is needed in any case.
         """
         asked = self._asked if turn is None else next((one for one, its in self._placed if its is turn), None)
-        # The part of a streamed reply that a program received stays in the conversation: the listener ends that reply.
-        return None if asked is None or (turn is None and self._live is not None) else until_done(asked.replies)
+
+        async def until_left(asked: PendingRequest) -> None:
+            await until_done(asked.replies)
+            # The part of a streamed reply that a program received stays in the conversation: the listener ends it.
+            if turn is None and self._has_heard:
+                await asyncio.Event().wait()
+
+        return None if asked is None else until_left(asked)
 
     async def is_wanted_again(self) -> bool:
         """Wait, and return whether the reply that is due is needed after all, after its sampling was cancelled."""
@@ -297,7 +305,7 @@ class ProgramDriver:
     def _taken(self, asked: PendingRequest, turn: Turn) -> Turn:
         """Take the turn of a request, which is answered next: what was full before does not end the episode."""
         self._asked, self._full = asked, None
-        self._is_given_up, self._live = False, None
+        self._is_given_up, self._live, self._has_heard = False, None, False
         self._issued = []
         if self.driver.running.cut == StopReason.MAX_CONTEXT_TOKENS:
             self.driver.running.cut = None

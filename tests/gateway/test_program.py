@@ -705,17 +705,21 @@ def test_close_ends_a_plain_program_that_waits_for_its_reply():
 
 
 class LeavesItsReplies(ProgramEnv):
-    """Closes the connection of its first request when that is sampled, and then asks something else, or the same."""
+    """Closes the connection of its first request when that is sampled, and then asks something else, or the same.
 
-    def __init__(self, *, stream: bool = False, again: bool = False, **options: Any) -> None:
+    With `reads`, it closes the connection of a streamed reply when it has its beginning.
+    """
+
+    def __init__(self, *, stream: bool = False, reads: bool = True, again: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.stream, self.again, self.server = stream, again, cast("ModelServer", None)
+        self.stream, self.reads, self.again = stream, reads, again
+        self.server = cast("ModelServer", None)
 
     def run(self, model: Endpoint) -> float:
         said: list[Any] = [{"role": "user", "content": "Count."}]
         url = httpx.URL(f"{model.base_url}/chat/completions")
         with httpx.Client(timeout=600) as client:
-            if self.stream:
+            if self.stream and self.reads:
                 begun = ""
                 with client.stream("POST", url, json={"model": "m", "stream": True, "messages": said}) as response:
                     for line in response.iter_lines():
@@ -726,21 +730,23 @@ class LeavesItsReplies(ProgramEnv):
                 said += [] if self.again else [{"role": "assistant", "content": begun}]
             else:
                 with socket.create_connection((url.host, url.port or 80)) as connection:
-                    body = json.dumps({"model": "m", "messages": said})
+                    body = json.dumps({"model": "m", "stream": self.stream, "messages": said})
                     head = f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                     connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
                     until(lambda: not self.server.faults)
             said += [] if self.again else [{"role": "user", "content": "Stop."}]
             reply = client.post(url, json={"model": "m", "messages": said}).json()
-            assert reply["choices"][0]["message"]["content"] == "x" or not self.stream
+            assert reply["choices"][0]["message"]["content"] == "x" or self.server is not None
         return 1.0
 
 
-def test_a_model_server_stops_sampling_for_a_client_that_went_away():
-    env = LeavesItsReplies(tokenizer="embedded")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_server_stops_sampling_for_a_client_that_went_away(stream: bool):
+    env = LeavesItsReplies(tokenizer="embedded", stream=stream, reads=False)
     trajectory, server = played_by_server("VLLM", env, Fault(how="hang"))
     assert (trajectory.error, trajectory.reward) == (None, 1.0)
     assert len(server.closed_by_client) == 1
+    soundness.check(trajectory)
 
 
 @pytest.mark.parametrize("again", [False, True])
