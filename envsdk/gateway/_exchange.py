@@ -56,12 +56,14 @@ class HttpExchange:
         protocol: The name of the protocol that errors are written in.
         route: The template of the route.
         status: The status of the response; 499 until it has started.
+        path_fields: The fields of the body that the protocol has in the path.
         id: Identifies the request in the log and in the response.
     """
 
     protocol: str
     route: str = "(no route)"
     status: int = CLIENT_GONE
+    path_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")
 
     @property
@@ -132,8 +134,11 @@ class Guard:
             await self._app(scope, receive, send)
             return
         # The protocol that errors are written in until the route is known.
-        is_anthropic = "/messages" in scope["path"] or any(name == b"anthropic-version" for name, _ in scope["headers"])
+        names = {name for name, _ in scope["headers"]}
+        is_anthropic = "/messages" in scope["path"] or b"anthropic-version" in names
+        is_google = "/v1beta" in scope["path"] or b"x-goog-api-key" in names
         likely = "anthropic" if is_anthropic else "responses" if "/responses" in scope["path"] else "chat"
+        likely = "google" if is_google else likely
         exchange = scope[_KEY] = HttpExchange(likely)
         started_s = time.perf_counter()
         error: RequestError | None = None

@@ -219,7 +219,7 @@ def assistant(**fields: object) -> dict[str, Any]:
         (assistant(tool_calls=[CALL, CALL]), "messages[0].tool_calls"),
         (assistant(tool_calls=[{**CALL, "type": "custom"}]), "messages[0].tool_calls[0].custom"),
         (assistant(tool_calls=[{**CALL, "function": {"name": "f"}}]), "messages[0].tool_calls[0].function.arguments"),
-        ({"tools": [{"type": "Custom"}]}, "tools[0].type"),
+        ({"tools": [{"type": "my tool"}]}, "tools[0].type"),
         ({"tools": TOOLS + TOOLS}, "tools[1]"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),

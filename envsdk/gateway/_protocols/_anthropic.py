@@ -28,7 +28,6 @@ from ._fields import Fields, check_unique, content_of, not_of_kind, read_image, 
 from ._memory import SessionMemory, StoredResponse
 from ._tools import function, vendor_tool
 from ._wire import (
-    LARGEST,
     NO_GRAMMAR,
     SIGNED,
     Kind,
@@ -96,7 +95,7 @@ class Anthropic(WireFormat):
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
         request = self.read_count(body, headers, memory)
-        if request.max_tokens is None:
+        if request.body.get("max_tokens") is None:
             raise refused("max_tokens", "it is required: give an integer")
         if request.messages and request.messages[-1].message.role == "assistant":
             last = len(request.body["messages"]) - 1
@@ -135,13 +134,17 @@ class Anthropic(WireFormat):
         return AnthropicRequest(
             messages=messages,
             system=system,
-            max_tokens=fields.integer("max_tokens", 1, LARGEST),
+            max_tokens=fields.limit("max_tokens"),
             stop=fields.stops("stop_sequences"),
             sampling=self._sampling(fields, hottest=1),
             previous=None if named is None else named.removeprefix(_MESSAGE),
             thread=None if fields.object("thread") is None else conversation,
             **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools),
         )
+
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a response with the number of tokens of a prompt."""
+        return {"input_tokens": tokens}
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
         """Return the body of a response that is not streamed; see `WireFormat.write`."""

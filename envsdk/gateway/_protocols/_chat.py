@@ -14,7 +14,7 @@ from ._fields import Fields, check_unique, not_of_kind, refused, valid
 from ._memory import SessionMemory
 from ._openai_format import OpenAIFormat
 from ._tools import custom_call, custom_input
-from ._wire import LARGEST, NO_GRAMMAR, Kind, ReplyStream, compact, event_bytes, pieces, split_system, token_logprobs
+from ._wire import NO_GRAMMAR, Kind, ReplyStream, compact, event_bytes, pieces, split_system, token_logprobs
 
 _MAX_REPLIES = 128
 _PARTS = {"text": "text", "refusal": "refusal"}
@@ -49,7 +49,7 @@ class Chat(OpenAIFormat):
             raise refused("messages", "it is required: give at least one message")
         values, received = memory.read(self.name, "messages", given, _received)
         system, messages = split_system(received)
-        limits = [fields.integer(key, 1, LARGEST) for key in ("max_completion_tokens", "max_tokens")]
+        limits = [fields.limit(key) for key in ("max_completion_tokens", "max_tokens")]
         limits = [limit for limit in limits if limit is not None]
         if len(set(limits)) > 1:
             raise refused("max_tokens", "it differs from max_completion_tokens: give only one of them")

@@ -25,7 +25,6 @@ from ._memory import SessionMemory, StoredResponse
 from ._openai_format import OpenAIFormat
 from ._tools import CALLS, PREFIXES, read_call, read_output, read_tool, write_call
 from ._wire import (
-    LARGEST,
     NO_GRAMMAR,
     SIGNED,
     Kind,
@@ -116,7 +115,7 @@ class Responses(OpenAIFormat):
         return ResponsesRequest(
             messages=messages,
             system=system,
-            max_tokens=fields.integer("max_output_tokens", 1, LARGEST),
+            max_tokens=fields.limit("max_output_tokens"),
             stop=fields.stops("stop"),
             sampling=self._sampling(fields),
             logprobs=_LOGPROBS in fields.items("include"),

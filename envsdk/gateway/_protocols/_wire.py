@@ -9,10 +9,9 @@ from ...errors import RequestError
 from ...messages import ToolCall
 from ...rendering.reading import CallEnded, ContentText, ReasoningText
 from .._requests import GivenTool, ModelReply, ModelRequest, ReceivedMessage, ReplyPiece
-from ._fields import Fields, json_bytes, refused
+from ._fields import LARGEST, Fields, json_bytes, refused
 from ._memory import SessionMemory
 
-LARGEST = 2**31 - 1  # of a number of tokens
 Kind: TypeAlias = Literal["reasoning", "content"]
 SIGNED = "envsdk_"
 """Begins the opaque string that a client sends back with the reasoning of a reply; the id of the reply follows."""
