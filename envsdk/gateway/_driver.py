@@ -123,6 +123,11 @@ class ProgramDriver:
             return self._taken(asked, self._turn_of(asked.request, self._conversations.branch(asked.request)))
         replies, self._replies, self._asked = self._replies, [], None
         self._conversations.answer(asked.request, replies)
+        if (begun := asked.request.prefill) is not None:  # the program has the beginning
+            for index, answer in enumerate(replies):
+                whole = answer.message.content
+                rest = whole.removeprefix(begun if whole.startswith(begun) else begun.strip())
+                replies[index] = replace(answer, message=answer.message.model_copy(update={"content": rest}))
         if not self._is_given_up:
             self._answers[id(asked.request)] = asked.request, replies
         if len(self._answers) > _REMEMBERED:
@@ -194,7 +199,7 @@ class ProgramDriver:
         """
         asked = self._asked
         on_piece = None if asked is None else asked.request.on_piece
-        if asked is None or on_piece is None or asked.request.n > 1:
+        if asked is None or on_piece is None or asked.request.n > 1 or asked.request.prefill is not None:
             return None
         if self._live is None:
             context = self.driver.running.context
@@ -330,9 +335,12 @@ class ProgramDriver:
         try:
             role = placed.role if isinstance(placed, Opens) else self.driver.running.contexts[placed.context].role
             if self.driver.why_not_sampled is not None and self.env.sampling is None:  # else they are the author's
-                for name, value in turn.sampling.items():
-                    if (why := self.driver.why_not_sampled(role, name, value)) is not None:
+                for name, value in [*turn.sampling.items()]:
+                    if (why := self.driver.why_not_sampled(role, name, value)) is None:
+                        continue
+                    if name != "seed":
                         raise RequestError(f"{name}: {why}", field=name)
+                    del turn.sampling[name]  # a client can only hope that it is honored
             self._check_expressible(placed, turn.messages)
             longest = [self.driver.running.limits.max_context_tokens, self.driver.history.full_beyond]
             limit = min((tokens for tokens in longest if tokens is not None), default=None)
@@ -405,6 +413,7 @@ class ProgramDriver:
             "context": placed.context,
             "stop": request.stop,
             "max_tokens": request.max_tokens,
+            "prefill": None if request.prefill is None else Message(role="assistant", content=request.prefill),
             "sampling": request.sampling if self.env.sampling is None else self.env.sampling,
             "metrics": {"ambiguous_contexts": 1.0} if placed.was_choice else None,
         }
@@ -454,9 +463,9 @@ class ProgramDriver:
         agent = self.driver.running
         context, step, asked = agent.context, agent.last_step, self._asked
         assert step is not None and asked is not None
-        is_replaced = self.env.sampling not in (None, asked.request.sampling)
+        wanted = dict(asked.request.sampling)
         notes: dict[str, Any] = {"left_out": list(asked.request.left_out)}
-        notes["sampling"] = dict(asked.request.sampling) if is_replaced else None
+        notes["sampling"] = wanted if agent.turn.sampling != wanted else None
         if noted := {key: note for key, note in notes.items() if note}:
             last = replace(step.parts[-1], extra={**step.parts[-1].extra, "request": noted})
             step.parts = (*step.parts[:-1], last)
@@ -471,7 +480,8 @@ class ProgramDriver:
             self._calls[str(outer.id)] = call
             calls.append(outer)
         content = "\n".join(text for text in texts if text)
-        found = [(at, stop) for stop in asked.request.stop if (at := content.find(stop)) >= 0]
+        begun = len(asked.request.prefill or "")
+        found = [(at, stop) for stop in asked.request.stop if (at := content.find(stop, begun)) >= 0]
         end, stop = min(found, default=(None, None))  # without the stop string, as servers do
         content = content[:end]
         message = Message(role="assistant", content=content, reasoning=recorded.reasoning, tool_calls=tuple(calls))

@@ -68,6 +68,7 @@ class ModelRequest:
         sampling: Parameters of sampling that the program named (`temperature`, `top_p`, `seed`, ...).
         n: The number of replies.
         logprobs: Whether the program asked for the log-probabilities of the sampled tokens.
+        prefill: The beginning of the reply, which the program wrote; the answer is what follows it. None without one.
         previous: The id of the reply that this request continues (`previous_response_id`); None if it names none.
             `messages` are the whole conversation in this case, too.
         context: The context that the program names (`x-envsdk-context`), or None.
@@ -89,6 +90,7 @@ class ModelRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     n: int = 1
     logprobs: bool = False
+    prefill: str | None = None
     previous: str | None = None
     context: str | None = None
     role: str | None = None

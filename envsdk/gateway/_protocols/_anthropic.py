@@ -9,6 +9,7 @@
 - The tools `bash`, `text_editor` and `memory`, which the program runs, are functions with their documented arguments.
   Other tools with a type, MCP servers, and the blocks of their calls and results are left out: they run on the vendor's
   server. A `tool_reference` is text, and a tool with `defer_loading` is a tool from the beginning.
+- A conversation that ends with an assistant message (prefill) is answered with what follows that message.
 - A document is its title, its context and its text. PDF files are not read.
 - A message thread (`thread`, which the package's tool runner uses) keeps its messages, system prompt and tools in the
   session, as `previous_response_id` of Responses does. A thread may be continued from any of its replies.
@@ -36,6 +37,7 @@ from ._wire import (
     compact,
     event_bytes,
     pieces,
+    prefilled,
     signed,
     split_system,
 )
@@ -97,10 +99,7 @@ class Anthropic(WireFormat):
         request = self.read_count(body, headers, memory)
         if request.body.get("max_tokens") is None:
             raise refused("max_tokens", "it is required: give an integer")
-        if request.messages and request.messages[-1].message.role == "assistant":
-            last = len(request.body["messages"]) - 1
-            raise refused(f"messages[{last}].role", "prefill is not supported: end with a user message")
-        return request
+        return prefilled(request, f"messages[{len(request.body['messages']) - 1}]")
 
     def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Return the request whose tokens are to be counted; `max_tokens` is not required."""

@@ -3,6 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from ...errors import RequestError
@@ -295,6 +296,24 @@ def split_system(
         count += 1
     texts = [*([first] if first else []), *(item.message.content for item in received[:count])]
     return "\n\n".join(texts) if texts else None, tuple(received[count:])
+
+
+def prefilled(request: ModelRequest, path: str) -> ModelRequest:
+    """Return a request whose last message, if it is one of the assistant, is the beginning of the reply.
+
+    Args:
+        request: The request.
+        path: The place of the last message in the request.
+
+    Raises:
+        RequestError: If that message has calls.
+    """
+    last = request.messages[-1].message if request.messages else None
+    if last is None or last.role != "assistant":
+        return request
+    if last.tool_calls:
+        raise refused(path, "a conversation that ends with calls needs their results: add them")
+    return replace(request, messages=request.messages[:-1], prefill=last.content)
 
 
 def signed(text: str | None) -> str | None:
