@@ -18,12 +18,13 @@ from ..authoring._driver import Driver
 from ..contexts._edits import Edit
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
-from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
+from ..errors import ConfigError, DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
 from ..limits import StopReason
 from ..messages import Message, ToolCall
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
 from ..rendering.renderer import TokenIds, as_given, check_image, refuse_images
+from ._agents import CONTEXT_TOKENS, AgentConfig, prepared_agent
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
 from ._live import LiveReply
@@ -154,13 +155,27 @@ class ProgramDriver:
             api_key=session.key,
             seed=self.driver.running_episode.seed,
         )
-        if self.env.command is None and self.env.has_run:
+        config = self.driver.config
+        agent = config.agent if isinstance(config, AgentConfig) else None
+        if self.env.command is None and agent is None and self.env.has_run:
             self._program = ThreadProgram(lambda: self.env.run(endpoint), session.put)
-        else:
-            environ = endpoint.environ()
-            if self.env.task is not None:
-                environ["ENVSDK_TASK"] = json.dumps(task_as_json(self.env.task), default=str)
-            self._program = CommandProgram(self.env, environ, session.put, session.id)
+            return session
+        environ: dict[str, str] = endpoint.environ()
+        task: Any = task_as_json(self.env.task)
+        if task is not None:
+            environ["ENVSDK_TASK"] = json.dumps(task, default=str)
+        recipe = None
+        if agent is not None:
+            prompt = config.task or (
+                cast("Mapping[str, Any]", task).get("prompt") if isinstance(task, Mapping) else task
+            )
+            if not isinstance(prompt, str):
+                raise ConfigError(
+                    f"agent {agent!r} has no task: give task=, or tasks= whose rows have a field 'prompt'"
+                )
+            tokens = self.driver.running.limits.max_context_tokens or CONTEXT_TOKENS
+            recipe = partial(prepared_agent, agent, prompt, endpoint, tokens)
+        self._program = CommandProgram(self.env, environ, session.put, session.id, recipe)
         return session
 
     def end_program(self, error: RequestError = _OVER) -> None:

@@ -139,6 +139,8 @@ class CommandProgram:
         environ: Environment variables for it. On this machine, it has those of this process, too.
         ended: Called when it has been scored.
         mark: A string that identifies its processes.
+        recipe: Writes the files of an agent, given the folder and the path under which the program sees it, and returns
+            its command and environment variables; None to run `command` as it is.
     """
 
     def __init__(
@@ -147,8 +149,9 @@ class CommandProgram:
         environ: Mapping[str, str],
         ended: Callable[[ProgramEnd], None],
         mark: str,
+        recipe: Callable[[Path, str], tuple[list[str], dict[str, str]]] | None = None,
     ) -> None:
-        self._env, self._environ, self._ended, self._mark = env, environ, ended, mark
+        self._env, self._environ, self._ended, self._mark, self._recipe = env, environ, ended, mark, recipe
         self._is_stopped = threading.Event()
         self._is_killed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="envsdk-program", daemon=True)
@@ -168,6 +171,14 @@ class CommandProgram:
         folder = Path(tempfile.mkdtemp(prefix="envsdk-program-"))
         try:
             self._env.prepare(folder)
+            if self._recipe is not None:
+                container = self._env.container
+                self._env.command, environ = self._recipe(
+                    folder, str(folder) if container is None else container.workdir
+                )
+                self._environ = {**self._environ, **environ}
+                if container is None and shutil.which(program := self._env.command[0]) is None:
+                    raise ConfigError(f"the program {program!r} of the agent is not on the PATH: install it first")
             if self._env.container is None:
                 result = self._on_this_machine(folder)
                 outcome = None if self._is_killed.is_set() else self._env.score(result)

@@ -33,6 +33,8 @@ _COMMIT_S = 600.0
 """The maximum time for storing a container as an image, in seconds."""
 _KILL_S = 30.0
 """The maximum time for killing the processes of a command, in seconds, until the container is killed."""
+_REPORTED_S = 0.5
+"""The time after which an engine reports that a container has ended whose processes were killed, in seconds."""
 _START_S = 120.0
 """The time for which the end of this process waits for containers that are being started, in seconds."""
 _LOOK_S = 1.0
@@ -175,6 +177,7 @@ class EngineContainer(Container):
             if began and self._killed:  # while it ran
                 call.status, call.limit = None, "disk"
             else:
+                await asyncio.sleep(0 if began and call.status != 137 else _REPORTED_S)
                 await self._check_runs()
             if not began:
                 raise ContainerError(f"{self._engine} could not run the command: {call.message}")
@@ -206,11 +209,11 @@ class EngineContainer(Container):
             ContainerLost: If it has.
             ContainerError: If what ran in it is the reason.
         """
+        if self._killed:
+            raise ContainerError(f"the container {self.name} was killed: {self._killed}")
         state = Command()
         await state.execute((self._engine, "inspect", "--format={{.State.Running}}", self.name))
         if state.stdout.text().strip() != "true":
-            if self._killed:
-                raise ContainerError(f"the container {self.name} was killed: {self._killed}")
             raise ContainerLost(f"the container {self.name} has ended: it was removed, or it reached its lifetime_s")
 
     async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
@@ -231,17 +234,8 @@ class EngineContainer(Container):
         data = content.encode() if isinstance(content, str) else content
         if PurePosixPath(self.config.workdir).is_relative_to(target):
             raise ConfigError(f"{path} in the container is the folder of its commands; expected the path of a file")
-        new = target.parent / f".{secrets.token_hex(8)}"
-        words = (
-            "sh",
-            "-c",
-            _WRITE,
-            "sh",
-            str(target.parent),
-            str(target),
-            str(new),
-            "" if mode is None else f"{mode:o}",
-        )
+        places = (str(target.parent), str(target), str(target.parent / f".{secrets.token_hex(8)}"))
+        words = ("sh", "-c", _WRITE, "sh", *places, "" if mode is None else f"{mode:o}")
         result = await self.run(words, stdin=data, cwd="/", timeout_s=_FILES_S)
         if not result.ok:
             raise ContainerError(f"{path} in the container cannot be written: {result.report()}")
@@ -290,7 +284,8 @@ class EngineContainer(Container):
         for arguments, source in (
             (self._as_root("mkdir", "-p", "--", folder), b""),
             *(() if is_empty else (((self._engine, "cp", "-", f"{self.name}:{folder}"), packed),)),
-            (self._as_root("chown", "-R", "-h", self._user, "--", folder), b""),
+            # The root folder is not given away: it has the whole image, and /proc.
+            *(() if folder == "/" else ((self._as_root("chown", "-R", "-h", self._user, "--", folder), b""),)),
         ):
             call = Command()
             await call.execute(arguments, source)

@@ -221,9 +221,10 @@ def test_a_command_that_forks_forever_ends_with_its_container_at_the_latest(smal
     async def main() -> None:
         async with await start(small) as container:
             assert (await container.run(["python3", "-c", bomb], timeout_s=1)).limit == "time"
-            with pytest.raises(ContainerError) as raised:
-                await container.run("true")
-            assert not isinstance(raised.value, ContainerLost)  # which is played again
+            try:
+                assert (await container.run("grep -l f[o]rk /proc/[0-9]*/cmdline")).stdout == ""
+            except ContainerError as error:
+                assert not isinstance(error, ContainerLost)  # which is played again
 
     asyncio.run(main())
 
@@ -352,10 +353,10 @@ def test_an_interrupt_ends_what_a_command_started(small: ContainerConfig):
 def test_a_start_that_is_cancelled_leaves_nothing(small: ContainerConfig):
     async def main() -> None:
         pool = ContainerPool(small, size=1)
-        for wait_s in (0.0, 0.1, 0.2, 0.4, 0.6, 0.8):
-            starts = [asyncio.create_task(each) for each in (start(small), start(small), pool.take())]
-            await asyncio.wait(starts, timeout=wait_s)
+        for _ in range(5):
+            starts = [asyncio.create_task(each) for each in (start(small), start(small), start(small), pool.take())]
             for each in starts:
+                await asyncio.sleep(0.15)
                 each.cancel()
             for each in await asyncio.gather(*starts, return_exceptions=True):
                 if isinstance(each, Container):
