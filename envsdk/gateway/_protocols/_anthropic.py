@@ -29,7 +29,6 @@ from ._memory import SessionMemory, StoredResponse
 from ._tools import function, vendor_tool
 from ._wire import (
     LARGEST,
-    NO_GRAMMAR,
     SIGNED,
     Kind,
     ReplyStream,
@@ -37,6 +36,7 @@ from ._wire import (
     compact,
     event_bytes,
     pieces,
+    read_format,
     signed,
     split_system,
 )
@@ -89,9 +89,7 @@ class Anthropic(WireFormat):
     """Anthropic Messages."""
 
     name = "anthropic"
-    unsupported: ClassVar[Mapping[str, str]] = {
-        "output_format": NO_GRAMMAR,
-    }
+    unsupported: ClassVar[Mapping[str, str]] = {}
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
@@ -108,8 +106,9 @@ class Anthropic(WireFormat):
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "messages")
         config = fields.object("output_config")
+        schema = read_format(fields.object("output_format"))  # its name before output_config
         if config is not None and config.get("format") is not None:
-            raise refused("output_config.format", NO_GRAMMAR)
+            schema = read_format(config.object("format"))
         if fields.get("compaction") is not None:
             raise refused("compaction", "the gateway does not summarize: ask for a summary in the prompt")
         _shown_thinking(fields)
@@ -140,7 +139,7 @@ class Anthropic(WireFormat):
             sampling=self._sampling(fields, hottest=1),
             previous=None if named is None else named.removeprefix(_MESSAGE),
             thread=None if fields.object("thread") is None else conversation,
-            **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools),
+            **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools, schema),
         )
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
@@ -213,8 +212,8 @@ def _shown_thinking(fields: Fields) -> str:
     return "omitted" if thinking.text("display") == "omitted" else "shown"
 
 
-def _choice(fields: Fields) -> str | dict[str, str]:
-    """Return the choice of a tool that has to be called."""
+def _choice(fields: Fields) -> str | dict[str, Any]:
+    """Return the choice of a tool; see `ModelRequest.tool_choice`."""
     choice = fields.object("tool_choice")
     if choice is None:
         return "auto"
