@@ -85,7 +85,8 @@ def test_a_field_that_harbor_does_not_have_is_refused(tmp_path: Path):
 
 
 def test_what_harbor_ignores_next_to_its_own_tables_is_ignored(tmp_path: Path):
-    assert read(folder(tmp_path, 'level = "hard"\n[tags]\ndomain = "data"\n[agent]\ntimeout_sec = 9')).file.agent.timeout_sec == 9.0
+    task = read(folder(tmp_path, 'level = "hard"\n[tags]\ndomain = "data"\n[agent]\ntimeout_sec = 9'))
+    assert task.file.agent.timeout_sec == 9.0
 
 
 def test_a_task_of_several_steps_is_refused_for_these_and_not_for_its_instruction(tmp_path: Path):
