@@ -18,9 +18,19 @@ from ..authoring._driver import Driver
 from ..contexts._edits import Edit
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
-from ..errors import ConfigError, DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
+from ..errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EpisodeError,
+    MissingPackage,
+    RenderError,
+    RequestError,
+    TokenizerError,
+    TurnError,
+)
 from ..limits import StopReason
 from ..messages import Message, ToolCall
+from ..rendering._reply_grammar import reply_grammar
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
 from ..rendering.renderer import TokenIds, as_given, check_image, refuse_images
@@ -349,13 +359,16 @@ class ProgramDriver:
         turn = self._turn_of(asked.request, placed)
         try:
             role = placed.role if isinstance(placed, Opens) else self.driver.running.contexts[placed.context].role
-            if self.driver.why_not_sampled is not None and self.env.sampling is None:  # else they are the author's
-                for name, value in [*turn.sampling.items()]:
-                    if (why := self.driver.why_not_sampled(role, name, value)) is None:
-                        continue
-                    if name != "seed":
-                        raise RequestError(f"{name}: {why}", field=name)
-                    del turn.sampling[name]  # a client can only hope that it is honored
+            wanted = dict(turn.sampling) if self.env.sampling is None else {}  # else they are the author's
+            if (grammar := self._grammar(asked.request)) is not None:
+                wanted["grammar"] = turn.sampling["grammar"] = grammar
+            refuses = self.driver.why_not_sampled
+            for name, value in wanted.items():
+                if refuses is None or (why := refuses(role, name, value)) is None:
+                    continue
+                if name != "seed":
+                    raise RequestError(f"{name}: {why}", field=name)
+                del turn.sampling[name]  # a client can only hope that it is honored
             self._check_expressible(placed, turn.messages)
             longest = [self.driver.running.limits.max_context_tokens, self.driver.history.full_beyond]
             limit = min((tokens for tokens in longest if tokens is not None), default=None)
@@ -419,6 +432,25 @@ class ProgramDriver:
         except RenderError as error:
             raise _inexpressible(error) from error
 
+    def _grammar(self, request: ModelRequest) -> str | None:
+        """Return the grammar of the reply that a request asks for; None if it asks for any reply.
+
+        Raises:
+            RequestError: If there is no such grammar.
+        """
+        choice, names = request.tool_choice, None
+        if not isinstance(choice, str):
+            choice, names = choice.get("mode", "required"), choice.get("names") or [choice["name"]]
+        is_any = request.schema is None and choice != "required" and names is None
+        if is_any or "grammar" in (self.env.sampling or ()):  # else the author decides
+            return None
+        tools = [tool for tool in request.tools if names is None or tool["function"]["name"] in names]
+        options: dict[str, Any] = {"schema": request.schema, "tools": tools, "choice": choice}
+        try:
+            return reply_grammar(self.driver.renderer, is_parallel=request.is_parallel, **options)
+        except (RenderError, TurnError, MissingPackage) as error:
+            raise RequestError(f"the reply cannot be constrained: {message_of(error)}") from error
+
     def _turn_of(self, request: ModelRequest, placed: Continues | Opens) -> Turn:
         known = placed.base if isinstance(placed, Opens) else placed.context
         has_system = known is not None and self.driver.running.contexts[known].conversation[0].role == "system"
@@ -480,7 +512,8 @@ class ProgramDriver:
         assert step is not None and asked is not None
         wanted = dict(asked.request.sampling)
         notes: dict[str, Any] = {"left_out": list(asked.request.left_out)}
-        notes["sampling"] = wanted if agent.turn.sampling != wanted else None
+        sampled = {name: value for name, value in agent.turn.sampling.items() if name != "grammar"}
+        notes["sampling"] = wanted if sampled != wanted else None
         if noted := {key: note for key, note in notes.items() if note}:
             last = replace(step.parts[-1], extra={**step.parts[-1].extra, "request": noted})
             step.parts = (*step.parts[:-1], last)

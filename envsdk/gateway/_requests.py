@@ -60,7 +60,9 @@ class ModelRequest:
             without any.
         tools: The tools, in the OpenAI form.
         tool_choice: `"auto"`, `"none"`, `"required"`, or the name of the tool that has to be called, as
-            `{"name": ...}`.
+            `{"name": ...}`, or the names of those that may be called: `{"mode": "auto" or "required", "names": [...]}`.
+        is_parallel: Whether a reply may have several calls.
+        schema: The JSON schema of the content; None for any text.
         given_tools: Tools that the program did not give as functions with this name, by the name of the function.
         left_out: The types of tools and items that were left out, because only a vendor's server can run or read them.
         max_tokens: The maximum number of tokens in the reply; None if the program does not limit it.
@@ -82,7 +84,9 @@ class ModelRequest:
     messages: Sequence[ReceivedMessage]
     system: str | None = None
     tools: Sequence[ToolSchema] = ()
-    tool_choice: str | Mapping[str, str] = "auto"
+    tool_choice: str | Mapping[str, Any] = "auto"
+    is_parallel: bool = True
+    schema: Mapping[str, Any] | None = None
     given_tools: Mapping[str, GivenTool] = field(default_factory=dict[str, GivenTool])
     left_out: Sequence[str] = ()
     max_tokens: int | None = None

@@ -261,7 +261,7 @@ def test_a_program_that_asks_nothing_is_an_error():
 def test_a_program_whose_requests_are_all_refused_is_an_error_that_says_why():
     def program(ask: Any) -> float:
         with pytest.raises(openai.BadRequestError):
-            ask("a", response_format={"type": "json_object"})  # refused by the server
+            ask("a", response_format={"type": "regex"})  # refused by the server
         with pytest.raises(openai.BadRequestError):
             ask("a", system="S", tools=[{"type": "function", "function": {"name": "f"}}])  # refused by the environment
         return 1.0

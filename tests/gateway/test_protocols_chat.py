@@ -225,7 +225,7 @@ def assistant(**fields: object) -> dict[str, Any]:
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"functions": ["f"]}, "tools[0].function"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),

@@ -84,7 +84,11 @@ def test_settings_tools_and_instructions_are_read_in_both_spellings() -> None:
         ),
         {},
     )
-    assert request.system == "Be brief." and request.tool_choice == {"name": "add"} and request.max_tokens is None
+    assert (
+        request.system == "Be brief."
+        and request.tool_choice == {"mode": "required", "names": ["add"]}
+        and request.max_tokens is None
+    )
     assert request.sampling == {"temperature": 0.5, "top_p": 0.9, "top_k": 40, "seed": 3} and request.stop == ("E",)
     assert [tool["function"]["name"] for tool in request.tools] == ["add", "sub"]
     assert request.left_out == ["googleSearch"]
@@ -92,6 +96,13 @@ def test_settings_tools_and_instructions_are_read_in_both_spellings() -> None:
         "type": "object",
         "properties": {"type": {"type": "string"}, "b": {"type": "array", "items": {"type": "integer"}}},
     }
+
+
+def test_a_schema_of_the_reply_is_read_in_both_forms() -> None:
+    config: dict[str, Any] = {"responseMimeType": "application/json"}
+    for more in ({"responseSchema": {"type": "INTEGER"}}, {"response_json_schema": {"type": "integer"}}):
+        assert WIRE.read(body_of(generationConfig=config | more), {}).schema == {"type": "integer"}
+    assert WIRE.read(body_of(generationConfig=config), {}).schema == {"type": "object"}
 
 
 def test_several_replies_and_log_probabilities_are_candidates() -> None:
@@ -129,7 +140,7 @@ def test_several_replies_and_log_probabilities_are_candidates() -> None:
             "contents[0].parts[0].functionResponse.id",
         ),
         ({"contents": [{"role": "model", "parts": [{"functionCall": {}}]}]}, "contents[0].parts[0].functionCall.name"),
-        ({"generationConfig": {"responseMimeType": "application/json"}}, "generationConfig.responseMimeType"),
+        ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "generationConfig.responseMimeType"),
         ({"generationConfig": {"topK": 1.5}}, "generationConfig.topK"),
         ({"generationConfig": {"maxOutputTokens": 0}}, "generationConfig.maxOutputTokens"),
         ({"generationConfig": {"logprobs": 2}}, "top_logprobs"),

@@ -29,7 +29,6 @@ from ._fields import Fields, check_unique, content_of, not_of_kind, read_image, 
 from ._memory import SessionMemory, StoredResponse
 from ._tools import function, vendor_tool
 from ._wire import (
-    NO_GRAMMAR,
     SIGNED,
     Kind,
     ReplyStream,
@@ -38,6 +37,7 @@ from ._wire import (
     event_bytes,
     pieces,
     prefilled,
+    read_format,
     signed,
     split_system,
 )
@@ -90,9 +90,7 @@ class Anthropic(WireFormat):
     """Anthropic Messages."""
 
     name = "anthropic"
-    unsupported: ClassVar[Mapping[str, str]] = {
-        "output_format": NO_GRAMMAR,
-    }
+    unsupported: ClassVar[Mapping[str, str]] = {}
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
@@ -106,8 +104,9 @@ class Anthropic(WireFormat):
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "messages")
         config = fields.object("output_config")
+        schema = read_format(fields.object("output_format"))  # its name before output_config
         if config is not None and config.get("format") is not None:
-            raise refused("output_config.format", NO_GRAMMAR)
+            schema = read_format(config.object("format"))
         if fields.get("compaction") is not None:
             raise refused("compaction", "the gateway does not summarize: ask for a summary in the prompt")
         _shown_thinking(fields)
@@ -138,7 +137,7 @@ class Anthropic(WireFormat):
             sampling=self._sampling(fields, hottest=1),
             previous=None if named is None else named.removeprefix(_MESSAGE),
             thread=None if fields.object("thread") is None else conversation,
-            **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools),
+            **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools, schema),
         )
 
     def counted(self, tokens: int) -> dict[str, Any]:
@@ -215,8 +214,8 @@ def _shown_thinking(fields: Fields) -> str:
     return "omitted" if thinking.text("display") == "omitted" else "shown"
 
 
-def _choice(fields: Fields) -> str | dict[str, str]:
-    """Return the choice of a tool that has to be called."""
+def _choice(fields: Fields) -> str | dict[str, Any]:
+    """Return the choice of a tool; see `ModelRequest.tool_choice`."""
     choice = fields.object("tool_choice")
     if choice is None:
         return "auto"

@@ -17,7 +17,7 @@ from ._fields import CallIds, Fields, check_unique, not_of_kind, refused, valid
 from ._memory import SessionMemory
 from ._openai_format import OpenAIFormat
 from ._tools import custom_call, custom_input
-from ._wire import NO_GRAMMAR, Kind, ReplyStream, compact, event_bytes, pieces, prefilled, split_system, token_logprobs
+from ._wire import Kind, ReplyStream, compact, event_bytes, pieces, prefilled, read_format, split_system, token_logprobs
 
 _MAX_REPLIES = 128
 _PARTS = {"text": "text", "refusal": "refusal"}
@@ -37,9 +37,7 @@ class Chat(OpenAIFormat):
         """Read a request; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
         fields = _modernized(self._fields(body, "messages"))
-        format_ = fields.object("response_format")
-        if format_ is not None and format_.text("type") != "text":
-            raise refused("response_format", f"{format_.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
+        schema = read_format(fields.object("response_format"), is_nested=True)
         if any(kind != "text" for kind in fields.items("modalities")):
             raise refused("modalities", "only text is supported")
         options = fields.object("stream_options")
@@ -63,7 +61,7 @@ class Chat(OpenAIFormat):
             sampling=self._sampling(fields),
             n=fields.integer("n", 1, _MAX_REPLIES) or 1,
             logprobs=fields.get("logprobs", bool) or False,
-            **self._shared({**fields.value, "messages": values}, headers, self._choice(fields), tools),
+            **self._shared({**fields.value, "messages": values}, headers, self._choice(fields), tools, schema),
         )
         continues = fields.get("continue_final_message", bool)  # of vLLM and SGLang
         return prefilled(request, f"messages[{len(values) - 1}]") if continues else request

@@ -19,12 +19,12 @@ from typing import Any, ClassVar, cast
 
 from ...errors import RequestError
 from ...images import Image
-from ...messages import ImagePart, Message, ToolCall
+from ...messages import ImagePart, Message, ToolCall, check_json
 from .._requests import INVALID_JSON, GivenTool, ModelReply, ModelRequest, ReceivedMessage
 from ._fields import LARGEST, CallIds, Fields, check_unique, content_of, read_image, refused, tool_schema, valid
 from ._memory import SessionMemory
 from ._tools import vendor_tool
-from ._wire import NO_GRAMMAR, SIGNED, Kind, ReplyStream, WireFormat, event_bytes, signed, split_system
+from ._wire import SIGNED, Kind, ReplyStream, WireFormat, event_bytes, signed, split_system
 
 _MAX_REPLIES = 8
 _CHOICES = {"AUTO": "auto", "VALIDATED": "auto", "NONE": "none", "ANY": "required"}
@@ -56,9 +56,7 @@ class Google(WireFormat):
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(_camel(body), "contents")
         config = Fields(_camel(fields.get("generationConfig", dict) or {}), "generationConfig")
-        form = config.text("responseMimeType")
-        if form not in (None, "text/plain") or config.get("responseSchema") or config.get("responseJsonSchema"):
-            raise refused(config.name("responseMimeType"), f"{form!r:.40} is not supported: {NO_GRAMMAR}")
+        schema = _schema(config)
         if any(kind not in ("TEXT", "text") for kind in config.items("responseModalities")):
             raise refused(config.name("responseModalities"), "only text is supported")
         _shows_thoughts(fields.value)
@@ -93,7 +91,7 @@ class Google(WireFormat):
             sampling=self._sampling(sampling),
             n=config.integer("candidateCount", 1, _MAX_REPLIES) or 1,
             logprobs=config.get("responseLogprobs", bool) or False,
-            **self._shared({**fields.value, "contents": values}, headers, _choice(fields), tools),
+            **self._shared({**fields.value, "contents": values}, headers, _choice(fields), tools, schema),
         )
 
     def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
@@ -169,15 +167,29 @@ def _shows_thoughts(body: Any) -> bool:
     return thinking.get("includeThoughts", bool) or False
 
 
-def _choice(fields: Fields) -> str | dict[str, str]:
-    """Return the choice of a tool that has to be called."""
+def _schema(config: Fields) -> Mapping[str, Any] | None:
+    """Return the JSON schema of the content; None for any text."""
+    if config.one_of("responseMimeType", ("text/plain", "application/json")) != "application/json":
+        return None
+    given = config.object("responseJsonSchema") or config.object("responseSchema")
+    if given is None:
+        return {"type": "object"}
+    try:
+        check_json(given.value)
+    except ValueError as error:
+        raise refused(given.path, str(error)) from None
+    return _json_schema(given.value)
+
+
+def _choice(fields: Fields) -> str | dict[str, Any]:
+    """Return the choice of a tool; see `ModelRequest.tool_choice`."""
     config = Fields(_camel(fields.get("toolConfig", dict) or {}), "toolConfig")
     calling = Fields(_camel(config.get("functionCallingConfig", dict) or {}), config.name("functionCallingConfig"))
     mode = calling.one_of("mode", ("MODE_UNSPECIFIED", *_CHOICES)) or "AUTO"
     allowed = calling.items("allowedFunctionNames")
     if not all(isinstance(name, str) for name in allowed):
         raise refused(calling.name("allowedFunctionNames"), "expected strings")
-    return {"name": allowed[0]} if mode == "ANY" and len(allowed) == 1 else _CHOICES.get(mode, "auto")
+    return {"mode": "required", "names": allowed} if mode == "ANY" and allowed else _CHOICES.get(mode, "auto")
 
 
 def _tools(value: Any, index: int) -> list[GivenTool]:
