@@ -1,12 +1,18 @@
-"""Random JSON schemas for constrained replies, and an environment that asks for one."""
+"""Random JSON schemas for constrained replies, an environment that asks for one, and a policy without a model."""
 
 import json
 import random
 from typing import Any
 
 import jsonschema
+import numpy as np
 
-from envsdk import Env, Limits, Message, Turn
+import envsdk
+from envsdk import Action, Env, Limits, Message, Turn
+from envsdk.policies._grammar import GrammarState
+
+TOKENIZER = envsdk.load_tokenizer("embedded")
+LENGTHS = np.array([len(piece) for piece in TOKENIZER.token_bytes(np.arange(TOKENIZER.vocab_size, dtype=np.int32))])
 
 _NAMES = ("id", "name", "price", "is open", "größe", "tags", "a/b", '"quoted"', "next")
 _PATTERNS = ("^[a-z]{1,6}$", "^[A-Z][0-9]{2,3}$", "^(yes|no)$", r"^\d{4}-\d{2}$")
@@ -86,3 +92,23 @@ class Form(Env):
         if not reply.errors:
             jsonschema.validate(json.loads(reply.content), self.schema)
         return Turn(terminated=True, metrics={"cut": float(bool(reply.errors))})
+
+
+class Uniform:
+    """Samples each token from those that the grammar allows: first its length, so that numbers and names end."""
+
+    tokenizer = TOKENIZER
+
+    def __init__(self) -> None:
+        self.allowed: list[np.ndarray] = []
+
+    def __call__(self, prompt: Any, *, stop_token_ids: Any, max_tokens: Any, sampling: Any, **_: Any) -> Action:
+        rng, tokens = np.random.default_rng(len(prompt)), list[int]()
+        state = GrammarState(TOKENIZER, sampling["grammar"], stop_token_ids)
+        while len(tokens) < (max_tokens or 2000) and not (tokens and tokens[-1] in stop_token_ids):
+            self.allowed.append(state.allowed())
+            ids = np.flatnonzero(self.allowed[-1])
+            tokens.append(int(rng.choice(ids[LENGTHS[ids] == rng.choice(np.unique(LENGTHS[ids]))])))
+            state.accept(tokens[-1])
+        is_whole = tokens[-1] in stop_token_ids
+        return Action(tokens, None, "stop" if is_whole else "length", extra={"grammar": sampling["grammar"]})

@@ -55,6 +55,9 @@ class Endpoint:
             "OPENAI_API_KEY": self.api_key,
             "ANTHROPIC_BASE_URL": self.anthropic_base_url,
             "ANTHROPIC_API_KEY": self.api_key,
+            "GOOGLE_GEMINI_BASE_URL": self.anthropic_base_url,
+            "GEMINI_API_KEY": self.api_key,
+            "GOOGLE_API_KEY": self.api_key,
             "ENVSDK_MODEL": self.model,
             **({} if self.seed is None else {"ENVSDK_SEED": str(self.seed)}),
         }

@@ -29,7 +29,7 @@ _WHITESPACE = {"whitespace_pattern": r"( |\n[ \t]{0,40})?"}
 
 def reply_grammar(
     renderer: Renderer,
-    begun: TokenIds,
+    begun: "TokenIds | None" = None,
     *,
     schema: Mapping[str, Any] | None = None,
     tools: Sequence[ToolSchema] = (),
@@ -41,7 +41,7 @@ def reply_grammar(
     Args:
         renderer: The renderer that reads the reply.
         begun: The tokens of the reply that the prompt contains already, shape (n,): the end of the generation prompt,
-            and reasoning of a prefill or of a reply that continues.
+            and reasoning of a prefill or of a reply that continues. None for the generation prompt alone.
         schema: The JSON schema of the content; None for any text.
         tools: The tools that may be called.
         choice: Whether the reply has calls, instead of content: `auto` (the model chooses), `none`, `required`, or the
@@ -65,6 +65,8 @@ def reply_grammar(
         schemas = json.dumps([schema, described if choice != "none" else []], allow_nan=False)
     except (TypeError, ValueError) as error:
         raise TurnError(f"a schema is not JSON: {error}") from error
+    if begun is None:
+        begun = renderer.after_opening(renderer._prompt_tail)  # pyright: ignore[reportPrivateUsage]
     text = renderer.tokenizer.decode(np.asarray(begun))
     return _grammar_of(renderer, text, schemas, choice in ("auto", "none"), is_parallel)
 

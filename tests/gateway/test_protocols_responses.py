@@ -269,7 +269,7 @@ CALL = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}
         ({"instructions": [{"role": "system"}]}, "instructions"),
         ({"tools": [{"type": "Web search"}]}, "tools[0].type"),
         ({"tools": TOOLS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),

@@ -9,43 +9,22 @@ import numpy as np
 import pytest
 from model_servers import ModelServer
 from pydantic import BaseModel
-from random_schemas import Form
+from random_schemas import Form, Uniform
 
 import envsdk
-from envsdk import Action, Env, Message, Renderer, ToolCall, Turn, arollout, rollout
+from envsdk import Env, Message, Renderer, ToolCall, Turn, arollout, rollout
 from envsdk.errors import ConfigError, MissingPackage, RenderError, ServerMismatch, TurnError, UnknownName
 from envsdk.policies import VLLM, OpenAIChat, SGLang, grammar_masks
 from envsdk.policies._grammar import GrammarState
 from envsdk.rendering._reply_grammar import reply_grammar
 
 TOKENIZER = envsdk.load_tokenizer("embedded")
-LENGTHS = np.array([len(piece) for piece in TOKENIZER.token_bytes(np.arange(TOKENIZER.vocab_size, dtype=np.int32))])
 STOP = TOKENIZER.token_id("<|im_end|>")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 TOOLS: Any = [
     {"type": "function", "function": {"name": name, "description": "Text.", "parameters": SCHEMA}}
     for name in ("add", "sub")
 ]
-
-
-class Uniform:
-    """Samples each token from those that the grammar allows: first its length, so that numbers and names end."""
-
-    tokenizer = TOKENIZER
-
-    def __init__(self) -> None:
-        self.allowed: list[np.ndarray] = []
-
-    def __call__(self, prompt: Any, *, stop_token_ids: Any, max_tokens: Any, sampling: Any, **_: Any) -> Action:
-        rng, tokens = np.random.default_rng(len(prompt)), list[int]()
-        state = GrammarState(TOKENIZER, sampling["grammar"], stop_token_ids)
-        while len(tokens) < (max_tokens or 2000) and not (tokens and tokens[-1] in stop_token_ids):
-            self.allowed.append(state.allowed())
-            ids = np.flatnonzero(self.allowed[-1])
-            tokens.append(int(rng.choice(ids[LENGTHS[ids] == rng.choice(np.unique(LENGTHS[ids]))])))
-            state.accept(tokens[-1])
-        is_whole = tokens[-1] in stop_token_ids
-        return Action(tokens, None, "stop" if is_whole else "length", extra={"grammar": sampling["grammar"]})
 
 
 class Once(Env):

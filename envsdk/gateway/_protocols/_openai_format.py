@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from ...errors import RequestError
 from .._requests import GivenTool
-from ._fields import Fields, not_of_kind
+from ._fields import Fields, not_of_kind, refused
 from ._tools import read_tool
 from ._wire import WireFormat
 
@@ -36,18 +36,27 @@ class OpenAIFormat(WireFormat):
     def _tool(self, value: Any, index: int) -> list[GivenTool]:
         return read_tool(Fields(value, f"tools[{index}]"), is_nested=self.is_nested)
 
-    def _choice(self, fields: Fields) -> str | dict[str, str]:
-        """Return the choice of a tool that has to be called."""
+    def _choice(self, fields: Fields) -> str | dict[str, Any]:
+        """Return the choice of a tool; see `ModelRequest.tool_choice`."""
         fields.get("parallel_tool_calls", bool)
         choice = fields.get("tool_choice")
         if choice is None or isinstance(choice, str):
             return fields.one_of("tool_choice", ("auto", "none", "required")) or "auto"
         if not isinstance(choice, dict):
             raise not_of_kind("tool_choice", "a string or an object", choice)
-        named = Fields(choice, "tool_choice")
-        type_ = named.required_text("type")
+        given = Fields(choice, "tool_choice")
+        if given.text("type") != "allowed_tools":
+            return {"name": self._name(given)}
+        described = Fields(given.get("allowed_tools"), given.name("allowed_tools")) if self.is_nested else given
+        tools, path = described.items("tools"), described.name("tools")
+        if not tools:
+            raise refused(path, "it is required: give at least one tool")
+        names = [self._name(Fields(tool, f"{path}[{i}]")) for i, tool in enumerate(tools)]
+        return {"mode": described.one_of("mode", ("auto", "required")) or "auto", "names": names}
+
+    def _name(self, tool: Fields) -> str:
+        """Return the name of a tool that a choice names."""
+        type_ = tool.required_text("type")
         if type_ not in ("function", "custom"):  # the type of a tool that has no other name
-            return {"name": type_}
-        return {
-            "name": (Fields(named.get(type_), named.name(type_)) if self.is_nested else named).required_text("name")
-        }
+            return type_
+        return (Fields(tool.get(type_), tool.name(type_)) if self.is_nested else tool).required_text("name")

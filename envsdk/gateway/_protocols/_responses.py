@@ -25,13 +25,12 @@ from ._memory import SessionMemory, StoredResponse
 from ._openai_format import OpenAIFormat
 from ._tools import CALLS, PREFIXES, read_call, read_output, read_tool, write_call
 from ._wire import (
-    LARGEST,
-    NO_GRAMMAR,
     SIGNED,
     Kind,
     ReplyStream,
     event_bytes,
     pieces,
+    read_format,
     signed,
     split_system,
     token_logprobs,
@@ -86,9 +85,7 @@ class Responses(OpenAIFormat):
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "input")
         text = fields.object("text")
-        form = None if text is None else text.object("format")
-        if form is not None and form.text("type") != "text":
-            raise refused("text.format", f"{form.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
+        schema = None if text is None else read_format(text.object("format"))
         fields.one_of("truncation", ("auto", "disabled"))
         fields.get("store", bool)
         reasoning = fields.object("reasoning")
@@ -111,12 +108,13 @@ class Responses(OpenAIFormat):
             headers,
             self._choice(fields),
             self._read_tools(fields, memory, self._tool, tools),
+            schema,
         )
         shared["given_tools"] |= {tool.schema["function"]["name"]: tool for tool in searched if tool.schema is not None}
         return ResponsesRequest(
             messages=messages,
             system=system,
-            max_tokens=fields.integer("max_output_tokens", 1, LARGEST),
+            max_tokens=fields.limit("max_output_tokens"),
             stop=fields.stops("stop"),
             sampling=self._sampling(fields),
             logprobs=_LOGPROBS in fields.items("include"),
@@ -128,7 +126,7 @@ class Responses(OpenAIFormat):
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
         """Return the body of a response that is not streamed; see `WireFormat.write`."""
         [reply] = replies
-        is_cut, fields, choice = reply.finish_reason == "length", Fields(body), request.tool_choice
+        is_cut, fields = reply.finish_reason == "length", Fields(body)
         sampled = len(reply.tokens)
         return {
             "id": f"resp_{reply.id}",
@@ -146,7 +144,7 @@ class Responses(OpenAIFormat):
             "store": fields.get("store", bool) is not False,
             "temperature": request.sampling.get("temperature"),
             "text": {"format": {"type": "text"}},
-            "tool_choice": choice if isinstance(choice, str) else {"type": "function", **choice},
+            "tool_choice": fields.get("tool_choice") or "auto",
             "tools": [
                 {"parameters": None, "strict": False, **tool} if tool["type"] == "function" else tool
                 for tool in fields.items("tools")

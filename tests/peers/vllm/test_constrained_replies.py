@@ -64,7 +64,8 @@ def test_replies_follow_their_schemas_and_a_masked_forward_pass_gives_their_log_
 def test_a_required_call_is_a_call(policy_of: Any, env_options: Any) -> None:
     class Calling(Env):
         def start(self) -> Turn:
-            return Turn("Call a tool.", tools=TOOLS, tool_choice="required", max_tokens=400)
+            thought = Message(role="assistant", reasoning="I call a tool.", content="")
+            return Turn("Call a tool.", tools=TOOLS, tool_choice="required", max_tokens=400, prefill=thought)
 
         def respond(self, reply: Message) -> Turn:
             self.reply = reply
