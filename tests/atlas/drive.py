@@ -120,7 +120,7 @@ SCENARIOS = [
         [_task("Print 50 with the shell."), _task("Go on, and say when it is done.")],
         [Shell(["echo 50"]), Shell(["echo fifty"], is_held=True), "It is printed, fifty-one."],
     ),
-    Scenario("wrong key", [_task("Print 52 with the shell.")], ["This is never said."], limit_s=60.0),
+    Scenario("wrong key", [_task("Print 52 with the shell.")], ["This is never said."], limit_s=90.0),
 ]
 
 
@@ -147,13 +147,14 @@ class AtlasEnv(ProgramEnv):
         self._agent, self._scenario = agent, scenario
         self.processes: list[Process] = []
         self.policy: ScriptedPolicy | None = None
-        self.folder = CACHE / "work" / agent.name
+        self.folder, self.home = CACHE / "work" / agent.name, CACHE / "home" / agent.name
 
     def run(self, model: Endpoint) -> float:
         """Run the processes; the reward is 1 if the last one ended well and wrote what was expected."""
         scenario, agent = self._scenario, self._agent
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
+        for folder in (self.folder, self.home):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         for name in ("one.txt", "two.txt", "three.txt"):
             (self.folder / name).write_text(f"{name}\n")
         subprocess.run(("git", "init", "--quiet"), cwd=self.folder, check=True)
@@ -163,7 +164,7 @@ class AtlasEnv(ProgramEnv):
         resumes = "resume" in agent.can
         for number, task in enumerate(scenario.tasks if resumes else scenario.tasks[:1]):
             context_tokens = agent.window if scenario.name == "compaction" and agent.window else CONTEXT_TOKENS
-            command, environ = agent.prepared(task, model, context_tokens, self.folder, is_resumed=number > 0)
+            command, environ = agent.prepared(task, model, context_tokens, self.home, is_resumed=number > 0)
             self.processes.append(self._process(command, environ, is_aborted=scenario.name == "abort" and number == 0))
         last = self.processes[-1]
         if scenario.name == "abort" and not resumes:
@@ -180,7 +181,7 @@ class AtlasEnv(ProgramEnv):
         process = subprocess.Popen(
             command,
             cwd=self.folder,
-            env={"PATH": path, "HOME": str(self.folder / ".agent"), **quiet, **proxies, **environ},
+            env={"PATH": path, "HOME": str(self.home), **quiet, **proxies, **environ},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -251,15 +252,15 @@ class Agent:
     notes: Sequence[str] = ()
 
     def prepared(
-        self, task: str, model: Endpoint, context_tokens: int, folder: Path, *, is_resumed: bool
+        self, task: str, model: Endpoint, context_tokens: int, home: Path, *, is_resumed: bool
     ) -> tuple[list[str], dict[str, str]]:
         """Return the command and the environment variables of a process."""
         if self.command:
             words = self.resumed if is_resumed and self.resumed else self.command
             return [word.replace("$task", task) for word in words], {**model.environ(), **self.environ}
-        command, environ = prepared_agent(self.name, task, model, context_tokens, folder, str(folder))
+        command, environ = prepared_agent(self.name, task, model, context_tokens, home, str(home))
         if is_resumed:
-            command = [word.replace("$task", task) for word in self.resumed]
+            command = [word.replace("$task", task).replace("$home", str(home)) for word in self.resumed]
         return command, {**environ, **self.environ}
 
 

@@ -32,9 +32,9 @@ answer without the model's, in ms, on a machine with other work.
 ## Use one
 
 `envsdk.gateway.agents` has what each program needs, as data: the package, the command line, the environment variables
-and the files. Telemetry, updates and other requests to the outside are switched off. The program's own files are in the
-folder `.agent` below the one that it works in; your home folder is not read. Install the program so that it is on the
-`PATH`. A program in a container (`container=`) has to be in its image.
+and the files. Telemetry, updates and other requests to the outside are switched off. The program's own files are in a
+folder that is removed at the end of the episode (`$home` below); your home folder is not read. Install the program so
+that it is on the `PATH`. A program in a container (`container=`) has to be in its image.
 
 ```python
 from envsdk.gateway import ProgramEnv, ProgramResult

@@ -111,6 +111,7 @@ class ScriptedPolicy:
     release: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        self._system = ""  # how the system message of the program's own conversation begins
         self._left: dict[str, Iterator[Reply]] = {"main": iter(self.script), "child": iter(self.child)}
 
     async def __call__(
@@ -157,20 +158,18 @@ class ScriptedPolicy:
         users = [message.content for message in others if message.role == "user"]
         system = " ".join(message.content for message in conversation if message.role in ("system", "developer"))
         last = users[-1] if users else ""
+        is_last = bool(others) and others[-1].role == "user"
+        is_task = any(text in last for text in (TASK, CHILD, "This is summary number"))
         has_tools = bool(tools) or (bool(self.options.get("text")) and "title" not in system)
-        if (
-            others[-1:]
-            and others[-1].role == "user"
-            and TASK not in last
-            and CHILD not in last
-            and _SUMMARIZE.search(last)
-        ):
+        if is_last and not is_task and _SUMMARIZE.search(last):
             return "summary"
         if not has_tools and _SUMMARIZES.search(f"{system} {last}"):
             return "summary"
         if any(CHILD in content for content in users):
             return "child"
-        return "main" if has_tools else "side"
+        self._system = self._system or (system[:60] if has_tools else "")
+        is_other = is_last and not is_task and not system.startswith(self._system)
+        return "main" if has_tools and not is_other else "side"
 
     def _message(self, reply: Reply, tools: Sequence[Mapping[str, Any]], number: int, *, is_own: bool) -> Message:
         thinking = f" Thinking of step {number}: \n what is next? "
