@@ -72,6 +72,9 @@ def written(agents: Mapping[str, Agent], stored: Mapping[str, Any]) -> str:
         overhead = f"{times[len(times) // 2]:g}" if times else "-"
         link = f"[{name}](#{name}) {agent.version}"
         lines.append(f"| {link} | {' | '.join(cells)} | {trained / max(sampled, 1):.1%} | {overhead} |")
+    every = [row for each in stored.values() for row in each["scenarios"].values()]
+    requests, sampled, trained = (sum(row[key] for row in every) for key in ("requests", "sampled", "trained"))
+    lines += ["", f"{len(every)} runs, {requests} requests, {sampled} sampled tokens, of which {trained} are trained."]
     sections = [section(agent, stored[name]["scenarios"]) for name, agent in agents.items()]
     return _INTRODUCTION + "\n".join(lines) + "\n" + _AFTER + "\n" + "\n".join(sections)
 
