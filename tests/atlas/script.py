@@ -163,6 +163,8 @@ class ScriptedPolicy:
         has_tools = bool(tools) or (bool(self.options.get("text")) and "title" not in system)
         if is_last and not is_task and _SUMMARIZE.search(last):
             return "summary"
+        if not has_tools and "title" in f"{system[:200]} {last[:200]}".lower():
+            return "side"
         if not has_tools and _SUMMARIZES.search(f"{system} {last}"):
             return "summary"
         if any(CHILD in content for content in users):
