@@ -107,12 +107,12 @@ def section(agent: Agent, rows: Mapping[str, Any]) -> str:
         lines.append(f"- Program: `{program}`{settings}")
     lines += [*(f"- {note}" for note in agent.notes), ""]
     lines += [
-        "| scenario | requests | contexts: replies | breaks | samples | |",
+        "| scenario | requests | contexts (role: replies by content) | breaks | samples | |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in rows.items():
         contexts = ", ".join(
-            f"{context} ({' '.join(f'{label} {count}' for label, count in each['replies'].items())})"
+            f"{context} ({each['role']}: {' '.join(f'{label} {count}' for label, count in each['replies'].items())})"
             for context, each in row["contexts"].items()
         )
         breaks = "; ".join(f"{context}: {kind}, {detail}" for context, kind, detail in row["breaks"])
