@@ -15,8 +15,6 @@ from ._programs import Endpoint
 agents: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("agents.toml").read_text())
 """The recipe of each agent program that envsdk knows: `install`, `command`, `environ` and `files`, as agents.toml
 describes them."""
-HOME = ".agent"
-"""The folder for an agent's own files, below the one that it works in."""
 CONTEXT_TOKENS = 128_000
 """The size of the context that an agent is told, in tokens, if the environment's limits name none."""
 
@@ -41,17 +39,17 @@ class AgentConfig(EnvConfig):
 
 
 def prepared_agent(
-    name: str, task: str, endpoint: Endpoint, context_tokens: int, folder: Path, workdir: str
+    name: str, task: str, endpoint: Endpoint, context_tokens: int, home: Path, seen: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Write the files of an agent, and return its command and its environment variables.
+    """Write an agent's own files, and return its command and its environment variables.
 
     Args:
         name: The name of its recipe.
         task: The task that it gets.
         endpoint: The endpoint that it calls.
         context_tokens: The size of the model's context, in tokens.
-        folder: The folder that it works in; its own files are written below it.
-        workdir: The path under which the agent sees that folder.
+        home: The folder for its own files. It is not the folder that it works in, which agents list in their prompts.
+        seen: The path under which the agent sees `home`.
     """
     values = {
         "task": task,
@@ -59,7 +57,7 @@ def prepared_agent(
         "anthropic_base_url": endpoint.anthropic_base_url,
         "api_key": endpoint.api_key,
         "model": endpoint.model,
-        "home": f"{workdir}/{HOME}",
+        "home": seen,
     }
 
     def filled(value: Any) -> Any:
@@ -74,10 +72,9 @@ def prepared_agent(
 
     recipe = agents[name]
     for path, content in recipe.get("files", {}).items():
-        file = folder / HOME / path
+        file = home / path
         file.parent.mkdir(parents=True, exist_ok=True)
         written = filled(content)
         file.write_text(written if isinstance(written, str) else json.dumps(written, indent=2))
-    (folder / HOME).mkdir(exist_ok=True)
     environ = {key: str(filled(value)) for key, value in recipe["environ"].items()}
     return filled(recipe["command"]), {**endpoint.environ(), **environ}

@@ -16,6 +16,7 @@ import numpy as np
 from .._describing import message_of
 from ..authoring._driver import Driver
 from ..contexts._edits import Edit
+from ..contexts._roles import reply_spans
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
 from ..errors import (
@@ -121,6 +122,7 @@ class ProgramDriver:
         self._replies: list[ModelReply] = []
         self._is_given_up = False
         self._live: LiveReply | None = None
+        self._has_heard = False
         self._issued: list[str] = []  # the id of the reply, and those of its calls
         self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
 
@@ -133,6 +135,11 @@ class ProgramDriver:
             return self._taken(asked, self._turn_of(asked.request, self._conversations.branch(asked.request)))
         replies, self._replies, self._asked = self._replies, [], None
         self._conversations.answer(asked.request, replies)
+        if (begun := asked.request.prefill) is not None:  # the program has the beginning
+            for index, answer in enumerate(replies):
+                whole = answer.message.content
+                rest = whole.removeprefix(begun if whole.startswith(begun) else begun.strip())
+                replies[index] = replace(answer, message=answer.message.model_copy(update={"content": rest}))
         if not self._is_given_up:
             self._answers[id(asked.request)] = asked.request, replies
         if len(self._answers) > _REMEMBERED:
@@ -218,7 +225,7 @@ class ProgramDriver:
         """
         asked = self._asked
         on_piece = None if asked is None else asked.request.on_piece
-        if asked is None or on_piece is None or asked.request.n > 1:
+        if asked is None or on_piece is None or asked.request.n > 1 or asked.request.prefill is not None:
             return None
         if self._live is None:
             context = self.driver.running.context
@@ -230,6 +237,7 @@ class ProgramDriver:
         live = self._live
 
         def hear(tokens: TokenIds) -> bool:
+            self._has_heard = True
             live.give(live.reader.feed(tokens))
             self._is_given_up = asked.is_abandoned
             return self._is_given_up
@@ -246,8 +254,14 @@ class ProgramDriver:
             None if the reply is needed in any case.
         """
         asked = self._asked if turn is None else next((one for one, its in self._placed if its is turn), None)
-        # The part of a streamed reply that a program received stays in the conversation: the listener ends that reply.
-        return None if asked is None or (turn is None and self._live is not None) else until_done(asked.replies)
+
+        async def until_left(asked: PendingRequest) -> None:
+            await until_done(asked.replies)
+            # The part of a streamed reply that a program received stays in the conversation: the listener ends it.
+            if turn is None and self._has_heard:
+                await asyncio.Event().wait()
+
+        return None if asked is None else until_left(asked)
 
     async def is_wanted_again(self) -> bool:
         """Wait, and return whether the reply that is due is needed after all, after its sampling was cancelled."""
@@ -322,7 +336,7 @@ class ProgramDriver:
     def _taken(self, asked: PendingRequest, turn: Turn) -> Turn:
         """Take the turn of a request, which is answered next: what was full before does not end the episode."""
         self._asked, self._full = asked, None
-        self._is_given_up, self._live = False, None
+        self._is_given_up, self._live, self._has_heard = False, None, False
         self._issued = []
         if self.driver.running.cut == StopReason.MAX_CONTEXT_TOKENS:
             self.driver.running.cut = None
@@ -349,10 +363,13 @@ class ProgramDriver:
             wanted = dict(turn.sampling) if self.env.sampling is None else {}  # else they are the author's
             if (grammar := self._grammar(asked.request)) is not None:
                 wanted["grammar"] = turn.sampling["grammar"] = grammar
-            if self.driver.why_not_sampled is not None:
-                for name, value in wanted.items():
-                    if (why := self.driver.why_not_sampled(role, name, value)) is not None:
-                        raise RequestError(f"{name}: {why}", field=name)
+            refuses = self.driver.why_not_sampled
+            for name, value in wanted.items():
+                if refuses is None or (why := refuses(role, name, value)) is None:
+                    continue
+                if name != "seed":
+                    raise RequestError(f"{name}: {why}", field=name)
+                del turn.sampling[name]  # a client can only hope that it is honored
             self._check_expressible(placed, turn.messages)
             longest = [self.driver.running.limits.max_context_tokens, self.driver.history.full_beyond]
             limit = min((tokens for tokens in longest if tokens is not None), default=None)
@@ -444,6 +461,7 @@ class ProgramDriver:
             "context": placed.context,
             "stop": request.stop,
             "max_tokens": request.max_tokens,
+            "prefill": None if request.prefill is None else Message(role="assistant", content=request.prefill),
             "sampling": request.sampling if self.env.sampling is None else self.env.sampling,
             "metrics": {"ambiguous_contexts": 1.0} if placed.was_choice else None,
         }
@@ -493,9 +511,10 @@ class ProgramDriver:
         agent = self.driver.running
         context, step, asked = agent.context, agent.last_step, self._asked
         assert step is not None and asked is not None
-        is_replaced = self.env.sampling not in (None, asked.request.sampling)
+        wanted = dict(asked.request.sampling)
         notes: dict[str, Any] = {"left_out": list(asked.request.left_out)}
-        notes["sampling"] = dict(asked.request.sampling) if is_replaced else None
+        sampled = {name: value for name, value in agent.turn.sampling.items() if name != "grammar"}
+        notes["sampling"] = wanted if sampled != wanted else None
         if noted := {key: note for key, note in notes.items() if note}:
             last = replace(step.parts[-1], extra={**step.parts[-1].extra, "request": noted})
             step.parts = (*step.parts[:-1], last)
@@ -510,7 +529,8 @@ class ProgramDriver:
             self._calls[str(outer.id)] = call
             calls.append(outer)
         content = "\n".join(text for text in texts if text)
-        found = [(at, stop) for stop in asked.request.stop if (at := content.find(stop)) >= 0]
+        begun = len(asked.request.prefill or "")
+        found = [(at, stop) for stop in asked.request.stop if (at := content.find(stop, begun)) >= 0]
         end, stop = min(found, default=(None, None))  # without the stop string, as servers do
         content = content[:end]
         message = Message(role="assistant", content=content, reasoning=recorded.reasoning, tool_calls=tuple(calls))
@@ -519,13 +539,16 @@ class ProgramDriver:
         logprobs = np.asarray(context.log_logprobs[step.action_start : step.stop])
         is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
         decode = context.renderer.tokenizer.token_bytes
+        spans = reply_spans(context.renderer, tokens, recorded) if recorded.reasoning else ()
         return ModelReply(
             id=self._id(),
             message=message,
             finish_reason="length" if step.finish_reason == "length" else "tool_calls" if calls else "stop",
             stop_sequence=stop,
             prompt_tokens=len(context) - len(tokens),
+            cached_tokens=step.parts[0].extra.get("cached_tokens", 0),
             tokens=tokens.tolist(),
+            reasoning_tokens=sum(span.stop - span.start for span in spans if span.label == "reasoning"),
             logprobs=logprobs.tolist() if is_known else None,
             texts=[piece.decode(errors="replace") for piece in decode(tokens)] if asked.request.logprobs else (),
         )

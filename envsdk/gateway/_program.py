@@ -22,9 +22,9 @@ class ProgramEnv(Env):
 
     Write `run`, which is the program or calls it; or set `command`, which is started as a process, and write `score`;
     or name a program that envsdk has a recipe for, as in `ProgramEnv(agent="qwen-code", task="Fix the bug.")`.
-    The program runs unchanged. It gets a base URL and a key, and speaks OpenAI's Chat Completions or Responses, or
-    Anthropic's Messages, streamed or not. Its first request is the first observation; each action is the reply to one
-    request; when it ends, the episode is over.
+    The program runs unchanged. It gets a base URL and a key, and speaks OpenAI's Chat Completions or Responses,
+    Anthropic's Messages or Google's generateContent, streamed or not. Its first request is the first observation; each
+    action is the reply to one request; when it ends, the episode is over.
 
     Requests are recognized by their meaning: a request continues the context whose conversation it extends. What the
     program changed of the past (it dropped messages, summarized, edited) is a declared `edit`. Another conversation is

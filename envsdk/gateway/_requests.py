@@ -70,6 +70,7 @@ class ModelRequest:
         sampling: Parameters of sampling that the program named (`temperature`, `top_p`, `seed`, ...).
         n: The number of replies.
         logprobs: Whether the program asked for the log-probabilities of the sampled tokens.
+        prefill: The beginning of the reply, which the program wrote; the answer is what follows it. None without one.
         previous: The id of the reply that this request continues (`previous_response_id`); None if it names none.
             `messages` are the whole conversation in this case, too.
         context: The context that the program names (`x-envsdk-context`), or None.
@@ -93,6 +94,7 @@ class ModelRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     n: int = 1
     logprobs: bool = False
+    prefill: str | None = None
     previous: str | None = None
     context: str | None = None
     role: str | None = None
@@ -114,7 +116,9 @@ class ModelReply:
             characters. A call that could not be read is not among the calls: its text is in the content.
         finish_reason: `"stop"`, `"tool_calls"` or `"length"`.
         prompt_tokens: How many tokens the prompt had.
+        cached_tokens: How many of them the model server read from its cache; 0 if it does not report it.
         tokens: The sampled tokens.
+        reasoning_tokens: How many of them are reasoning, without its tags.
         logprobs: Their log-probabilities; None if they are not known.
         texts: The text of each sampled token; empty unless the request asked for log-probabilities.
         stop_sequence: The string of `ModelRequest.stop` that ended the reply, or None.
@@ -128,6 +132,8 @@ class ModelReply:
     logprobs: Sequence[float] | None = None
     texts: Sequence[str] = ()
     stop_sequence: str | None = None
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 ReplyPiece: TypeAlias = ModelReply | ReasoningText | ContentText | CallEnded

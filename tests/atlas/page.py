@@ -5,7 +5,7 @@ from typing import Any
 
 from envsdk.gateway._agents import agents as recipes
 
-from .drive import SCENARIOS, Agent
+from .drive import SCENARIOS, Agent, gives_up
 
 _INTRODUCTION = """# Agent programs that were run
 
@@ -32,9 +32,9 @@ answer without the model's, in ms, on a machine with other work.
 ## Use one
 
 `envsdk.gateway.agents` has what each program needs, as data: the package, the command line, the environment variables
-and the files. Telemetry, updates and other requests to the outside are switched off. The program's own files are in the
-folder `.agent` below the one that it works in; your home folder is not read. Install the program so that it is on the
-`PATH`. A program in a container (`container=`) has to be in its image.
+and the files. Telemetry, updates and other requests to the outside are switched off. The program's own files are in a
+folder that is removed at the end of the episode (`$home` below); your home folder is not read. Install the program so
+that it is on the `PATH`. A program in a container (`container=`) has to be in its image.
 
 ```python
 from envsdk.gateway import ProgramEnv, ProgramResult
@@ -65,7 +65,7 @@ def written(agents: Mapping[str, Agent], stored: Mapping[str, Any]) -> str:
     lines = [f"| agent | {' | '.join(names)} | trained | overhead |", "| --- " * (len(names) + 3) + "|"]
     for name, agent in agents.items():
         rows = stored[name]["scenarios"]
-        cells = [verdict(agent, rows[each]) if each in rows else "-" for each in names]
+        cells = [verdict(agent, each, rows[each]) if each in rows else "-" for each in names]
         sampled = sum(row["sampled"] for row in rows.values())
         trained = sum(row["trained"] for row in rows.values())
         times = sorted(row["overhead_ms"] for row in rows.values() if row["overhead_ms"] is not None)
@@ -76,17 +76,17 @@ def written(agents: Mapping[str, Agent], stored: Mapping[str, Any]) -> str:
     return _INTRODUCTION + "\n".join(lines) + "\n" + _AFTER + "\n" + "\n".join(sections)
 
 
-def verdict(agent: Agent, row: Mapping[str, Any]) -> str:
+def verdict(agent: Agent, name: str, row: Mapping[str, Any]) -> str:
     """Return whether a scenario is as expected: `yes`, `partly` or `no`."""
-    wrong = [problem for problem in row["problems"] if reason(agent, problem) is None]
+    wrong = [problem for problem in row["problems"] if reason(agent, name, problem) is None]
     if not wrong:
         return "yes"
     return "partly" if row["reward"] else "no"
 
 
-def reason(agent: Agent, problem: str) -> str | None:
-    """Return why a difference is right, or None."""
-    return next((why for part, why in agent.right.items() if part in problem), None)
+def reason(agent: Agent, name: str, problem: str) -> str | None:
+    """Return why a difference in a scenario is right, or None."""
+    return next((why for part, why in agent.right.items() if part in f"{name}: {problem}"), None)
 
 
 def section(agent: Agent, rows: Mapping[str, Any]) -> str:
@@ -114,8 +114,10 @@ def section(agent: Agent, rows: Mapping[str, Any]) -> str:
         )
         breaks = "; ".join(f"{context}: {kind}, {detail}" for context, kind, detail in row["breaks"])
         remarks = [
-            f"{problem}: {why}" if (why := reason(agent, problem)) else f"**{problem}**" for problem in row["problems"]
+            f"{problem}: {why}" if (why := reason(agent, name, problem)) else f"**{problem}**"
+            for problem in row["problems"]
         ]
+        remarks += ["the program gives up when the stream is cut"] if gives_up(name, row) else []
         cells = [name, str(row["requests"]), contexts, breaks, str(row.get("samples", 0)), "; ".join(remarks)]
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
     return "\n".join([*lines, ""])

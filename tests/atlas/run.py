@@ -48,6 +48,11 @@ def agent_of(name: str) -> Agent:
     return Agent(name=name, version=version, path=":".join(map(str, folders)), **options)
 
 
+def stored_rows() -> dict[str, Any]:
+    """Return the rows of docs/agents.json."""
+    return json.loads(ROWS.read_text()) if ROWS.is_file() else {}
+
+
 def install(name: str) -> bool:
     """Install an agent, unless it is in that version; return whether it is there."""
     entry = PROGRAMS[name]
@@ -84,13 +89,12 @@ def main() -> int:
     chosen = options.agents or list(PROGRAMS)
     if unknown := [name for name in chosen if name not in PROGRAMS]:
         parser.error(f"unknown agent {', '.join(unknown)}; known: {', '.join(PROGRAMS)}")
-    stored: dict[str, Any] = json.loads(ROWS.read_text()) if ROWS.is_file() else {}
     missing = [name for name in chosen if not install(name)]
     for name in chosen:
         if name in missing:
             continue
         agent = agent_of(name)
-        known = stored.get(name, {})
+        known = stored_rows().get(name, {})
         rows = known.get("scenarios", {}) if known.get("version") == agent.version else {}
         for scenario in SCENARIOS:
             if options.scenario and scenario.name not in options.scenario:
@@ -100,7 +104,7 @@ def main() -> int:
                 continue
             rows[scenario.name] = drive(agent, scenario)
             print(f"{name}: {scenario.name}: {'; '.join(rows[scenario.name]['problems']) or 'as expected'}", flush=True)
-        stored[name] = {"version": agent.version, "scenarios": rows}
+        stored = stored_rows() | {name: {"version": agent.version, "scenarios": rows}}
         ordered = {each: stored[each] for each in PROGRAMS if each in stored}
         ROWS.write_text(json.dumps(ordered, indent=1) + "\n")
         PAGE.write_text(written({each: agent_of(each) for each in ordered}, ordered))

@@ -20,14 +20,19 @@ from envsdk.policies._vocabularies import ANY_TOKENIZER
 TASK, CHILD = "ATLAS-TASK", "ATLAS-CHILD"
 """The strings in the task of the program, and in that of a sub-agent."""
 SUMMARY = """<state_snapshot><summary>
-The user gave a task: print numbers with the shell, and say when all are printed. Some were printed. Print the rest.
+The user gave a task: print files with the shell, and say when all are printed. Some were printed.
+Print the rest. This is summary number {number}.
 </summary></state_snapshot>"""
 _SHELL = re.compile(r"bash|shell|exec|command|terminal", re.IGNORECASE)
-_DELEGATE = re.compile(r"^(task|agent|subagent|spawn_agent|delegate\w*|\w*researcher)$", re.IGNORECASE)
-_FINISH = re.compile(r"^(final_answer|attempt_completion|finish)$")
+_DELEGATE = re.compile(r"^(task|agent|subagent|\w*spawn_agent|delegate\w*|\w*researcher)$", re.IGNORECASE)
+_WAIT = re.compile(r"wait_agent$")
+_FINISH = re.compile(r"^(final_answer|attempt_completion|finish|complete)$")
 _SUMMARIZE = re.compile(
-    r"summari[sz]e|(?:an?|the|new|detailed|final) summary|compact|condense|state_snapshot", re.IGNORECASE
+    r"\b(create|provide|write|produce|generate)\b[^.]{0,80} summary|summari[sz]e|summarizes a conversation|COMPACTION",
+    re.IGNORECASE,
 )
+_SUMMARIZES = re.compile(r"summar|compact|condense|state_snapshot", re.IGNORECASE)
+"""What a request for a summary has in its last message, and what one without tools has in its messages."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,15 @@ class Delegate:
     task: str
 
 
-Reply: TypeAlias = str | Shell | Delegate
+@dataclass(frozen=True)
+class Wait:
+    """A call of the tool that waits for a sub-agent."""
+
+    tool: str
+    agent: str
+
+
+Reply: TypeAlias = str | Shell | Delegate | Wait
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ class ScriptedPolicy:
         script: The replies of the program's own conversation.
         child: The replies of its sub-agent.
         options: How the agent differs: `text` (it has no tools; a call is this text), `finish` (the text of an answer),
-            `shell` and `delegate` (the arguments of its tools, where rules do not find them).
+            `delegate` (the arguments of its tool for sub-agents, where rules do not find them).
 
     Attributes:
         log: What it sampled.
@@ -98,6 +111,7 @@ class ScriptedPolicy:
     release: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
+        self._system = ""  # how the system message of the program's own conversation begins
         self._left: dict[str, Iterator[Reply]] = {"main": iter(self.script), "child": iter(self.child)}
 
     async def __call__(
@@ -114,9 +128,11 @@ class ScriptedPolicy:
         tokens = None
         try:
             if label == "summary":
-                reply: Reply = SUMMARY
+                reply: Reply = SUMMARY.replace("{number}", str(len(self.log)))
             elif label == "side":
                 reply = '{"title": "Atlas"}' if "json" in str(conversation).lower() else "Atlas"
+            elif (waiting_call := self._wait(conversation[-1], tools)) is not None:
+                reply = waiting_call
             else:
                 reply = next(self._left[label], "All is done.")
             if isinstance(reply, Shell) and reply.is_held:
@@ -131,45 +147,59 @@ class ScriptedPolicy:
             seconds = time.perf_counter() - began
             self.log.append(Sampled(label, context, body, prompt.tolist(), tokens, seconds))
 
+    def _wait(self, last: Message, tools: Sequence[Mapping[str, Any]]) -> Wait | None:
+        """Return the call that waits for a sub-agent, if the last message says that one was started."""
+        name = next((tool["name"] for tool in tools if _WAIT.search(tool["name"])), None)
+        started = re.search(r'"agent_id": ?"([^"]+)"', last.content)
+        return None if name is None or started is None or last.role != "tool" else Wait(name, started[1])
+
     def _label(self, conversation: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         others = [message for message in conversation if message.role not in ("system", "developer")]
         users = [message.content for message in others if message.role == "user"]
         system = " ".join(message.content for message in conversation if message.role in ("system", "developer"))
         last = users[-1] if users else ""
+        is_last = bool(others) and others[-1].role == "user"
+        is_task = any(text in last for text in (TASK, CHILD, "This is summary number"))
         has_tools = bool(tools) or (bool(self.options.get("text")) and "title" not in system)
-        if (
-            others[-1:]
-            and others[-1].role == "user"
-            and TASK not in last
-            and CHILD not in last
-            and _SUMMARIZE.search(last)
-        ):
+        if is_last and not is_task and _SUMMARIZE.search(last):
             return "summary"
-        if not has_tools and _SUMMARIZE.search(f"{system} {last}"):
+        if not has_tools and _SUMMARIZES.search(f"{system} {last}"):
             return "summary"
         if any(CHILD in content for content in users):
             return "child"
-        return "main" if has_tools else "side"
+        self._system = self._system or (system[:60] if has_tools else "")
+        is_other = is_last and not is_task and not system.startswith(self._system)
+        return "main" if has_tools and not is_other else "side"
 
     def _message(self, reply: Reply, tools: Sequence[Mapping[str, Any]], number: int, *, is_own: bool) -> Message:
         thinking = f" Thinking of step {number}: \n what is next? "
         finish = [tool for tool in tools if is_own and _FINISH.match(tool["name"])]
         if isinstance(reply, str) and finish:
-            return said("", self._call(finish[0], reply), thinking=thinking)
+            said_before = "" if (finish[0].get("parameters") or {}).get("properties") else reply
+            return said(said_before, self._call(finish[0], reply), thinking=thinking)
         if isinstance(reply, str):
             form = self.options.get("finish", "{text}") if is_own else "{text}"
             return said(form.replace("{text}", reply), thinking=thinking)
         if self.options.get("text"):
             commands = reply.commands if isinstance(reply, Shell) else ()
+            if (
+                self.options["text"] == "calls"
+            ):  # its prompt has the tools as text; the model calls them in its own form
+                shown = [("shell", json.dumps({"command": command})) for command in commands]
+                return said(reply.text if isinstance(reply, Shell) else "", *shown, thinking=thinking)
             blocks = [str(self.options["text"]).replace("{command}", command) for command in commands]
             return said("\n".join([reply.text, *blocks] if isinstance(reply, Shell) else blocks), thinking=thinking)
+        if isinstance(reply, Wait):
+            arguments = json.dumps({"targets": [reply.agent], "timeout_ms": 60_000})
+            return said("", (reply.tool, arguments), thinking=thinking)
+        pattern = _DELEGATE if isinstance(reply, Delegate) else _SHELL
+        named = [tool for tool in tools if pattern.search(tool["name"])]
+        if not named:
+            return said("There is no tool for it.", thinking=thinking)
+        tool, given = min(named, key=lambda tool: len(tool["name"])), self.options.get("delegate", {})
         if isinstance(reply, Delegate):
-            tool = next(tool for tool in tools if _DELEGATE.match(tool["name"]))
-            return said("", self._call(tool, reply.task, self.options.get("delegate", {})), thinking=thinking)
-        shells = [tool for tool in tools if _SHELL.search(tool["name"])]
-        tool = min(shells, key=lambda tool: len(tool["name"]))
-        calls = [self._call(tool, command, self.options.get("shell", {})) for command in reply.commands]
-        return said(reply.text, *calls, thinking=thinking)
+            return said("", self._call(tool, reply.task, given), thinking=thinking)
+        return said(reply.text, *(self._call(tool, command) for command in reply.commands), thinking=thinking)
 
     def _call(self, tool: Mapping[str, Any], text: str, given: Mapping[str, Any] | None = None) -> tuple[str, str]:
         """Return a call of a tool, with a text in the arguments that have to have one, in odd JSON."""
@@ -181,7 +211,7 @@ class ScriptedPolicy:
             field_ = fields.get(name, {})
             kind = field_.get("type")
             if given and name in given:
-                arguments[name] = given[name]
+                arguments[name] = text if given[name] == "$task" else given[name]
             elif "enum" in field_:
                 arguments[name] = field_["enum"][0]
             elif name == "description":

@@ -68,13 +68,15 @@ class Wire:
         async def read() -> Message:
             if is_cut.is_set():
                 return {"type": "http.disconnect"}
-            receiving, cutting = asyncio.ensure_future(receive()), asyncio.ensure_future(is_cut.wait())
-            await asyncio.wait({receiving, cutting}, return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done():
-                receiving.cancel()
-                return {"type": "http.disconnect"}
-            cutting.cancel()
-            message = receiving.result()
+            pending = [asyncio.ensure_future(receive()), asyncio.ensure_future(is_cut.wait())]
+            try:
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if not pending[0].done():
+                    return {"type": "http.disconnect"}
+            finally:
+                for each in pending:
+                    each.cancel()
+            message = await pending[0]
             raw.extend(message.get("body", b""))
             if message["type"] == "http.request" and not message.get("more_body") and raw and noted.body is None:
                 is_packed = headers.get("content-encoding") == "gzip"

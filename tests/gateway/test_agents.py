@@ -78,12 +78,12 @@ def test_what_an_agent_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", agents)
 def test_a_recipe_names_a_pinned_package_and_fills_everything(name: str, tmp_path: Path) -> None:
     endpoint = Endpoint("http://h/s/1/v1", "http://h/s/1", "sk-key")
-    command, environ = prepared_agent(name, "A task.", endpoint, 5000, tmp_path, "/work")
+    command, environ = prepared_agent(name, "A task.", endpoint, 5000, tmp_path, "/home")
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert agents[name]["install"].startswith(("npm:", "pypi:"))
     assert agents[name]["install"].rpartition("@")[2][0].isdigit()
     assert command[-1] == "A task."
-    assert environ["HOME"] == "/work/.agent"
+    assert environ["HOME"] == "/home"
     assert len(files) == len(agents[name].get("files", {}))
     for text in [*command, *environ.values(), *(file.read_text() for file in files)]:
         assert not list(Template(text).get_identifiers())

@@ -210,7 +210,7 @@ USE = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [*HI, {"role": "assistant", "content": "The answer is"}]}, "messages[1].role"),
+        ({"messages": [*HI, {"role": "assistant", "content": [USE]}]}, "messages[1]"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         (user(), "messages[0].content"),
         (user({"type": "text", "text": "x"}, {"type": "image", "source": {}}), "messages[0].content[1].source.type"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import json
 import logging
 import socket
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +19,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from protocol_bodies import ROUTES, body_of, check_error, text_of, until
@@ -161,9 +164,13 @@ def test_a_body_that_is_not_a_request_is_refused_in_the_form_of_the_protocol(
     assert_error(protocol, http.post(f"{url}{ROUTES[protocol]}", content=content, headers=headers), status)
 
 
-def test_an_encoded_body_is_refused(http: httpx.Client, url: str) -> None:
-    headers = {"content-type": "application/json", "content-encoding": "gzip"}
-    assert_error("chat", http.post(f"{url}/chat/completions", content=b"{}", headers=headers), 415)
+@pytest.mark.parametrize(
+    ("encoding", "encode"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("zstd", zstandard.compress)]
+)
+def test_an_encoded_body_is_read(http: httpx.Client, url: str, encoding: str, encode: Callable[[bytes], bytes]) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    content = encode(json.dumps(body_of("chat", "hi")).encode())
+    assert http.post(f"{url}/chat/completions", content=content, headers=headers).status_code == 200
 
 
 def test_a_body_without_a_length_is_limited_while_it_is_read(http: httpx.Client, url: str) -> None:
@@ -605,6 +612,16 @@ def test_a_request_may_take_longer_than_its_headers() -> None:
     with Bounded(header_timeout_s=0.5) as bounded:
         response = httpx.post(f"{bounded.url}/chat/completions", json=body_of("chat", "sleep"), timeout=600)
         assert response.status_code == 200
+
+
+def test_connections_that_are_silent_or_slow_in_every_place_stop_no_other() -> None:
+    with Bounded() as bounded:
+        path = f"{bounded.url.path}/chat/completions"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".encode()
+        begun = [b"", head[:30], head, head + b'content-length: 900\r\n\r\n{"model": "m", ']
+        for number in range(200):
+            bounded.connect().sendall(begun[number % len(begun)])
+        assert bounded.is_alive()
 
 
 def test_of_too_many_connections_the_one_that_was_idle_for_the_longest_time_is_closed() -> None:

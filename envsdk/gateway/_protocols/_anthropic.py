@@ -9,6 +9,7 @@
 - The tools `bash`, `text_editor` and `memory`, which the program runs, are functions with their documented arguments.
   Other tools with a type, MCP servers, and the blocks of their calls and results are left out: they run on the vendor's
   server. A `tool_reference` is text, and a tool with `defer_loading` is a tool from the beginning.
+- A conversation that ends with an assistant message (prefill) is answered with what follows that message.
 - A document is its title, its context and its text. PDF files are not read.
 - A message thread (`thread`, which the package's tool runner uses) keeps its messages, system prompt and tools in the
   session, as `previous_response_id` of Responses does. A thread may be continued from any of its replies.
@@ -28,7 +29,6 @@ from ._fields import Fields, check_unique, content_of, not_of_kind, read_image, 
 from ._memory import SessionMemory, StoredResponse
 from ._tools import function, vendor_tool
 from ._wire import (
-    LARGEST,
     SIGNED,
     Kind,
     ReplyStream,
@@ -36,6 +36,7 @@ from ._wire import (
     compact,
     event_bytes,
     pieces,
+    prefilled,
     read_format,
     signed,
     split_system,
@@ -94,12 +95,9 @@ class Anthropic(WireFormat):
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
         request = self.read_count(body, headers, memory)
-        if request.max_tokens is None:
+        if request.body.get("max_tokens") is None:
             raise refused("max_tokens", "it is required: give an integer")
-        if request.messages and request.messages[-1].message.role == "assistant":
-            last = len(request.body["messages"]) - 1
-            raise refused(f"messages[{last}].role", "prefill is not supported: end with a user message")
-        return request
+        return prefilled(request, f"messages[{len(request.body['messages']) - 1}]")
 
     def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Return the request whose tokens are to be counted; `max_tokens` is not required."""
@@ -134,13 +132,17 @@ class Anthropic(WireFormat):
         return AnthropicRequest(
             messages=messages,
             system=system,
-            max_tokens=fields.integer("max_tokens", 1, LARGEST),
+            max_tokens=fields.limit("max_tokens"),
             stop=fields.stops("stop_sequences"),
             sampling=self._sampling(fields, hottest=1),
             previous=None if named is None else named.removeprefix(_MESSAGE),
             thread=None if fields.object("thread") is None else conversation,
             **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools, schema),
         )
+
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a response with the number of tokens of a prompt."""
+        return {"input_tokens": tokens}
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
         """Return the body of a response that is not streamed; see `WireFormat.write`."""
@@ -460,5 +462,6 @@ def _end(reply: ModelReply) -> tuple[dict[str, Any], dict[str, int]]:
     reason = _REASONS[reply.finish_reason]
     sequence = reply.stop_sequence if reason == "end_turn" else None
     end = {"stop_reason": reason if sequence is None else "stop_sequence", "stop_sequence": sequence}
-    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-    return end, {"input_tokens": reply.prompt_tokens, "output_tokens": len(reply.tokens), **cached}
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": reply.cached_tokens}
+    new = reply.prompt_tokens - reply.cached_tokens  # without those that were read from the cache
+    return end, {"input_tokens": new, "output_tokens": len(reply.tokens), **cached}

@@ -25,7 +25,6 @@ from ._memory import SessionMemory, StoredResponse
 from ._openai_format import OpenAIFormat
 from ._tools import CALLS, PREFIXES, read_call, read_output, read_tool, write_call
 from ._wire import (
-    LARGEST,
     SIGNED,
     Kind,
     ReplyStream,
@@ -115,7 +114,7 @@ class Responses(OpenAIFormat):
         return ResponsesRequest(
             messages=messages,
             system=system,
-            max_tokens=fields.integer("max_output_tokens", 1, LARGEST),
+            max_tokens=fields.limit("max_output_tokens"),
             stop=fields.stops("stop"),
             sampling=self._sampling(fields),
             logprobs=_LOGPROBS in fields.items("include"),
@@ -155,9 +154,9 @@ class Responses(OpenAIFormat):
             "metadata": {},
             "usage": {
                 "input_tokens": reply.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": sampled,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
                 "total_tokens": reply.prompt_tokens + sampled,
             },
         }

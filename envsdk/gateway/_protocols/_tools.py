@@ -18,7 +18,7 @@ from ._fields import Fields, not_of_kind, refused, tool_schema, valid
 from ._wire import compact
 
 _INPUT = "input"
-_TYPE = re.compile("[a-z][a-z0-9_]{0,63}")
+_TYPE = re.compile("[A-Za-z][A-Za-z0-9_]{0,63}")
 _STRINGS = {"type": "array", "items": {"type": "string"}}
 _TIMEOUT = {"timeout_ms": {"type": "integer", "description": "How long it may take, in milliseconds."}}
 

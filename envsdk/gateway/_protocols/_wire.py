@@ -3,16 +3,16 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 from ...errors import RequestError
 from ...messages import ToolCall
 from ...rendering.reading import CallEnded, ContentText, ReasoningText
 from .._requests import GivenTool, ModelReply, ModelRequest, ReceivedMessage, ReplyPiece
-from ._fields import Fields, json_bytes, refused
+from ._fields import LARGEST, Fields, json_bytes, refused
 from ._memory import SessionMemory
 
-LARGEST = 2**31 - 1  # of a number of tokens
 Kind: TypeAlias = Literal["reasoning", "content"]
 SIGNED = "envsdk_"
 """Begins the opaque string that a client sends back with the reasoning of a reply; the id of the reply follows."""
@@ -328,6 +328,24 @@ def split_system(
         count += 1
     texts = [*([first] if first else []), *(item.message.content for item in received[:count])]
     return "\n\n".join(texts) if texts else None, tuple(received[count:])
+
+
+def prefilled(request: ModelRequest, path: str) -> ModelRequest:
+    """Return a request whose last message, if it is one of the assistant, is the beginning of the reply.
+
+    Args:
+        request: The request.
+        path: The place of the last message in the request.
+
+    Raises:
+        RequestError: If that message has calls.
+    """
+    last = request.messages[-1].message if request.messages else None
+    if last is None or last.role != "assistant":
+        return request
+    if last.tool_calls:
+        raise refused(path, "a conversation that ends with calls needs their results: add them")
+    return replace(request, messages=request.messages[:-1], prefill=last.content)
 
 
 def signed(text: str | None) -> str | None:

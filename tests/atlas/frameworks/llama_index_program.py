@@ -1,10 +1,10 @@
-"""`llama-index`: a function agent whose context is stored, and a sub-agent as a tool."""
+"""`llama-index`: a function agent whose memory is stored, and a sub-agent as a tool."""
 
 import asyncio
-import json
+import pickle
 
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.core.workflow import Context
+from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.llms.openai_like import OpenAILike
 from shell import API_KEY, BASE_URL, IS_RESUMED, MODEL, RESEARCHER, SESSION, SYSTEM, TASK, shell
 
@@ -25,9 +25,10 @@ async def researcher(task: str) -> str:
 
 async def main() -> None:
     agent = FunctionAgent(tools=[shell, researcher], llm=llm, system_prompt=SYSTEM)
-    context = Context.from_dict(agent, json.loads(SESSION.read_text())) if IS_RESUMED else Context(agent)
-    print(await agent.run(TASK, ctx=context))
-    SESSION.write_text(json.dumps(context.to_dict()))
+    past = pickle.loads(SESSION.read_bytes()) if IS_RESUMED else []
+    memory = ChatMemoryBuffer.from_defaults(chat_history=past, llm=llm)
+    print(await agent.run(TASK, memory=memory))
+    SESSION.write_bytes(pickle.dumps(memory.get_all()))
 
 
 asyncio.run(main())

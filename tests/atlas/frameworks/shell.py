@@ -5,13 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-IS_RESUMED = sys.argv[1] == "--resume"
 TASK = sys.argv[-1]
 BASE_URL, API_KEY, MODEL = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"], os.environ["ENVSDK_MODEL"]
 SYSTEM = "You work in a folder, with a shell."
 RESEARCHER = "You are a sub-agent. Work on the task, and report what you found."
 SESSION = Path(".agent/session.json")
 SESSION.parent.mkdir(exist_ok=True)
+IS_RESUMED = sys.argv[1] == "--resume" and SESSION.exists()
 
 
 def shell(command: str) -> str:
