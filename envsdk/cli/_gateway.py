@@ -34,6 +34,10 @@ def gateway(
     role_of: Annotated[
         str | None, typer.Option(help="module:function from the messages of a new conversation to its role, or None.")
     ] = None,
+    sampling: Annotated[
+        list[str] | None,
+        typer.Option(help="A sampling parameter in place of those that programs request: temperature=1.0."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder, if sessions are recorded.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
@@ -81,6 +85,7 @@ def gateway(
         },
         trainable_roles=None if trainable_role is None else frozenset(trainable_role),
         role_of=None if role_of is None else function_from(role_of, "a list of messages"),
+        sampling=None if sampling is None else options_of(sampling),
         out=out,
         resume=resume,
         compress=compress,

@@ -16,6 +16,7 @@ import numpy as np
 from .._describing import message_of
 from ..authoring._driver import Driver
 from ..contexts._edits import Edit
+from ..contexts._roles import reply_spans
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
 from ..errors import (
@@ -538,13 +539,16 @@ class ProgramDriver:
         logprobs = np.asarray(context.log_logprobs[step.action_start : step.stop])
         is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
         decode = context.renderer.tokenizer.token_bytes
+        spans = reply_spans(context.renderer, tokens, recorded) if recorded.reasoning else ()
         return ModelReply(
             id=self._id(),
             message=message,
             finish_reason="length" if step.finish_reason == "length" else "tool_calls" if calls else "stop",
             stop_sequence=stop,
             prompt_tokens=len(context) - len(tokens),
+            cached_tokens=step.parts[0].extra.get("cached_tokens", 0),
             tokens=tokens.tolist(),
+            reasoning_tokens=sum(span.stop - span.start for span in spans if span.label == "reasoning"),
             logprobs=logprobs.tolist() if is_known else None,
             texts=[piece.decode(errors="replace") for piece in decode(tokens)] if asked.request.logprobs else (),
         )

@@ -1,6 +1,7 @@
 """Sessions of a standalone gateway: each is an episode whose program runs elsewhere."""
 
 import asyncio
+import logging
 import secrets
 import traceback
 from collections import Counter
@@ -15,7 +16,7 @@ from typing_extensions import override
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
 from ..episodes._turn import Turn
-from ..errors import DeadlineExceeded, EpisodeError, RequestError
+from ..errors import ConfigError, DeadlineExceeded, EpisodeError, PolicyUnavailable, RequestError
 from ..limits import Limits, StopReason
 from ..messages import Message
 from ..policies._policy import PolicyLike
@@ -26,9 +27,11 @@ from ..rollouts._run_folder import RunFolder
 from ..trajectories._trajectory import Trajectory
 from ._driver import ProgramDriver, failure
 from ._program import ProgramEnv
+from ._requests import ModelRequest, ReceivedMessage
 from ._session import ProgramEnd, ProgramSession
 
 NAME = "envsdk gateway"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -90,6 +93,7 @@ class PlayedSessions:
         env_options: The options of the episodes' environment: renderer, tokenizer, history, limits.
         trainable_roles: The roles whose contexts are trained; None trains all.
         role_of: See `ProgramEnv.role_of`; None for the built-in rule.
+        sampling: See `ProgramEnv.sampling`; None takes what programs request.
         out: The run folder; None records nothing.
         resume: Whether to continue the run in the folder.
         compress: Whether to compress the folder's trajectories.
@@ -110,6 +114,7 @@ class PlayedSessions:
         *,
         trainable_roles: frozenset[str] | None = None,
         role_of: Callable[[Sequence[Message]], str | None] | None = None,
+        sampling: Mapping[str, Any] | None = None,
         out: Path | None = None,
         resume: bool = False,
         compress: bool = False,
@@ -123,7 +128,11 @@ class PlayedSessions:
         self._count = 0
         self._on_trajectory = on_trajectory
         self._close_timeout_s = close_timeout_s
-        own: dict[str, Any] = {"trainable_roles": trainable_roles}
+        own: dict[str, Any] = {"trainable_roles": trainable_roles, "sampling": sampling}
+        for name, value in (sampling or {}).items():
+            refuses: Any = getattr(policy, "refuses_sampling", None)
+            if refuses is not None and (why := refuses(name, value)) is not None:
+                raise ConfigError(f"sampling has {name}={value!r:.80}: {why}")
         if role_of is not None:
             own["role_of"] = staticmethod(role_of)
         cls = type(OutsideEnv.__name__, (OutsideEnv,), own)
@@ -243,6 +252,17 @@ class PlayedSessions:
         if not is_closed and trajectory.stop_reason == StopReason.TRUNCATED:
             trajectory.stop_reason = str(StopReason(reason))
         return trajectory
+
+    async def warm_up(self) -> None:
+        """Do what the first request would wait for: the checks of the policy's servers, and a first prompt."""
+        asked = ModelRequest([ReceivedMessage(Message(role="user", content="Hi"))])
+        await asyncio.to_thread(self._counting.count_tokens, asked)
+        acheck: Any = getattr(self._settings.policy, "acheck", None)
+        if acheck is not None:
+            try:
+                await acheck(self._counting.env.renderer)
+            except PolicyUnavailable as error:  # it may start later
+                _log.warning("the policy cannot be reached yet: %s", error)
 
     async def aclose(self) -> None:
         """Close the run folder and the policy."""
