@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from ..authoring._env import Env
 from ..episodes._turn import Turn
 from ..errors import DeadlineExceeded, EpisodeError, RequestError
 from ..limits import Limits, StopReason
-from ..messages import Message
 from ..policies._policy import PolicyLike
 from ..rendering.renderer import check_image
 from ..rollouts._jobs import EpisodeJob
@@ -25,6 +24,7 @@ from ..rollouts._player import Player, PlaySettings
 from ..rollouts._run_folder import RunFolder
 from ..trajectories._trajectory import Trajectory
 from ._driver import ProgramDriver, failure
+from ._lineage import role_rules
 from ._program import ProgramEnv
 from ._session import ProgramEnd, ProgramSession
 
@@ -88,8 +88,7 @@ class PlayedSessions:
     Args:
         policy: The policy that replies.
         env_options: The options of the episodes' environment: renderer, tokenizer, history, limits.
-        trainable_roles: The roles whose contexts are trained; None trains all.
-        role_of: See `ProgramEnv.role_of`; None for the built-in rule.
+        declared: Class attributes of the `ProgramEnv` that plays the sessions: `trainable_roles`, `roles`, `role_of`.
         out: The run folder; None records nothing.
         resume: Whether to continue the run in the folder.
         compress: Whether to compress the folder's trajectories.
@@ -108,8 +107,7 @@ class PlayedSessions:
         policy: PolicyLike,
         env_options: Mapping[str, Any],
         *,
-        trainable_roles: frozenset[str] | None = None,
-        role_of: Callable[[Sequence[Message]], str | None] | None = None,
+        declared: Mapping[str, Any] | None = None,
         out: Path | None = None,
         resume: bool = False,
         compress: bool = False,
@@ -123,10 +121,8 @@ class PlayedSessions:
         self._count = 0
         self._on_trajectory = on_trajectory
         self._close_timeout_s = close_timeout_s
-        own: dict[str, Any] = {"trainable_roles": trainable_roles}
-        if role_of is not None:
-            own["role_of"] = staticmethod(role_of)
-        cls = type(OutsideEnv.__name__, (OutsideEnv,), own)
+        cls = type(OutsideEnv.__name__, (OutsideEnv,), dict(declared or {}))
+        role_rules(cls.roles)
         self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)).program)
         env = self._counting.env
         shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable

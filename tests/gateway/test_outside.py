@@ -39,6 +39,10 @@ class Standalone:
         self.trajectories: dict[str, Trajectory] = {}
         served = {name: options.pop(name) for name in ("limits", "session_limits") if name in options}
         env_options = {**OPTIONS, **options.pop("env_options", {}), "renderer": renderer}
+        names = ("trainable_roles", "roles", "role_of", "train_unseen")
+        options["declared"] = {name: options.pop(name) for name in names if name in options}
+        if "role_of" in options["declared"]:
+            options["declared"]["role_of"] = staticmethod(options["declared"]["role_of"])
         sessions = PlayedSessions(self.policy, env_options, on_trajectory=self._keep, **options)
         self._running = RunningGateway(sessions, **served)
 
