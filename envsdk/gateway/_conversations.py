@@ -270,6 +270,8 @@ class Conversations:
         best = max(fits, key=lambda fit: (*fit.rank, fit.conversation.answered_at), default=None)
         if request.context is not None and request.context not in self._open:
             best = None
+        elif best is not None and any(fit.is_alike and fit.reading.keep > max(best.reach, 0) for fit in fits):
+            best = None  # it begins with more of another conversation, such as one that it repeats
         elif best is None or best.reach < 0:
             shared = max((fit.reading.keep for fit in fits), default=0)
             best = self._compacted(request, shared) if request.context is None else None
@@ -534,9 +536,10 @@ class Conversations:
             if (short and short in long) or set(following[0].calls) & set(head.calls):  # extended, or a part of it
                 return replace(fit, reach=keep + 1, changed=changed)
         elif may_follow and "compacted" in changed:  # the beginning was replaced, and the end left out
-            known = [i for i, entry in enumerate(reading.path) if i >= keep and entry in whole and entry.is_assistant]
-            if known and (is_same or reading.path[known[-1]] in reading.named):
-                return replace(fit, reach=known[-1] + 1, changed=changed)
+            known = [entry for entry in reading.path if entry in whole]
+            replies = [entry for entry in known[keep:] if entry.is_assistant]
+            if replies and (is_same or replies[-1] in reading.named):
+                return replace(fit, reach=len(known), changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
 
     def _is_evidence(self, whole: Sequence[RecordedMessage], path: Sequence[RecordedMessage], shared: int) -> bool:
