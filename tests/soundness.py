@@ -32,7 +32,7 @@ def _replay(trajectory: Trajectory) -> set[Place]:
     """Replay the deltas. Returns the places of all tokens that a token trained here stands at or behind."""
     contexts: dict[str, list[Place]] = {}
     needed: set[Place] = set()
-    for step, prompt, action in trajectory.prompts():
+    for step, prompt, _ in trajectory.prompts():
         before = contexts.get(step.base, [])
         is_new = step.context not in contexts
         drops = step.base == step.context and step.keep < len(before)

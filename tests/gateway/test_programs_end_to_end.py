@@ -210,7 +210,10 @@ def check_breaks(trajectory: Trajectory, asked: Sequence[Asked]) -> None:
         for edit in edits:
             assert edit.kind == "rewrite"
             assert changed in edit.detail or (changed, "was cut") == ("differs", edit.detail[-7:])
-            assert changed in ("compacted", "new ") or int(_NUMBER.findall(edit.detail)[0]) == one.shared, (edit, one.shared)
+            assert changed in ("compacted", "new ") or int(_NUMBER.findall(edit.detail)[0]) == one.shared, (
+                edit,
+                one.shared,
+            )
 
 
 def check_prompts(trajectory: Trajectory, program: Played, *, without_system: bool = False) -> None:
