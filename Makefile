@@ -15,7 +15,7 @@ DOCS := .venvs/docs/.installed
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers results hooks docs docs-version has-version drawings errors-page installs clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-agents test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers results hooks docs docs-version has-version drawings errors-page installs clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -40,6 +40,11 @@ test-peers: | .venv/pyvenv.cfg
 # The page of `envsdk view` in a headless Chromium, in .venvs/browser; it is one of the peers.
 test-browser: | .venv/pyvenv.cfg
 	$(BIN)/python tests/peers/run.py browser
+
+# Real agent programs, each installed in a pinned version in .venvs, driven through the same scenarios; writes docs/agents.md.
+# Programs of npm need Node. Some: make test-agents AGENTS="opencode aider"
+test-agents: $(TEST)
+	$(BIN)/python tests/atlas/run.py $(AGENTS)
 
 # With real models on the CPU: a file's tests share models. One thread for each of two workers: more would wait.
 test-torch: $(TORCH)

@@ -5,8 +5,8 @@ network. Addresses that `ContainerConfig.allow` lists are reached through its lo
 Nothing of this machine enters it: no environment variables, no files. Its memory, processors, processes and disk are
 limited, and it ends by itself after `lifetime_s`.
 
-Each container carries the label `envsdk.owner`, which identifies the process that started it. `prune` removes the
-containers whose process has ended, such as those of a killed run.
+A process removes its containers when it ends. Each container carries the label `envsdk.owner`, which identifies the
+process that started it. `prune` removes the containers whose process was killed.
 """
 
 import asyncio
@@ -93,7 +93,11 @@ class ContainerPool:
             while len(self._ready) <= self._size:
                 self._ready.append((now, loop.submit(start(self.config))))
             _, taken = self._ready.popleft()
-        return await asyncio.wrap_future(taken)
+        try:
+            return await asyncio.wrap_future(taken)
+        except asyncio.CancelledError:
+            loop.submit(_stop_started(taken))  # it may have started just before
+            raise
 
     async def close(self) -> None:
         """Stop the containers that were not taken. A second call does nothing."""

@@ -11,7 +11,10 @@ from protocol_bodies import BODIES
 REAL: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", BODIES["chat"]),
     ("/v1/responses", BODIES["responses"]),
+    ("/v1/responses", BODIES["responses with other tools"]),
     ("/v1/messages", BODIES["anthropic"]),
+    ("/v1beta/models/m:generateContent", BODIES["google"]),
+    ("/v1beta/models/m:streamGenerateContent?alt=sse", BODIES["google"]),
 ]
 ODD: list[Any] = [
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**70), 1e308, 5e-324, 0.5, -0.0),
@@ -64,8 +67,10 @@ class Mutations:
         if draw.random() < 0.3:
             return self._described(session_id, key)
         route, body = draw.choice(REAL)
-        if draw.random() < 0.1 and route == "/v1/messages":
-            route += "/count_tokens"
+        if draw.random() < 0.1:
+            route = route.replace("/v1/messages", "/v1/messages/count_tokens").replace(
+                "m:generateContent", "m:countTokens"
+            )
         value = copy.deepcopy(body)
         for _ in range(draw.choice([1, 1, 1, 2, 3, 8])):
             value = self._mutated(value)
@@ -88,6 +93,7 @@ class Mutations:
         if draw.random() < 0.5:
             headers["authorization"] = draw.choice([f"Bearer {key}", "Bearer", "Basic eDp5", "Bearer " + "x" * 9000])
         full = path.replace("{session_id}", named).replace("{response_id}", draw.choice(["resp_x", "%00", "a" * 3000]))
+        full = full.replace("{model}", draw.choice(["m", "a/b", ":", "%00", "x:generateContent"]))
         return Malformed(draw.choice([method.upper()] * 5 + METHODS), full, self._bytes(value), headers)
 
     def _extra_headers(self) -> dict[str, str]:

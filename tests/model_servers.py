@@ -247,7 +247,10 @@ class ModelServer:
                 await writer.drain()
                 return False
             if fault.how == "slow" or (sent == fault.at and fault.how == "hang"):
-                await asyncio.sleep(0.05 if fault.how == "slow" else 60)
+                await asyncio.wait([watch], timeout=0.05 if fault.how == "slow" else 60)
+                if watch.done():
+                    self.closed_by_client.append(_id_of(body))
+                    return False
             text = b"data: " + (event if isinstance(event, str) else json.dumps(event)).encode() + b"\n\n"
             text = b": ping\n\n" + text if fault.how == "slow" else text
             text = fault.text if sent == fault.at and fault.text is not None else text

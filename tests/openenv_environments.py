@@ -10,6 +10,9 @@ from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, Observation, State
 
+from envsdk import Message
+from envsdk.adapters import OpenEnv
+
 
 class WordAction(Action):
     """One word."""
@@ -166,3 +169,41 @@ SERVED: dict[str, tuple[Any, Any, Any]] = {
     "Notebook": (Notebook, CallToolAction, CallToolObservation),
 }
 """Each environment with the classes of its actions and observations."""
+
+
+class PlaysGuessWord(OpenEnv):
+    """Its first observation is the same for every seed, as are those of the others."""
+
+    n_tasks = 1
+    reward_range = (0.0, 1.0)
+
+    def __init__(self, source: Any = GuessWord, **options: Any) -> None:
+        super().__init__(source, **options)
+
+
+class PlaysClimb(PlaysGuessWord):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(Climb, **options)
+
+    def reference_reply(self) -> str:
+        return "up"
+
+
+def to_the_right(reply: Message) -> dict[str, int]:
+    return {"direction": 1 if "right" in reply.content else -1}
+
+
+class PlaysWalkLine(PlaysGuessWord):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(WalkLine, action=to_the_right, **options)
+
+    def reference_reply(self) -> str:
+        return "right"
+
+
+class PlaysNotebook(PlaysGuessWord):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(Notebook, prompt="Take two notes.", **options)
+
+    def reference_reply(self) -> Any:
+        return Message.calling("add_note", {"text": "a"})

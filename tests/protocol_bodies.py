@@ -103,6 +103,79 @@ BODIES: dict[str, dict[str, Any]] = {
         "store": False,
         "stream": True,
     },
+    "responses with other tools": {
+        "model": "m",
+        "input": [
+            {
+                "type": "additional_tools",
+                "role": "developer",
+                "tools": [
+                    {"type": "namespace", "name": "ns", "description": "d", "tools": [{"type": "custom", "name": "f"}]}
+                ],
+            },
+            {"type": "message", "role": "user", "content": "Hi"},
+            {
+                "type": "custom_tool_call",
+                "id": "ctc_r0_0",
+                "call_id": "c1",
+                "name": "f",
+                "namespace": "ns",
+                "input": "x",
+            },
+            {
+                "type": "local_shell_call",
+                "id": "lsh_r0_1",
+                "call_id": "c2",
+                "action": {"type": "exec", "command": ["a"]},
+            },
+            {"type": "apply_patch_call", "call_id": "c3", "operation": {"type": "delete_file", "path": "a"}},
+            {"type": "tool_search_call", "call_id": "c4", "execution": "client", "arguments": {"query": "x"}},
+            {"type": "custom_tool_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "x"}]},
+            {"type": "local_shell_call_output", "id": "c2", "output": "x"},
+            {"type": "apply_patch_call_output", "call_id": "c3", "status": "failed", "output": "x"},
+            {"type": "tool_search_output", "call_id": "c4", "tools": [{"type": "function", **FUNCTION}]},
+            {"type": "web_search_call", "id": "ws_1", "action": {}},
+            {"type": "agent_message", "content": [{"type": "encrypted_content", "encrypted_content": "x"}]},
+        ],
+        "tools": [
+            {"type": "custom", "name": "p", "format": {"type": "grammar", "syntax": "lark", "definition": "start: x"}},
+            {"type": "local_shell"},
+            {"type": "shell", "environment": {"type": "local"}},
+            {"type": "apply_patch"},
+            {"type": "tool_search", "execution": "client", "parameters": FUNCTION["parameters"]},
+            {"type": "mcp", "server_label": "x"},
+        ],
+    },
+    "google": {
+        "systemInstruction": {"parts": [{"text": "s"}]},
+        "contents": [
+            {"role": "user", "parts": [{"text": "Hi"}]},
+            {
+                "role": "model",
+                "parts": [
+                    {"text": "r", "thought": True},
+                    {"text": "x"},
+                    {"functionCall": {"name": "add", "args": {"a": 1}}, "thoughtSignature": "ZW52c2RrX3Iw"},
+                ],
+            },
+            {
+                "role": "user",
+                "parts": [{"functionResponse": {"name": "add", "response": {"result": 3}}}, {"text": "So"}],
+            },
+        ],
+        "tools": [{"functionDeclarations": [FUNCTION]}, {"googleSearch": {}}],
+        "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["add"]}},
+        "generationConfig": {
+            "temperature": 0.5,
+            "topK": 40.0,
+            "maxOutputTokens": 5,
+            "stopSequences": ["END"],
+            "candidateCount": 2,
+            "responseLogprobs": True,
+            "thinkingConfig": {"include_thoughts": True},
+        },
+        "safetySettings": [{"category": "x", "threshold": "y"}],
+    },
     "anthropic": {
         "model": "m",
         "max_tokens": 5,

@@ -422,6 +422,8 @@ class Env(gymnasium.Env[Observation, Any]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         driver = self._envsdk
+        if self._envsdk_why_no_fork is not None and driver.is_running:
+            raise EpisodeError(f"{self!r} cannot be copied: {self._envsdk_why_no_fork}")
         contexts = {} if driver.episode is None else driver.episode.contexts
         messages = (message for context in contexts.values() for message in context.messages)
         for shared in (driver.config, self.tasks, self.spec, driver.history, *messages):

@@ -307,6 +307,11 @@ class MethodThread:
         self._calls.put(None)
 
 
+def is_abandoned(thread: threading.Thread | None) -> bool:
+    """Return whether a `MethodThread` has replaced this thread, because a function did not return in time."""
+    return isinstance(thread, _Server) and thread.calls.server is not thread
+
+
 class _Calls:
     """The shared state of a `MethodThread`: the waiting calls, and the thread that serves them."""
 

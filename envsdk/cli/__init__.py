@@ -1,6 +1,7 @@
 """List, play, roll out, check and price environments; show, view, report on, replay and import runs; make packages."""
 
 import logging
+import signal
 import sys
 import traceback
 
@@ -64,8 +65,15 @@ def main() -> None:
     """Run the command line.
 
     An `EnvsdkError` is printed without a traceback, and the exit status is 2. Any other error is printed with its
-    traceback, and the exit status is 1.
+    traceback, and the exit status is 1. SIGTERM ends a command as Ctrl-C does.
     """
+
+    def interrupt(number: int, frame: object) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script started in the background
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, interrupt)
     logging.captureWarnings(True)
     logging.getLogger().addHandler(ErrorHandler())
     try:

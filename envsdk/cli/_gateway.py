@@ -61,7 +61,7 @@ def gateway(
     rate: Annotated[float | None, typer.Option(help="The maximum requests per second of a session.")] = None,
     max_body: Annotated[int, typer.Option(min=1, help="The largest request, in megabytes.")] = 64,
 ) -> None:
-    """Serve Chat Completions, Responses and Anthropic Messages in front of a policy; each session is an episode.
+    """Serve the protocols of OpenAI, Anthropic and Google in front of a policy; each session is an episode.
 
     POST /sessions opens a session, and returns its base URLs and its key. Its requests are recognized by their meaning,
     rendered with the history policy, and recorded when the session is closed. SIGINT or SIGTERM closes all sessions.

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -131,19 +130,13 @@ def rollout(
 
 
 def played(rollouts: Rollouts) -> list[Trajectory]:
-    """Run rollouts; return the episodes that ended before the run did, or before SIGINT or SIGTERM."""
+    """Run rollouts; return the episodes that ended before the run did, or before Ctrl-C."""
     ended: list[Trajectory] = []
 
     async def play() -> None:
         async for trajectory in rollouts:
             ended.append(trajectory)  # noqa: PERF401 (an interrupt leaves what has ended)
 
-    def interrupt(number: int, frame: object) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job that a script started in the background
-            raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, interrupt)  # SIGTERM ends a run as Ctrl-C does
     try:
         run(play())
     except KeyboardInterrupt:
@@ -152,8 +145,6 @@ def played(rollouts: Rollouts) -> list[Trajectory]:
         if rollouts.folder is not None:
             command = [argument for argument in sys.argv[1:] if argument != "--resume"]
             print_error(f"completed episodes are stored; continue with: {shlex.join(['envsdk', *command, '--resume'])}")
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return sorted(ended, key=lambda trajectory: (trajectory.seed or 0, trajectory.id))
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .._describing import describe_error
 from ..contexts._context import Context, Delta
 from ..contexts._edits import Edit
@@ -13,6 +15,7 @@ from ..contexts._roles import RoleLog
 from ..errors import ConfigError, HandoffError, RenderError, TurnError
 from ..limits import MAX_ABORTS, MAX_EMPTY_ABORTS, STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message
+from ..rendering._reply_grammar import reply_grammar
 from ..trajectories._steps import Origin, Part, Step
 from ._actions import PromptSize, check_action
 from ._handoff import AgentEnvironment, Handoff, HandoffResult, PendingHandoffs
@@ -357,7 +360,7 @@ class Agent:
             asked = {"stop_token_ids": self.env.renderer.stop_token_ids, "stop": (), "max_tokens": None}
             asked |= {"sampling": dict(turn.sampling), "context": self.name, "role": self.role}
         else:
-            asked = for_policy(context, turn, self.max_tokens())
+            asked = for_policy(context, turn, self.max_tokens(), self.due)
         about = {"truncated_reply": closed_reply, "rewards": dict(turn.rewards), "metrics": dict(turn.metrics)}
         return {**asked, **about, **turn.info, **({} if break_ is None else {"break": break_})}
 
@@ -527,14 +530,37 @@ class Agent:
         )
 
 
-def for_policy(context: Context, turn: Turn, max_tokens: int | None) -> dict[str, Any]:
-    """Return the part of a step's `info` that the policy receives. It has `media` if the prompt has images."""
+def for_policy(context: Context, turn: Turn, max_tokens: int | None, due: Step | None) -> dict[str, Any]:
+    """Return the part of a step's `info` that the policy receives. It has `media` if the prompt has images.
+
+    Args:
+        context: The context.
+        turn: The turn that requests the reply.
+        max_tokens: The most tokens that the reply may have.
+        due: The step of the reply, which may have parts already; None if no reply is requested.
+
+    Raises:
+        TurnError: If the turn constrains the reply in a way that cannot be enforced.
+        RenderError: If the model family cannot express such a reply.
+        MissingPackage: If llguidance is needed, but not installed.
+    """
     media = context.media()
+    sampling = dict(turn.sampling)
+    if due is not None:
+        sampled = due.stop - due.action_start
+        if turn.schema is not None or turn.tool_choice != "auto":
+            prompt_tail, reply = context.reply_tokens()
+            begun = np.concatenate([context.renderer.after_opening(prompt_tail), reply[: len(reply) - sampled]])
+            sampling["grammar"] = reply_grammar(
+                context.renderer, begun, schema=turn.schema, tools=context.tools, choice=turn.tool_choice
+            )
+        if sampled and sampling.get("grammar") is not None:
+            sampling["grammar_sampled"] = sampled
     return {
         "stop_token_ids": context.renderer.stop_token_ids,
         "stop": (*context.renderer.stop_strings, *turn.stop),
         "max_tokens": max_tokens,
-        "sampling": dict(turn.sampling),
+        "sampling": sampling,
         "context": context.name,
         "role": context.role,
         **({"media": media} if media else {}),

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from .._describing import what_is_invalid
 from ..contexts._edits import Edit
@@ -97,6 +97,11 @@ class Turn:
             The next turn continues the reply (`continues=True`, a thinking budget) or answers it. A reply that is
             answered is closed first, which `info["truncated_reply"]` reports.
         sampling: Sampling parameters for the next reply, such as the temperature. They are passed on to the policy.
+        schema: The JSON schema of the next reply's content, or a pydantic model. The policy samples only tokens with
+            which the content follows it, after any reasoning; with tools, a reply may have calls instead. A policy that
+            cannot do so refuses. A reply that a limit cuts does not follow it. It needs the extra `grammar`.
+        tool_choice: Whether the next reply calls a tool: `"auto"`, `"none"`, `"required"`, or the name of the tool. The
+            policy enforces each of them but `"auto"`, and the tools' schemas, as it does `schema`.
         context: The name of the context that the turn addresses, such as `player1`; by default the context of the last
             reply. A new name opens a new context.
         opening: The role of the new context that `context` names, and which part of another context it begins with.
@@ -123,6 +128,7 @@ class Turn:
         functions: The tools that are functions, by name.
         reward: The sum of `rewards`, or None if the reply was not scored.
         rewards: The rewards by name. A plain number is named `reward`.
+        schema: The JSON schema as a dict, or None.
         stop: The stop strings, as a tuple.
 
     The other arguments are attributes of the same name; mappings are copied.
@@ -134,7 +140,7 @@ class Turn:
     __slots__ = (
         *("context", "context_rewards", "continuation", "edit", "functions", "info", "keep_reply", "mask"),
         *("max_tokens", "messages", "metrics", "opening", "prefill", "reward", "rewards", "sampling"),
-        *("stop", "system", "terminated", "tools", "train_dropped", "truncated", "up_to"),
+        *("schema", "stop", "system", "terminated", "tool_choice", "tools", "train_dropped", "truncated", "up_to"),
     )
 
     def __init__(
@@ -153,6 +159,8 @@ class Turn:
         stop: Sequence[str] = (),
         max_tokens: int | None = None,
         sampling: Mapping[str, Any] | None = None,
+        schema: Mapping[str, Any] | type[BaseModel] | None = None,
+        tool_choice: str = "auto",
         context: str | None = None,
         context_rewards: Mapping[str, float] | None = None,
         edit: Edit | None = None,
@@ -169,6 +177,8 @@ class Turn:
             "info": info,
             "max_tokens": max_tokens,
             "sampling": sampling,
+            "schema": schema,
+            "tool_choice": tool_choice,
             "context": context,
             "context_rewards": context_rewards,
             "edit": edit,
@@ -188,6 +198,14 @@ class Turn:
             raise TurnError(f"stop is {stop!r:.80}; expected a list of strings that are not empty")
         if terminated or truncated:
             _check_end(prefill, keep_reply if up_to is None else up_to, terminated and truncated)
+            if schema is not None or tool_choice != "auto":
+                raise TurnError(
+                    "this Turn ends the episode, but schema= or tool_choice= is for a next reply: leave it out"
+                )
+        if (schema is not None or tool_choice != "auto") and "grammar" in (sampling or ()):
+            raise TurnError(
+                "schema= or tool_choice= is given together with sampling={'grammar': ...}: give one of them"
+            )
         if continues:
             others: dict[str, Any] = {
                 "prefill": prefill,
@@ -238,6 +256,11 @@ class Turn:
         self.max_tokens: int | None = max_tokens
         self.info: dict[str, Any] = dict(info or {})
         self.sampling: dict[str, Any] = dict(sampling or {})
+        self.schema: dict[str, Any] | None = None
+        if schema is not None:
+            given_schema: Any = schema.model_json_schema() if isinstance(schema, type) else schema
+            self.schema = copy.deepcopy(dict(given_schema))
+        self.tool_choice = tool_choice
 
     @property
     def shortens(self) -> bool:
@@ -273,6 +296,11 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "info": (lambda info: isinstance(info, Mapping), "a mapping"),
     "max_tokens": (lambda count: _are_counts(1, count), "None or an integer of at least 1"),
     "sampling": (lambda sampling: isinstance(sampling, Mapping), "a mapping"),
+    "schema": (
+        lambda schema: isinstance(schema, Mapping) or (isinstance(schema, type) and issubclass(schema, BaseModel)),
+        "a JSON schema as a mapping, or a pydantic model",
+    ),
+    "tool_choice": (_is_string, "'auto', 'none', 'required' or the name of a tool"),
     "context": (_is_name, "a name without control characters"),
     "context_rewards": (lambda rewards: isinstance(rewards, Mapping), "a mapping of context names to numbers"),
     "edit": (

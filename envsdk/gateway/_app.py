@@ -5,6 +5,7 @@ a stream and the policy reports tokens while it samples them. Then an error that
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,9 +25,11 @@ from ._exchange import ClientGone, Guard, HttpExchange, Metrics, Refusal, json_r
 from ._protocols import WIRE_FORMATS
 from ._protocols._anthropic import Anthropic
 from ._protocols._fields import RequestImages, request_images
+from ._protocols._google import Google
 from ._requests import ModelRequest
 from ._sessions import OpenSession, Sessions
 
+_log = logging.getLogger(__name__)
 _READERS = 4
 """The number of bodies that are read at the same time, each in a thread: meanwhile, other requests are answered."""
 
@@ -74,8 +77,8 @@ def model_app(
 ) -> ASGIApp:
     """Return the application that answers programs.
 
-    Clients of OpenAI's protocols expect a base URL that ends with /v1. Anthropic's add it themselves. Each kind may be
-    given either URL, so each route exists without, with one, and with two of them.
+    Clients of OpenAI's protocols expect a base URL that ends with /v1. Anthropic's add it themselves, and Google's add
+    it or /v1beta. Each kind may be given either URL, so each route exists without, with one, and with two of them.
 
     Args:
         sessions: The sessions that it serves.
@@ -90,14 +93,20 @@ def model_app(
     handlers = [RouteHandler("/s/{session_id}/", ("GET",), answers.base)]
     for root in ("/s/{session_id}", ""):
         handlers.append(RouteHandler(f"{root}/v1/", ("GET",), answers.base))
-        for base in (f"{root}/v1", root, f"{root}/v1/v1"):
+        for base in (f"{root}/v1", root, f"{root}/v1/v1", f"{root}/v1beta", f"{root}/v1/v1beta"):
+            google = "google" if base.endswith("beta") else None
+            handlers += [
+                RouteHandler(f"{base}/models", ("GET",), answers.models, google),
+                RouteHandler(f"{base}/models/{{model:path}}", ("GET", "POST"), answers.model, google),
+            ]
+            if google is not None:
+                continue
             handlers += [
                 RouteHandler(f"{base}/chat/completions", ("POST",), answers.reply, "chat"),
                 RouteHandler(f"{base}/responses", ("POST",), answers.reply, "responses"),
                 RouteHandler(f"{base}/messages", ("POST",), answers.reply, "anthropic"),
                 RouteHandler(f"{base}/messages/count_tokens", ("POST",), answers.count_tokens, "anthropic"),
                 RouteHandler(f"{base}/responses/{{response_id}}", ("GET", "DELETE"), answers.stored, "responses"),
-                RouteHandler(f"{base}/models", ("GET",), answers.models),
                 RouteHandler(base or "/", ("GET",), answers.base),
             ]
 
@@ -200,11 +209,12 @@ class ModelAnswers:
     async def count_tokens(self, request: Request, send: Send) -> Response:
         """Answer with the number of tokens of a prompt."""
         opened = self._admit(request)
+        wire = cast("Anthropic | Google", WIRE_FORMATS[HttpExchange.of(request.scope).protocol])
         with opened.answering():
-            asked, _ = await self._read(opened, request, cast("Anthropic", WIRE_FORMATS["anthropic"]).read_count)
+            asked, _ = await self._read(opened, request, wire.read_count)
             async with disconnection(request.receive) as leaving:
                 work = asyncio.to_thread(opened.session.count_tokens, asked)
-                return json_response({"input_tokens": await wait_for(work, leaving, lambda: None)})
+                return json_response(wire.counted(await wait_for(work, leaving, lambda: None)))
 
     async def stored(self, request: Request, send: Send) -> Response:
         """Answer with a response that the session keeps, or forget it."""
@@ -225,6 +235,28 @@ class ModelAnswers:
         self._session_of(request)
         wire = WIRE_FORMATS[HttpExchange.of(request.scope).protocol]
         return json_response(wire.models(self._model, self._started))
+
+    async def model(self, request: Request, send: Send) -> Response | None:
+        """Answer a request of Google's protocol, whose path ends with the name of the model, a colon and a verb.
+
+        Without a verb, describe a model: each name is known.
+        """
+        exchange = HttpExchange.of(request.scope)
+        name, _, verb = request.path_params["model"].rpartition(":")
+        if request.method != "POST":
+            self._session_of(request)
+            listed = WIRE_FORMATS[exchange.protocol].models(request.path_params["model"], self._started)
+            return json_response(listed["models" if exchange.protocol == "google" else "data"][0])
+        exchange.protocol = "google"
+        exchange.path_fields = {"model": name}
+        if verb == "countTokens":
+            return await self.count_tokens(request, send)
+        if verb not in ("generateContent", "streamGenerateContent"):
+            raise Refusal(404, "not_found", "the verbs are generateContent, streamGenerateContent and countTokens")
+        if verb == "streamGenerateContent" and request.query_params.get("alt") != "sse":
+            raise RequestError("alt: a stream has server-sent events only: add ?alt=sse to the URL", field="alt")
+        exchange.path_fields = {"model": name, "stream": verb == "streamGenerateContent"}
+        return await self.reply(request, send)
 
     async def base(self, request: Request, send: Send) -> Response:
         """Answer on a base URL, which some clients request to find out whether the server is running."""
@@ -272,15 +304,21 @@ class ModelAnswers:
         """Return a request as the protocol reads it, and its body."""
         limits = self._limits
         body, size = await read_json(request, limits.max_body_bytes, limits.body_timeout_s)
+        if isinstance(body, dict):
+            body = {**cast("dict[str, Any]", body), **HttpExchange.of(request.scope).path_fields}
         opened.largest_body = max(opened.largest_body, size)
         images = RequestImages(opened.session.check_image, PixelBudget(limits.max_pixels, limits.max_image_pixels))
         async with opened.reading, self._readers:
             request_images.set(images)  # for the thread, which gets the context of this task
-            return await asyncio.to_thread(read, body, request.headers, opened.memory), body
+            asked = await asyncio.to_thread(read, body, request.headers, opened.memory)
+        if asked.left_out:
+            _log.info("%s left out of the request: %s", HttpExchange.of(request.scope).id, ", ".join(asked.left_out))
+        return asked, body
 
 
 def keys_of(request: Request) -> list[str]:
-    """Return the API keys that a request has, as OpenAI's clients and as Anthropic's send them."""
+    """Return the API keys that a request has, as the clients of OpenAI, Anthropic and Google send them."""
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    keys = [token.strip() if scheme.lower() == "bearer" else "", request.headers.get("x-api-key", "")]
-    return [key for key in keys if key]
+    keys = [token.strip() if scheme.lower() == "bearer" else ""]
+    keys += [request.headers.get(name, "") for name in ("x-api-key", "x-goog-api-key")]
+    return [key for key in [*keys, request.query_params.get("key", "")] if key]

@@ -122,26 +122,30 @@ def description(opening: type[BaseModel], rewarding: type[BaseModel], *, has_tok
 
 def _of_session(base: str, secured_by: str) -> list[_Operation]:
     """Return the operations on the routes on which programs request replies."""
-    given = {"messages": {"type": "array", "minItems": 1, "items": _OBJECT}, "input": {}}
+    several = {"type": "array", "minItems": 1, "items": _OBJECT}
     bodies = {
         key: {
             "type": "object",
             "required": ["model", key],
             "properties": {"model": {"type": "string", "minLength": 1}, key: schema},
         }
-        for key, schema in given.items()
+        for key, schema in {"messages": several, "input": {}}.items()
     }
+    contents = {"type": "object", "required": ["contents"], "properties": {"contents": several}}
     response, refusals = f"{base}/responses/{{response_id}}", (400, 401, 404, 500)
     operations = [
         _Operation("get", response, "Return a response that the session keeps", refusals, secured_by),
         _Operation("delete", response, "Forget a response", refusals, secured_by),
         _Operation("get", f"{base}/models", "List the model", (401, 404, 500), secured_by),
+        _Operation("get", f"{base}/models/{{model}}", "Describe a model", (401, 404, 500), secured_by),
     ]
     for name, summary, body, media_types in (
         ("chat/completions", "Reply, as OpenAI Chat Completions", bodies["messages"], _STREAMED),
         ("responses", "Reply, as OpenAI Responses", bodies["input"], _STREAMED),
         ("messages", "Reply, as Anthropic Messages", bodies["messages"], _STREAMED),
         ("messages/count_tokens", "Count the tokens of a prompt", bodies["messages"], _JSON),
+        ("models/{model}:generateContent", "Reply, as Google's generateContent", contents, _JSON),
+        ("models/{model}:countTokens", "Count the tokens of a prompt", contents, _JSON),
     ):
         path = f"{base}/{name}"
         operations.append(

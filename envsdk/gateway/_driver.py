@@ -19,13 +19,24 @@ from ..contexts._context import Context, SampledText
 from ..contexts._edits import Edit
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
-from ..errors import DeadlineExceeded, EpisodeError, RenderError, RequestError, TokenizerError
+from ..errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EpisodeError,
+    MissingPackage,
+    RenderError,
+    RequestError,
+    TokenizerError,
+    TurnError,
+)
 from ..limits import StopReason
 from ..messages import Message, ToolCall
+from ..rendering._reply_grammar import reply_grammar
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
 from ..rendering.renderer import TokenIds, as_given, check_image, refuse_images
 from ..trajectories._steps import Step
+from ._agents import CONTEXT_TOKENS, AgentConfig, prepared_agent
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
 from ._lineage import role_rules
@@ -115,6 +126,7 @@ class ProgramDriver:
         self._replies: list[ModelReply] = []
         self._is_given_up = False
         self._live: LiveReply | None = None
+        self._has_heard = False
         self._issued: list[str] = []  # the id of the reply, and those of its calls
         self._answers: OrderedDict[int, tuple[ModelRequest, list[ModelReply]]] = OrderedDict()
 
@@ -127,6 +139,11 @@ class ProgramDriver:
             return self._taken(asked, self._turn_of(asked.request, self._conversations.branch(asked.request)))
         replies, self._replies, self._asked = self._replies, [], None
         self._conversations.answer(asked.request, replies, is_cut=self._is_given_up)
+        if (begun := asked.request.prefill) is not None:  # the program has the beginning
+            for index, answer in enumerate(replies):
+                whole = answer.message.content
+                rest = whole.removeprefix(begun if whole.startswith(begun) else begun.strip())
+                replies[index] = replace(answer, message=answer.message.model_copy(update={"content": rest}))
         if not self._is_given_up:
             self._answers[id(asked.request)] = asked.request, replies
         if len(self._answers) > _REMEMBERED:
@@ -173,13 +190,27 @@ class ProgramDriver:
             api_key=session.key,
             seed=self.driver.running_episode.seed,
         )
-        if self.env.command is None and self.env.has_run:
+        config = self.driver.config
+        agent = config.agent if isinstance(config, AgentConfig) else None
+        if self.env.command is None and agent is None and self.env.has_run:
             self._program = ThreadProgram(lambda: self.env.run(endpoint), session.put)
-        else:
-            environ = endpoint.environ()
-            if self.env.task is not None:
-                environ["ENVSDK_TASK"] = json.dumps(task_as_json(self.env.task), default=str)
-            self._program = CommandProgram(self.env, environ, session.put, session.id)
+            return session
+        environ: dict[str, str] = endpoint.environ()
+        task: Any = task_as_json(self.env.task)
+        if task is not None:
+            environ["ENVSDK_TASK"] = json.dumps(task, default=str)
+        recipe = None
+        if agent is not None:
+            prompt = config.task or (
+                cast("Mapping[str, Any]", task).get("prompt") if isinstance(task, Mapping) else task
+            )
+            if not isinstance(prompt, str):
+                raise ConfigError(
+                    f"agent {agent!r} has no task: give task=, or tasks= whose rows have a field 'prompt'"
+                )
+            tokens = self.driver.running.limits.max_context_tokens or CONTEXT_TOKENS
+            recipe = partial(prepared_agent, agent, prompt, endpoint, tokens)
+        self._program = CommandProgram(self.env, environ, session.put, session.id, recipe)
         return session
 
     def end_program(self, error: RequestError = _OVER) -> None:
@@ -218,7 +249,7 @@ class ProgramDriver:
         """
         asked = self._asked
         on_piece = None if asked is None else asked.request.on_piece
-        if asked is None or on_piece is None or asked.request.n > 1:
+        if asked is None or on_piece is None or asked.request.n > 1 or asked.request.prefill is not None:
             return None
         if self._live is None:
             context = self.driver.running.context
@@ -230,6 +261,7 @@ class ProgramDriver:
         live = self._live
 
         def hear(tokens: TokenIds) -> bool:
+            self._has_heard = True
             live.give(live.reader.feed(tokens))
             self._is_given_up = asked.is_abandoned
             return self._is_given_up
@@ -246,8 +278,14 @@ class ProgramDriver:
             None if the reply is needed in any case.
         """
         asked = self._asked if turn is None else next((one for one, its in self._placed if its is turn), None)
-        # The part of a streamed reply that a program received stays in the conversation: the listener ends that reply.
-        return None if asked is None or (turn is None and self._live is not None) else until_done(asked.replies)
+
+        async def until_left(asked: PendingRequest) -> None:
+            await until_done(asked.replies)
+            # The part of a streamed reply that a program received stays in the conversation: the listener ends it.
+            if turn is None and self._has_heard:
+                await asyncio.Event().wait()
+
+        return None if asked is None else until_left(asked)
 
     async def is_wanted_again(self) -> bool:
         """Wait, and return whether the reply that is due is needed after all, after its sampling was cancelled."""
@@ -322,7 +360,7 @@ class ProgramDriver:
     def _taken(self, asked: PendingRequest, turn: Turn) -> Turn:
         """Take the turn of a request, which is answered next: what was full before does not end the episode."""
         self._asked, self._full = asked, None
-        self._is_given_up, self._live = False, None
+        self._is_given_up, self._live, self._has_heard = False, None, False
         self._issued = []
         if self.driver.running.cut == StopReason.MAX_CONTEXT_TOKENS:
             self.driver.running.cut = None
@@ -350,10 +388,16 @@ class ProgramDriver:
         turn = self._turn_of(asked.request, placed)
         try:
             role = placed.role if isinstance(placed, Opens) else self.driver.running.contexts[placed.context].role
-            if self.driver.why_not_sampled is not None and self.env.sampling is None:  # else they are the author's
-                for name, value in turn.sampling.items():
-                    if (why := self.driver.why_not_sampled(role, name, value)) is not None:
-                        raise RequestError(f"{name}: {why}", field=name)
+            wanted = dict(turn.sampling) if self.env.sampling is None else {}  # else they are the author's
+            if (grammar := self._grammar(asked.request)) is not None:
+                wanted["grammar"] = turn.sampling["grammar"] = grammar
+            refuses = self.driver.why_not_sampled
+            for name, value in wanted.items():
+                if refuses is None or (why := refuses(role, name, value)) is None:
+                    continue
+                if name != "seed":
+                    raise RequestError(f"{name}: {why}", field=name)
+                del turn.sampling[name]  # a client can only hope that it is honored
             self._check_expressible(placed, turn.messages)
             longest = [self.driver.running.limits.max_context_tokens, self.driver.history.full_beyond]
             limit = min((tokens for tokens in longest if tokens is not None), default=None)
@@ -417,6 +461,25 @@ class ProgramDriver:
         except RenderError as error:
             raise _inexpressible(error) from error
 
+    def _grammar(self, request: ModelRequest) -> str | None:
+        """Return the grammar of the reply that a request asks for; None if it asks for any reply.
+
+        Raises:
+            RequestError: If there is no such grammar.
+        """
+        choice, names = request.tool_choice, None
+        if not isinstance(choice, str):
+            choice, names = choice.get("mode", "required"), choice.get("names") or [choice["name"]]
+        is_any = request.schema is None and choice != "required" and names is None
+        if is_any or "grammar" in (self.env.sampling or ()):  # else the author decides
+            return None
+        tools = [tool for tool in request.tools if names is None or tool["function"]["name"] in names]
+        options: dict[str, Any] = {"schema": request.schema, "tools": tools, "choice": choice}
+        try:
+            return reply_grammar(self.driver.renderer, is_parallel=request.is_parallel, **options)
+        except (RenderError, TurnError, MissingPackage) as error:
+            raise RequestError(f"the reply cannot be constrained: {message_of(error)}") from error
+
     def _turn_of(self, request: ModelRequest, placed: Continues | Opens) -> Turn:
         known = placed.base if isinstance(placed, Opens) else placed.context
         has_system = known is not None and self.driver.running.contexts[known].conversation[0].role == "system"
@@ -426,6 +489,7 @@ class ProgramDriver:
             "context": placed.context,
             "stop": request.stop,
             "max_tokens": request.max_tokens,
+            "prefill": None if request.prefill is None else Message(role="assistant", content=request.prefill),
             "sampling": request.sampling if self.env.sampling is None else self.env.sampling,
             "metrics": {"ambiguous_contexts": 1.0} if placed.was_choice else None,
         }
@@ -478,6 +542,13 @@ class ProgramDriver:
         agent = self.driver.running
         context, step, asked = agent.context, agent.last_step, self._asked
         assert step is not None and asked is not None
+        wanted = dict(asked.request.sampling)
+        notes: dict[str, Any] = {"left_out": list(asked.request.left_out)}
+        sampled = {name: value for name, value in agent.turn.sampling.items() if name != "grammar"}
+        notes["sampling"] = wanted if sampled != wanted else None
+        if noted := {key: note for key, note in notes.items() if note}:
+            last = replace(step.parts[-1], extra={**step.parts[-1].extra, "request": noted})
+            step.parts = (*step.parts[:-1], last)
         recorded = context.conversation[-1]
         calls: list[ToolCall] = []
         texts = [recorded.content]
@@ -489,7 +560,8 @@ class ProgramDriver:
             self._calls[str(outer.id)] = call
             calls.append(outer)
         content = "\n".join(text for text in texts if text)
-        found = [(at, stop) for stop in asked.request.stop if (at := content.find(stop)) >= 0]
+        begun = len(asked.request.prefill or "")
+        found = [(at, stop) for stop in asked.request.stop if (at := content.find(stop, begun)) >= 0]
         end, stop = min(found, default=(None, None))  # without the stop string, as servers do
         content = content[:end]
         message = Message(role="assistant", content=content, reasoning=recorded.reasoning, tool_calls=tuple(calls))

@@ -5,12 +5,15 @@ time. An unexpected exception is logged without its text, which may quote a mess
 """
 
 import asyncio
+import contextlib
+import io
 import json
 import logging
 import re
 import secrets
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -56,12 +59,14 @@ class HttpExchange:
         protocol: The name of the protocol that errors are written in.
         route: The template of the route.
         status: The status of the response; 499 until it has started.
+        path_fields: The fields of the body that the protocol has in the path.
         id: Identifies the request in the log and in the response.
     """
 
     protocol: str
     route: str = "(no route)"
     status: int = CLIENT_GONE
+    path_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")
 
     @property
@@ -132,8 +137,11 @@ class Guard:
             await self._app(scope, receive, send)
             return
         # The protocol that errors are written in until the route is known.
-        is_anthropic = "/messages" in scope["path"] or any(name == b"anthropic-version" for name, _ in scope["headers"])
+        names = {name for name, _ in scope["headers"]}
+        is_anthropic = "/messages" in scope["path"] or b"anthropic-version" in names
+        is_google = "/v1beta" in scope["path"] or b"x-goog-api-key" in names
         likely = "anthropic" if is_anthropic else "responses" if "/responses" in scope["path"] else "chat"
+        likely = "google" if is_google else likely
         exchange = scope[_KEY] = HttpExchange(likely)
         started_s = time.perf_counter()
         error: RequestError | None = None
@@ -192,13 +200,16 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
         timeout_s: How long the client may take to send it, in seconds.
 
     Raises:
-        RequestError: If the content type is not JSON, or the body is too large, too slow or not JSON.
+        RequestError: If the content type is not JSON, or the body is too large, also when it is decoded, too slow or
+            not JSON.
     """
     content_type = request.headers.get("content-type", "")
     if content_type.partition(";")[0].strip().lower() != _JSON:
         raise Refusal(415, "unsupported_media_type", f"the content type has to be {_JSON}")
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refusal(415, "unsupported_media_type", "the body has a content encoding; send it without one")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", *_DECODERS):
+        known = ", ".join(_DECODERS)
+        raise Refusal(415, "unsupported_media_type", f"the content encodings are {known}; send the body without one")
     too_large = Refusal(413, "request_too_large", f"the body is larger than {max_bytes} bytes")
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
@@ -212,6 +223,13 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
                     raise too_large
     except TimeoutError:
         raise Refusal(408, "request_timeout", f"the body did not arrive within {timeout_s:g} s") from None
+    if encoding != "identity":
+        try:
+            body = await asyncio.to_thread(_DECODERS[encoding], bytes(body), max_bytes + 1)
+        except (zlib.error, OSError, ValueError) as error:
+            raise Refusal(400, "invalid_encoding", f"the body is not encoded with {encoding}: {error}") from None
+        if len(body) > max_bytes:
+            raise too_large
     # An upper bound first, in which characters in strings count, too.
     if _values(body) > _MAX_VALUES and await asyncio.to_thread(lambda: _values(_STRING.sub(b"", body))) > _MAX_VALUES:
         raise Refusal(413, "request_too_large", f"the body has more than {_MAX_VALUES:,} values")
@@ -219,6 +237,30 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
         return orjson.loads(body), len(body)
     except orjson.JSONDecodeError as error:
         raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from None
+
+
+def _inflated(body: bytes, size: int) -> bytes:
+    """Return the first bytes of a body that was encoded with zlib or gzip, at most `size`."""
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # detects which of them
+    found = decoder.decompress(body, size)
+    if not decoder.eof and len(found) < size:
+        raise ValueError("its end is missing")
+    return found
+
+
+_DECODERS: dict[str, Callable[[bytes, int], bytes]] = dict.fromkeys(("gzip", "x-gzip", "deflate"), _inflated)
+"""The content encodings of bodies."""
+with contextlib.suppress(ImportError):  # it comes with other packages
+    import zstandard
+
+    def _unpacked(body: bytes, size: int) -> bytes:
+        """Return the first bytes of a body that was encoded with Zstandard, at most `size`."""
+        try:
+            return zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(io.BytesIO(body)).read(size)
+        except zstandard.ZstdError as error:
+            raise ValueError(str(error)) from error
+
+    _DECODERS["zstd"] = _unpacked
 
 
 def _values(body: bytes | bytearray) -> int:

@@ -9,8 +9,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 from urllib.parse import urlsplit
@@ -87,37 +85,16 @@ class HarborTaskConfig(ToolEnvConfig, HarborOptions):
     """The time limit of a command that does not name one, in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grade:
-    """The result of a task's tests."""
-
-    rewards: Mapping[str, float]
-    problem: str | None
-    """Why there is no reward, or None."""
-    output: str
-    """The end of what the tests printed."""
-
-    def turn(self, **options: Any) -> Turn:
-        """Return the last turn: `reward`, and the other numbers as metrics; without it, their sum."""
-        is_named = "reward" in self.rewards
-        reward = {"reward": self.rewards["reward"]} if is_named else dict(self.rewards)
-        metrics = {name: value for name, value in self.rewards.items() if is_named and name != "reward"}
-        info = {"verifier": self.output if self.problem is None else f"{self.problem}\n{self.output}"}
-        return Turn(
-            reward=reward, metrics={**metrics, "ungraded": float(self.problem is not None)}, info=info, **options
-        )
-
-
 class Trial:
     """An episode of a task: its container, and its tests.
 
     Args:
         folder: The task.
-        options: The environment's options.
+        grade: Where its tests run; see `HarborOptions`.
     """
 
-    def __init__(self, folder: HarborFolder, options: HarborOptions) -> None:
-        self.folder, self._options = folder, options
+    def __init__(self, folder: HarborFolder, grade: str) -> None:
+        self.folder, self._grade = folder, grade
 
     async def open(self, *allow: str) -> Container:
         """Start the container of the agent.
@@ -139,10 +116,11 @@ class Trial:
             raise
         return box
 
-    async def grade(self, box: Container) -> Grade:
-        """Run the tests on what an agent left in its container, and stop that container.
+    async def grade(self, box: Container) -> Turn:
+        """Run the tests on what an agent left in its container, stop that container, and return the last turn.
 
-        If they cannot be run because of what it left, such as without a shell, there is no reward.
+        If the tests leave no rewards, or cannot be run because of what the agent left, such as without a shell, its
+        reward is 0, and the metric `ungraded` is 1.
 
         Raises:
             ContainerError: If the engine fails, which it then does without the agent, too.
@@ -154,51 +132,52 @@ class Trial:
         except ContainerError as error:
             async with await start(self.folder.box) as fresh:
                 await self._prepare(fresh, "true")
-            return Grade({"reward": 0.0}, f"what the agent left cannot be graded: {error}", "")
+            return _turn(None, f"what the agent left cannot be graded: {error}")
 
-    async def _graded(self, box: Container) -> Grade:
-        folder, grade = self.folder, self._options.grade
-        for hook in folder.collect:
-            user = None if hook.user is None else str(hook.user)
-            await box.run(hook.command, timeout_s=hook.timeout_sec, user=user)
+    async def _graded(self, box: Container) -> Turn:
+        folder, grade = self.folder, self._grade
+        changes = {"allow": folder.grader_allow, "user": folder.file.verifier.user}
+        for hook in folder.file.verifier.collect:
+            await box.run(hook.command, timeout_s=hook.timeout_sec, user=hook.user)
         if folder.grader is not None:
             fresh = await start(folder.grader)
-            copies = [partial(_copy_artifact, box, fresh, path) for path in folder.artifacts]
         elif grade == "workdir":
             if box.config.workdir == "/":
                 raise ConfigError(f"grade='workdir' needs a working folder, but that of {folder.path.name} is /")
-            fresh = await start(folder.box.model_copy(update={"allow": folder.grader_allow, "user": folder.tests_user}))
-            copies = [partial(copy_files, box, fresh)]
+            fresh = await start(folder.box.model_copy(update=changes))
         elif grade == "files":
-            fresh, copies = await box.duplicate(allow=folder.grader_allow, user=folder.tests_user), []
+            fresh = await box.duplicate(**changes)
         else:
-            fresh, copies = box, []
+            fresh = box
         async with fresh:
             removed = "/logs/verifier" if folder.has_own_tests else "/logs/verifier /tests"
             script = f"for f in /logs /tests; do if [ -L $f ] || [ -f $f ]; then rm -f $f; fi; done; rm -rf {removed}"
             await self._prepare(fresh, f"{script}; mkdir -p {_LOGS} && chmod 777 {_LOGS}")
-            for copy in copies:
-                await copy()
+            if folder.grader is not None:
+                for path in folder.artifacts:
+                    await _copy_artifact(box, fresh, path)
+            elif grade == "workdir":
+                await copy_files(box, fresh)
             if fresh is not box:
                 await box.stop()
             return await self._tested(fresh)
 
-    async def _tested(self, box: Container) -> Grade:
+    async def _tested(self, box: Container) -> Turn:
         folder = self.folder
         if not folder.has_own_tests:
             await _copy(folder.path / "tests", box, "/tests")
         await self._prepare(box, "chmod +x /tests/test.sh")
         command = "(/tests/test.sh) > /logs/verifier/test-stdout.txt 2>&1"
-        environ, user = folder.tests_environ, folder.tests_user
-        result = await box.run(command, timeout_s=folder.tests_s, environ=environ, user=user)
+        verifier, environ = folder.file.verifier, folder.tests_environ
+        result = await box.run(command, timeout_s=verifier.timeout_sec, environ=environ, user=verifier.user)
         output = await _read(box, "/logs/verifier/test-stdout.txt")
         shown = (output or b"").decode(errors="replace")[-_SHOWN:]
         if result.limit is not None:
-            return Grade({"reward": 0.0}, f"the tests were stopped by a limit, {result.limit}", shown)
+            return _turn(None, f"the tests were stopped by a limit, {result.limit}\n{shown}")
         try:
-            return Grade(await _rewards(box), None, shown)
-        except (ValueError, OverflowError, RecursionError) as error:
-            return Grade({"reward": 0.0}, f"the tests left no reward: {error}", shown)
+            return _turn(await _rewards(box), shown)
+        except (ValueError, RecursionError) as error:  # a TurnError is a ValueError
+            return _turn(None, f"the tests left no reward: {error}\n{shown}")
 
     async def _prepare(self, box: Container, script: str) -> None:
         result = await box.run(script, cwd="/", user="0", timeout_s=_PREPARE_S)
@@ -211,7 +190,7 @@ class Trial:
         Raises:
             ContainerError: If it fails too often.
         """
-        check, began_at, failures = self.folder.healthcheck, time.monotonic(), 0
+        check, began_at, failures = self.folder.file.environment.healthcheck, time.monotonic(), 0
         user = None if box.config.user is None else "0"  # Harbor's runs as the image's user, not as the agent
         while check is not None:
             result = await box.run(check.command, timeout_s=check.timeout_sec, user=user)
@@ -250,26 +229,37 @@ async def _read(box: Container, path: str) -> bytes | None:
         return None
 
 
-async def _rewards(box: Container) -> dict[str, float]:
-    """Return the rewards that tests left.
+async def _rewards(box: Container) -> dict[str, Any]:
+    """Return the rewards that tests left, which may be anything.
 
     Raises:
-        ValueError: If there are none, or they are not finite numbers.
+        ValueError: If there are none.
     """
-    written: Any = await _read(box, "/logs/verifier/reward.json")
-    if written is not None:
-        written = json.loads(written)
-    elif (text := await _read(box, "/logs/verifier/reward.txt")) is not None:
-        written = float(text)
+    if (written := await _read(box, "/logs/verifier/reward.json")) is not None:
+        rewards: Any = json.loads(written)
+    elif (written := await _read(box, "/logs/verifier/reward.txt")) is not None:
+        rewards = float(written)
     else:
         raise ValueError("neither /logs/verifier/reward.txt nor reward.json exists")
-    named = cast("dict[str, Any]", written) if isinstance(written, dict) else {"reward": written}
-    for name, value in named.items():
-        if not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"{name} is {value!r:.80}; expected a finite number")
+    named = cast("dict[str, Any]", rewards) if isinstance(rewards, dict) else {"reward": rewards}
     if not named:
         raise ValueError("it is empty")
-    return {name: float(value) for name, value in named.items()}
+    return named
+
+
+def _turn(rewards: Mapping[str, Any] | None, output: str) -> Turn:
+    """Return the last turn: `reward`, and the other numbers as metrics; without `reward`, their sum.
+
+    Raises:
+        TurnError: If a reward is not a finite number.
+    """
+    scored = {"reward": 0.0} if rewards is None else rewards
+    metrics = {name: value for name, value in scored.items() if "reward" in scored and name != "reward"}
+    return Turn(
+        reward={name: value for name, value in scored.items() if name not in metrics},
+        metrics={**metrics, "ungraded": float(rewards is None)},
+        info={"verifier": output},
+    )
 
 
 def _folders(tasks: Any, options: HarborOptions) -> dict[str, HarborFolder]:
@@ -327,7 +317,7 @@ class HarborTask(ToolEnv):
     async def start(self) -> Turn:
         """Start the container, and show the instruction."""
         config: HarborTaskConfig = self.config
-        self._trial = Trial(_chosen(self._folders, self.task), config)
+        self._trial = Trial(_chosen(self._folders, self.task), config.grade)
         if self._box is not None:
             await self._box.stop()
         self._box = await self._trial.open()
@@ -360,11 +350,15 @@ class HarborTask(ToolEnv):
         """Continue, or run the tests if the time of the agent is over."""
         if self._left_s() > 0:
             return Turn(results)
-        return await self._graded(messages=results, truncated=True)
+        turn = await self._graded()
+        turn.messages, turn.truncated = results, True
+        return turn
 
     async def finish(self, reply: Message) -> Turn:
         """Run the tests."""
-        return await self._graded(terminated=True)
+        turn = await self._graded()
+        turn.terminated = True
+        return turn
 
     def close(self) -> None:
         """Stop the container."""
@@ -387,15 +381,15 @@ class HarborTask(ToolEnv):
         environ = {"DEBIAN_FRONTEND": "noninteractive", **folder.solution_environ}
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in environ.items())
         command = f"chmod +x /solution/solve.sh && {exports} /solution/solve.sh"
-        return Message.calling("shell", {"command": command, "timeout_s": folder.agent_s or _AGENT_S})
+        return Message.calling("shell", {"command": command, "timeout_s": folder.file.agent.timeout_sec or _AGENT_S})
 
     def _left_s(self) -> float:
-        limit = self._trial.folder.agent_s
+        limit = self._trial.folder.file.agent.timeout_sec
         return math.inf if limit is None else limit - self._used_s
 
-    async def _graded(self, messages: Any = (), **ends: bool) -> Turn:
+    async def _graded(self) -> Turn:
         assert self._box is not None
-        return (await self._trial.grade(self._box)).turn(messages=messages, **ends)
+        return await self._trial.grade(self._box)
 
 
 class HarborProgram(ProgramEnv):
@@ -421,10 +415,10 @@ class HarborProgram(ProgramEnv):
     async def run(self, model: Endpoint) -> Turn:
         """Run the agent in the task's container, and then the tests."""
         config: HarborConfig = self.config
-        trial = Trial(_chosen(self._folders, self.task), config)
+        trial = Trial(_chosen(self._folders, self.task), config.grade)
         here = f"127.0.0.1:{urlsplit(model.anthropic_base_url).port}"
         async with await trial.open(here, *config.allow) as self._box:
-            limit_s = trial.folder.agent_s or _AGENT_S
+            limit_s = trial.folder.file.agent.timeout_sec or _AGENT_S
             if config.agent is None:
                 words = [word.replace("{instruction}", trial.folder.instruction) for word in config.command]
                 result = await self._box.run(words, timeout_s=limit_s, environ=model.environ())
@@ -435,8 +429,8 @@ class HarborProgram(ProgramEnv):
                 report = await run_agent(
                     config.agent, config.agent_options, self._box, trial.folder.instruction, model.environ(), limit_s
                 )
-            turn = (await trial.grade(self._box)).turn()
-            turn.info = {**turn.info, "agent": report}
+            turn = await trial.grade(self._box)
+            turn.info["agent"] = report
             return turn
 
     def close(self) -> None:

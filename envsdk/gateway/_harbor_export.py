@@ -114,15 +114,10 @@ def export_tasks(
         if session.env.tasks is not None:
             episode["task"], episode["options"] = session.env.task, {**options}
             episode["options"].pop("tasks", None)
-        try:
-            text = json.dumps(episode, indent=1)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the options or the task of {env} are not JSON: {error}") from error
-        shown, question = session.shown(), "\n\n".join(message.content for message in session.env.messages())
         slug = re.sub("[^a-z0-9]+", "-", env.rpartition("/")[2].lower()).strip("-")
         folder = out / f"{slug}-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
-        for name, content in _files(session.env, episode, text, shown, question, folder.name, image, package).items():
+        for name, content in _files(session, episode, folder.name, image, package).items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content, encoding="utf-8")
@@ -132,10 +127,14 @@ def export_tasks(
     return written
 
 
-def _files(
-    env: Env, episode: Mapping[str, Any], text: str, shown: str, question: str, name: str, image: str, package: str
-) -> dict[str, str]:
+def _files(session: Session, episode: Mapping[str, Any], name: str, image: str, package: str) -> dict[str, str]:
     """Return the files of a task by their paths."""
+    env = session.env
+    try:
+        text = json.dumps(episode, indent=1)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the options or the task of {env.name} are not JSON: {error}") from error
+    shown, question = session.shown(), "\n\n".join(message.content for message in env.messages())
     tools, one_step, solution = env.default_tools(), env.limits.max_steps == 1, _solution(env, episode["seed"])
     if one_step and tools:
         raise ConfigError(f"{env.name} has one step and tools; raise its limit of steps to export it")

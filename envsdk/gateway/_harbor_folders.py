@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,6 +27,7 @@ _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}", re.DOTALL)
 _CANARY = re.compile(r"\A(?:[ \t]*(?:<!--.*canary.*-->|#.*canary.*)[ \t]*(?:\n|\Z))+\s*\n?", re.IGNORECASE)
 _PATTERN = re.compile(r"[*/:\[]")
 """What only an entry of allowed_hosts has that names several hosts, or a port."""
+_User: TypeAlias = Annotated[str | None, Field(coerce_numbers_to_str=True)]
 _SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 
@@ -39,9 +40,7 @@ class _Network(_Part):
     allowed_hosts: tuple[str, ...] | None = None
 
 
-class Healthcheck(_Part):
-    """A command that shows that a container is ready."""
-
+class _Healthcheck(_Part):
     command: str
     interval_sec: float = Field(default=5.0, ge=0, allow_inf_nan=False)
     timeout_sec: float = Field(default=30.0, gt=0, allow_inf_nan=False)
@@ -67,27 +66,27 @@ class _Place(_Network):
     mcp_servers: tuple[Any, ...] = ()
     env: Mapping[str, str] = Field(default_factory=dict[str, str])
     skills_dir: str | None = None
-    healthcheck: Healthcheck | None = None
+    healthcheck: _Healthcheck | None = None
     workdir: str | None = None
     allow_internet: bool | None = None
 
 
 class _Agent(_Network):
     timeout_sec: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    user: str | int | None = None
+    user: _User = None
 
 
 class _Collect(_Part):
     command: str
     service: str = "main"
     timeout_sec: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    user: str | int | None = None
+    user: _User = None
 
 
 class _Verifier(_Network):
     timeout_sec: float = Field(default=600.0, gt=0, allow_inf_nan=False)
     env: Mapping[str, str] = Field(default_factory=dict[str, str])
-    user: str | int | None = None
+    user: _User = None
     environment_mode: Literal["shared", "separate"] | None = None
     environment: _Place | None = None
     collect: tuple[_Collect, ...] = ()
@@ -104,7 +103,7 @@ class _Artifact(_Part):
     service: str | None = None
 
 
-class _TaskFile(_Part):
+class TaskFile(_Part):
     """A task.toml. As in Harbor, other tables are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -129,35 +128,27 @@ class HarborFolder:
 
     Attributes:
         path: The folder.
+        file: The content of its task.toml.
         instruction: The task, as the agent sees it.
         box: The container of the agent.
         grader: The container of the tests, if the task has a separate one; else None.
         grader_allow: The addresses that the tests reach.
         has_own_tests: True if the image of `grader` has the tests.
         artifacts: What the agent leaves for a separate grader: paths in its container.
-        healthcheck: The check that its container is ready, or None.
-        agent_s: The time limit of the agent, in seconds, or None.
-        tests_s: The time limit of the tests, in seconds.
-        tests_user: The user that runs the tests; None for the image's.
         tests_environ: Environment variables of the tests.
         solution_environ: Environment variables of the solution.
-        collect: Commands that the agent's container runs before it is graded.
     """
 
     path: Path
+    file: TaskFile
     instruction: str
     box: ContainerConfig
     grader: ContainerConfig | None
     grader_allow: tuple[str, ...]
     has_own_tests: bool
     artifacts: tuple[str, ...]
-    healthcheck: Healthcheck | None
-    agent_s: float | None
-    tests_s: float
-    tests_user: str | None
     tests_environ: Mapping[str, str]
     solution_environ: Mapping[str, str]
-    collect: tuple[_Collect, ...]
 
     def solution(self) -> dict[str, bytes]:
         """Return the files of the solution by their paths; empty if there is none."""
@@ -203,79 +194,59 @@ def read_folder(path: Path, environ: Mapping[str, str], *, offline: bool, engine
     """
     _check_links(path)
     try:
-        file = _TaskFile.model_validate(tomllib.loads(_text(path / "task.toml")))
-        needs = [*_needs(file), *_files_needed(path), *([] if offline else _network_needs(file))]
-        if needs:
+        file = TaskFile.model_validate(tomllib.loads(_text(path / "task.toml")))
+        if needs := _needs(path, file, offline=offline):
             raise TaskError(f"the task {path} needs what is not supported: {'; '.join(needs)}")
-        instruction = _CANARY.sub("", _text(path / "instruction.md"))
-        return _checked(path, file, instruction, environ, engine)
+        return _checked(path, file, environ, engine)
     except ValidationError as error:
         raise TaskError(f"the task {path} is not valid: {what_is_invalid(error)}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise TaskError(f"{path / 'task.toml'} is not TOML: {error}") from error
 
 
-def _checked(path: Path, file: _TaskFile, instruction: str, environ: Mapping[str, str], engine: Any) -> HarborFolder:
+def _checked(path: Path, file: TaskFile, environ: Mapping[str, str], engine: Any) -> HarborFolder:
     verifier, place = file.verifier, file.environment
-    is_separate = (verifier.environment_mode or ("separate" if verifier.environment else "shared")) == "separate"
     own_place = verifier.environment or place
-    dockerfile, image = path / "environment", place.docker_image
-    has_own_tests = False
-    grader = None
-    if is_separate:
-        image_of_tests = None if verifier.environment is None else verifier.environment.docker_image
-        has_own_tests = bool(image_of_tests) or (path / "tests" / "Dockerfile").is_file()
-        where = path / "tests" if has_own_tests else dockerfile
-        image_of_tests = image_of_tests if has_own_tests else image
-        grader = _container(path, own_place, image_of_tests, where, verifier, environ, engine)
-        grader = grader.model_copy(update={"lifetime_s": int(verifier.timeout_sec) + _LIFETIME_S})
+    is_separate = (verifier.environment_mode or ("separate" if verifier.environment else "shared")) == "separate"
+    image_of_tests = None if verifier.environment is None else verifier.environment.docker_image
+    has_own_tests = is_separate and (bool(image_of_tests) or (path / "tests" / "Dockerfile").is_file())
     if not has_own_tests and not (path / "tests" / "test.sh").is_file():
         raise TaskError(f"the task {path} has no tests/test.sh")
-    agent_s = file.agent.timeout_sec
-    box = _container(path, place, image, dockerfile, file.agent, environ, engine)
-    box = box.model_copy(update={"lifetime_s": int((agent_s or 0) + verifier.timeout_sec) + _LIFETIME_S})
+
+    def container(
+        where: _Place, phase: _Agent | _Verifier, folder: str, image: str | None, time_s: float
+    ) -> ContainerConfig:
+        if not image and not (path / folder / "Dockerfile").is_file():
+            raise TaskError(f"the task {path} has neither {folder}/Dockerfile nor environment.docker_image")
+        return ContainerConfig(
+            image=image or "",
+            dockerfile=None if image else path / folder,
+            engine=engine,
+            workdir=where.workdir or "",
+            user=phase.user,
+            environ=_resolved("environment.env", where.env, environ),
+            allow=_allow_of(phase, where),
+            cpus=where.cpus,
+            memory_mib=_mib(where.memory_mb, where.memory, 2048),
+            disk_mib=_mib(where.storage_mb, where.storage, 10240),
+            build_timeout_s=where.build_timeout_sec,
+            lifetime_s=int(time_s) + _LIFETIME_S,
+        )
+
+    tests_in = ("tests", image_of_tests) if has_own_tests else ("environment", place.docker_image)
     sources = [entry if isinstance(entry, str) else entry.source for entry in file.artifacts]
+    agent_s = file.agent.timeout_sec or 0.0
     return HarborFolder(
         path=path,
-        instruction=instruction,
-        box=box,
-        grader=grader,
+        file=file,
+        instruction=_CANARY.sub("", _text(path / "instruction.md")),
+        box=container(place, file.agent, "environment", place.docker_image, agent_s + verifier.timeout_sec),
+        grader=container(own_place, verifier, *tests_in, verifier.timeout_sec) if is_separate else None,
         grader_allow=_allow_of(verifier, own_place),
         has_own_tests=has_own_tests,
         artifacts=tuple(dict.fromkeys(("/logs/artifacts", *sources))),
-        healthcheck=place.healthcheck,
-        agent_s=agent_s,
-        tests_s=verifier.timeout_sec,
-        tests_user=None if verifier.user is None else str(verifier.user),
         tests_environ=_resolved("verifier.env", verifier.env, environ),
         solution_environ=_resolved("solution.env", file.solution.env, environ),
-        collect=verifier.collect,
-    )
-
-
-def _container(
-    path: Path,
-    place: _Place,
-    image: str | None,
-    dockerfile: Path,
-    phase: _Agent | _Verifier,
-    environ: Mapping[str, str],
-    engine: Any,
-) -> ContainerConfig:
-    if not image and not (dockerfile / "Dockerfile").is_file():
-        raise TaskError(f"the task {path} has neither {dockerfile.name}/Dockerfile nor environment.docker_image")
-    return ContainerConfig(
-        image=image or "",
-        dockerfile=None if image else dockerfile,
-        engine=engine,
-        workdir=place.workdir or "",
-        user=None if phase.user is None else str(phase.user),
-        environ=_resolved("environment.env", place.env, environ),
-        allow=_allow_of(phase, place),
-        cpus=place.cpus,
-        memory_mib=_mib(place.memory_mb, place.memory, 2048),
-        disk_mib=_mib(place.storage_mb, place.storage, 10240),
-        build_timeout_s=place.build_timeout_sec,
     )
 
 
@@ -299,46 +270,33 @@ def _allow_of(phase: _Network, place: _Place) -> tuple[str, ...]:
     return tuple(f"{host}:{port}" for host in hosts for port in (443, 80))
 
 
-def _network_needs(file: _TaskFile) -> list[str]:
-    """Return what a task.toml needs of the network and cannot have."""
+def _needs(path: Path, file: TaskFile, *, offline: bool) -> list[str]:
+    """Return what a task needs and cannot have: fields of task.toml, and files of its folder."""
+    needs = [name for name in ("steps", "multi_step_reward_strategy") if getattr(file, name)]
+    network: list[str] = []
     places = {"environment": file.environment, "verifier.environment": file.verifier.environment}
-    needs: list[str] = []
     for name, part in {"agent": file.agent, "verifier": file.verifier, **places}.items():
-        if part is not None:
+        if part is None:
+            continue
+        network += [f"{name}.allowed_hosts has {host!r}" for host in part.allowed_hosts or () if _PATTERN.search(host)]
+        network += [f"{name}.network_mode = 'public'"] if part.network_mode == "public" else []
+        if isinstance(part, _Place):
+            if part.allow_internet and part.network_mode is None:
+                network.append(f"{name}.allow_internet = true")
+            needs += [f"{name}.os = {part.os!r}"] if part.os.lower() != "linux" else []
             needs += [
-                f"{name}.allowed_hosts has {host!r}" for host in part.allowed_hosts or () if _PATTERN.search(host)
+                f"{name}.{field}" for field in ("gpus", "tpu", "mcp_servers", "skills_dir") if getattr(part, field)
             ]
-            needs += [f"{name}.network_mode = 'public'"] if part.network_mode == "public" else []
-            if isinstance(part, _Place) and part.allow_internet and part.network_mode is None:
-                needs.append(f"{name}.allow_internet = true")
-    return [f"{need} (offline=True runs it without)" for need in needs]
-
-
-def _needs(file: _TaskFile) -> list[str]:
-    """Return the fields of a task.toml that cannot be honored."""
-    needs: list[str] = []
-    for name, place in (("environment", file.environment), ("verifier.environment", file.verifier.environment)):
-        if place is not None:
-            needs += [f"{name}.os = {place.os!r}"] if place.os.lower() != "linux" else []
-            needs += [
-                f"{name}.{field}" for field in ("gpus", "tpu", "mcp_servers", "skills_dir") if getattr(place, field)
-            ]
-    needs += [name for name in ("steps", "multi_step_reward_strategy") if getattr(file, name)]
     for entry in file.artifacts:
         if not isinstance(entry, str):
             needs += [f"artifacts.exclude of {entry.source!r}"] if entry.exclude else []
             needs += [f"artifacts.service = {entry.service!r}"] if entry.service not in (None, "main") else []
-    needs += [
-        f"verifier.collect.service = {hook.service!r}" for hook in file.verifier.collect if hook.service != "main"
-    ]
-    return needs
-
-
-def _files_needed(path: Path) -> list[str]:
-    """Return the files of a task folder that cannot be honored."""
+    services = (hook.service for hook in file.verifier.collect)
+    needs += [f"verifier.collect.service = {service!r}" for service in services if service != "main"]
     composed = [f"{folder}/{name}" for folder in ("environment", "tests") for name in _COMPOSE]
-    present = [name for name in (*composed, "trajectory.json") if (path / name).exists()]
-    return [*present, *(str(each.relative_to(path)) for each in sorted(path.rglob(".harborignore")))]
+    needs += [name for name in (*composed, "trajectory.json") if (path / name).exists()]
+    needs += [str(each.relative_to(path)) for each in sorted(path.rglob(".harborignore"))]
+    return [*needs, *(f"{need} (offline=True runs it without)" for need in network if not offline)]
 
 
 def _resolved(name: str, values: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, cast
 
 from ..authoring._driver import Driver, driver_of
-from ..authoring._env import Env
+from ..authoring._env import Env, EnvConfig
 from ..containers import ContainerConfig
 from ..episodes._turn import Turn
 from ..messages import Message
+from ._agents import AgentConfig
 from ._driver import ProgramDriver
 from ._programs import Endpoint, ProgramResult
 
@@ -19,10 +20,11 @@ Outcome: TypeAlias = float | Mapping[str, float] | Turn | None
 class ProgramEnv(Env):
     """An environment in which a program that calls a chat endpoint works on the task: an agent of any framework.
 
-    Write `run`, which is the program or calls it; or set `command`, which is started as a process, and write `score`.
-    The program runs unchanged. It gets a base URL and a key, and speaks OpenAI's Chat Completions or Responses, or
-    Anthropic's Messages, streamed or not. Its first request is the first observation; each action is the reply to one
-    request; when it ends, the episode is over.
+    Write `run`, which is the program or calls it; or set `command`, which is started as a process, and write `score`;
+    or name a program that envsdk has a recipe for, as in `ProgramEnv(agent="qwen-code", task="Fix the bug.")`.
+    The program runs unchanged. It gets a base URL and a key, and speaks OpenAI's Chat Completions or Responses,
+    Anthropic's Messages or Google's generateContent, streamed or not. Its first request is the first observation; each
+    action is the reply to one request; when it ends, the episode is over.
 
     Requests are recognized by their meaning: a request continues the context whose conversation it extends. What the
     program changed of the past (it dropped messages, summarized, edited) is a declared `edit`. Another conversation is
@@ -36,6 +38,10 @@ class ProgramEnv(Env):
     It needs the packages of `pip install 'envsdk[gateway]'`. A program that runs cannot be copied: `fork` is refused.
     """
 
+    Config: ClassVar[type[EnvConfig]] = AgentConfig
+    """The options `agent`, the name of a recipe in `envsdk.gateway.agents`, and `task`, the task that it gets; with
+    `task=None`, the task of the episode, a string or a mapping with the field `prompt`. Options of a subclass are in a
+    subclass of this one, or of `EnvConfig` if no recipe is used."""
     _envsdk_program: ClassVar[Callable[[Driver], Any] | None] = ProgramDriver
     blocking: ClassVar[bool | None] = False  # its program runs in its own thread
     command: Sequence[str] | None = None
@@ -82,9 +88,13 @@ class ProgramEnv(Env):
     def score(self, result: ProgramResult) -> Outcome | Awaitable[Outcome]:
         """Return the reward of `command`, given its result. It may be `async def`.
 
+        Without it, an agent of a recipe is not scored.
+
         Score a program that ran in a container with `result.container`, where it cannot have changed the tests.
         """
-        raise NotImplementedError(f"{type(self).__name__} has a command, but no score(): it returns the reward")
+        if getattr(self.config, "agent", None) is None:
+            raise NotImplementedError(f"{type(self).__name__} has a command, but no score(): it returns the reward")
+        return None
 
     def role_of(self, messages: Sequence[Message]) -> str | None:
         """Return the role of a new conversation, given its messages; None for `roles`, or else the built-in rule.

@@ -25,6 +25,7 @@ _MARK = "ENVSDK_SESSION"
 _KEPT_OUTPUT = 1_000_000
 _END_S = 5.0
 _LOOK_S = 0.05
+_AGENT_HOME = "/tmp/agent"
 _SCORE_S = 600
 """The time for which its containers outlive the time limit of a program, in seconds."""
 
@@ -55,6 +56,9 @@ class Endpoint:
             "OPENAI_API_KEY": self.api_key,
             "ANTHROPIC_BASE_URL": self.anthropic_base_url,
             "ANTHROPIC_API_KEY": self.api_key,
+            "GOOGLE_GEMINI_BASE_URL": self.anthropic_base_url,
+            "GEMINI_API_KEY": self.api_key,
+            "GOOGLE_API_KEY": self.api_key,
             "ENVSDK_MODEL": self.model,
             **({} if self.seed is None else {"ENVSDK_SEED": str(self.seed)}),
         }
@@ -136,6 +140,8 @@ class CommandProgram:
         environ: Environment variables for it. On this machine, it has those of this process, too.
         ended: Called when it has been scored.
         mark: A string that identifies its processes.
+        recipe: Writes an agent's own files, given a folder for them and the path under which the program sees it, and
+            returns its command and environment variables; None to run `command` as it is.
     """
 
     def __init__(
@@ -144,8 +150,9 @@ class CommandProgram:
         environ: Mapping[str, str],
         ended: Callable[[ProgramEnd], None],
         mark: str,
+        recipe: Callable[[Path, str], tuple[list[str], dict[str, str]]] | None = None,
     ) -> None:
-        self._env, self._environ, self._ended, self._mark = env, environ, ended, mark
+        self._env, self._environ, self._ended, self._mark, self._recipe = env, environ, ended, mark, recipe
         self._is_stopped = threading.Event()
         self._is_killed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="envsdk-program", daemon=True)
@@ -163,21 +170,30 @@ class CommandProgram:
 
     def _run(self) -> None:
         folder = Path(tempfile.mkdtemp(prefix="envsdk-program-"))
+        home = None if self._recipe is None else Path(tempfile.mkdtemp(prefix="envsdk-agent-"))
         try:
             self._env.prepare(folder)
+            if self._recipe is not None and home is not None:
+                is_here = self._env.container is None
+                self._env.command, environ = self._recipe(home, str(home) if is_here else _AGENT_HOME)
+                self._environ = {**self._environ, **environ}
+                if is_here and shutil.which(program := self._env.command[0]) is None:
+                    raise ConfigError(f"the program {program!r} of the agent is not on the PATH: install it first")
             if self._env.container is None:
                 result = self._on_this_machine(folder)
                 outcome = None if self._is_killed.is_set() else self._env.score(result)
                 if inspect.isawaitable(outcome):
                     outcome = run(_awaited(outcome))
             else:
-                outcome = run(self._in_container(folder, self._env.container))
+                outcome = run(self._in_container(folder, home, self._env.container))
         except BaseException as error:  # the environment raises it
             self._ended(ProgramEnd(error=error))
         else:
             self._ended(ProgramEnd(outcome))
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            for made in (folder, home):
+                if made is not None:
+                    shutil.rmtree(made, ignore_errors=True)
 
     def _words(self) -> list[str]:
         command: Any = self._env.command
@@ -187,12 +203,14 @@ class CommandProgram:
             raise ConfigError(f"command is {command!r:.80}; expected a list: the program and its arguments")
         return [os.fspath(part) for part in command]
 
-    async def _in_container(self, folder: Path, config: ContainerConfig) -> Any:
+    async def _in_container(self, folder: Path, home: Path | None, config: ContainerConfig) -> Any:
         """Run the command in a container, and score it with its files in a fresh one, where it changed nothing else."""
         here = f"127.0.0.1:{urlsplit(self._environ['ANTHROPIC_BASE_URL']).port}"
         longer = config.model_copy(update={"lifetime_s": config.lifetime_s + _SCORE_S})
         async with await start(longer.model_copy(update={"allow": (*config.allow, here)})) as container:
             await container.copy_in(folder, config.workdir)
+            if home is not None:
+                await container.copy_in(home, _AGENT_HOME)
             running = asyncio.create_task(
                 container.run(self._words(), timeout_s=config.lifetime_s, environ=self._environ)
             )

@@ -32,6 +32,24 @@ class ReceivedMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenTool:
+    """A tool of a request.
+
+    Attributes:
+        schema: The function that the model calls, in the OpenAI form; None for a tool that only the server of its
+            vendor can run.
+        type: Its type in the protocol, such as `function` or `custom`.
+        name: The name by which the program knows it; empty for a tool that is left out.
+        namespace: The namespace in which the program knows it, or None.
+    """
+
+    schema: ToolSchema | None
+    type: str = "function"
+    name: str = ""
+    namespace: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRequest:
     """A request for a reply.
 
@@ -42,12 +60,17 @@ class ModelRequest:
             without any.
         tools: The tools, in the OpenAI form.
         tool_choice: `"auto"`, `"none"`, `"required"`, or the name of the tool that has to be called, as
-            `{"name": ...}`.
+            `{"name": ...}`, or the names of those that may be called: `{"mode": "auto" or "required", "names": [...]}`.
+        is_parallel: Whether a reply may have several calls.
+        schema: The JSON schema of the content; None for any text.
+        given_tools: Tools that the program did not give as functions with this name, by the name of the function.
+        left_out: The types of tools and items that were left out, because only a vendor's server can run or read them.
         max_tokens: The maximum number of tokens in the reply; None if the program does not limit it.
         stop: Strings at which sampling stops.
         sampling: Parameters of sampling that the program named (`temperature`, `top_p`, `seed`, ...).
         n: The number of replies.
         logprobs: Whether the program asked for the log-probabilities of the sampled tokens.
+        prefill: The beginning of the reply, which the program wrote; the answer is what follows it. None without one.
         previous: The id of the reply that this request continues (`previous_response_id`); None if it names none.
             `messages` are the whole conversation in this case, too.
         context: The context that the program names (`x-envsdk-context`), or None.
@@ -63,12 +86,17 @@ class ModelRequest:
     messages: Sequence[ReceivedMessage]
     system: str | None = None
     tools: Sequence[ToolSchema] = ()
-    tool_choice: str | Mapping[str, str] = "auto"
+    tool_choice: str | Mapping[str, Any] = "auto"
+    is_parallel: bool = True
+    schema: Mapping[str, Any] | None = None
+    given_tools: Mapping[str, GivenTool] = field(default_factory=dict[str, GivenTool])
+    left_out: Sequence[str] = ()
     max_tokens: int | None = None
     stop: Sequence[str] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     n: int = 1
     logprobs: bool = False
+    prefill: str | None = None
     previous: str | None = None
     context: str | None = None
     role: str | None = None

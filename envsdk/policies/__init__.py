@@ -3,8 +3,9 @@
 from ..contexts._side_data import Aligned, Ragged
 from ._built_in import RandomPolicy, ReplyPolicy
 from ._find import policy_of
+from ._grammar import grammar_masks
 from ._openai_chat import OpenAIChat
-from ._policy import Policy, PolicyLike
+from ._policy import Policy
 from ._sglang import SGLang
 from ._stop_after_call import StopAfterCall
 from ._transformers import TransformersPolicy, load_model
@@ -15,13 +16,13 @@ __all__ = [
     "Aligned",
     "OpenAIChat",
     "Policy",
-    "PolicyLike",
     "Ragged",
     "RandomPolicy",
     "ReplyPolicy",
     "SGLang",
     "StopAfterCall",
     "TransformersPolicy",
+    "grammar_masks",
     "load_model",
     "policy_of",
 ]

@@ -14,12 +14,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
+    "grammar": (None,),
 }
 """The neutral values of sampling parameters, as the APIs of model servers define them."""
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda value: 0 <= value < math.inf, "a finite number of at least 0"),
     "top_k": (lambda value: value is None or operator.index(value) >= 1, "None or an integer of at least 1"),
     "top_p": (lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
+    "grammar": (lambda value: value is None or (isinstance(value, str) and value != ""), "None or a grammar"),
+    "grammar_sampled": (lambda value: operator.index(value) >= 0, "a number of tokens"),
 }
 
 
@@ -33,6 +36,10 @@ class Sampling:
     """The number of most likely tokens to sample from; None for all. Tokens tied with the last of them are kept."""
     top_p: float = 1.0
     """Sample from the smallest set of most likely tokens whose total probability is at least this number."""
+    grammar: str | None = None
+    """The grammar of the whole reply, in a language of llguidance. It is applied before the temperature."""
+    grammar_sampled: int = 0
+    """The number of tokens at the end of the prompt that were sampled under the grammar already."""
 
     def __post_init__(self) -> None:
         for name, (holds, expected) in _RULES.items():

@@ -27,6 +27,7 @@ from ..limits import Limits
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ._client import MAX_REPLY_BYTES, ModelServer, ServerClient, Usage, base_urls
+from ._grammar import GrammarState
 from ._sampling import Sampling, why_refused
 from ._server_replies import (
     OnTokens,
@@ -66,6 +67,9 @@ _SUM_TOLERANCE = 0.02
 
 class ServedPolicy(ABC):
     """A policy that samples from a model server which takes and returns token ids.
+
+    A grammar (`Turn(schema=)`) is enforced by the server with llguidance, on the prompt of ids, and compared with the
+    reply. A reply that was interrupted, by `abort` or an update of the weights, cannot go on under a grammar.
 
     If the server reports how many tokens of a prompt it read from its cache, `Action.extra` has `cached_tokens`, and
     `prompt_tokens` as the server counted them; `diagnostics.cost` adds them up.
@@ -215,8 +219,9 @@ class ServedPolicy(ABC):
             PolicyUnavailable: If no server answers.
             EngineDead: If a server reports that its engine has died.
             ServerReplyError: If a server's reply is not valid, or it refuses the request (`RequestRefused`).
-            ServerMismatch: If a startup check fails.
-            ConfigError: If a sampling parameter is not valid, or the prompt has images that the servers do not take.
+            ServerMismatch: If a startup check fails, or the reply does not follow its grammar.
+            ConfigError: If a sampling parameter is not valid, the prompt has images that the servers do not take, or an
+                interrupted reply has a grammar.
             UnknownName: If the environment requests an unknown sampling parameter.
         """
         return await self.sample(prompt, None, _NO_LIMITS, **request)
@@ -245,6 +250,11 @@ class ServedPolicy(ABC):
         digest, waiting = self._remainders.pop((episode_id, context), (b"", []))
         if waiting and digest == _digest(prompt):
             return self._with_remainder((episode_id, context), prompt, waiting)
+        if chosen.grammar_sampled:
+            raise ConfigError(
+                f"a reply with a grammar was interrupted after {chosen.grammar_sampled} tokens, and {self.name} cannot "
+                "continue it inside its grammar: do not abort such replies, or use TransformersPolicy"
+            )
         room = min((count for count in (max_tokens, self._max_tokens) if count is not None), default=None)
         seed = None
         if self._seed is not None:
@@ -283,6 +293,14 @@ class ServedPolicy(ABC):
             return await self._reply(server, request, vocab_size, on_tokens)
 
         actions = await self._client.call(attempt, episode_id=episode_id)
+        if chosen.grammar is not None and tokenizer is not None:
+            sampled: list[int] = np.concatenate([action.tokens for action in actions]).tolist()
+            state = await asyncio.to_thread(GrammarState, tokenizer, chosen.grammar, stop_token_ids)
+            if (count := state.accept(*sampled)) < len(sampled):
+                raise ServerMismatch(
+                    f"token {count} of the reply does not follow the grammar that was requested of {self!r}: "
+                    f"{self.flags['grammar']}"
+                )
         return self._with_remainder((episode_id, context), prompt, actions)
 
     async def acheck(self, renderer: Renderer) -> None:

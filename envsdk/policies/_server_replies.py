@@ -186,6 +186,7 @@ def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | Non
             raise ServerReplyError(f"{name} has {len(data)} rows, but there are {length} tokens")
     if request.sampling.temperature == 0:
         logprobs = np.zeros_like(logprobs)  # greedy: the most likely token has probability 1
+    constraint = {} if request.sampling.grammar is None else {"grammar": request.sampling.grammar}
     actions: list[Action] = []
     for part in weights:
         is_number = part.version.isdecimal() and len(part.version) <= len(str(2**31)) and int(part.version) < 2**31
@@ -199,7 +200,7 @@ def actions_of(reply: ServerReply, request: ServerRequest, vocab_size: int | Non
                 reason if part is weights[-1] else "abort",
                 request.sampling.temperature,
                 int(part.version) if is_number else None,
-                {**extra, **(reply.counts if part is weights[0] else {})},
+                {**extra, **constraint, **(reply.counts if part is weights[0] else {})},
             )
         )
     return actions

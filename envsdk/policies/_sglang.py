@@ -69,6 +69,7 @@ class SGLang(ServedPolicy):
         "top_logprobs": "Use a version of SGLang whose /generate returns output_top_logprobs",
         "tokenize": "Start SGLang without --skip-tokenizer-init, in a version with /tokenize",
         "vocabulary": "Start SGLang with the --model-path, or the --tokenizer-path, of the environment's model",
+        "grammar": "start SGLang with --grammar-backend llguidance, and without --reasoning-parser",
     }
 
     def __init__(
@@ -122,6 +123,8 @@ class SGLang(ServedPolicy):
         }
         if request.seed is not None:
             parameters["sampling_seed"] = request.seed
+        if request.sampling.grammar is not None:
+            parameters["ebnf"] = request.sampling.grammar
         body: dict[str, Any] = {
             "rid": request.id,
             "input_ids": request.prompt,

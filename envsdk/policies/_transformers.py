@@ -20,6 +20,7 @@ from ..rendering._model_images import ModelImages
 from ..rendering._vision import Vision
 from ..rendering.tokenizers import Tokenizer, load_tokenizer
 from ..rendering.tokenizers._load import local_tokenizer
+from ._grammar import GrammarState
 from ._kv_cache import CacheKind, KVCache
 from ._model_sequence import ModelSequence
 from ._sampling import Sampling, draw, why_refused
@@ -56,8 +57,9 @@ class TransformersPolicy:
     """Sample replies from a causal language model: `envsdk.rollout(env, policy=TransformersPolicy(model))`.
 
     The log-probabilities of an `Action` belong to the distribution that was sampled from: after the temperature,
-    and renormalized over the tokens that `top_k` and `top_p` keep. A trainer that computes log-probabilities from all
-    logits divided by the temperature gets the same values if `top_k` and `top_p` have their defaults.
+    and renormalized over the tokens that a grammar, `top_k` and `top_p` keep. A trainer that computes log-probabilities
+    from all logits divided by the temperature gets the same values if `top_k` and `top_p` have their defaults and there
+    is no grammar. For a reply with a grammar (`Turn(schema=)`, `extra["grammar"]`), `grammar_masks` returns the masks.
 
     The same seed, episode id, context, prompt and `policy_version` give the same reply, regardless of the order of
     episodes. Concurrent calls alternate token by token, so that time limits hold. `refresh` ends the replies that are
@@ -186,7 +188,13 @@ class TransformersPolicy:
 
     def refuses_sampling(self, name: str, value: Any) -> str | None:
         """Return why a sampling parameter is not honored; see `Policy`."""
-        return why_refused(lambda given: self._sampling.updated(given, "TransformersPolicy"), name, value)
+        return why_refused(self._chosen, name, value)
+
+    def _chosen(self, sampling: Mapping[str, Any]) -> Sampling:
+        chosen = self._sampling.updated(sampling, "TransformersPolicy")
+        if chosen.grammar is not None and self.tokenizer is None:
+            raise ConfigError("a grammar needs a tokenizer: TransformersPolicy(model, tokenizer)")
+        return chosen
 
     async def __call__(
         self,
@@ -208,14 +216,19 @@ class TransformersPolicy:
 
         Raises:
             ConfigError: If the prompt is empty, is too long for the model, or has a token that the model lacks; if
-                there are stop strings but no tokenizer; if the model takes no images, or its image processor makes
-                other tokens of one; or if a sampling parameter is not valid.
+                there are stop strings or a grammar but no tokenizer; if the model takes no images, or its image
+                processor makes other tokens of one; or if a sampling parameter is not valid.
             UnknownName: If the environment requests an unknown sampling parameter.
+            MissingPackage: If there is a grammar, but llguidance is not installed.
         """
-        chosen = self._sampling.updated(sampling, "TransformersPolicy")
+        chosen = self._chosen(sampling)
         room = self._checked_room(prompt, max_tokens)
         if stop and self.tokenizer is None:
             raise ConfigError(f"the stop strings {stop!r:.80} need a tokenizer: TransformersPolicy(model, tokenizer)")
+        state = None
+        if chosen.grammar is not None and self.tokenizer is not None:
+            state = GrammarState(self.tokenizer, chosen.grammar, stop_token_ids)
+            state.accept(*prompt[len(prompt) - chosen.grammar_sampled :].tolist())
         version = self._policy_version
         name = repr((self._seed, version, episode_id, context)).encode()
         digest = hashlib.blake2b(name + np.ascontiguousarray(prompt, dtype="<i4").tobytes(), digest_size=16)
@@ -245,7 +258,15 @@ class TransformersPolicy:
                     logits = self.model(**inputs, logits_to_keep=1, **use_cache).logits
                 computed.tokens += sequence.keys[len(computed.tokens) :]
                 self.statistics.computed += len(sequence) - start
-                sampled, logprob = draw(logits[0, -1].float(), chosen, rng.random())
+                scores = logits[0, -1].float()
+                if state is not None:
+                    allowed = np.zeros(len(scores), dtype=np.bool_)
+                    known = state.allowed()[: len(scores)]  # a model may have fewer ids than its tokenizer, or more
+                    allowed[: len(known)] = known
+                    scores = scores.masked_fill(~self._torch.from_numpy(allowed).to(scores.device), -float("inf"))
+                sampled, logprob = draw(scores, chosen, rng.random())
+                if state is not None:
+                    state.accept(sampled)
                 tokens.append(sampled)
                 logprobs.append(logprob)
                 is_enough = on_tokens is not None and on_tokens([sampled]) is True
@@ -270,6 +291,7 @@ class TransformersPolicy:
             finish_reason,
             chosen.temperature,
             version,
+            {} if chosen.grammar is None else {"grammar": chosen.grammar},
         )
 
     def _weights(self) -> tuple[int, int]:

@@ -72,6 +72,7 @@ class VLLM(ServedPolicy):
         "top_logprobs": "Start vLLM with --max-logprobs 5 or more",
         "tokenize": "Start vLLM without --skip-tokenizer-init",
         "vocabulary": "Start vLLM with the model, or the --tokenizer, that belongs to the environment",
+        "grammar": "start vLLM with --structured-outputs-config.backend guidance, and without --reasoning-parser",
     }
 
     def check_sampling(self, sampling: Sampling) -> None:
@@ -189,7 +190,9 @@ class VLLM(ServedPolicy):
 
 def _parameters(request: ServerRequest) -> dict[str, Any]:
     """Return all parameters that shape the distribution, so that no default of the server or the model applies."""
+    grammar = request.sampling.grammar
     return {
+        **({} if grammar is None else {"structured_outputs": {"grammar": grammar}}),
         "temperature": request.sampling.temperature,
         "top_p": request.sampling.top_p,
         "top_k": request.sampling.top_k or 0,

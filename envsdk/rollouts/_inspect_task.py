@@ -23,7 +23,8 @@ def to_inspect(env: Env | str | Callable[[], Env], seeds: Iterable[int]) -> Any:
 
     The task's solver plays the episode with the model of the evaluation: it receives the messages and the tools that
     the environment shows, and its reply becomes tokens with the environment's renderer. The scorer returns the named
-    rewards and `reward`, their sum. An episode that was not scored has no score, and one that fails is an error.
+    rewards and `reward`, the sum of all. Plain numbers, which are named `reward`, are only in the sum. An episode that
+    was not scored has no score, and one that fails is an error.
 
     Args:
         env: The id of an environment, an environment, which is copied for each sample, or a function that makes one.

@@ -24,7 +24,7 @@ from ..episodes._agent import Agent, StepResult
 from ..episodes._episode import EpisodeGenerator
 from ..episodes._handoff import HandoffResult
 from ..episodes._turn import Turn
-from ..errors import ConfigError, PolicyError
+from ..errors import ConfigError, EpisodeError, PolicyError
 from ..policies._find import check_takes_images, find_policy, of_role, why_not_sampled
 from ..policies._policy import PolicyLike, request_of
 from ..policies._vocabularies import check_tokenizer
@@ -33,6 +33,8 @@ from ..trajectories._trajectory import Trajectory
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+_playing: set[int] = set()
+"""The ids of the environment objects that `arollout` is playing."""
 _UNWANTED = object()
 """The result of a call of the policy that was canceled because its reply is no longer needed."""
 
@@ -243,7 +245,8 @@ async def arollout(
         The finished episode.
 
     Raises:
-        EpisodeError: With `reset=False`, if the environment is not waiting for an action.
+        EpisodeError: If another call is rolling out the same environment object. With `reset=False`, if the environment
+            is not waiting for an action.
         UnknownName: If no environment or policy has that name.
         ConfigError: If `env` is not an environment.
         PolicyError: If the policy does not return an `Action`.
@@ -256,9 +259,14 @@ async def arollout(
         with contextlib.closing(make(env)) as made:
             return await arollout(made, policy, seed=seed, options=options, reset=reset)
     check_is_env(env, "rollout() got")
+    if id(env) in _playing:
+        raise EpisodeError(
+            f"{env!r} is being rolled out already: make another environment for each episode that runs at the same time"
+        )
     found = find_policy(policy, env, seed)
     driver = driver_of(env)
     driver.why_not_sampled = partial(why_not_sampled, found) if driver.program is not None else None
+    _playing.add(id(env))
     try:
         if reset:
             observation, info = await env.areset(seed=seed, options=options)
@@ -266,14 +274,13 @@ async def arollout(
             if options is not None:
                 raise ConfigError("options apply to a new episode; with reset=False, expected None")
             observation, info = env.pending()
-    except BaseException:
-        driver.why_not_sampled = None
-        raise
-    try:
-        return await EpisodeRunner(env, found).run(observation, info)
+        try:
+            return await EpisodeRunner(env, found).run(observation, info)
+        finally:
+            await driver.aend_tasks(sys.exception())
     finally:
+        _playing.discard(id(env))
         driver.why_not_sampled = None
-        await driver.aend_tasks(sys.exception())
 
 
 def rollout(

@@ -18,7 +18,7 @@ from typing import Any
 
 from .._describing import describe_error
 from ..authoring._event_loops import LoopThread
-from ..errors import EnvsdkError
+from ..errors import EnvsdkError, WorkerLost
 from ._jobs import EpisodeJob
 from ._player import EpisodeResult, Player, PlaySettings
 from ._statistics import PlayStatistics
@@ -111,6 +111,8 @@ class Worker:
     async def _play(self, job: EpisodeJob) -> None:
         try:
             played = await self._player.play(job)
+            if isinstance(played.error, WorkerLost):  # a new process can play it
+                raise played.error
             self._ended.put((job.index, replace(played, error=None)))  # not every error can be pickled
         except BaseException as error:  # it ends the run, or the worker is closed
             self._ended.put((job.index, error))

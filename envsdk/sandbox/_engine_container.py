@@ -1,6 +1,7 @@
 """Containers of podman and docker, by their command line."""
 
 import asyncio
+import atexit
 import contextlib
 import json
 import os
@@ -32,6 +33,10 @@ _COMMIT_S = 600.0
 """The maximum time for storing a container as an image, in seconds."""
 _KILL_S = 30.0
 """The maximum time for killing the processes of a command, in seconds, until the container is killed."""
+_REPORTED_S = 0.5
+"""The time after which an engine reports that a container has ended whose processes were killed, in seconds."""
+_START_S = 120.0
+"""The time for which the end of this process waits for containers that are being started, in seconds."""
 _LOOK_S = 1.0
 """The interval between checks of the disk while no command runs, in seconds."""
 _HOSTNAME = "container"
@@ -78,6 +83,8 @@ class EngineContainer(Container):
         """The image that was made for this container alone."""
         self._process = 0
         """The id of its process 1 on this machine."""
+        self.is_starting = False
+        """True from before the engine makes it until `start` ends."""
         self._storage: list[str] = []
         """The folders of this machine that have what it writes, if they can be read."""
         self._watching: Future[None] | None = None
@@ -108,7 +115,9 @@ class EngineContainer(Container):
             *(("--http-proxy=false", "--image-volume=ignore") if self._engine == "podman" else ()),
         )
         try:
-            call = Command()
+            self.is_starting = True
+            _ours.add(self)
+            call = Command(mark=self.name)  # it never writes that, so it is not stopped: half a container is not found
             await call.execute((self._engine, "run", *arguments, image, "-c", _PROCESS_1, str(config.lifetime_s)))
             if call.status != 0:
                 raise ContainerError(f"{self._engine} could not start {image}: {call.message or 'it took too long'}")
@@ -124,8 +133,11 @@ class EngineContainer(Container):
             if config.allow:
                 await self._forwarding.open(self._process, config.allow)
         except BaseException:
-            await Command().execute((self._engine, "rm", "--force", "--volumes", self.name))
+            with contextlib.suppress(ContainerError):
+                await self.stop()
             raise
+        finally:
+            self.is_starting = False
         driver: dict[str, Any] = described.get("GraphDriver") or {}
         layer: dict[str, str] = driver.get("Data") or {}
         folders = [layer.get("UpperDir", ""), *(mount["Source"] for mount in described.get("Mounts") or ())]
@@ -165,6 +177,7 @@ class EngineContainer(Container):
             if began and self._killed:  # while it ran
                 call.status, call.limit = None, "disk"
             else:
+                await asyncio.sleep(0 if began and call.status != 137 else _REPORTED_S)
                 await self._check_runs()
             if not began:
                 raise ContainerError(f"{self._engine} could not run the command: {call.message}")
@@ -196,11 +209,11 @@ class EngineContainer(Container):
             ContainerLost: If it has.
             ContainerError: If what ran in it is the reason.
         """
+        if self._killed:
+            raise ContainerError(f"the container {self.name} was killed: {self._killed}")
         state = Command()
         await state.execute((self._engine, "inspect", "--format={{.State.Running}}", self.name))
         if state.stdout.text().strip() != "true":
-            if self._killed:
-                raise ContainerError(f"the container {self.name} was killed: {self._killed}")
             raise ContainerLost(f"the container {self.name} has ended: it was removed, or it reached its lifetime_s")
 
     async def read(self, path: str, *, max_bytes: int | None = None) -> bytes:
@@ -221,17 +234,8 @@ class EngineContainer(Container):
         data = content.encode() if isinstance(content, str) else content
         if PurePosixPath(self.config.workdir).is_relative_to(target):
             raise ConfigError(f"{path} in the container is the folder of its commands; expected the path of a file")
-        new = target.parent / f".{secrets.token_hex(8)}"
-        words = (
-            "sh",
-            "-c",
-            _WRITE,
-            "sh",
-            str(target.parent),
-            str(target),
-            str(new),
-            "" if mode is None else f"{mode:o}",
-        )
+        places = (str(target.parent), str(target), str(target.parent / f".{secrets.token_hex(8)}"))
+        words = ("sh", "-c", _WRITE, "sh", *places, "" if mode is None else f"{mode:o}")
         result = await self.run(words, stdin=data, cwd="/", timeout_s=_FILES_S)
         if not result.ok:
             raise ContainerError(f"{path} in the container cannot be written: {result.report()}")
@@ -280,7 +284,8 @@ class EngineContainer(Container):
         for arguments, source in (
             (self._as_root("mkdir", "-p", "--", folder), b""),
             *(() if is_empty else (((self._engine, "cp", "-", f"{self.name}:{folder}"), packed),)),
-            (self._as_root("chown", "-R", "-h", self._user, "--", folder), b""),
+            # The root folder is not given away: it has the whole image, and /proc.
+            *(() if folder == "/" else ((self._as_root("chown", "-R", "-h", self._user, "--", folder), b""),)),
         ):
             call = Command()
             await call.execute(arguments, source)
@@ -292,26 +297,16 @@ class EngineContainer(Container):
         return self._engine, "exec", "--user=0", self.name, *words
 
     async def snapshot(self) -> str:
-        return await self._commit()
-
-    async def _commit(self, *options: str) -> str:
-        return (await output_of(self._engine, "commit", *options, self.name, timeout_s=_COMMIT_S)).split()[-1]
+        return (await output_of(self._engine, "commit", self.name, timeout_s=_COMMIT_S)).split()[-1]
 
     async def duplicate(self, **changes: Any) -> Container:
-        image = await self._commit(f"--change=LABEL {COPY}={self._owner}")
+        label = f"--change=LABEL {COPY}={self._owner}"
+        image = (await output_of(self._engine, "commit", label, self.name, timeout_s=_COMMIT_S)).split()[-1]
         changes = {"engine": self._engine, "image": image, "dockerfile": None, "user": self._user, **changes}
         other = EngineContainer(self._engine, self.config.model_copy(update=changes))
         other._copied_from = image
-        try:
-            await other.start(self._owner)
-        except BaseException:
-            await other._remove_copy()
-            raise
+        await other.start(self._owner)
         return other
-
-    async def _remove_copy(self) -> None:
-        if self._copied_from is not None:
-            await Command().execute((self._engine, "rmi", "--no-prune", "--force", self._copied_from))
 
     async def stop(self) -> None:
         self._forwarding.close()
@@ -322,11 +317,33 @@ class EngineContainer(Container):
         listing = ("ps", "--all", "--quiet", f"--filter=name=^{self.name}$")
         if call.status != 0 and await output_of(self._engine, *listing):
             raise ContainerError(f"{self._engine} could not remove {self.name}: {call.message or 'it took too long'}")
-        await self._remove_copy()
+        if self._copied_from is not None:
+            await Command().execute((self._engine, "rmi", "--no-prune", "--force", self._copied_from))
+        _ours.discard(self)
 
     def _written(self) -> int:
         """Return the size of what it has written, in bytes."""
         return sum(map(_size_of, self._storage)) + _size_of_removed(self._process)
+
+
+_ours: set[EngineContainer] = set()
+"""The containers that this process began to start, and has not removed."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ours.clear)
+
+
+@atexit.register
+def _remove_ours() -> None:
+    """Remove what is left when this process ends, such as a container whose start was cancelled just before."""
+
+    async def stop() -> None:
+        await asyncio.gather(*(container.stop() for container in _ours), return_exceptions=True)
+
+    ends_at = time.monotonic() + _START_S
+    while any(container.is_starting for container in list(_ours)) and time.monotonic() < ends_at:
+        time.sleep(0.1)
+    if _ours:
+        asyncio.run(stop())
 
 
 def _pack(folder: Path, packed: IO[bytes]) -> None:

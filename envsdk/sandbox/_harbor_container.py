@@ -170,9 +170,11 @@ async def started_by_harbor(config: ContainerConfig) -> Container:
             f"mkdir -p {shlex.quote(workdir)} && chmod 777 {shlex.quote(workdir)}", cwd="/", user="root"
         )
         return container
-    except (Exception, SystemExit) as error:  # each of Harbor's environments raises its own
+    except BaseException as error:  # each of Harbor's environments raises its own
         if environment is not None:
             with contextlib.suppress(Exception):
                 await environment.stop(delete=True)
         shutil.rmtree(folder, ignore_errors=True)
-        raise ContainerError(f"{config.engine} could not start a container: {error}") from error
+        if isinstance(error, Exception | SystemExit):
+            raise ContainerError(f"{config.engine} could not start a container: {error}") from error
+        raise

@@ -230,7 +230,7 @@ def specification(episodes: Episodes) -> str:
 
 
 RAISES = "raises "
-_LIMIT_S = 120.0
+_LIMIT_S = 600.0
 _PROGRAM = "from envsdk.testing._env_determinism import main; main()"
 
 

@@ -1,6 +1,7 @@
 """Our environments as TRL's environment classes: its trainers call their tools in their own loop."""
 
 import inspect
+import logging
 import operator
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, Union, cast
@@ -14,6 +15,7 @@ from ..errors import ConfigError
 from ..messages import Message, ToolCall
 from ._packages import load
 
+_log = logging.getLogger(__name__)
 _TYPES = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict, "null": type(None)}
 
 
@@ -58,7 +60,10 @@ class EnvironmentFactory:
         return load("datasets", "trl").Dataset.from_dict({"prompt": prompts, "seed": numbers})
 
     def reward_func(self, *, environments: Any, completions: Any, **_: Any) -> list[float | None]:
-        """Return the reward of each rollout. Its last reply goes to the environment first, unless it was cut."""
+        """Return the reward of each rollout. Its last reply goes to the environment first, unless it was cut.
+
+        None is for an episode that was not scored, or whose environment failed, which is logged.
+        """
         return [env._score(completion) for env, completion in zip(environments, completions, strict=True)]
 
     def _made(self) -> Env:
@@ -84,7 +89,7 @@ class _Episode:
         """Begin the episode of a row of the dataset."""
         if seed is None:
             raise ConfigError("a row has no seed, so the rollouts of a group would differ: use the factory's dataset")
-        self._reward = 0.0  # of an episode that does not end
+        self._reward: float | None = 0.0  # of an episode that has not ended; None if it failed
         self._env.reset(seed=int(seed))
 
     def _call(self, name: str, arguments: dict[str, Any]) -> str:
@@ -94,20 +99,28 @@ class _Episode:
         return "\n\n".join(message.content for message in self._env.messages()[known + 1 :])
 
     def _step(self, message: Message) -> None:
-        if self._env.trajectory is not None:
+        if self._env.trajectory is not None or self._reward is None:
             raise ValueError("the episode is over")
         observation, _ = self._env.pending()
-        renderer = self._env.episode.pending_reply(observation.context).context.renderer
-        self._reward += self._env.step(Action(renderer.reply(message))).reward or 0.0
+        action = Action(self._env.episode.pending_reply(observation.context).context.renderer.reply(message))
+        before, self._reward = self._reward, None
+        try:
+            self._reward = before + (self._env.step(action).reward or 0.0)
+        except Exception as error:  # of the author's code
+            _log.warning("an episode of %s failed, and has no reward", self._env.name, exc_info=error)
+            raise
 
     def _score(self, completion: Any) -> float | None:
         last = cast("dict[str, Any]", completion[-1] if completion and isinstance(completion, list) else {})
-        if self._env.trajectory is None and last.get("role") == "assistant" and not last.get("tool_calls"):
-            self._step(Message(role="assistant", content=str(last.get("content") or "")))
-        if self._env.trajectory is not None:
-            trajectory = self._env.trajectory
-            return trajectory.reward if trajectory.is_scored(next(iter(trajectory.contexts))) else None
-        return self._reward
+        is_running = self._env.trajectory is None and self._reward is not None
+        if is_running and last.get("role") == "assistant" and not last.get("tool_calls"):
+            try:
+                self._step(Message(role="assistant", content=str(last.get("content") or "")))
+            except Exception:
+                if self._reward is not None:  # else the environment failed, which is logged
+                    raise
+        trajectory = self._env.trajectory
+        return self._reward if trajectory is None else trajectory.scored_reward
 
 
 def _method(schema: Any) -> Callable[..., str]:

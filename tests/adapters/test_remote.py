@@ -133,6 +133,7 @@ def test_turns_are_read_as_they_were_written():
         Turn([Message(role="tool", content="r", name="f", tool_call_id="1")], up_to="x", train_dropped=False),
         Turn("a", prefill=Message(role="assistant", reasoning="Hm", content="")),
         Turn("b", prefill="<think>", truncated=False, context="player1"),
+        Turn("c", schema={"type": "object"}, tool_choice="none"),
     ):
         written = TurnData.of(turn, sender).model_dump_json(exclude_defaults=True)
         read = TurnData.model_validate_json(written).turn(receiver)

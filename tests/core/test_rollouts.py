@@ -63,6 +63,19 @@ def test_async_environments_step_outside_and_inside_an_event_loop() -> None:
     env.close()
 
 
+def test_two_rollouts_of_one_environment_object_are_refused_while_the_first_continues() -> None:
+    env = Greets()
+
+    async def both() -> list[envsdk.Trajectory]:
+        first = asyncio.create_task(envsdk.arollout(env, "null", seed=1))
+        await asyncio.sleep(0)
+        with pytest.raises(errors.EpisodeError, match="make another environment for each episode"):
+            await envsdk.arollout(env, "null", seed=2)
+        return [await first, await envsdk.arollout(env, "null", seed=2)]
+
+    assert [trajectory.seed for trajectory in asyncio.run(both())] == [1, 2]
+
+
 def test_step_of_an_async_environment_inside_an_event_loop_says_what_to_call() -> None:
     async def inside() -> None:
         Greets().reset(seed=0)

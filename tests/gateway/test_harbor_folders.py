@@ -34,7 +34,8 @@ def read(path: Path, environ: Any = None, *, offline: bool = False) -> HarborFol
 def test_a_folder_without_settings_has_the_defaults_of_harbor(tmp_path: Path):
     task = read(folder(tmp_path))
     assert task.instruction == "Do it.\n"
-    assert (task.agent_s, task.tests_s, task.grader, task.artifacts) == (None, 600.0, None, ("/logs/artifacts",))
+    assert (task.file.agent.timeout_sec, task.file.verifier.timeout_sec) == (None, 600.0)
+    assert (task.grader, task.artifacts) == (None, ("/logs/artifacts",))
     assert (task.box.workdir, task.box.user, task.box.allow, task.box.build_timeout_s) == ("", None, (), 600.0)
     assert task.box.dockerfile == tmp_path / "task" / "environment"
 
@@ -84,7 +85,8 @@ def test_a_field_that_harbor_does_not_have_is_refused(tmp_path: Path):
 
 
 def test_what_harbor_ignores_next_to_its_own_tables_is_ignored(tmp_path: Path):
-    assert read(folder(tmp_path, 'level = "hard"\n[tags]\ndomain = "data"\n[agent]\ntimeout_sec = 9')).agent_s == 9.0
+    task = read(folder(tmp_path, 'level = "hard"\n[tags]\ndomain = "data"\n[agent]\ntimeout_sec = 9'))
+    assert task.file.agent.timeout_sec == 9.0
 
 
 def test_a_task_of_several_steps_is_refused_for_these_and_not_for_its_instruction(tmp_path: Path):

@@ -1,5 +1,6 @@
 """Malformed requests, many of them: only they are refused, nothing of the inside is shown, and other sessions go on."""
 
+import gzip
 import threading
 import zlib
 from collections import Counter
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import soundness
+import zstandard
 from commanded_policies import Commanded
 from malformed_requests import Malformed, Mutations
 from scripted_sessions import RunningGateway, ScriptedSession
@@ -170,7 +172,11 @@ BODIES: dict[str, tuple[bytes, dict[str, str], int, str]] = {
     "depth of closed lists": (b"[" * 100_000 + b"]" * 100_000, {}, 400, "not JSON"),
     "count of lists": (b'{"a": [' + b"[]," * 20_000_000 + b"1]}", {}, 413, "more than 300,000 values"),
     "count of messages": (b'{"messages": [' + b"{}," * 20_000_000 + b"{}]}", {}, 413, "more than 300,000 values"),
-    "expansion": (zlib.compress(bytes(2**26)), {"content-encoding": "deflate"}, 415, "content encoding"),
+    "expansion": (zlib.compress(bytes(2**26 + 1)), {"content-encoding": "deflate"}, 413, "larger than 67108864 bytes"),
+    "expansion of zstd": (zstandard.compress(bytes(2**26 + 1)), {"content-encoding": "zstd"}, 413, "larger than"),
+    "unknown encoding": (b"{}", {"content-encoding": "br"}, 415, "gzip"),
+    "another encoding": (b"{}", {"content-encoding": "gzip"}, 400, "gzip"),
+    "no end": (gzip.compress(b'{"model": "m"}')[:-9], {"content-encoding": "gzip"}, 400, "its end is missing"),
 }
 
 

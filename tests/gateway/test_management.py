@@ -275,9 +275,9 @@ def test_the_description_has_the_routes_and_valid_schemas(gateway: httpx.Client)
         for method, operation in item.items():
             if method == "parameters":
                 continue
-            response = gateway.request(method, path.format(session_id=session["id"], response_id="resp_x"))
+            response = gateway.request(method, path.format(session_id=session["id"], response_id="resp_x", model="m"))
             assert str(response.status_code) in operation["responses"], (method, path, response.text)
-            other = gateway.request("PUT", path.format(session_id=session["id"], response_id="resp_x"))
+            other = gateway.request("PUT", path.format(session_id=session["id"], response_id="resp_x", model="m"))
             assert other.status_code == 405
             for content in operation.get("requestBody", {"content": {}})["content"].values():
                 jsonschema.Draft202012Validator.check_schema(content["schema"])

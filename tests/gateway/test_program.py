@@ -261,7 +261,7 @@ def test_a_program_that_asks_nothing_is_an_error():
 def test_a_program_whose_requests_are_all_refused_is_an_error_that_says_why():
     def program(ask: Any) -> float:
         with pytest.raises(openai.BadRequestError):
-            ask("a", response_format={"type": "json_object"})  # refused by the server
+            ask("a", response_format={"type": "regex"})  # refused by the server
         with pytest.raises(openai.BadRequestError):
             ask("a", system="S", tools=[{"type": "function", "function": {"name": "f"}}])  # refused by the environment
         return 1.0
@@ -619,7 +619,7 @@ def test_sampling_parameters_that_change_nothing_are_ignored(kind: str, protocol
 @pytest.mark.parametrize(
     ("kind", "protocol", "sampling"),
     [
-        *(("VLLM", protocol, [{"seed": 3}, {"temperature": 0.005}, *NOT_HONORED]) for protocol in ROUTES),
+        *(("VLLM", protocol, [{"temperature": 0.005}, *NOT_HONORED]) for protocol in ROUTES),
         ("SGLang", "anthropic", [{"top_k": 5}, {"top_p": 0.9}]),
         ("OpenAIChat", "chat", [{"min_p": 0.1}, {"top_k": 5}]),
     ],
@@ -631,6 +631,15 @@ def test_a_sampling_parameter_that_the_policy_cannot_honor_is_refused_by_name_an
     trajectory, _ = played_by_server(kind, env)
     assert (trajectory.error, len(trajectory.steps)) == (None, 1)
     assert env.answers == [*((400, next(iter(one))) for one in sampling), (200, "")]
+
+
+def test_a_seed_that_the_policy_cannot_honor_is_left_out_and_recorded():
+    env = AsksFor("chat", [{"seed": 3, "temperature": 0.5, "stop": "", "max_tokens": -1}], tokenizer="embedded")
+    trajectory, _ = played_by_server("VLLM", env)
+    assert (trajectory.error, [status for status, _ in env.answers]) == (None, [200, 200])
+    first, second = trajectory.steps
+    assert first.parts[-1].extra["request"] == {"sampling": {"seed": 3, "temperature": 0.5}}
+    assert first.parts[-1].temperature == 0.5 and "request" not in second.parts[-1].extra
 
 
 def test_each_role_has_the_sampling_parameters_of_its_policy():
@@ -704,18 +713,107 @@ def test_close_ends_a_plain_program_that_waits_for_its_reply():
     assert isinstance(seen[0], openai.BadRequestError)
 
 
-class LeavesItsReplies(ProgramEnv):
-    """Closes the connection of its first request when that is sampled, and then asks something else, or the same."""
+class Prefills(ProgramEnv):
+    """Writes the beginning of two replies, and sends them back whole."""
 
-    def __init__(self, *, stream: bool = False, again: bool = False, **options: Any) -> None:
+    def __init__(self, protocol: str, stream: bool) -> None:
+        super().__init__(renderer="qwen3", tokenizer="embedded")
+        self.protocol, self.stream, self.heard = protocol, stream, list[str]()
+
+    def run(self, model: Endpoint) -> float:
+        said: list[Any] = [{"role": "user", "content": "Hi"}]
+        settings = {"base_url": model.anthropic_base_url, "api_key": model.api_key}
+        with anthropic.Anthropic(**settings) as client, openai.OpenAI(**settings) as other:
+            for begun in ("The answer is", "{"):
+                said.append({"role": "assistant", "content": begun})
+                if self.protocol == "chat":
+                    more = {"continue_final_message": True, "add_generation_prompt": False}
+                    reply = other.chat.completions.create(model="m", messages=said, stop=["is"], extra_body=more)
+                    text = reply.choices[0].message.content or ""
+                elif self.stream:
+                    with client.messages.stream(model="m", max_tokens=9, messages=said) as streamed:
+                        text = streamed.get_final_text()
+                else:
+                    stops = ["is"]
+                    message = client.messages.create(model="m", max_tokens=9, messages=said, stop_sequences=stops)
+                    text = cast("anthropic.types.TextBlock", message.content[0]).text
+                self.heard.append(text)
+                said[-1:] = [{"role": "assistant", "content": begun + text}, {"role": "user", "content": "More"}]
+        return 1.0
+
+
+@pytest.mark.parametrize(("protocol", "stream"), [("anthropic", False), ("anthropic", True), ("chat", False)])
+def test_a_reply_continues_the_beginning_that_the_program_wrote(protocol: str, stream: bool):
+    encode = envsdk.get_renderer("qwen3", "embedded").tokenizer.encode
+
+    def policy(prompt: Any, **_: Any) -> Action:
+        tokens = [*encode(" forty-two"), *envsdk.get_renderer("qwen3", "embedded").stop_token_ids[:1]]
+        return Action(tokens, np.full(len(tokens), -0.5))
+
+    policy.tokenizer = "any"  # type: ignore[attr-defined]
+    with contextlib.closing(Prefills(protocol, stream)) as env:
+        trajectory = rollout(env, policy, seed=0)
+    assert (trajectory.error, trajectory.breaks, len(trajectory.samples())) == (None, [], 1)
+    assert env.heard == [" forty-two"] * 2
+    (sample,) = trajectory.samples()
+    assert sum(sample.mask) == 2 * (len(encode(" forty-two")) + 1)
+    soundness.check(trajectory)
+
+
+class OldClient(ProgramEnv):
+    """Speaks Chat Completions as of 2023: functions, and no ids of calls."""
+
+    def __init__(self, is_streamed: bool) -> None:
+        super().__init__(renderer="qwen3", tokenizer="embedded")
+        self.is_streamed = is_streamed
+
+    def run(self, model: Endpoint) -> float:
+        said: list[Any] = [{"role": "user", "content": "Add."}]
+        functions: Any = [{"name": "add", "parameters": {"type": "object", "properties": {}}}]
+        with openai.OpenAI(base_url=model.base_url, api_key=model.api_key) as client:
+            for _ in range(3):
+                asked: Any = {"model": "m", "messages": said, "functions": functions, "function_call": "auto"}
+                if self.is_streamed:
+                    choices = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+                    call, finish = next(c.delta.function_call for c in choices if c.delta.function_call), choices[-1]
+                else:
+                    finish = client.chat.completions.create(**asked).choices[0]
+                    call = finish.message.function_call
+                assert finish.finish_reason == "function_call" and call is not None
+                called = {"name": call.name, "arguments": call.arguments}
+                said.append({"role": "assistant", "content": None, "function_call": called})
+                said.append({"role": "function", "name": "add", "content": "3"})
+        return 1.0
+
+    def null_reply(self) -> Message:
+        calls = [{"name": "add", "arguments": {"a": 1}}]
+        return Message(role="assistant", content="", reasoning="Hm.", tool_calls=calls)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_an_old_client_without_ids_of_calls_has_one_context(is_streamed: bool):
+    with contextlib.closing(OldClient(is_streamed)) as env:
+        trajectory = rollout(env, "null", seed=0)
+    assert (trajectory.error, trajectory.reward, trajectory.breaks) == (None, 1.0, [])
+    assert (len(trajectory.steps), len(trajectory.samples())) == (3, 1)
+
+
+class LeavesItsReplies(ProgramEnv):
+    """Closes the connection of its first request when that is sampled, and then asks something else, or the same.
+
+    With `reads`, it closes the connection of a streamed reply when it has its beginning.
+    """
+
+    def __init__(self, *, stream: bool = False, reads: bool = True, again: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.stream, self.again, self.server = stream, again, cast("ModelServer", None)
+        self.stream, self.reads, self.again = stream, reads, again
+        self.server = cast("ModelServer", None)
 
     def run(self, model: Endpoint) -> float:
         said: list[Any] = [{"role": "user", "content": "Count."}]
         url = httpx.URL(f"{model.base_url}/chat/completions")
         with httpx.Client(timeout=600) as client:
-            if self.stream:
+            if self.stream and self.reads:
                 begun = ""
                 with client.stream("POST", url, json={"model": "m", "stream": True, "messages": said}) as response:
                     for line in response.iter_lines():
@@ -726,21 +824,23 @@ class LeavesItsReplies(ProgramEnv):
                 said += [] if self.again else [{"role": "assistant", "content": begun}]
             else:
                 with socket.create_connection((url.host, url.port or 80)) as connection:
-                    body = json.dumps({"model": "m", "messages": said})
+                    body = json.dumps({"model": "m", "stream": self.stream, "messages": said})
                     head = f"POST {url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                     connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
                     until(lambda: not self.server.faults)
             said += [] if self.again else [{"role": "user", "content": "Stop."}]
             reply = client.post(url, json={"model": "m", "messages": said}).json()
-            assert reply["choices"][0]["message"]["content"] == "x" or not self.stream
+            assert reply["choices"][0]["message"]["content"] == "x" or self.server is not None
         return 1.0
 
 
-def test_a_model_server_stops_sampling_for_a_client_that_went_away():
-    env = LeavesItsReplies(tokenizer="embedded")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_server_stops_sampling_for_a_client_that_went_away(stream: bool):
+    env = LeavesItsReplies(tokenizer="embedded", stream=stream, reads=False)
     trajectory, server = played_by_server("VLLM", env, Fault(how="hang"))
     assert (trajectory.error, trajectory.reward) == (None, 1.0)
     assert len(server.closed_by_client) == 1
+    soundness.check(trajectory)
 
 
 @pytest.mark.parametrize("again", [False, True])

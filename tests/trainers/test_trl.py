@@ -19,7 +19,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import envsdk
-from envsdk import Action, Env, Message, Sample, Trajectory, Turn
+from envsdk import Action, Env, Message, Sample, ToolEnv, Trajectory, Turn, tool
 from envsdk.errors import (
     ConfigError,
     EpisodeError,
@@ -33,6 +33,7 @@ from envsdk.trainers._conversations import to_conversations
 from envsdk.trainers.trl import (
     RolloutFunc,
     conversational,
+    environment_factory,
     prompt_of,
     read_prompt,
     reward_func,
@@ -492,3 +493,44 @@ def test_a_worker_that_is_paused_before_it_starts_waits(monkeypatch: pytest.Monk
         wait_until(lambda: policy.begun > 0)
     finally:
         worker.stop()
+
+
+class Fails(ToolEnv):
+    """Rewards each call. A call with a wrong number, or a last reply without content, is a bug of the author's."""
+
+    def start(self) -> Turn:
+        return Turn("Begin.")
+
+    @tool
+    def work(self, number: int) -> str:
+        """Work."""
+        self.number = number
+        return "done"
+
+    async def respond(self, reply: Message) -> Turn:
+        turn = await super().respond(reply)
+        assert isinstance(turn, Turn)
+        if reply.tool_calls:
+            1 / self.number
+            turn.reward, turn.rewards = 0.5, {"reward": 0.5}
+        return turn
+
+    def finish(self, reply: Message) -> Turn:
+        return Turn(reward=1.0 / len(reply.content), terminated=True)
+
+
+def test_in_trls_own_loop_an_episode_that_failed_has_no_reward(caplog: pytest.LogCaptureFixture) -> None:
+    factory = environment_factory(Fails)
+    good, bad_call, bad_end, cut = rollouts = [factory() for _ in range(4)]
+    for rollout in rollouts:
+        rollout.reset(seed=0)
+        assert rollout.work(number=2) == "done"
+    with pytest.raises(ZeroDivisionError):
+        bad_call.work(number=0)
+    with pytest.raises(ValueError, match="over"):
+        bad_call.work(number=1)
+    ends = [{"role": "assistant", "content": content} for content in ("1", "1", "")]
+    said = [*([end] for end in ends), [{"role": "assistant", "tool_calls": [{}]}]]
+    given = [good, bad_call, bad_end, cut]
+    assert factory.reward_func(environments=given, completions=said) == [1.5, None, None, 0.5]
+    assert caplog.text.count("failed, and has no reward") == 2

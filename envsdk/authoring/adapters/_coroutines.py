@@ -31,19 +31,21 @@ _state: contextvars.ContextVar[GlobalRandom | None] = contextvars.ContextVar("en
 def _isolating(coroutine: Coroutine[Any, Any, Any], state: GlobalRandom) -> Generator[Any, Any, Any]:
     resume: Callable[[Any], Any] = coroutine.send
     value: Any = None
-    while True:
-        try:
-            with state.active(may_print=True):
-                waits_for = resume(value)
-        except StopIteration as end:
-            return end.value
-        try:
-            value, resume = (yield waits_for), coroutine.send
-        except GeneratorExit:  # a garbage collection may have closed it already
-            coroutine.close()
-            raise
-        except BaseException as error:
-            value, resume = error, coroutine.throw
+    try:
+        while True:
+            try:
+                with state.active(may_print=True):
+                    waits_for = resume(value)
+            except StopIteration as end:
+                return end.value
+            try:
+                value, resume = (yield waits_for), coroutine.send
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                value, resume = error, coroutine.throw
+    finally:  # a garbage collection may have closed it already
+        coroutine.close()
 
 
 async def isolated(coroutine: Coroutine[Any, Any, Any], state: GlobalRandom) -> Any:

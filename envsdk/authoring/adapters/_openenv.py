@@ -5,7 +5,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel
 
@@ -49,6 +49,8 @@ class OpenEnv(Env):
         RemoteEnvError: If the server cannot be reached.
         ConfigError: If an argument is not valid, or no field of the action is the only one with text.
     """
+
+    _envsdk_why_no_fork: ClassVar[str | None] = "OpenEnv runs it; play the episode again with the same seed"
 
     def __init__(
         self,
@@ -243,6 +245,9 @@ class _Object:
                 f"step() of {make!r:.60} does not declare the class of its action; serve it, and give a URL"
             )
         self.schema: dict[str, Any] = self._action.model_json_schema()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Object, (self._make,)
 
     async def reset(self, arguments: Mapping[str, Any]) -> Observed:
         self.close()

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Awaitable, Mapping, Sequence
 from http.client import HTTPException
 from importlib.metadata import version
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 from pydantic import BaseModel, ValidationError
@@ -24,7 +24,7 @@ from ..._untrusted import check_values, is_loopback
 from ...contexts._edits import shared_length
 from ...contexts._history import is_named
 from ...episodes._handoff import Handoff, HandoffResult
-from ...errors import ConfigError, EnvsdkError, EpisodeError, InvalidRecord, RemoteEnvError, ToolError
+from ...errors import ConfigError, EnvsdkError, InvalidRecord, RemoteEnvError, ToolError
 from ...messages import Message, ToolSchema
 from .._concurrent import take_error
 from .._env import Env, Returned
@@ -301,11 +301,6 @@ class _RemoteMethods(Env):
     _envsdk_tools: Sequence[ToolSchema]
 
     _envsdk_why_no_fork: ClassVar[str | None] = "its methods run on a server; play the episode again with the same seed"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        if self._envsdk.is_running:
-            raise EpisodeError(f"{self!r} cannot be copied: {self._envsdk_why_no_fork}")
-        return super().__deepcopy__(memo)
 
     def default_tools(self) -> Sequence[ToolSchema]:
         """See `Env`."""

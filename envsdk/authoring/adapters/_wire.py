@@ -88,7 +88,10 @@ def text_of_json(value: Any) -> str:
 
 
 class TurnData(Data):
-    """A `Turn` as JSON; its fields are the arguments of `Turn`. Messages are numbers or mappings."""
+    """A `Turn` as JSON; its fields are the arguments of `Turn`, with `content_schema` for `schema`.
+
+    Messages are numbers or mappings.
+    """
 
     messages: list[int | dict[str, Any]]
     continuation: str | dict[str, Any] | None = None
@@ -103,6 +106,8 @@ class TurnData(Data):
     stop: list[str] = Field(default_factory=list[str])
     max_tokens: int | None = None
     sampling: dict[str, Any] = Field(default_factory=dict[str, Any])
+    content_schema: dict[str, Any] | None = None
+    tool_choice: str = "auto"
     context: str | None = None
     context_rewards: dict[str, float] = Field(default_factory=dict[str, float])
     edit: Edit | None = None
@@ -117,15 +122,16 @@ class TurnData(Data):
         """Return a turn as JSON.
 
         Raises:
-            TurnError: If its `info` or `sampling` is not JSON.
+            TurnError: If its `info`, `sampling` or `schema` is not JSON.
         """
-        for name in ("info", "sampling"):
+        for name in ("info", "sampling", "schema"):
             try:
                 check_json(getattr(turn, name))
             except ValueError as error:
                 raise TurnError(f"Turn({name}=...) cannot be sent to another machine: {error}") from error
         given: dict[str, Any] = {
-            **{name: getattr(turn, name) for name in cls.model_fields},
+            **{name: getattr(turn, name) for name in cls.model_fields if name != "content_schema"},
+            "content_schema": turn.schema,
             "stop": list(turn.stop),
             "messages": [table.write(message) for message in turn.messages],
             "reward": None if turn.reward is None else turn.rewards,
@@ -146,6 +152,7 @@ class TurnData(Data):
         """
         given = dict(self)
         continuation, messages = given.pop("continuation"), [table.read(message) for message in given.pop("messages")]
+        given["schema"] = given.pop("content_schema")
         turn = Turn(messages if continuation is None else continuation, continues=continuation is not None, **given)
         turn.metrics = dict(self.metrics)  # counts of a `ToolEnv` are integers
         return turn

@@ -3,7 +3,7 @@
 Nothing here does I/O. A server has one handler for all of them:
 
 ```python
-wire = WIRE_FORMATS["chat"]                                # or "responses", "anthropic"
+wire = WIRE_FORMATS["chat"]                                # or "responses", "anthropic", "google"
 request = wire.read(body, headers, memory)              # raises RequestError
 wire.remember(request, replies, memory, created)
 wire.write(request, body, replies, created)             # or wire.events(...) if body.get("stream") is True
@@ -14,9 +14,15 @@ wire.error(error)                                       # or wire.error_event(er
 
 from ._anthropic import Anthropic
 from ._chat import Chat
+from ._google import Google
 from ._memory import SessionMemory as SessionMemory
 from ._responses import Responses
 from ._wire import WireFormat as WireFormat
 
-WIRE_FORMATS: dict[str, WireFormat] = {"chat": Chat(), "responses": Responses(), "anthropic": Anthropic()}
-"""OpenAI's Chat Completions and Responses, and Anthropic's Messages."""
+WIRE_FORMATS: dict[str, WireFormat] = {
+    "chat": Chat(),
+    "responses": Responses(),
+    "anthropic": Anthropic(),
+    "google": Google(),
+}
+"""OpenAI's Chat Completions and Responses, Anthropic's Messages, and Google's generateContent."""

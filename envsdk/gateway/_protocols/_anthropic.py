@@ -6,7 +6,11 @@
 - `input` has to be an object. The text that a model sampled instead of one is sent as `{"INVALID_JSON": text}`, and
   read back as this text.
 - `is_error` of a tool's result is ignored: the content is what the model sees.
-- A conversation must not end with an assistant message (prefill).
+- The tools `bash`, `text_editor` and `memory`, which the program runs, are functions with their documented arguments.
+  Other tools with a type, MCP servers, and the blocks of their calls and results are left out: they run on the vendor's
+  server. A `tool_reference` is text, and a tool with `defer_loading` is a tool from the beginning.
+- A conversation that ends with an assistant message (prefill) is answered with what follows that message.
+- A document is its title, its context and its text. PDF files are not read.
 - A message thread (`thread`, which the package's tool runner uses) keeps its messages, system prompt and tools in the
   session, as `previous_response_id` of Responses does. A thread may be continued from any of its replies.
 """
@@ -15,17 +19,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from ...errors import RequestError
 from ...images import Image
-from ...messages import ImagePart, Message, ToolCall, ToolSchema
-from .._requests import INVALID_JSON, ModelReply, ModelRequest, ReceivedMessage
+from ...messages import ImagePart, Message, ToolCall
+from .._requests import INVALID_JSON, GivenTool, ModelReply, ModelRequest, ReceivedMessage
 from ._fields import Fields, check_unique, content_of, not_of_kind, read_image, refused, tool_schema, valid
 from ._memory import SessionMemory, StoredResponse
+from ._tools import function, vendor_tool
 from ._wire import (
-    LARGEST,
-    NO_GRAMMAR,
     SIGNED,
     Kind,
     ReplyStream,
@@ -33,6 +36,8 @@ from ._wire import (
     compact,
     event_bytes,
     pieces,
+    prefilled,
+    read_format,
     signed,
     split_system,
 )
@@ -49,6 +54,26 @@ _ERRORS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+_STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
+_EDITS: Mapping[str, Any] = {
+    **dict.fromkeys(("path", "file_text", "old_str", "new_str", "insert_text"), _STRING),
+    "insert_line": _INTEGER,
+    "view_range": {"type": "array", "items": _INTEGER},
+}
+_EDITING = ["view", "create", "str_replace", "insert"]
+_CLIENT_TOOLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "bash": ("Run a command in a bash session.", {"command": _STRING, "restart": {"type": "boolean"}}),
+    "text_editor": ("View, create and edit files.", {"command": {**_STRING, "enum": _EDITING}, **_EDITS}),
+    "memory": (
+        "View, create, edit, delete and rename files of memory.",
+        {
+            "command": {**_STRING, "enum": [*_EDITING, "delete", "rename"]},
+            **_EDITS,
+            **dict.fromkeys(("old_path", "new_path"), _STRING),
+        },
+    ),
+}
+"""The tools that the program runs, by their type without its version: a description, and their properties."""
 _TOO_LONG = "prompt is too long"  # agents recognize these words and compact
 _MESSAGE = "msg_"
 _THREAD_NOT_FOUND = "thread_not_found"  # at this code, the package sends the whole conversation again
@@ -65,28 +90,23 @@ class Anthropic(WireFormat):
     """Anthropic Messages."""
 
     name = "anthropic"
-    unsupported: ClassVar[Mapping[str, str]] = {
-        "output_format": NO_GRAMMAR,
-        "mcp_servers": "MCP servers are not supported: give the tools of the server as `tools`",
-    }
+    unsupported: ClassVar[Mapping[str, str]] = {}
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
         request = self.read_count(body, headers, memory)
-        if request.max_tokens is None:
+        if request.body.get("max_tokens") is None:
             raise refused("max_tokens", "it is required: give an integer")
-        if request.messages and request.messages[-1].message.role == "assistant":
-            last = len(request.body["messages"]) - 1
-            raise refused(f"messages[{last}].role", "prefill is not supported: end with a user message")
-        return request
+        return prefilled(request, f"messages[{len(request.body['messages']) - 1}]")
 
     def read_count(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Return the request whose tokens are to be counted; `max_tokens` is not required."""
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "messages")
         config = fields.object("output_config")
+        schema = read_format(fields.object("output_format"))  # its name before output_config
         if config is not None and config.get("format") is not None:
-            raise refused("output_config.format", NO_GRAMMAR)
+            schema = read_format(config.object("format"))
         if fields.get("compaction") is not None:
             raise refused("compaction", "the gateway does not summarize: ask for a summary in the prompt")
         _shown_thinking(fields)
@@ -95,7 +115,14 @@ class Anthropic(WireFormat):
             raise refused("messages", "it is required: give at least one message")
         values, read = memory.read(self.name, "messages", given, _received)
         named, previous = _continued(fields, memory)
-        tools = self._read_tools(fields, memory, _tool) if previous is None else previous.tools
+        contents = [value["content"] for value in values if isinstance(value["content"], list)]
+        left_out = [block["type"] for content in contents for block in content if _is_of_server(block)]
+        more = [
+            GivenTool(None, type_) for type_ in [*left_out, *(["mcp_servers"] if fields.get("mcp_servers") else [])]
+        ]
+        if previous is not None:
+            more += [GivenTool(tool, name=tool["function"]["name"]) for tool in previous.tools]
+        tools = self._read_tools(fields, memory, _tool, more)
         system_blocks = [] if fields.get("system") is None else _blocks_of(fields, "system")
         texts = [_text_of(block, "system") for block in system_blocks]
         opening = [ReceivedMessage(Message(role="system", content=text)) for text in texts]
@@ -105,13 +132,17 @@ class Anthropic(WireFormat):
         return AnthropicRequest(
             messages=messages,
             system=system,
-            max_tokens=fields.integer("max_tokens", 1, LARGEST),
+            max_tokens=fields.limit("max_tokens"),
             stop=fields.stops("stop_sequences"),
             sampling=self._sampling(fields, hottest=1),
             previous=None if named is None else named.removeprefix(_MESSAGE),
             thread=None if fields.object("thread") is None else conversation,
-            **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools),
+            **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools, schema),
         )
+
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """Return the body of a response with the number of tokens of a prompt."""
+        return {"input_tokens": tokens}
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
         """Return the body of a response that is not streamed; see `WireFormat.write`."""
@@ -183,8 +214,8 @@ def _shown_thinking(fields: Fields) -> str:
     return "omitted" if thinking.text("display") == "omitted" else "shown"
 
 
-def _choice(fields: Fields) -> str | dict[str, str]:
-    """Return the choice of a tool that has to be called."""
+def _choice(fields: Fields) -> str | dict[str, Any]:
+    """Return the choice of a tool; see `ModelRequest.tool_choice`."""
     choice = fields.object("tool_choice")
     if choice is None:
         return "auto"
@@ -195,14 +226,27 @@ def _choice(fields: Fields) -> str | dict[str, str]:
     return {"name": choice.required_text("name")} if kind == "tool" else _CHOICES[kind]
 
 
-def _tool(value: Any, index: int) -> ToolSchema:
-    """Return a tool in the OpenAI form."""
+def _tool(value: Any, index: int) -> list[GivenTool]:
+    """Return a tool, with its schema if the program runs it."""
     tool = Fields(value, f"tools[{index}]")
-    if tool.text("type") not in (None, "custom"):
-        raise refused(tool.name("type"), f"{tool.text('type')!r:.60} is not supported: give your own tool")
+    type_ = tool.text("type")
+    if type_ not in (None, "custom"):
+        kind, _, version = type_.rpartition("_")
+        if kind not in _CLIENT_TOOLS or not version.isdecimal():
+            return [vendor_tool(tool, type_)]
+        description, properties = _CLIENT_TOOLS[kind]
+        name = tool.required_text("name")
+        return [GivenTool(function(name, description, "command", **properties), name=name)]
     if tool.get("input_schema") is None:
         raise refused(tool.name("input_schema"), "it is required")
-    return tool_schema(tool, "input_schema")
+    return [GivenTool(tool_schema(tool, "input_schema"), name=tool.required_text("name"))]
+
+
+def _is_of_server(block: Any) -> bool:
+    """Return whether a block is a call of a tool of the vendor's server, or its result."""
+    type_ = cast("dict[str, Any]", block).get("type") if isinstance(block, dict) else None
+    is_result = isinstance(type_, str) and type_.endswith("_tool_result")
+    return is_result or type_ in ("server_tool_use", "mcp_tool_use")
 
 
 def _received(value: Any, index: int) -> Sequence[ReceivedMessage]:
@@ -252,6 +296,8 @@ def _assistant(fields: Fields) -> tuple[Message, str | None]:
     calls: list[ToolCall] = []
     links: set[str | None] = set()
     for block in _blocks_of(fields, "content"):
+        if _is_of_server(block.value):
+            continue
         match block.text("type"):
             case "thinking":
                 thinking.append(block.text("thinking") or "")
@@ -303,6 +349,17 @@ def _part_of(block: Fields, where: str) -> "str | ImagePart":
 
 def _text_of(block: Fields, where: str) -> str:
     """Return the text of a block; for another type, the error names `where` it is."""
+    if block.text("type") == "tool_reference":
+        return f"The tool {block.required_text('tool_name')} is available."
+    if block.text("type") in ("document", "search_result"):
+        source = block if block.text("type") == "search_result" else block.object("source")
+        kind = None if source is None else source.text("type")
+        if source is None or kind not in ("text", "content", "search_result"):
+            raise refused(block.name("source"), f"a source of type {kind!r:.40} is not supported: give the text")
+        blocks = [] if kind == "text" else _blocks_of(source, "content")
+        about = block.text("context") if source is not block else block.text("source")
+        texts = [block.text("title"), about, source.text("data"), *(one.required_text("text") for one in blocks)]
+        return "\n".join(filter(None, texts))
     if block.text("type") != "text":
         raise refused(block.path, f"a block of type {block.text('type')!r:.40} is not supported in {where}")
     if (text := block.text("text")) is None:

@@ -1,19 +1,23 @@
 """OpenAI Chat Completions (https://platform.openai.com/docs/api-reference/chat).
 
-Reasoning is in `reasoning_content`, the field that most clients read; in requests, `reasoning` is read, too.
+- Reasoning is in `reasoning_content`, the field that most clients read; in requests, `reasoning` is read, too.
+- Old clients send `functions`, `function_call` and messages of the role `function`: tools, a choice or a call, and
+  results. A reply to a request with `functions` has its first call as `function_call`, the only one of this form.
+- Calls and results without an id get one: a result answers the first open call of its name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from ...errors import RequestError
 from ...messages import Message, ToolCall, read_arguments
 from .._requests import ModelReply, ModelRequest, ReceivedMessage
-from ._fields import Fields, check_unique, not_of_kind, refused, valid
+from ._fields import CallIds, Fields, check_unique, not_of_kind, refused, valid
 from ._memory import SessionMemory
 from ._openai_format import OpenAIFormat
-from ._wire import LARGEST, NO_GRAMMAR, Kind, ReplyStream, compact, event_bytes, pieces, split_system, token_logprobs
+from ._tools import custom_call, custom_input
+from ._wire import Kind, ReplyStream, compact, event_bytes, pieces, prefilled, read_format, split_system, token_logprobs
 
 _MAX_REPLIES = 128
 _PARTS = {"text": "text", "refusal": "refusal"}
@@ -23,10 +27,8 @@ class Chat(OpenAIFormat):
     """OpenAI Chat Completions."""
 
     name = "chat"
-    function_field = "function"
+    is_nested = True
     unsupported: ClassVar[Mapping[str, str]] = {
-        "functions": "give functions as `tools`",
-        "function_call": "give functions as `tools`, and choose one by `tool_choice`",
         "audio": "only text is supported",
         "web_search_options": "web search is not supported: give a tool for it",
     }
@@ -34,10 +36,8 @@ class Chat(OpenAIFormat):
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
-        fields = self._fields(body, "messages")
-        format_ = fields.object("response_format")
-        if format_ is not None and format_.text("type") != "text":
-            raise refused("response_format", f"{format_.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
+        fields = _modernized(self._fields(body, "messages"))
+        schema = read_format(fields.object("response_format"), is_nested=True)
         if any(kind != "text" for kind in fields.items("modalities")):
             raise refused("modalities", "only text is supported")
         options = fields.object("stream_options")
@@ -48,12 +48,12 @@ class Chat(OpenAIFormat):
             raise refused("messages", "it is required: give at least one message")
         values, received = memory.read(self.name, "messages", given, _received)
         system, messages = split_system(received)
-        limits = [fields.integer(key, 1, LARGEST) for key in ("max_completion_tokens", "max_tokens")]
+        limits = [fields.limit(key) for key in ("max_completion_tokens", "max_tokens")]
         limits = [limit for limit in limits if limit is not None]
         if len(set(limits)) > 1:
             raise refused("max_tokens", "it differs from max_completion_tokens: give only one of them")
         tools = self._read_tools(fields, memory, self._tool)
-        return ModelRequest(
+        request = ModelRequest(
             messages=messages,
             system=system,
             max_tokens=limits[0] if limits else None,
@@ -61,8 +61,10 @@ class Chat(OpenAIFormat):
             sampling=self._sampling(fields),
             n=fields.integer("n", 1, _MAX_REPLIES) or 1,
             logprobs=fields.get("logprobs", bool) or False,
-            **self._shared({**fields.value, "messages": values}, headers, self._choice(fields), tools),
+            **self._shared({**fields.value, "messages": values}, headers, self._choice(fields), tools, schema),
         )
+        continues = fields.get("continue_final_message", bool)  # of vLLM and SGLang
+        return prefilled(request, f"messages[{len(values) - 1}]") if continues else request
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
         """Return the body of a response that is not streamed; see `WireFormat.write`."""
@@ -73,16 +75,11 @@ class Chat(OpenAIFormat):
             written["refusal"] = None
             if message.reasoning is not None:
                 written["reasoning_content"] = message.reasoning
-            if calls:
-                written["tool_calls"] = [
-                    {
-                        "id": call.id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": compact(call.arguments)},
-                    }
-                    for call in calls
-                ]
-            choices.append({"index": index, "message": written, **_end(request, reply)})
+            if calls and body.get("functions"):
+                written["function_call"] = _written(request, calls[0])["function"]
+            elif calls:
+                written["tool_calls"] = [_written(request, call) for call in calls]
+            choices.append({"index": index, "message": written, **_end(request, body, reply)})
         return {
             "id": f"chatcmpl-{replies[0].id}",
             "object": "chat.completion",
@@ -101,6 +98,46 @@ class Chat(OpenAIFormat):
         return event_bytes(self.error(error))
 
 
+def _modernized(fields: Fields) -> Fields:
+    """Return a request with tools in place of functions, and with ids of all calls and results."""
+    body = dict(fields.value)
+    if functions := fields.items("functions"):
+        body["tools"] = [*fields.items("tools"), *({"type": "function", "function": each} for each in functions)]
+        choice: Any = fields.get("function_call")
+        if isinstance(choice, dict):
+            choice = {"type": "function", "function": cast("dict[str, Any]", choice)}
+        body["tool_choice"] = fields.get("tool_choice") if choice is None else choice
+    ids = CallIds()
+    messages = body["messages"] = list(fields.items("messages"))
+    for i, value in enumerate(messages):
+        message = dict(Fields(value, f"messages[{i}]").value)
+        role = message.get("role")
+        if role == "assistant":
+            if message.get("function_call") is not None and not message.get("tool_calls"):
+                message["tool_calls"] = [{"type": "function", "function": message.pop("function_call")}]
+            calls = Fields(message, f"messages[{i}]").items("tool_calls")
+            if any(isinstance(call, dict) for call in calls):
+                message["tool_calls"] = [_identified(call, ids) for call in calls]
+        elif role in ("function", "tool"):
+            message["role"], name = "tool", message.get("name")
+            message["tool_call_id"] = ids.of_result(name, message.get("tool_call_id"))
+        else:
+            continue
+        if message != value:
+            messages[i] = message
+    return Fields(body)
+
+
+def _identified(call: Any, ids: CallIds) -> Any:
+    """Return a call with an id."""
+    if not isinstance(call, dict):
+        return call
+    given = cast("dict[str, Any]", call)
+    function: Any = given.get("function") or given.get("custom")
+    name = cast("dict[str, Any]", function).get("name") if isinstance(function, dict) else None
+    return {**given, "id": ids.of_call(name, given.get("id"))}
+
+
 def _received(value: Any, index: int) -> ReceivedMessage:
     """Read a value of `messages` as a message."""
     fields = Fields(value, f"messages[{index}]")
@@ -112,8 +149,6 @@ def _received(value: Any, index: int) -> ReceivedMessage:
     if role == "tool":
         read["tool_call_id"] = fields.required_text("tool_call_id")
     elif role == "assistant":
-        if fields.get("function_call") is not None:
-            raise refused(fields.name("function_call"), "give calls as `tool_calls`")
         calls = [
             _call(Fields(call, f"{fields.name('tool_calls')}[{i}]"))
             for i, call in enumerate(fields.items("tool_calls"))
@@ -129,9 +164,18 @@ def _received(value: Any, index: int) -> ReceivedMessage:
     return ReceivedMessage(valid(Message, fields.path, role=role, content=content, tool_calls=calls, **read), value)
 
 
+def _written(request: ModelRequest, call: ToolCall) -> dict[str, Any]:
+    """Return a call in the form of the tool."""
+    tool = request.given_tools.get(call.name)
+    if tool is not None and tool.type == "custom":
+        return {"id": call.id, "type": "custom", "custom": {"name": tool.name, "input": custom_input(call)}}
+    function = {"name": call.name, "arguments": compact(call.arguments)}
+    return {"id": call.id, "type": "function", "function": function}
+
+
 def _call(call: Fields) -> ToolCall:
-    if call.get("type") not in (None, "function"):
-        raise refused(call.name("type"), "only 'function' is supported")
+    if call.one_of("type", ("function", "custom")) == "custom":
+        return custom_call(Fields(call.get("custom"), call.name("custom")), call.required_text("id"))
     function = Fields(call.get("function"), call.name("function"))
     arguments = function.get("arguments")
     if not isinstance(arguments, (str, dict)):
@@ -164,15 +208,20 @@ class _ChatStream(ReplyStream):
 
     def _call(self, index: int, call: ToolCall) -> Iterator[bytes]:
         self._calls += 1
-        function = {"name": call.name, "arguments": ""}
-        yield self._chunk({"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]})
-        for piece in pieces(compact(call.arguments)):
-            yield self._chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        whole = _written(self._request, call)
+        if self._body.get("functions"):
+            if not index:
+                yield self._chunk({"function_call": whole["function"]})
+            return
+        type_, key = whole["type"], "input" if whole["type"] == "custom" else "arguments"
+        yield self._chunk({"tool_calls": [{"index": index, **whole, type_: {**whole[type_], key: ""}}]})
+        for piece in pieces(whole[type_][key]):
+            yield self._chunk({"tool_calls": [{"index": index, type_: {key: piece}}]})
 
     def _finish(self, reply: ModelReply, is_last: bool) -> Iterator[bytes]:
         for index, call in enumerate(reply.message.tool_calls[self._calls :], start=self._calls):
             yield from self._call(index, call)
-        yield self._chunk({}, **_end(self._request, reply))
+        yield self._chunk({}, **_end(self._request, self._body, reply))
         self._sampled += len(reply.tokens)
         if is_last:
             options = Fields(self._body).object("stream_options")
@@ -189,11 +238,12 @@ class _ChatStream(ReplyStream):
         return event_bytes({**chunk, "model": self._body["model"], "choices": [choice]})
 
 
-def _end(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
+def _end(request: ModelRequest, body: Any, reply: ModelReply) -> dict[str, Any]:
     """Return the fields of a choice that describe a whole reply."""
     content = token_logprobs(reply) if request.logprobs else None
     logprobs = None if content is None else {"content": content, "refusal": None}
-    return {"finish_reason": reply.finish_reason, "logprobs": logprobs}
+    is_old = reply.finish_reason == "tool_calls" and body.get("functions")
+    return {"finish_reason": "function_call" if is_old else reply.finish_reason, "logprobs": logprobs}
 
 
 def _usage(prompt: int, sampled: int) -> dict[str, int]:

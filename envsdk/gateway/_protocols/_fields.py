@@ -18,6 +18,7 @@ Model = TypeVar("Model", bound=BaseModel)
 Content: TypeAlias = "str | list[dict[str, str] | ImagePart]"
 """The content of a message, as `Message` takes it."""
 
+LARGEST = 2**31 - 1  # of a number of tokens
 _MAX_STOPS = 64
 _KINDS: dict[Any, str] = {
     type(None): "null",
@@ -26,6 +27,7 @@ _KINDS: dict[Any, str] = {
     float: "a number",
     str: "a string",
     list: "a list",
+    dict: "an object",
 }
 
 
@@ -102,6 +104,13 @@ class Fields:
             raise refused(self.name(key), f"expected an integer from {low} to {high}")
         return value
 
+    def limit(self, key: str) -> int | None:
+        """Return a number of tokens above 0; None if it is missing, or -1, which some clients send for any number."""
+        value = self.integer(key, -1, LARGEST)
+        if value == 0:
+            raise refused(self.name(key), "expected a number above 0")
+        return None if value == -1 else value
+
     def number(self, key: str, low: float, high: float, above_low: bool = False) -> float | None:
         """Return a number from `low` (or above it, with `above_low`) to `high`."""
         value = self.get(key, int, float)
@@ -128,7 +137,7 @@ class Fields:
     def stops(self, key: str) -> tuple[str, ...]:
         """Return strings at which sampling stops, given as one string or as a list."""
         given = self.value.get(key)
-        stops: list[Any] = [given] if isinstance(given, str) else self.items(key)
+        stops: list[Any] = [given] if isinstance(given, str) and given else [] if given == "" else self.items(key)
         if len(stops) > _MAX_STOPS:
             raise refused(self.name(key), f"expected at most {_MAX_STOPS} strings, got {len(stops)}")
         for i, stop in enumerate(stops):
@@ -217,6 +226,35 @@ def check_unique(ids: Sequence[str | None], field: str) -> None:
     """
     if len(set(ids)) < len(ids):
         raise refused(field, "two in one message have the same id: give each call a different one")
+
+
+class CallIds:
+    """Gives ids to calls and results of clients that send none: a result answers the first open call of its name."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[Any, Any]] = []
+        self._given = 0
+
+    def of_call(self, name: Any, given: Any) -> Any:
+        """Return the id of a call, in the order of the conversation.
+
+        Args:
+            name: The name of the function, as it was sent.
+            given: The id that was sent, or None.
+        """
+        if given is None:
+            self._given += 1
+            given = f"unnamed_{self._given}"
+        self._open.append((name, given))
+        return given
+
+    def of_result(self, name: Any, given: Any) -> Any:
+        """Return the id of the call that a result answers, or the id that was sent; see `of_call`."""
+        for call in self._open:
+            if call[1] == given if given is not None else name in (None, call[0]):
+                self._open.remove(call)
+                return call[1]
+        return given
 
 
 # Images.

@@ -3,8 +3,9 @@
 from typing import Any, ClassVar
 
 from ...errors import RequestError
-from ...messages import ToolSchema
-from ._fields import Fields, not_of_kind, refused, tool_schema
+from .._requests import GivenTool
+from ._fields import Fields, not_of_kind, refused
+from ._tools import read_tool
 from ._wire import WireFormat
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -14,11 +15,10 @@ class OpenAIFormat(WireFormat):
     """A protocol of OpenAI.
 
     Attributes:
-        function_field: The field of a tool and of a choice of one that has the function; None if it is the object
-            itself.
+        is_nested: Whether the function of a tool, and of a choice of one, is in a field that has the name of its type.
     """
 
-    function_field: ClassVar[str | None]
+    is_nested: ClassVar[bool]
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Return the body of a response with an error."""
@@ -33,22 +33,30 @@ class OpenAIFormat(WireFormat):
             "data": [{"id": name, "created": created, "object": "model", "owned_by": "envsdk"}],
         }
 
-    def _tool(self, value: Any, index: int) -> ToolSchema:
-        return tool_schema(self._function(Fields(value, f"tools[{index}]")), "parameters")
+    def _tool(self, value: Any, index: int) -> list[GivenTool]:
+        return read_tool(Fields(value, f"tools[{index}]"), is_nested=self.is_nested)
 
-    def _choice(self, fields: Fields) -> str | dict[str, str]:
-        """Return the choice of a tool that has to be called."""
+    def _choice(self, fields: Fields) -> str | dict[str, Any]:
+        """Return the choice of a tool; see `ModelRequest.tool_choice`."""
         fields.get("parallel_tool_calls", bool)
         choice = fields.get("tool_choice")
         if choice is None or isinstance(choice, str):
             return fields.one_of("tool_choice", ("auto", "none", "required")) or "auto"
         if not isinstance(choice, dict):
             raise not_of_kind("tool_choice", "a string or an object", choice)
-        return {"name": self._function(Fields(choice, "tool_choice")).required_text("name")}
+        given = Fields(choice, "tool_choice")
+        if given.text("type") != "allowed_tools":
+            return {"name": self._name(given)}
+        described = Fields(given.get("allowed_tools"), given.name("allowed_tools")) if self.is_nested else given
+        tools, path = described.items("tools"), described.name("tools")
+        if not tools:
+            raise refused(path, "it is required: give at least one tool")
+        names = [self._name(Fields(tool, f"{path}[{i}]")) for i, tool in enumerate(tools)]
+        return {"mode": described.one_of("mode", ("auto", "required")) or "auto", "names": names}
 
-    def _function(self, tool: Fields) -> Fields:
-        """Return the function of a tool or a choice, which has to be of this type."""
-        if tool.text("type") != "function":
-            raise refused(tool.name("type"), f"got {tool.text('type')!r:.40}; only 'function' is supported")
-        key = self.function_field
-        return tool if key is None else Fields(tool.get(key), tool.name(key))
+    def _name(self, tool: Fields) -> str:
+        """Return the name of a tool that a choice names."""
+        type_ = tool.required_text("type")
+        if type_ not in ("function", "custom"):  # the type of a tool that has no other name
+            return type_
+        return (Fields(tool.get(type_), tool.name(type_)) if self.is_nested else tool).required_text("name")

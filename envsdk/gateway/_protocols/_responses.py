@@ -8,6 +8,8 @@
 - A reply is one message. So the items of a conversation that follow each other as a reply's do (reasoning, a message,
   calls) are read as one message, unless their ids are of different replies.
 - `instructions`, as everywhere, hold for one request only.
+- For tools that are not functions, see `_tools`. The tools of `additional_tools` are tools of the request; those that a
+  tool search found are in its result, and may be called. A message between agents is a message of the user.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +18,19 @@ from itertools import count
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 from ...errors import RequestError
-from ...messages import ImagePart, Message, ToolCall, read_arguments
-from .._requests import ModelReply, ModelRequest, ReceivedMessage
-from ._fields import Fields, check_unique, content_of, json_bytes, not_of_kind, refused, valid
+from ...messages import ImagePart, Message, ToolCall
+from .._requests import GivenTool, ModelReply, ModelRequest, ReceivedMessage
+from ._fields import Fields, check_unique, content_of, json_bytes, refused, valid
 from ._memory import SessionMemory, StoredResponse
 from ._openai_format import OpenAIFormat
+from ._tools import CALLS, PREFIXES, read_call, read_output, read_tool, write_call
 from ._wire import (
-    LARGEST,
-    NO_GRAMMAR,
     SIGNED,
     Kind,
     ReplyStream,
-    compact,
     event_bytes,
     pieces,
+    read_format,
     signed,
     split_system,
     token_logprobs,
@@ -42,9 +43,23 @@ _PART_EVENTS: dict[_Part, tuple[str, str]] = {  # a part is added and done; its 
     "reasoning": ("content_part", "reasoning_text"),
     "content": ("content_part", "output_text"),
 }
+_CALL_EVENTS = {
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
 _LOGPROBS = "message.output_text.logprobs"
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
-_RANKS = {"reasoning": 0, "message": 1, "function_call": 2}
+_RANKS = {"reasoning": 0, "message": 1, **dict.fromkeys(CALLS, 2)}
+_OUTPUTS = {f"{call}_output" for call in CALLS} | {"tool_search_output"}
+_LEFT_OUT = frozenset(
+    (
+        *("code_interpreter_call", "compaction", "compaction_summary", "computer_call", "computer_call_output"),
+        *("configuration_update", "context_compaction", "file_search_call", "ghost_snapshot", "image_generation_call"),
+        *("mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "program", "program_output"),
+        "web_search_call",
+    )
+)
+"""The items that a vendor's server made, ran or can read, and that are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +73,7 @@ class Responses(OpenAIFormat):
     """OpenAI Responses."""
 
     name = "responses"
-    function_field = None
+    is_nested = False
     unsupported: ClassVar[Mapping[str, str]] = {
         "background": "background responses are not supported: leave it out, and wait for the response",
         "conversation": "named conversations are not supported: use previous_response_id",
@@ -70,9 +85,7 @@ class Responses(OpenAIFormat):
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(body, "input")
         text = fields.object("text")
-        form = None if text is None else text.object("format")
-        if form is not None and form.text("type") != "text":
-            raise refused("text.format", f"{form.text('type')!r:.40} is not supported: {NO_GRAMMAR}")
+        schema = None if text is None else read_format(text.object("format"))
         fields.one_of("truncation", ("auto", "disabled"))
         fields.get("store", bool)
         reasoning = fields.object("reasoning")
@@ -87,26 +100,33 @@ class Responses(OpenAIFormat):
             )
             field = "previous_response_id"
             raise RequestError(f"{field}: {reason}", code="previous_response_not_found", field=field)
-        given, received = self._input(fields, memory)
+        given, received, tools, searched = self._input(fields, memory)
         conversation = [*previous.messages, *received]
         system, messages = split_system(conversation, fields.text("instructions"))
-        tools = self._read_tools(fields, memory, self._tool)
+        shared = self._shared(
+            {**fields.value, "input": given},
+            headers,
+            self._choice(fields),
+            self._read_tools(fields, memory, self._tool, tools),
+            schema,
+        )
+        shared["given_tools"] |= {tool.schema["function"]["name"]: tool for tool in searched if tool.schema is not None}
         return ResponsesRequest(
             messages=messages,
             system=system,
-            max_tokens=fields.integer("max_output_tokens", 1, LARGEST),
+            max_tokens=fields.limit("max_output_tokens"),
             stop=fields.stops("stop"),
             sampling=self._sampling(fields),
             logprobs=_LOGPROBS in fields.items("include"),
             previous=None if named is None else named.removeprefix("resp_"),
             conversation=conversation,
-            **self._shared({**fields.value, "input": given}, headers, self._choice(fields), tools),
+            **shared,
         )
 
     def write(self, request: ModelRequest, body: Any, replies: Sequence[ModelReply], created: int) -> dict[str, Any]:
         """Return the body of a response that is not streamed; see `WireFormat.write`."""
         [reply] = replies
-        is_cut, fields, choice = reply.finish_reason == "length", Fields(body), request.tool_choice
+        is_cut, fields = reply.finish_reason == "length", Fields(body)
         sampled = len(reply.tokens)
         return {
             "id": f"resp_{reply.id}",
@@ -124,9 +144,10 @@ class Responses(OpenAIFormat):
             "store": fields.get("store", bool) is not False,
             "temperature": request.sampling.get("temperature"),
             "text": {"format": {"type": "text"}},
-            "tool_choice": choice if isinstance(choice, str) else {"type": "function", **choice},
+            "tool_choice": fields.get("tool_choice") or "auto",
             "tools": [
-                {"type": "function", "parameters": None, "strict": False, **t["function"]} for t in request.tools
+                {"parameters": None, "strict": False, **tool} if tool["type"] == "function" else tool
+                for tool in fields.items("tools")
             ],
             "top_p": request.sampling.get("top_p"),
             "truncation": fields.text("truncation") or "disabled",
@@ -160,16 +181,23 @@ class Responses(OpenAIFormat):
         messages = [*request.conversation, _reply_of(response["output"], "output")]
         memory.keep(response["id"], StoredResponse(messages, body=response))
 
-    def _input(self, fields: Fields, memory: SessionMemory) -> tuple[Any, list[ReceivedMessage]]:
-        """Return the input, and its messages."""
+    def _input(
+        self, fields: Fields, memory: SessionMemory
+    ) -> tuple[Any, list[ReceivedMessage], list[GivenTool], list[GivenTool]]:
+        """Return the input, its messages, the tools among its items, and the tools that a search of tools found.
+
+        A left out item is among the tools as one without a schema.
+        """
         given = fields.get("input")
         if isinstance(given, str):
             json_bytes(given, "input")
-            return given, [ReceivedMessage(valid(Message, "input", role="user", content=given), given)]
+            return given, [ReceivedMessage(valid(Message, "input", role="user", content=given), given)], [], []
         if not fields.items("input"):
             raise refused("input", "it is required: give a string, or at least one item")
         values, places = memory.read(self.name, "input", fields.items("input"), _place_of)
-        items: list[tuple[Any, ItemPlace]] = []
+        items: list[tuple[int, Any, ItemPlace]] = []
+        holders: list[tuple[int, Any, ItemPlace]] = []
+        left_out: list[GivenTool] = []
         for index, (value, place) in enumerate(zip(values, places, strict=True)):
             item = value
             if place.type == "item_reference":
@@ -179,22 +207,39 @@ class Responses(OpenAIFormat):
                 if item is None:
                     reason = "it was not stored, or was forgotten; give the item itself"
                     raise refused(reference.name("id"), f"no item {named!r:.80} is known: {reason}")
-            items.append((item, place if item is value else _place_of(item, index)))
+                place = _place_of(item, index)
+            if place.type in _LEFT_OUT:
+                left_out.append(GivenTool(None, place.type))
+                continue
+            if place.type in ("additional_tools", "tool_search_output"):
+                holders.append((index, item, place))
+            if place.type != "additional_tools":
+                items.append((index, item, place))
         starts, groups = _grouped(items)
         _, received = memory.read(self.name, "replies", groups, lambda value, index: _received(value, starts[index]))
-        return values, received
+
+        def tools_of(value: Any, index: int) -> list[GivenTool]:
+            holder = Fields(value, f"input[{holders[index][0]}]")
+            tools = [Fields(tool, f"{holder.name('tools')}[{i}]") for i, tool in enumerate(holder.items("tools"))]
+            return [given for tool in tools for given in read_tool(tool, is_nested=False)]
+
+        _, found = memory.read(self.name, "tools of items", [value for _, value, _ in holders], tools_of)
+        added, searched = left_out, list[GivenTool]()
+        for (_, _, place), tools in zip(holders, found, strict=True):
+            (added if place.type == "additional_tools" else searched).extend(tools)
+        return values, received, added, searched
 
 
 class ItemPlace(NamedTuple):
     """The place of an item of a conversation.
 
     Attributes:
-        type: The item's type.
+        type: The item's type; empty if it is not a string.
         rank: The place of its type in a reply; None for an item that is not part of a reply.
         link: The id of the reply that it is part of, if it has one.
     """
 
-    type: Any
+    type: str
     rank: int | None
     link: str | None
 
@@ -209,20 +254,24 @@ def _place_of(value: Any, index: int, where: str = "input") -> ItemPlace:
     kind = item.get("type")
     if kind is None:
         kind = "message" if "role" in item else "item_reference" if list(item) == ["id"] else None
-    rank = _RANKS.get(kind) if isinstance(kind, str) else None
+    kind = kind if isinstance(kind, str) else ""
+    rank = _RANKS.get(kind)
     if kind == "message" and item.get("role") != "assistant":
         rank = None
     encrypted, named = item.get("encrypted_content"), item.get("id")
     link = signed(encrypted) if isinstance(encrypted, str) else None
     if link is None and isinstance(named, str):
         prefix, _, rest = named.partition("_")
-        rest = rest.rpartition("_")[0] if prefix == "fc" else rest
-        link = rest or None if prefix in ("rs", "msg", "fc") else None
+        rest = rest.rpartition("_")[0] if prefix in PREFIXES else rest
+        link = rest or None if prefix in ("rs", "msg", *PREFIXES) else None
     return ItemPlace(kind, rank, link)
 
 
-def _grouped(items: Sequence[tuple[Any, ItemPlace]]) -> tuple[list[int], list[Any]]:
+def _grouped(items: Sequence[tuple[int, Any, ItemPlace]]) -> tuple[list[int], list[Any]]:
     """Put the items of each reply into a list.
+
+    Args:
+        items: The index of each item, the item, and its place.
 
     Returns:
         The index of the first item of each value, and the values: lists of items, and single items.
@@ -231,7 +280,7 @@ def _grouped(items: Sequence[tuple[Any, ItemPlace]]) -> tuple[list[int], list[An
     values: list[Any] = []
     reply: list[Any] = []
     link, last = None, 0
-    for i, (value, place) in enumerate(items):
+    for i, value, place in items:
         if place.rank is None:
             reply = []
         else:
@@ -254,9 +303,15 @@ def _received(value: Any, index: int) -> ReceivedMessage:
     if isinstance(value, list):
         return _reply_of(cast("list[Any]", value), "input", index)
     item, type_ = Fields(value, f"input[{index}]"), _place_of(value, index).type
-    if type_ == "function_call_output":
-        read = {"tool_call_id": item.required_text("call_id"), "content": item.content("output", _PARTS, "input_image")}
-        return ReceivedMessage(valid(Message, item.path, role="tool", **read), value)
+    if type_ in _OUTPUTS:
+        if type_ in ("function_call_output", "custom_tool_call_output"):
+            call, content = item.required_text("call_id"), item.content("output", _PARTS, "input_image")
+        else:
+            call, content = read_output(item, type_)
+        return ReceivedMessage(valid(Message, item.path, role="tool", tool_call_id=call, content=content), value)
+    if type_ == "agent_message":
+        content = item.content("content", {**_PARTS, "encrypted_content": "encrypted_content"})
+        return ReceivedMessage(valid(Message, item.path, role="user", content=content), value)
     if type_ == "message":
         role = item.text("role")
         if role not in ("user", "system", "developer"):
@@ -264,7 +319,7 @@ def _received(value: Any, index: int) -> ReceivedMessage:
             raise refused(item.name("role"), f"got {role!r:.40}; expected {expected}")
         content = item.content("content", _PARTS, "input_image" if role == "user" else None)
         return ReceivedMessage(valid(Message, item.path, role=role, content=content), value)
-    raise refused(item.name("type"), f"items of type {type_!r:.60} are not supported")
+    raise refused(item.name("type"), f"items of type {item.get('type')!r:.60} are not supported")
 
 
 def _reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) -> ReceivedMessage:
@@ -296,11 +351,7 @@ def _reply_of(items: Sequence[Mapping[str, Any]], where: str, start: int = 0) ->
             parts = [content] if isinstance(content, str) else content
             texts += [part["text"] if isinstance(part, dict) else part for part in parts]
         else:
-            arguments = item.get("arguments")
-            if not isinstance(arguments, str):
-                raise not_of_kind(item.name("arguments"), "a string", arguments)
-            named = {"name": item.required_text("name"), "id": item.required_text("call_id")}
-            calls.append(valid(ToolCall, item.path, **named, arguments=read_arguments(arguments)))
+            calls.append(read_call(item, CALLS[place.type]))
     path = f"{where}[{start}]"
     check_unique([call.id for call in calls], path)
     read = valid(
@@ -336,8 +387,7 @@ def _output(body: Any, request: ModelRequest, reply: ModelReply) -> list[dict[st
         part["logprobs"] = (token_logprobs(reply) if request.logprobs else None) or []
         items.append({"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "content": [part]})
     for index, call in enumerate(found.tool_calls):
-        called = {"call_id": call.id, "name": call.name, "arguments": compact(call.arguments)}
-        items.append({"id": f"fc_{reply.id}_{index}", "type": "function_call", **called})
+        items.append(write_call(call, request.given_tools.get(call.name), reply.id, index))
     last = "incomplete" if reply.finish_reason == "length" else "completed"
     return [{**item, "status": last if item is items[-1] else "completed"} for item in items]
 
@@ -401,12 +451,12 @@ class _ResponseStream(ReplyStream):
             if item["type"] == "message":  # without content
                 yield self._begin_part("content", item["content"][0])
                 yield from self._end_part("content", item["content"][0])
-            else:
+            elif item["type"] in _CALL_EVENTS:
+                event, key = _CALL_EVENTS[item["type"]]
                 here = {"item_id": item["id"], "output_index": self._items - 1}
-                for piece in pieces(item["arguments"]):
-                    yield self._event("function_call_arguments.delta", **here, delta=piece)
-                called = {"name": item["name"], "arguments": item["arguments"]}
-                yield self._event("function_call_arguments.done", **here, **called)
+                for piece in pieces(item[key]):
+                    yield self._event(f"{event}.delta", **here, delta=piece)
+                yield self._event(f"{event}.done", **here, name=item["name"], **{key: item[key]})
             yield self._event("output_item.done", output_index=self._items - 1, item=item)
         yield self._event("incomplete" if reply.finish_reason == "length" else "completed", response=whole)
 
@@ -419,7 +469,9 @@ class _ResponseStream(ReplyStream):
     def _added(self, item: dict[str, Any]) -> bytes:
         self._items += 1
         self._id = item["id"]
-        empty: dict[str, Any] = {key: type(item[key])() for key in ("summary", "content", "arguments") if key in item}
+        empty: dict[str, Any] = {
+            key: type(item[key])() for key in ("summary", "content", "arguments", "input") if key in item
+        }
         begun: dict[str, Any] = {**item, **empty, "status": "in_progress"}
         return self._event("output_item.added", output_index=self._items - 1, item=begun)
 

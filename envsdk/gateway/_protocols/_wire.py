@@ -3,20 +3,20 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 from ...errors import RequestError
-from ...messages import ToolCall, ToolSchema
+from ...messages import ToolCall
 from ...rendering.reading import CallEnded, ContentText, ReasoningText
-from .._requests import ModelReply, ModelRequest, ReceivedMessage, ReplyPiece
-from ._fields import Fields, json_bytes, refused
+from .._requests import GivenTool, ModelReply, ModelRequest, ReceivedMessage, ReplyPiece
+from ._fields import LARGEST, Fields, json_bytes, refused
 from ._memory import SessionMemory
 
-LARGEST = 2**31 - 1  # of a number of tokens
 Kind: TypeAlias = Literal["reasoning", "content"]
 SIGNED = "envsdk_"
 """Begins the opaque string that a client sends back with the reasoning of a reply; the id of the reply follows."""
-NO_GRAMMAR = "replies cannot be constrained here: leave it out, and describe the form in the prompt"
+_NO_GRAMMAR = "it is not supported: give the protocol's own field with a JSON schema, such as response_format"
 _UNSUPPORTED = {
     **dict.fromkeys(
         ("logit_bias", "min_tokens", "ignore_eos", "stop_token_ids", "stop_regex", "bad_words", "allowed_token_ids"),
@@ -24,7 +24,7 @@ _UNSUPPORTED = {
     ),
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex", "ebnf"),
-        NO_GRAMMAR,
+        _NO_GRAMMAR,
     ),
 }
 """Fields of OpenAI, vLLM and SGLang that change what is sampled, in addition to the parameters of `_sampling`."""
@@ -39,8 +39,9 @@ class WireFormat(ABC):
     """A protocol: how a request, a reply and an error are written. It keeps no state and does no I/O.
 
     A parameter that a protocol has, but that cannot be enforced on a model here, is either refused with an error that
-    names the field, or, where a reply is of use without it, accepted and not enforced: `parallel_tool_calls: false`
-    (Anthropic: `disable_parallel_tool_use`), `strict` tools, the effort and the length of reasoning, and `verbosity`.
+    names the field, or, where a reply is of use without it, accepted and not enforced: `tool_choice: none`, `strict`
+    tools, `parallel_tool_calls: false` (Anthropic: `disable_parallel_tool_use`) of a choice that does not require a
+    call, the effort and the length of reasoning, and `verbosity`.
     Fields that have no meaning here (caching, metadata, tiers, unknown ones) are ignored.
 
     Attributes:
@@ -160,41 +161,60 @@ class WireFormat(ABC):
         return {name: value for name, value in found.items() if value is not None}
 
     def _read_tools(
-        self, fields: Fields, memory: SessionMemory, read: Callable[[Any, int], ToolSchema]
-    ) -> list[ToolSchema]:
-        """Return the tools, whose names differ."""
-        _, tools = memory.read(self.name, "tools", fields.items("tools"), read)
+        self,
+        fields: Fields,
+        memory: SessionMemory,
+        read: Callable[[Any, int], Sequence[GivenTool]],
+        more: Sequence[GivenTool] = (),
+    ) -> list[GivenTool]:
+        """Return the tools, whose names differ; `more` are not in the field of tools."""
+        _, found = memory.read(self.name, "tools", fields.items("tools"), read)
         names: set[str] = set()
-        for i, tool in enumerate(tools):
-            name = tool["function"]["name"]
-            if name in names:
-                raise refused(f"tools[{i}]", f"another tool has the name {name!r:.80}, too")
-            names.add(name)
-        return tools
+        for i, tools in enumerate([*found, more]):
+            for name in (tool.schema["function"]["name"] for tool in tools if tool.schema is not None):
+                if name in names:
+                    raise refused(f"tools[{i}]", f"another tool has the name {name!r:.80}, too")
+                names.add(name)
+        return [tool for tools in [*found, more] for tool in tools]
 
     def _shared(
-        self, body: Mapping[str, Any], headers: Mapping[str, str], choice: Any, tools: Sequence[ToolSchema]
+        self,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        choice: str | Mapping[str, Any],
+        given: Sequence[GivenTool],
+        schema: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Return the fields of a `ModelRequest` that do not depend on the protocol.
 
         Args:
             body: The request, with the values of its messages as they are kept.
             headers: Its headers.
-            choice: The choice of a tool.
-            tools: The tools.
+            choice: The choice of a tool; see `ModelRequest.tool_choice`.
+            given: The tools.
+            schema: The JSON schema of the content, or None.
         """
+        tools = [tool.schema for tool in given if tool.schema is not None]
+        forms = {tool.schema["function"]["name"]: tool for tool in given if tool.schema is not None}
         if choice == "required" and not tools:
             raise refused("tool_choice", "a call is required, but the request has no tools")
-        if not isinstance(choice, str) and choice["name"] not in {tool["function"]["name"] for tool in tools}:
-            raise refused("tool_choice", f"{choice['name']!r:.80} is not among the tools of the request")
-        given = {key: (headers.get(f"x-envsdk-{key}") or "").strip() for key in ("context", "role")}
-        for key, value in given.items():
+        for name in () if isinstance(choice, str) else choice.get("names") or [choice["name"]]:
+            if name not in forms:
+                raise refused("tool_choice", f"{name!r:.80} is not among the tools of the request")
+        asked = body.get("tool_choice")
+        is_single = isinstance(asked, dict) and cast("Any", asked).get("disable_parallel_tool_use") is True
+        named = {key: (headers.get(f"x-envsdk-{key}") or "").strip() for key in ("context", "role")}
+        for key, value in named.items():
             if len(value) > _MAX_NAME or not value.isprintable():
                 raise refused(f"x-envsdk-{key}", f"expected at most {_MAX_NAME} printable characters")
         return {
             "tools": tools,
             "tool_choice": choice,
-            **{key: value or None for key, value in given.items()},
+            "is_parallel": not is_single and body.get("parallel_tool_calls") is not False,
+            "schema": schema,
+            "given_tools": {name: tool for name, tool in forms.items() if (tool.type, tool.name) != ("function", name)},
+            "left_out": list(dict.fromkeys(tool.type for tool in given if tool.schema is None)),
+            **{key: value or None for key, value in named.items()},
             "body": {key: value for key, value in body.items() if key not in _NOT_ASKED},
             "headers": {name.lower(): value for name, value in headers.items() if name.lower() not in _CREDENTIALS},
             "is_streamed": body.get("stream") is True,
@@ -271,6 +291,26 @@ class ReplyStream(ABC):
         """Yield the events of everything but the reasoning and the content, and of the end."""
 
 
+def read_format(form: Fields | None, *, is_nested: bool = False) -> Mapping[str, Any] | None:
+    """Return the JSON schema of the content that a format asks for; None for any text.
+
+    Args:
+        form: The format, or None.
+        is_nested: Whether the schema is in a field that has the name of the type.
+    """
+    if form is None:
+        return None
+    form.required_text("type")
+    kind = form.one_of("type", ("text", "json_object", "json_schema"))
+    if kind != "json_schema":
+        return {"type": "object"} if kind == "json_object" else None
+    described = Fields(form.get(kind), form.name(kind)) if is_nested else form
+    schema = described.object("schema")
+    if schema is None:
+        raise refused(described.name("schema"), "it is required: give a JSON schema")
+    return schema.value
+
+
 def pieces(text: str) -> list[str]:
     """Return a string in up to eight pieces, the deltas of a stream."""
     size = max(_MIN_PIECE, -(-len(text) // _PIECES))
@@ -291,6 +331,24 @@ def split_system(
         count += 1
     texts = [*([first] if first else []), *(item.message.content for item in received[:count])]
     return "\n\n".join(texts) if texts else None, tuple(received[count:])
+
+
+def prefilled(request: ModelRequest, path: str) -> ModelRequest:
+    """Return a request whose last message, if it is one of the assistant, is the beginning of the reply.
+
+    Args:
+        request: The request.
+        path: The place of the last message in the request.
+
+    Raises:
+        RequestError: If that message has calls.
+    """
+    last = request.messages[-1].message if request.messages else None
+    if last is None or last.role != "assistant":
+        return request
+    if last.tool_calls:
+        raise refused(path, "a conversation that ends with calls needs their results: add them")
+    return replace(request, messages=request.messages[:-1], prefill=last.content)
 
 
 def signed(text: str | None) -> str | None:

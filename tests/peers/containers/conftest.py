@@ -50,16 +50,17 @@ def need(*programs: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}" if missing else "it needs root")
 
 
-def started() -> Iterator[None]:
+def started(with_agents: bool = True) -> Iterator[None]:
     """A configuration of podman for machines without systemd, and its images."""
-    need("podman", "runc", "debootstrap", "npm")
+    images = {"python:3.12-slim": make_python} | ({"my-agent:1": make_agents} if with_agents else {})
+    need("podman", "runc", "debootstrap", *(("npm",) if with_agents else ()))
     CACHE.mkdir(parents=True, exist_ok=True)
     (CACHE / "containers.conf").write_text('[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\n')
     storage = f'[storage]\ndriver = "overlay"\ngraphroot = "{CACHE}/storage"\nrunroot = "{CACHE}/run"\n'
     (CACHE / "storage.conf").write_text(storage)
     os.environ["CONTAINERS_CONF"] = str(CACHE / "containers.conf")
     os.environ["CONTAINERS_STORAGE_CONF"] = str(CACHE / "storage.conf")
-    for name, make in (("python:3.12-slim", make_python), ("my-agent:1", make_agents)):
+    for name, make in images.items():
         if subprocess.run(("podman", "image", "exists", name), check=False).returncode:
             make()
     yield
@@ -111,22 +112,28 @@ def make_python() -> None:
     packed.unlink()
 
 
-def make_agents() -> None:
-    """Make `my-agent:1`, which has agent programs of PyPI and npm as well, and one of a few lines."""
+def install(folder: str, *packages: str) -> str:
+    """Install packages for the Python of `python:3.12-slim` into a folder, and return where they are in an image."""
     shown = ("python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
     ran = ("podman", "run", "--rm", "--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024")
     version = subprocess.run(
         (*ran, "python:3.12-slim", *shown), check=True, capture_output=True, text=True
     ).stdout.strip()
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", f"--python-version={version}")
+    subprocess.run((*pip, f"--target={folder}", *packages), check=True)
+    return f"/usr/local/lib/python{version}/dist-packages"
+
+
+def make_agents() -> None:
+    """Make `my-agent:1`, which has agent programs of PyPI and npm as well, and one of a few lines."""
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--only-binary=:all:", f"--python-version={version}")
-        subprocess.run((*pip, f"--target={folder}/packages", *PYTHON_AGENTS), check=True)
+        packages = install(f"{folder}/packages", *PYTHON_AGENTS)
         subprocess.run(("npm", "install", "--silent", f"--prefix={folder}", *NODE_AGENTS), check=True)
         Path(folder, "my-agent").write_text(AGENT)
         Path(folder, "my-agent").chmod(0o755)
         Path(folder, "Dockerfile").write_text(
             "FROM docker.io/library/python:3.12-slim\n"
-            f"COPY packages /usr/local/lib/python{version}/dist-packages\n"
+            f"COPY packages {packages}\n"
             "COPY node_modules /opt/node_modules\n"
             "COPY my-agent /usr/local/bin/\n"
         )

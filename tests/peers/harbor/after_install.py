@@ -24,4 +24,5 @@ def newer_python() -> str | None:
 if __name__ == "__main__" and (python := newer_python()):
     subprocess.run((python, "-m", "venv", NEWER), check=True)
     pip = (NEWER / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    subprocess.run((*pip, "harbor==0.25.0", "-e", ".[gateway]"), cwd=CHECKOUT, check=True)
+    # With pytest, because the agent of the tests is in a file that imports it.
+    subprocess.run((*pip, "harbor==0.25.0", "pytest", "-e", ".[gateway]"), cwd=CHECKOUT, check=True)

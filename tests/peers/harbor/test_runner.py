@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from envsdk.gateway._harbor_export import export_tasks
+
 HERE = Path(__file__).resolve().parent
 NEWER = Path(sys.prefix) / "newer" / "bin"
 OURS = "envsdk.gateway._harbor_agents:ContainerEnvironment"
@@ -28,17 +30,35 @@ def ran(*command: str | Path) -> str:
     return run.stdout
 
 
+def rewards_of(tasks: Path, agent: str) -> dict[str, float]:
+    """Run an agent of Harbor's on tasks with Harbor's runner, and return the reward of each task."""
+    out = tasks.with_name(agent)
+    ran(NEWER / "harbor", "run", "-p", tasks, "-a", agent, "--env", OURS, "-n", "2", "-o", out, "-y")
+    results = [json.loads(file.read_text()) for file in out.glob("*/*/result.json")]
+    return {
+        result["task_name"].rpartition("/")[2]: result["verifier_result"]["rewards"]["reward"] for result in results
+    }
+
+
 def test_harbors_runner_gives_the_solutions_of_the_tasks_the_same_reward(tmp_path: Path):
     for folder in (HERE / "tasks").iterdir():
         if folder.name != "sort-the-list":  # its phases have different networks, which one container cannot have
             shutil.copytree(folder, tmp_path / "tasks" / folder.name)
-    out, tasks = tmp_path / "jobs", tmp_path / "tasks"
-    ran(NEWER / "harbor", "run", "-p", tasks, "-a", "oracle", "--env", OURS, "-n", "2", "-o", out, "-y")
-    rewards = {}
-    for file in out.glob("*/*/result.json"):
-        result = json.loads(file.read_text())
-        rewards[result["task_name"].rpartition("/")[2]] = result["verifier_result"]["rewards"]["reward"]
-    assert rewards == dict.fromkeys((folder.name for folder in tasks.iterdir()), 1.0)
+    tasks = tmp_path / "tasks"
+    assert rewards_of(tasks, "oracle") == dict.fromkeys((folder.name for folder in tasks.iterdir()), 1.0)
+
+
+def test_exported_episodes_are_tasks_that_harbors_runner_plays(tmp_path: Path, image: str):
+    row = {"question": "What is 2 + 3?", "answer": "5"}
+    tasks = tmp_path / "tasks"
+    for env, options in (
+        ("envsdk/GuessNumber-v1", {}),
+        ("envsdk/Calculator-v1", {}),
+        ("envsdk.adapters:Dataset", {"tasks": [row], "score": "operator:eq"}),
+    ):
+        export_tasks(env, options, [0], tasks, image=image, package="")
+    for agent, reward in (("oracle", 1.0), ("nop", 0.0)):
+        assert rewards_of(tasks, agent) == dict.fromkeys((folder.name for folder in tasks.iterdir()), reward)
 
 
 AGENT = """

@@ -72,24 +72,26 @@ REWARD = "/logs/verifier/reward"
 
 
 @pytest.mark.parametrize(
-    ("test", "problem"),
+    "test",
     [
-        ("sleep 1000", "time"),
-        ("true", "neither"),
-        (f"echo nan > {REWARD}.txt", "finite"),
-        (f"echo 1e999 > {REWARD}.txt", "finite"),
-        (f"echo good > {REWARD}.txt", "float"),
-        (f": > {REWARD}.txt", "float"),
-        (f"mkdir {REWARD}.txt", "neither"),
-        (f"ln -s /etc/passwd {REWARD}.txt", "neither"),
-        (f"head -c 9000000 /dev/zero > {REWARD}.txt", "float"),
-        (f"echo '{{}}' > {REWARD}.json", "empty"),
-        (f"echo '[1]' > {REWARD}.json", "finite"),
-        (f"""echo '{{"reward": "1"}}' > {REWARD}.json""", "finite"),
-        (f"python3 -c 'print(chr(91) * 100000)' > {REWARD}.json", ""),
+        "sleep 1000",
+        "true",
+        f"echo nan > {REWARD}.txt",
+        f"echo 1e999 > {REWARD}.txt",
+        f"echo 1e300 > {REWARD}.txt",
+        f"echo good > {REWARD}.txt",
+        f": > {REWARD}.txt",
+        f"mkdir {REWARD}.txt",
+        f"ln -s /etc/passwd {REWARD}.txt",
+        f"head -c 9000000 /dev/zero > {REWARD}.txt",
+        f"echo '{{}}' > {REWARD}.json",
+        f"echo '[1]' > {REWARD}.json",
+        f"""echo '{{"reward": "1"}}' > {REWARD}.json""",
+        f"""echo '{{"a\\ud800": 1}}' > {REWARD}.json""",
+        f"python3 -c 'print(chr(91) * 100000)' > {REWARD}.json",
     ],
 )
-def test_tests_that_leave_no_number_leave_no_reward(tmp_path: Path, test: str, problem: str):
+def test_tests_that_leave_no_number_leave_no_reward(tmp_path: Path, test: str):
     env = HarborTask(tasks=variant(tmp_path, f"#!/bin/sh\n{test}\n"))
     trajectory = envsdk.rollout(env, "null", seed=0)
     env.close()

@@ -121,23 +121,27 @@ def test_our_environment_is_a_task_whose_log_inspect_ai_reads(tmp_path: Path):
 
 
 class Unscored(Env):
-    """Not scored for seed 1, and a failure for seed 2."""
+    """Not scored for seed 1, a failure for seed 2, and a named reward next to a plain number for seed 3."""
 
     def start(self) -> Turn:
         return Turn("Say anything.")
 
     def respond(self, reply: Message) -> Turn:
+        if self.episode.seed == 3 and len(self.messages()) == 2:
+            return Turn("Go on.", reward=0.5)
         if self.episode.seed == 2:
             raise ValueError("a bug of the environment")
-        return Turn(reward=None if self.episode.seed == 1 else 1.0, terminated=True)
+        rewards: dict[int, Any] = {1: None, 3: {"correct": 0.25}}
+        return Turn(reward=rewards.get(self.episode.seed, 1.0), terminated=True)
 
 
 def test_an_episode_without_a_score_has_none_and_a_failure_is_an_error(tmp_path: Path):
-    task, model = to_inspect(Unscored, [0, 1, 2]), mock(lambda *_: ModelOutput.from_content("mock", "Hello."))
+    task, model = to_inspect(Unscored, range(4)), mock(lambda *_: ModelOutput.from_content("mock", "Hello."))
     (log,) = inspect_ai.eval(task, model=model, log_dir=str(tmp_path), display="none", fail_on_error=False)
     samples = {sample.id: sample for sample in read_eval_log(log.location).samples}
     assert samples[0].scores["rewards"].value == {"reward": 1.0}
     assert not samples[1].scores
+    assert samples[3].scores["rewards"].value == {"correct": 0.25, "reward": 0.75}  # the sum of all
     assert "a bug of the environment" in samples[2].error.message
 
 

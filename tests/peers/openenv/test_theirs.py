@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 from openenv.core.env_server import create_app
-from openenv_environments import SERVED, Climb, GuessWord, WalkLine
+from openenv_environments import (
+    SERVED,
+    Climb,
+    GuessWord,
+    PlaysClimb,
+    PlaysGuessWord,
+    PlaysNotebook,
+    PlaysWalkLine,
+    WalkLine,
+)
 from openenv_servers import running
 
 import envsdk
@@ -17,12 +26,18 @@ from envsdk import Message, ToolCall
 from envsdk.adapters import OpenEnv
 from envsdk.errors import ConfigError, RemoteEnvError
 from envsdk.policies import ReplyPolicy
+from envsdk.testing import check_env
 
 
 @pytest.fixture(scope="module")
 def urls() -> Iterator[dict[str, str]]:
     with contextlib.ExitStack() as stack:
         yield {name: stack.enter_context(running(create_app(*classes))) for name, classes in SERVED.items()}
+
+
+@pytest.mark.parametrize("env", [PlaysGuessWord, PlaysClimb, PlaysWalkLine, PlaysNotebook])
+def test_an_environment_of_openenv_passes_our_checks(env: type[OpenEnv]):
+    check_env(env, seeds=3).raise_if_failed()
 
 
 def play(env: OpenEnv, *replies: Message | str, seed: int = 0) -> envsdk.Trajectory:
