@@ -89,6 +89,9 @@ class ScriptedFactory(PlayedSessions):
         self.closed: dict[str, str] = {}
         self.is_released = False
 
+    async def warm_up(self) -> None:
+        pass
+
     async def open(self, options: Mapping[str, Any]) -> ScriptedSession:
         if options.get("task") == "broken":
             raise ConfigError("there is no such task")

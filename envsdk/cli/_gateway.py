@@ -41,6 +41,10 @@ def gateway(
     train_unseen: Annotated[
         bool, typer.Option("--train-unseen", help="Train what a client that went away did not receive.")
     ] = False,
+    sampling: Annotated[
+        list[str] | None,
+        typer.Option(help="A sampling parameter in place of those that programs request: temperature=1.0."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder, if sessions are recorded.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
@@ -82,6 +86,7 @@ def gateway(
         "trainable_roles": None if trainable_role is None else frozenset(trainable_role),
         "roles": {name: rule for name, _, rule in (each.partition("=") for each in role or ())},
         "train_unseen": train_unseen,
+        "sampling": None if sampling is None else options_of(sampling),
     }
     if role_of is not None:
         declared["role_of"] = staticmethod(function_from(role_of, "a list of messages"))

@@ -17,6 +17,7 @@ from .._describing import message_of
 from ..authoring._driver import Driver
 from ..contexts._context import Context, SampledText
 from ..contexts._edits import Edit
+from ..contexts._roles import reply_spans
 from ..episodes._recording import task_as_json
 from ..episodes._turn import Opening, Turn
 from ..errors import (
@@ -571,13 +572,16 @@ class ProgramDriver:
         is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
         decode = context.renderer.tokenizer.token_bytes
         self._sampled[self._id()] = context, step, content.strip()
+        spans = reply_spans(context.renderer, tokens, recorded) if recorded.reasoning else ()
         return ModelReply(
             id=self._id(),
             message=message,
             finish_reason="length" if step.finish_reason == "length" else "tool_calls" if calls else "stop",
             stop_sequence=stop,
             prompt_tokens=len(context) - len(tokens),
+            cached_tokens=step.parts[0].extra.get("cached_tokens", 0),
             tokens=tokens.tolist(),
+            reasoning_tokens=sum(span.stop - span.start for span in spans if span.label == "reasoning"),
             logprobs=logprobs.tolist() if is_known else None,
             texts=[piece.decode(errors="replace") for piece in decode(tokens)] if asked.request.logprobs else (),
         )

@@ -1,6 +1,7 @@
 """Sessions of a standalone gateway: each is an episode whose program runs elsewhere."""
 
 import asyncio
+import logging
 import secrets
 import traceback
 from collections import Counter
@@ -15,8 +16,9 @@ from typing_extensions import override
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
 from ..episodes._turn import Turn
-from ..errors import DeadlineExceeded, EpisodeError, RequestError
+from ..errors import ConfigError, DeadlineExceeded, EpisodeError, PolicyUnavailable, RequestError
 from ..limits import Limits, StopReason
+from ..messages import Message
 from ..policies._policy import PolicyLike
 from ..rendering.renderer import check_image
 from ..rollouts._jobs import EpisodeJob
@@ -26,9 +28,11 @@ from ..trajectories._trajectory import Trajectory
 from ._driver import ProgramDriver, failure
 from ._lineage import role_rules
 from ._program import ProgramEnv
+from ._requests import ModelRequest, ReceivedMessage
 from ._session import ProgramEnd, ProgramSession
 
 NAME = "envsdk gateway"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -88,7 +92,7 @@ class PlayedSessions:
     Args:
         policy: The policy that replies.
         env_options: The options of the episodes' environment: renderer, tokenizer, history, limits.
-        declared: Class attributes of the `ProgramEnv` that plays the sessions: `trainable_roles`, `roles`, `role_of`.
+        declared: Class attributes of the `ProgramEnv` that plays the sessions, such as `trainable_roles`.
         out: The run folder; None records nothing.
         resume: Whether to continue the run in the folder.
         compress: Whether to compress the folder's trajectories.
@@ -123,6 +127,10 @@ class PlayedSessions:
         self._close_timeout_s = close_timeout_s
         cls = type(OutsideEnv.__name__, (OutsideEnv,), dict(declared or {}))
         role_rules(cls.roles)
+        for name, value in (cls.sampling or {}).items():
+            refuses: Any = getattr(policy, "refuses_sampling", None)
+            if refuses is not None and (why := refuses(name, value)) is not None:
+                raise ConfigError(f"sampling has {name}={value!r:.80}: {why}")
         self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)).program)
         env = self._counting.env
         shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable
@@ -239,6 +247,17 @@ class PlayedSessions:
         if not is_closed and trajectory.stop_reason == StopReason.TRUNCATED:
             trajectory.stop_reason = str(StopReason(reason))
         return trajectory
+
+    async def warm_up(self) -> None:
+        """Do what the first request would wait for: the checks of the policy's servers, and a first prompt."""
+        asked = ModelRequest([ReceivedMessage(Message(role="user", content="Hi"))])
+        await asyncio.to_thread(self._counting.count_tokens, asked)
+        acheck: Any = getattr(self._settings.policy, "acheck", None)
+        if acheck is not None:
+            try:
+                await acheck(self._counting.env.renderer)
+            except PolicyUnavailable as error:  # it may start later
+                _log.warning("the policy cannot be reached yet: %s", error)
 
     async def aclose(self) -> None:
         """Close the run folder and the policy."""

@@ -126,7 +126,9 @@ class ModelReply:
             characters. A call that could not be read is not among the calls: its text is in the content.
         finish_reason: `"stop"`, `"tool_calls"` or `"length"`.
         prompt_tokens: How many tokens the prompt had.
+        cached_tokens: How many of them the model server read from its cache; 0 if it does not report it.
         tokens: The sampled tokens.
+        reasoning_tokens: How many of them are reasoning, without its tags.
         logprobs: Their log-probabilities; None if they are not known.
         texts: The text of each sampled token; empty unless the request asked for log-probabilities.
         stop_sequence: The string of `ModelRequest.stop` that ended the reply, or None.
@@ -140,6 +142,8 @@ class ModelReply:
     logprobs: Sequence[float] | None = None
     texts: Sequence[str] = ()
     stop_sequence: str | None = None
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 ReplyPiece: TypeAlias = ModelReply | ReasoningText | ContentText | CallEnded

@@ -155,7 +155,8 @@ class ManagedSessions:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object) -> AsyncGenerator[None]:
-        """Close idle sessions while the server runs, and all sessions when it ends."""
+        """Warm up; close idle sessions while the server runs, and all sessions when it ends."""
+        await self._factory.warm_up()
         sweeping = asyncio.create_task(self._close_idle())
         try:
             yield

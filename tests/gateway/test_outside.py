@@ -18,13 +18,15 @@ import httpx
 import pytest
 import soundness
 from commanded_policies import SECRET, Commanded
+from model_servers import ModelServer
 from protocol_bodies import ROUTES, body_of, check_error, text_of, until
 from scripted_sessions import RunningGateway
 
 from envsdk import Message, Trajectory
-from envsdk.errors import RunFolderError
+from envsdk.errors import ConfigError, RunFolderError
 from envsdk.gateway._outside import PlayedSessions
 from envsdk.gateway._standalone import SessionLimits
+from envsdk.policies import VLLM
 from envsdk.rollouts import StoredRun
 
 OPTIONS: dict[str, Any] = {"renderer": "qwen3", "tokenizer": "embedded", "limits": {"max_steps": 50}}
@@ -39,7 +41,7 @@ class Standalone:
         self.trajectories: dict[str, Trajectory] = {}
         served = {name: options.pop(name) for name in ("limits", "session_limits") if name in options}
         env_options = {**OPTIONS, **options.pop("env_options", {}), "renderer": renderer}
-        names = ("trainable_roles", "roles", "role_of", "train_unseen")
+        names = ("trainable_roles", "roles", "role_of", "train_unseen", "sampling")
         options["declared"] = {name: options.pop(name) for name in names if name in options}
         if "role_of" in options["declared"]:
             options["declared"]["role_of"] = staticmethod(options["declared"]["role_of"])
@@ -387,6 +389,37 @@ def test_nothing_of_a_closed_session_waits_for_the_cyclic_collector(gateway: Sta
     while held() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert held() == 0
+
+
+# A model server.
+
+
+def test_a_gateway_checks_its_model_server_at_the_start_and_reports_its_cache() -> None:
+    def usage_of(session: Any, **asked: Any) -> dict[str, Any]:
+        body = {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}], **asked}
+        headers = {"authorization": f"Bearer {session['key']}"}
+        answer = httpx.post(f"{session['openai_base_url']}/chat/completions", json=body, headers=headers, timeout=600)
+        return answer.json()["usage"]
+
+    trajectories: list[Trajectory] = []
+    with ModelServer("vllm") as server:
+        server.cached = lambda length: length - 1
+        sessions = PlayedSessions(
+            VLLM(server.url), OPTIONS, declared={"sampling": {"temperature": 0.5}}, on_trajectory=trajectories.append
+        )
+        with RunningGateway(sessions) as url:
+            until(lambda: httpx.get(f"{url}/health", timeout=600).status_code == 200)
+            checks = len(server.requests)
+            assert checks > 0
+            session = httpx.post(f"{url}/sessions", json={}, timeout=600).json()
+            usage = usage_of(session, temperature=0.9)
+            assert len(server.requests) == checks + 1
+            assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
+            httpx.post(f"{url}/sessions/{session['id']}/close", json={}, timeout=600)
+        with pytest.raises(ConfigError, match="sampling has temperatur=1"):
+            PlayedSessions(VLLM(server.url), OPTIONS, declared={"sampling": {"temperatur": 1}})
+    (part,) = trajectories[0].steps[0].parts
+    assert (part.temperature, part.extra["request"]) == (0.5, {"sampling": {"temperature": 0.9}})
 
 
 # Clients that are slow, or go away.

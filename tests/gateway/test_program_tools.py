@@ -212,6 +212,9 @@ def test_what_was_left_out_and_what_was_asked_is_recorded_with_the_reply() -> No
                 for _ in range(2):
                     tools: Any = [*CODEX, *SERVER]
                     response = client.responses.create(model="m", input=asked, tools=tools, temperature=0.2)
+                    assert response.usage is not None
+                    encode = self.renderer.tokenizer.encode  # the dot is in one token with the line's end
+                    assert response.usage.output_tokens_details.reasoning_tokens == len(encode("Hm"))
                     call = response.output[-1]
                     assert call.type == "custom_tool_call" and (call.namespace, call.input) == ("agents", "abc")
                     result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "-"}

@@ -312,3 +312,19 @@ def test_a_session_keeps_a_message_only_once(name: str) -> None:
     key = "input" if name == "responses" else "messages"
     assert all(one is other for one, other in zip(first.body[key], second.body[key], strict=True))
     assert first.body == second.body == {k: v for k, v in BODIES[name].items() if k not in ("stream", "stream_options")}
+
+
+def test_the_usage_has_the_tokens_of_the_cache_and_of_the_reasoning_in_each_protocol() -> None:
+    reply = a_reply("x", reasoning="r", cached_tokens=5, reasoning_tokens=3)
+    usages: dict[str, dict[str, Any]] = {}
+    for name, wire in WIRE_FORMATS.items():
+        body = {"model": "m", **BODIES[name], "n": 1, "generationConfig": {}}
+        written = wire.write(wire.read(body, {}), body, [reply], CREATED)
+        usages[name] = written["usageMetadata" if name == "google" else "usage"]
+    assert usages["chat"]["prompt_tokens_details"] == {"cached_tokens": 5}
+    assert usages["chat"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+    assert usages["responses"]["input_tokens_details"]["cached_tokens"] == 5
+    assert usages["responses"]["output_tokens_details"] == {"reasoning_tokens": 3}
+    assert (usages["anthropic"]["input_tokens"], usages["anthropic"]["cache_read_input_tokens"]) == (2, 5)
+    google = ("promptTokenCount", "cachedContentTokenCount", "thoughtsTokenCount", "candidatesTokenCount")
+    assert [usages["google"][key] for key in google] == [7, 5, 3, 1]

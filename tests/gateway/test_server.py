@@ -614,6 +614,16 @@ def test_a_request_may_take_longer_than_its_headers() -> None:
         assert response.status_code == 200
 
 
+def test_connections_that_are_silent_or_slow_in_every_place_stop_no_other() -> None:
+    with Bounded() as bounded:
+        path = f"{bounded.url.path}/chat/completions"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".encode()
+        begun = [b"", head[:30], head, head + b'content-length: 900\r\n\r\n{"model": "m", ']
+        for number in range(200):
+            bounded.connect().sendall(begun[number % len(begun)])
+        assert bounded.is_alive()
+
+
 def test_of_too_many_connections_the_one_that_was_idle_for_the_longest_time_is_closed() -> None:
     with Bounded(max_connections=8) as bounded:
         asking = bounded.connect()

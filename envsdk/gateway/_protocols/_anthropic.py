@@ -462,5 +462,6 @@ def _end(reply: ModelReply) -> tuple[dict[str, Any], dict[str, int]]:
     reason = _REASONS[reply.finish_reason]
     sequence = reply.stop_sequence if reason == "end_turn" else None
     end = {"stop_reason": reason if sequence is None else "stop_sequence", "stop_sequence": sequence}
-    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
-    return end, {"input_tokens": reply.prompt_tokens, "output_tokens": len(reply.tokens), **cached}
+    cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": reply.cached_tokens}
+    new = reply.prompt_tokens - reply.cached_tokens  # without those that were read from the cache
+    return end, {"input_tokens": new, "output_tokens": len(reply.tokens), **cached}

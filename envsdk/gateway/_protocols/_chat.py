@@ -7,7 +7,7 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from ...errors import RequestError
@@ -86,7 +86,7 @@ class Chat(OpenAIFormat):
             "created": created,
             "model": body["model"],
             "choices": choices,
-            "usage": _usage(replies[0].prompt_tokens, sum(len(reply.tokens) for reply in replies)),
+            "usage": _usage(replies),
         }
 
     def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
@@ -197,7 +197,7 @@ class _ChatStream(ReplyStream):
     _id: str = ""
     _index: int = -1
     _calls: int = 0
-    _sampled: int = 0
+    _replies: list[ModelReply] = field(default_factory=list[ModelReply])
 
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
         self._id, self._index, self._calls = self._id or begun.id, self._index + 1, 0
@@ -222,11 +222,11 @@ class _ChatStream(ReplyStream):
         for index, call in enumerate(reply.message.tool_calls[self._calls :], start=self._calls):
             yield from self._call(index, call)
         yield self._chunk({}, **_end(self._request, self._body, reply))
-        self._sampled += len(reply.tokens)
+        self._replies.append(reply)
         if is_last:
             options = Fields(self._body).object("stream_options")
             if options is not None and options.get("include_usage"):
-                yield self._chunk(None, usage=_usage(reply.prompt_tokens, self._sampled))
+                yield self._chunk(None, usage=_usage(self._replies))
             yield event_bytes("[DONE]")
 
     def _chunk(self, delta: dict[str, Any] | None, usage: Any = None, **end: Any) -> bytes:
@@ -246,6 +246,13 @@ def _end(request: ModelRequest, body: Any, reply: ModelReply) -> dict[str, Any]:
     return {"finish_reason": "function_call" if is_old else reply.finish_reason, "logprobs": logprobs}
 
 
-def _usage(prompt: int, sampled: int) -> dict[str, int]:
+def _usage(replies: Sequence[ModelReply]) -> dict[str, Any]:
     """Return the numbers of tokens. As with n > 1 everywhere, the prompt counts once."""
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    prompt, sampled = replies[0].prompt_tokens, sum(len(reply.tokens) for reply in replies)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+        "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": sum(reply.reasoning_tokens for reply in replies)},
+    }

@@ -373,7 +373,14 @@ def _end(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
 
 def _usage(replies: Sequence[ModelReply]) -> dict[str, int]:
     prompt, sampled = replies[0].prompt_tokens, sum(len(reply.tokens) for reply in replies)
-    return {"promptTokenCount": prompt, "candidatesTokenCount": sampled, "totalTokenCount": prompt + sampled}
+    thoughts = sum(reply.reasoning_tokens for reply in replies)
+    return {
+        "promptTokenCount": prompt,
+        "cachedContentTokenCount": replies[0].cached_tokens,
+        "candidatesTokenCount": sampled - thoughts,
+        "thoughtsTokenCount": thoughts,
+        "totalTokenCount": prompt + sampled,
+    }
 
 
 @dataclass(eq=False, repr=False)

@@ -154,9 +154,9 @@ class Responses(OpenAIFormat):
             "metadata": {},
             "usage": {
                 "input_tokens": reply.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": sampled,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
                 "total_tokens": reply.prompt_tokens + sampled,
             },
         }

@@ -37,7 +37,10 @@ def test_replies_follow_their_schemas_and_a_masked_forward_pass_gives_their_log_
 ) -> None:
     renderer = envsdk.get_renderer("auto", str(model_folder))
     trajectories = Rollouts(
-        lambda: Form(renderer=renderer), policy_of(temperature=TEMPERATURE), seeds=range(count), max_concurrency=16
+        lambda: Form(renderer=renderer),
+        policy_of(temperature=TEMPERATURE, seed=None),
+        seeds=range(count),
+        max_concurrency=16,
     ).run()
     assert [one.error for one in trajectories if one.error] == []
     samples, values = [sample.validate() for one in trajectories for sample in one.samples()], list[np.ndarray]()
