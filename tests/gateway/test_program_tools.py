@@ -194,8 +194,8 @@ def test_tools_of_anthropic_that_the_program_runs_are_functions_and_those_of_its
     )
     assert isinstance(message.content[0], anthropic.types.ToolUseBlock) and message.content[0].name == "bash"
     assert [tool["function"]["name"] for tool in wire.last.tools] == ["bash", "str_replace_based_edit_tool"]
-    items = ["server_tool_use", "web_search_tool_result", "mcp_servers"]
-    assert wire.last.left_out == ["web_search_20250305", "code_execution_20250825", *items]
+    items = ["server_tool_use", "web_search_tool_result"]
+    assert wire.last.left_out == ["web_search_20250305", "code_execution_20250825", *items, "mcp_servers"]
     read = [received.message for received in wire.last.messages]
     assert (read[0].content, read[1].content) == ("T\nDS\ns.txt\nx", "Found.")
     assert read[2].content == "The tool f is available."
