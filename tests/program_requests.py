@@ -52,6 +52,7 @@ def to_request(
         )
         for i, message in enumerate(messages)
     ]
+    fields["headers"] = {name.lower(): value for name, value in fields.get("headers", {}).items()}
     body = {"messages": messages, "system": system, "tools": list(tools)}
     return ModelRequest(received, system=system, tools=list(tools), body=body, **fields)
 

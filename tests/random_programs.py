@@ -270,7 +270,10 @@ class RandomProgram:
             case "name":
                 calls[0] = calls[0].model_copy(update={"name": f"find_{next(self.numbers)}"})
             case _:
-                del calls[self.random.randrange(len(calls))]
+                gone = self.random.randrange(len(calls))
+                if gone == len(calls) - 1 and (content or gone):
+                    reasoning = reply.reasoning  # the start of a reply keeps its reasoning, which came before it
+                del calls[gone]
                 content = content or self.text("no call")
         changed = Message(role="assistant", content=content, reasoning=reasoning, tool_calls=tuple(calls))
         self.changed.append(changed)
@@ -304,6 +307,43 @@ class RandomProgram:
         thread.say(user(f"What happened so far:\n{summary}\nGo on."))
         self.ask(thread, Expected(thread.context, "compacted"))
 
+    def compacts_in_other_words(self, thread: Thread) -> None:
+        """Replace the beginning with words of its own; the end stays."""
+        starts = [i for i, message in enumerate(thread.truth) if message.role == "assistant"]
+        if len(starts) < 3:
+            return self.grows(thread)
+        thread.cut(0, starts[-2])
+        summary = user(self.text("summary in other words"))
+        thread.sent.insert(0, summary)
+        thread.truth.insert(0, Message.from_openai(summary))
+        self.answer_calls(thread)
+        return self.ask(thread, Expected(thread.context, "compacted"))
+
+    def resumes(self, thread: Thread) -> None:
+        """Go on later: a sentence of the system message and the description of a tool are new."""
+        number = next(self.numbers)
+        if thread.system is not None:
+            thread.system = f"{thread.system.partition(' It is day')[0]} It is day {number}."
+        first, *others = thread.tools
+        function = {"name": first["function"]["name"], "description": f"Look at day {number}.", "parameters": {}}
+        thread.tools = [{**first, "function": function}, *others]
+        self.answer_calls(thread)
+        self.ask(thread, Expected(thread.context, "new "))
+
+    def receives_a_part(self, thread: Thread) -> None:
+        """Go on after the start of a reply, without its end and its calls."""
+        reply = thread.truth[-1]
+        if not reply.content or thread.has_twin:
+            return self.grows(thread)
+        begun = Message(role="assistant", content=reply.content[:-6], reasoning=reply.reasoning)
+        sent = {"role": "assistant", "content": begun.content, "reply_id": thread.sent[-1].get("reply_id")}
+        thread.truth[-1], thread.sent[-1] = begun, sent
+        self.changed.append(begun)
+        self._changed.add(id(sent))
+        self._kept.append(sent)
+        thread.say(user(self.text("question")))
+        return self.ask(thread, Expected(thread.context, "was cut"))
+
     def asks_twice(self, thread: Thread) -> None:
         self.answer_calls(thread)
         self.ask_again(thread)
@@ -318,6 +358,9 @@ class RandomProgram:
             self.goes_back,
             self.asks_aside,
             self.compacts,
+            self.compacts_in_other_words,
+            self.resumes,
+            self.receives_a_part,
             self.asks_twice,
         ]
         self.opens()

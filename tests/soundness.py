@@ -29,10 +29,10 @@ def check(*trajectories: Trajectory) -> None:
 
 
 def _replay(trajectory: Trajectory) -> set[Place]:
-    """Replay the deltas. Returns the places of all tokens that a token sampled here stands at or behind."""
+    """Replay the deltas. Returns the places of all tokens that a token trained here stands at or behind."""
     contexts: dict[str, list[Place]] = {}
     needed: set[Place] = set()
-    for step, prompt, action in trajectory.prompts():
+    for step, prompt, _ in trajectory.prompts():
         before = contexts.get(step.base, [])
         is_new = step.context not in contexts
         drops = step.base == step.context and step.keep < len(before)
@@ -46,8 +46,9 @@ def _replay(trajectory: Trajectory) -> set[Place]:
         shown = [*before[: step.keep], *_places(step.context, step.start, step.action_start)]
         assert [int(trajectory.contexts[name].tokens[index]) for name, index in shown] == prompt.tolist()
         contexts[step.context] = [*shown, *_places(step.context, step.action_start, step.stop)]
-        if len(action) and not trajectory.is_copied(step):
-            needed.update(contexts[step.context])
+        kept = [i for i in range(step.action_start, step.stop) if not any(a <= i < b for a, b in step.masked)]
+        if kept and not trajectory.is_copied(step):
+            needed.update(contexts[step.context][: len(shown) + kept[-1] + 1 - step.action_start])
     return needed
 
 
@@ -58,7 +59,9 @@ def _places(context: str, start: int, stop: int) -> Iterable[Place]:
 def _check_samples(trajectory: Trajectory) -> None:
     samples = trajectory.samples(include_failed=True)
     own = [step for step in trajectory.steps if not trajectory.is_copied(step)]
-    assert sum(int(sample.mask.sum()) for sample in samples) == sum(step.stop - step.action_start for step in own)
+    masked = sum(stop - start for step in own for start, stop in step.masked)
+    sampled = sum(step.stop - step.action_start for step in own)
+    assert sum(int(sample.mask.sum()) for sample in samples) == sampled - masked
     for sample in samples:
         sample.validate()
     failed = {name for name, log in trajectory.contexts.items() if log.error}

@@ -36,7 +36,7 @@ DECLARATIONS = frozenset(
     {
         *("Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "reported_exceptions"),
         *("blocking", "shows_images", "records_roles", "command", "container", "trainable_roles"),
-        *("sampling", "limit_grace_s"),
+        *("sampling", "limit_grace_s", "roles", "train_unseen"),
     }
 )
 """Class attributes that authors may declare."""

@@ -34,6 +34,13 @@ def gateway(
     role_of: Annotated[
         str | None, typer.Option(help="module:function from the messages of a new conversation to its role, or None.")
     ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=FIELD:REGEX, a rule for a role. FIELD is system, tools, model or a header."),
+    ] = None,
+    train_unseen: Annotated[
+        bool, typer.Option("--train-unseen", help="Train what a client that went away did not receive.")
+    ] = False,
     sampling: Annotated[
         list[str] | None,
         typer.Option(help="A sampling parameter in place of those that programs request: temperature=1.0."),
@@ -75,6 +82,14 @@ def gateway(
 
     import_from_here()
     found: Any = policy_of(policy, **policy_options(model, policy_option or ()))
+    declared: dict[str, Any] = {
+        "trainable_roles": None if trainable_role is None else frozenset(trainable_role),
+        "roles": {name: rule for name, _, rule in (each.partition("=") for each in role or ())},
+        "train_unseen": train_unseen,
+        "sampling": None if sampling is None else options_of(sampling),
+    }
+    if role_of is not None:
+        declared["role_of"] = staticmethod(function_from(role_of, "a list of messages"))
     sessions = PlayedSessions(
         found,
         {
@@ -83,9 +98,7 @@ def gateway(
             "history": specification(history),
             "limits": options_of(limit or ()),
         },
-        trainable_roles=None if trainable_role is None else frozenset(trainable_role),
-        role_of=None if role_of is None else function_from(role_of, "a list of messages"),
-        sampling=None if sampling is None else options_of(sampling),
+        declared=declared,
         out=out,
         resume=resume,
         compress=compress,

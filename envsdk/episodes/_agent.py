@@ -417,8 +417,8 @@ class Agent:
         opening, env = turn.opening, self.env
         above = None if self.parent is None else self.parent.current
         parent = None if above is None else above.name
-        if opening is not None and opening.base is not None:
-            parent = self.context_named(opening.base)
+        if opening is not None and (opener := opening.base or opening.parent) is not None:
+            parent = self.context_named(opener)
         role = opening.role if opening is not None else self.role if turn.context is None else turn.context
         context = Context(name, role, env.renderer_of(role), env.history, parent=parent)
         context.is_trainable = opening is None or opening.is_trainable
@@ -442,7 +442,8 @@ class Agent:
                 )
             messages = [*system, *turn.messages]
             return context, context.open_on(base, messages, max_tokens=limit, prefill=turn.prefill), parent
-        if opening is not None and parent is not None:
+        if opening is not None and opening.base is not None:
+            assert parent is not None
             base, edit = contexts[parent], Edit(opening.keep, start=opening.start)
             if context.renderer is not base.renderer:
                 raise ConfigError(

@@ -43,6 +43,7 @@ class Opening(NamedTuple):
         detail: The reason why it is opened, for people.
         is_trainable: Whether the context gives samples.
         start: The number of messages that are left out at the start of that conversation; `keep` counts them.
+        parent: The name of the context that opened it, if it has no `base`; None for the context that opened the agent.
     """
 
     role: str
@@ -51,6 +52,7 @@ class Opening(NamedTuple):
     detail: str = ""
     is_trainable: bool = True
     start: int = 0
+    parent: str | None = None
 
 
 class Mask(NamedTuple):

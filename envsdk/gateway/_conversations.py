@@ -7,10 +7,13 @@ The rules of FIELD, section 12, in their order:
    the last known assistant message, by the ids that the gateway issued, by its meaning, or by ids in its text; else the
    conversations with the same beginning.
 3. Decide whether it continues one of them, and what it changes (`_fit`): it extends the record; or the last reply is
-   in it, and other messages were changed; or the program left out or edited the last reply.
+   in it, and other messages were changed; or the program left out or edited the last reply; or it replaced the
+   beginning and left out the end.
 4. Detect a summary in place of the messages that it summarizes (`_compacted`).
-5. Otherwise, open a context (`_open`): a branch of the conversation that it begins with, a side request (fewer tools,
-   an instruction), or another agent's conversation (other tools and another system message).
+5. Otherwise, open a context (`_opening`): a branch of the conversation that it begins with, a side request (fewer
+   tools, an instruction), or another agent's conversation (other tools and another system message).
+
+Ids come before content, content before sessions (`Lineage`), and sessions before the system message and the tools.
 
 Two conversations are never merged: in doubt, a request opens a context.
 """
@@ -18,18 +21,20 @@ Two conversations are never merged: in doubt, a request opens a context.
 import heapq
 import re
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile
 from typing import TypeAlias
 
 from ..messages import Message, ToolSchema
-from ._normalized import RecordedMessage, Setting, entry_of, without_stop
+from ._lineage import Lineage
+from ._normalized import RecordedMessage, Setting, entry_of, is_start, without_stop
 from ._reading import Replies, RequestReading, read
 from ._requests import ModelReply, ModelRequest
 
 _EVIDENCE = 24  # characters: a shorter text may be in two conversations by chance
 _TAG_OR_LINE = re.compile(r"<[^<>\n]*>|\n")
+_WORD = re.compile(r"\w+")
 _RETRIED = 64  # requests that are remembered for a retry
 _RECENT = 8  # replies that may be the summary with which a request begins
 
@@ -72,6 +77,8 @@ class Opens:
         keep: How many messages of `base` it begins with, including the system message of `base` if that has one. They
             may include those of a request to which no reply was given yet.
         was_choice: Whether it begins with other contexts equally well.
+        parent: The context whose program started this one, if it has no `base`; None if nothing says which one.
+        why: What says so, as a phrase.
     """
 
     context: str
@@ -82,11 +89,16 @@ class Opens:
     base: str | None = None
     keep: int = 0
     was_choice: bool = False
+    parent: str | None = None
+    why: str = ""
 
     @property
     def detail(self) -> str:
         """The reason for opening the context, for people."""
-        return f"{self.role}: a separate conversation" if self.base is None else f"from {self.base}"
+        if self.base is not None:
+            return f"from {self.base}"
+        below = "" if self.parent is None else f" below {self.parent}: {self.why}"
+        return f"{self.role}: a separate conversation{below}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +121,11 @@ class ProgramConversation:
         role: Its role.
         setting: Its system message and its tools.
         base: The conversation that it begins with, or None.
-        is_side: Whether it is a side branch of its base.
+        kind: `branch` or `side`, of its base; `agent`, or empty for the first one.
+        rules: Whether the built-in rule gives its role.
+        lineage: The ids of its session, as its last request had them.
+        parent: The conversation whose program started it, or None.
+        steps: The number of its replies.
         record: Its messages, which end with the last reply.
         pending: The request that is waiting for a reply, or None.
         answered: The last request that was answered; None if it was forgotten.
@@ -120,7 +136,11 @@ class ProgramConversation:
     role: str
     setting: Setting
     base: "ProgramConversation | None" = None
-    is_side: bool = False
+    kind: str = ""
+    rules: bool = False
+    lineage: Lineage = field(default_factory=Lineage)
+    parent: "ProgramConversation | None" = None
+    steps: int = 0
     record: RequestReading = field(default_factory=RequestReading)
     pending: "PlacedRequest | None" = None
     answered: "PlacedRequest | None" = None
@@ -151,12 +171,18 @@ class ProgramConversation:
 
 @dataclass(eq=False, slots=True)
 class PlacedRequest:
-    """A request in a conversation, with its retries, and the conversations of its further replies (`n`)."""
+    """A request in a conversation, with its retries, and the conversations of its further replies (`n`).
+
+    Once it is answered, it has its replies, and `is_cut` if they were not sampled to their end, because the program no
+    longer waited for them.
+    """
 
     requests: list[ModelRequest]
     placement: Continues | Opens
     reading: RequestReading
     setting: Setting
+    replies: list[RecordedMessage] = field(default_factory=list[RecordedMessage])
+    is_cut: bool = False
     branches: list[ProgramConversation] = field(default_factory=list[ProgramConversation])
 
 
@@ -170,6 +196,7 @@ class Fit:
         reach: How many of them the conversation explains; -1 if the request does not continue it.
         changed: The first change, or an empty string.
         is_alike: Whether it has the role, the system message and the tools of the conversation.
+        shares_session: Whether both name the same session.
     """
 
     conversation: ProgramConversation
@@ -177,11 +204,12 @@ class Fit:
     reach: int = -1
     changed: str = ""
     is_alike: bool = False
+    shares_session: bool = False
 
     @property
-    def rank(self) -> tuple[int, bool, bool]:
+    def rank(self) -> tuple[int, bool, bool, bool]:
         """A key by which fits are compared: a larger one fits better."""
-        return self.reach, self.is_alike, not self.changed
+        return self.reach, self.shares_session, self.is_alike, not self.changed
 
 
 FitsIn: TypeAlias = dict[ProgramConversation, Fit]
@@ -194,14 +222,14 @@ class Conversations:
     with it. After `fail`, its context is as it was before `place`, so the same request again is placed as before.
 
     Args:
-        role_of: Returns the role of a new context, given its messages with the system message first, or None.
+        role_of: Returns the role of a new context, given its request, or None for the built-in rule.
         reasoning_tags: The tags in which the model's family writes reasoning, which programs may put into the text of a
             reply; None for the well-known ones only.
     """
 
     def __init__(
         self,
-        role_of: Callable[[Sequence[Message]], str | None] | None = None,
+        role_of: Callable[[ModelRequest], str | None] | None = None,
         reasoning_tags: tuple[str, str] | None = None,
     ) -> None:
         self._role_of = role_of
@@ -217,20 +245,33 @@ class Conversations:
         ] = {}  # assistant messages by calls, and by text
         self._asked: dict[Hashable, dict[ProgramConversation, None]] = {}  # by the last assistant message of a request
         self._clock = 0
+        self._streamed: set[RecordedMessage] = set()  # the replies of which a program may have read a part
+        self._received: dict[RecordedMessage, int] = {}  # the characters that it read of those that were cut
 
     def place(self, request: ModelRequest) -> Continues | Opens | Repeats:
         """Return the place of a request in the conversations, and keep it pending until it is answered or fails."""
-        failed = next((one for one in self._failed if request.repeats(one[1].requests[0])), None)
+        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+        earlier = [*self._failed, *(self._answered if is_retry else ())]
+        failed = next((one for one in earlier if request.repeats(one[1].requests[0])), None)
         if failed:
-            self._failed.remove(failed)
-            if failed[0].answered is failed[1]:
+            if failed in self._failed:
+                self._failed.remove(failed)
+            if failed[0].answered is failed[1] and not failed[1].is_cut:
                 failed[1].requests.append(request)
+                for reply in failed[1].replies:
+                    self._received.pop(reply, None)
                 self._placed[id(request)] = failed
                 return Repeats(failed[1].requests[0])
         fits = self._fits(request)
+        if failed and failed[0].answered is failed[1]:
+            conversation, reading = failed[0], replace(failed[1].reading, keep=len(failed[1].reading.path))
+            gone = conversation.position(reading.keep)
+            fits = [Fit(conversation, reading, reading.keep, f"the reply {gone} was cut, and is asked for again")]
         best = max(fits, key=lambda fit: (*fit.rank, fit.conversation.answered_at), default=None)
         if request.context is not None and request.context not in self._open:
             best = None
+        elif best is not None and any(fit.is_alike and fit.reading.keep > max(best.reach, 0) for fit in fits):
+            best = None  # it begins with more of another conversation, such as one that it repeats
         elif best is None or best.reach < 0:
             shared = max((fit.reading.keep for fit in fits), default=0)
             best = self._compacted(request, shared) if request.context is None else None
@@ -251,6 +292,7 @@ class Conversations:
             placed = PlacedRequest([request], placement, best.reading, setting)
         conversation.pending = placed
         self._placed[id(request)] = conversation, placed
+        self._note_received(conversation, placed.reading)
         for key in _last_assistant(placed.reading):
             self._asked.setdefault(key, {})[conversation] = None
         return placed.placement
@@ -259,15 +301,22 @@ class Conversations:
         """Open a context for a further reply to a pending request (`n`), which `answer` then expects."""
         base, placed = self._pending(request)
         branch = ProgramConversation(
-            self._new_name(base.role), base.role, placed.setting, base, base.is_side, pending=placed
+            *(self._new_name(base.role), base.role, placed.setting, base),
+            *("side" if base.kind == "side" else "branch", base.rules, base.lineage),
+            pending=placed,
         )
         self._open[branch.name] = branch
         placed.branches.append(branch)
         keep = base.position(len(placed.reading.path))
         return Opens(branch.name, base.role, (), placed.setting.system, placed.setting.tools, base.name, keep)
 
-    def answer(self, request: ModelRequest, replies: Sequence[ModelReply]) -> None:
+    def answer(self, request: ModelRequest, replies: Sequence[ModelReply], *, is_cut: bool = False) -> None:
         """Record the replies to a pending request: that of its context, then those of its branches in their order.
+
+        Args:
+            request: The request.
+            replies: Its replies.
+            is_cut: Whether the program went away, so that they are not complete.
 
         Raises:
             ValueError: If the request is not pending, or the number of replies is wrong.
@@ -279,13 +328,18 @@ class Conversations:
                 f"got {len(replies)} replies to a request with {len(conversations) - 1} branches; expected one for the "
                 "request and one for each branch: call branch() for each further reply before answer()"
             )
-        placed.branches = []
+        placed.branches, placed.is_cut = [], is_cut
         for answered, reply in zip(conversations, replies, strict=True):
             entry = entry_of(reply.message, reply.id, self._replies.tags)
+            placed.replies.append(entry)
             self._clock += 1
             answered.record = replace(placed.reading, path=(*placed.reading.path, entry))
             answered.setting, answered.pending = placed.setting, None
             answered.answered, answered.answered_at = placed, self._clock
+            answered.steps += 1
+            answered.lineage = Lineage.of(request)
+            if request.is_streamed:
+                self._streamed.add(entry)
             self._replies.add(entry)
             self._owners[entry] = answered
             for new in (*placed.reading.path[placed.reading.keep :], entry):
@@ -309,6 +363,7 @@ class Conversations:
         conversation, placed = self._placed[id(request)]
         self._failed.append((conversation, placed))
         if conversation.pending is not placed:
+            self._received |= dict.fromkeys(placed.replies, 0)
             return
         self._forget(conversation, placed)
         opened = [*placed.branches, *([conversation] if isinstance(placed.placement, Opens) else [])]
@@ -318,6 +373,40 @@ class Conversations:
                 self._asked[key].pop(gone, None)
         placed.branches = []
         conversation.pending = None
+
+    @property
+    def received(self) -> Mapping[str, int]:
+        """How many characters of its text a program read of each reply that was cut on its way, by the reply's id."""
+        return {reply.reply: characters for reply, characters in self._received.items() if reply.reply is not None}
+
+    def roles(self) -> Mapping[str, str]:
+        """Return the roles that the built-in rule gives to contexts, now that all requests are known.
+
+        `main` is, of the conversations that nothing else started, one with tools if there is one, and of these the one
+        with the most replies. Others are `side` if they have no tools, but `main` has.
+        """
+        ruled = [one for one in self._open.values() if one.rules]
+        whole = [one for one in ruled if one.kind in ("", "agent") and one.base is None]
+        main = max(whole, key=lambda one: (bool(one.setting.tools), not one.parent, one.steps), default=None)
+        roles: dict[str, str] = {}
+        for one in ruled:  # each comes after its base
+            if one is main:
+                roles[one.name] = "main"
+            elif one.kind == "branch" and one.base is not None:
+                roles[one.name] = roles.get(one.base.name, one.base.role)
+            else:
+                is_aside = one.kind == "side" or (main is not None and main.setting.tools and not one.setting.tools)
+                roles[one.name] = "side" if is_aside else "agent"
+        return roles
+
+    def _note_received(self, conversation: ProgramConversation, reading: RequestReading) -> None:
+        """Record which replies a program has received after all, and which it has received in part."""
+        for reply in [reply for reply in self._received if reply in reading.path]:
+            del self._received[reply]
+        own = zip(conversation.record.path[reading.keep :][:1], reading.path[reading.keep :][:1], strict=False)
+        for reply, sent in chain(reading.changed.items(), own):
+            if reply in self._streamed and sent.is_assistant and is_start(sent, reply):
+                self._received[reply] = len(sent.text)
 
     def _pending(self, request: ModelRequest) -> tuple[ProgramConversation, PlacedRequest]:
         found = self._placed.get(id(request))
@@ -367,8 +456,8 @@ class Conversations:
         )
         fit = self._fit(likely, request) if likely else None
         known: Sequence[RecordedMessage] = ()  # the messages that another conversation must have, too
-        is_plain = fit is not None and fit.rank == (fit.reading.keep, True, True) and bool(fit.reading.starts)
-        if fit is not None and is_plain and fit.reading.starts[-1][1] == fit.reach - 1:
+        is_plain = fit is not None and fit.reach == fit.reading.keep and fit.is_alike and not fit.changed
+        if fit is not None and is_plain and fit.reading.starts and fit.reading.starts[-1][1] == fit.reach - 1:
             known = fit.reading.path[: fit.reach]
         forms = [entry.form for entry in known]
         return {
@@ -412,7 +501,12 @@ class Conversations:
         """Fit a request to a conversation: whether it continues it, and what it changes."""
         reading = read(request, conversation.newest, self._replies)
         is_same, is_named = conversation.is_alike(request), request.context == conversation.name
-        fit, whole, keep = Fit(conversation, reading, is_alike=is_same), conversation.record.path, reading.keep
+        fit = Fit(
+            *(conversation, reading),
+            is_alike=is_same,
+            shares_session=Lineage.of(request).shares_session(conversation.lineage),
+        )
+        whole, keep = conversation.record.path, reading.keep
         if conversation.pending or request.role not in (None, conversation.role):
             return fit
         is_instructed = not request.messages or request.messages[-1].message.role != "tool"
@@ -441,10 +535,20 @@ class Conversations:
             short, long = sorted((following[0].text, head.text), key=len)
             if (short and short in long) or set(following[0].calls) & set(head.calls):  # extended, or a part of it
                 return replace(fit, reach=keep + 1, changed=changed)
+        elif may_follow and "compacted" in changed:  # the beginning was replaced, and the end left out
+            known = [entry for entry in reading.path if entry in whole]
+            replies = [entry for entry in known[keep:] if entry.is_assistant]
+            if replies and (is_same or replies[-1] in reading.named):
+                return replace(fit, reach=len(known), changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
 
     def _is_evidence(self, whole: Sequence[RecordedMessage], path: Sequence[RecordedMessage], shared: int) -> bool:
-        """Return whether the last messages of a record and of a request are equal by more than chance."""
+        """Return whether the last messages of a record and of a request are equal by more than chance.
+
+        They are if the last reply is at its place, after other replies that are the same.
+        """
+        if len(path) == len(whole) and any(entry.is_assistant for entry in whole[:shared]):
+            return True
         pairs = takewhile(lambda pair: pair[0].form == pair[1].form, zip(reversed(whole), reversed(path), strict=False))
         run = [entry for entry, _ in pairs]
         is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
@@ -452,26 +556,31 @@ class Conversations:
         return (len(run) > 1 or (is_unique and shared > 0)) and sum(map(len, texts)) >= _EVIDENCE
 
     def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
-        """Return the conversation that a request has only a summary of, written by the conversation or a side branch.
+        """Return the conversation that a request has only a summary of, written by the conversation or a side request.
+
+        Programs remove the tags around a summary, quote a part of it, or put it into other words around it.
 
         Args:
             request: The request.
             shared: The most messages that it shares with a conversation. Shared messages are not a summary.
         """
         recent = heapq.nlargest(_RECENT, self._open.values(), key=lambda conversation: conversation.answered_at)
-        for side in recent:
-            whole = side.base if side.is_side else side
+        lineage = Lineage.of(request)
+        for writer in recent:
+            whole = writer.base if writer.kind == "side" else writer
+            if whole is writer and not writer.setting.tools and not writer.is_alike(request):
+                alike = (one for one in recent if one.is_alike(request) and one.lineage.shares_session(lineage))
+                whole = next(alike, None)
             if whole is None or self._open.get(whole.name) is not whole:  # the request that opened it failed
                 continue
-            if side.pending or whole.pending or not whole.is_alike(request):
+            if writer.pending or whole.pending or not whole.is_alike(request):
                 continue
             reading = read(request, whole.record, self._replies)
             new = [entry.text for entry in reading.path[reading.keep :][:3] if not entry.is_assistant]
-            is_its_own = reading.keep >= shared and (side.is_side or reading.keep)
-            # Programs remove the tags around a summary, so its longest line is what they quote.
-            longest = max((piece.strip() for piece in _TAG_OR_LINE.split(side.record.path[-1].text)), key=len)
-            if is_its_own and len(longest) >= _EVIDENCE and any(longest in text for text in new):
-                return Fit(whole, reading, 0, f"compacted: the reply of {side.name!r} is in the place of messages")
+            is_its_own = whole is not writer or reading.keep or whole.lineage.shares_session(lineage)
+            summary = writer.record.path[-1].text
+            if reading.keep >= shared and is_its_own and any(_quotes(text, summary) for text in new):
+                return Fit(whole, reading, 0, f"compacted: the reply of {writer.name!r} is in the place of messages")
         return None
 
     # Opening a context.
@@ -496,23 +605,24 @@ class Conversations:
         _, best = max(shared, key=lambda pair: pair[0], default=(None, None))
         reading = best.reading if best else read(request, RequestReading(), self._replies)
         base, keep = (best.conversation, reading.keep) if best else (None, 0)
-        kind = "agent"
+        kind = "agent" if self._open else ""
         if base and setting.is_same(base.setting):
             kind = "branch"
         elif base and (not setting.tools or setting.has_system_of(base.setting)):
             kind = "side"
-        role = request.role
-        if role is None and self._role_of is not None:
-            system = [] if request.system is None else [Message(role="system", content=request.system)]
-            role = self._role_of([*system, *(received.message for received in request.messages)])
-        role = role or ("main" if not self._open else base.role if base and kind == "branch" else kind)
+        given = request.role or (None if self._role_of is None else self._role_of(request))
+        is_aside = kind == "agent" and not setting.tools and any(one.setting.tools for one in self._open.values())
+        role = given or (base.role if base and kind == "branch" else "side" if is_aside else kind or "main")
         if request.context is not None and request.context not in self._open:
             name = request.context
         elif failed and isinstance(failed[1].placement, Opens) and failed[0].name not in self._open:
             name = failed[0].name
         else:
             name = self._new_name(role) if self._open else "main"
-        conversation = ProgramConversation(name, role, setting, base, bool(self._open) and kind == "side")
+        parent, why = self._parent(request) if base is None else (None, "")
+        rules = not given and (kind != "branch" or (base is not None and base.rules))
+        conversation = ProgramConversation(name, role, setting, base, kind, rules, Lineage.of(request))
+        conversation.parent = parent
         self._open[name] = conversation
         others = (fit.reading for _, fit in shared if fit.reading.keep == keep)
         placement = Opens(
@@ -524,8 +634,36 @@ class Conversations:
             base=base.name if base else None,
             keep=base.position(keep) if base else 0,
             was_choice=any(other.path[keep - 1] is not reading.path[keep - 1] for other in others),
+            parent=None if parent is None else parent.name,
+            why=why,
         )
         return conversation, PlacedRequest([request], placement, reading, setting)
+
+    def _parent(self, request: ModelRequest) -> tuple[ProgramConversation | None, str]:
+        """Return the conversation whose program started that of a request, and what says so.
+
+        It has a reply that is in the request; or a header names it; or the arguments of its call in flight are in the
+        request; or its call is the only one in flight.
+        """
+        for received in request.messages:
+            if (reply := self._replies.named(received)) is not None:
+                return self._owners[reply], "its replies are in it"
+        lineage = Lineage.of(request)
+        recent = sorted(self._open.values(), key=lambda one: one.answered_at, reverse=True)
+        for one in recent:
+            if one.answered_at and (why := lineage.why_child_of(one.lineage)):
+                return one, why
+        flying = [one for one in recent if one.record.path and one.record.path[-1].calls and not one.pending]
+        texts = [received.message.content.strip() for received in request.messages]
+        for one in flying:
+            for call in one.record.path[-1].message.tool_calls:
+                given = call.arguments.values() if isinstance(call.arguments, dict) else ()
+                told = [value.strip() for value in given if isinstance(value, str) and value.strip()]
+                if any(value in texts or (len(value) >= _EVIDENCE and value in "\n".join(texts)) for value in told):
+                    return one, f"the arguments of its call of {call.name!r} are in it"
+        if len(flying) == 1:
+            return flying[0], f"its call of {flying[0].record.path[-1].message.tool_calls[0].name!r} is in flight"
+        return None, ""
 
     def _new_name(self, role: str) -> str:
         """Return a new name for a context."""
@@ -539,11 +677,29 @@ def _difference(conversation: ProgramConversation, reading: RequestReading) -> s
     """Describe the first change. Messages are counted like `keep`."""
     keep, first = reading.keep, conversation.position(reading.keep)
     dropped, following = conversation.record.path[keep:], reading.path[keep:]
+    places = {entry: place for place, entry in enumerate(dropped)}
+    new = next((index for index, entry in enumerate(following) if entry in places), 0)
+    old = places[following[new]] if new else 0
+    replies = [sum(entry.is_assistant for entry in part) for part in (following[:new], dropped[:old])]
+    if old > new > 0 and replies[0] < replies[1]:
+        return f"compacted: messages {first} to {first + old - 1} were replaced by {new}"
+    if following and dropped and is_start(following[0], dropped[0]) and following[0].is_assistant:
+        return f"message {first} (assistant) was cut"
     if following and following[0] not in dropped:
         is_inserted = dropped[:1] == following[1:2]
         return f"message {first} ({following[0].message.role}) {'was inserted' if is_inserted else 'differs'}"
     last = first - 1 + (dropped.index(following[0]) if following else len(dropped))
     return f"message {first} was left out" if last == first else f"messages {first} to {last} were left out"
+
+
+def _quotes(text: str, summary: str) -> bool:
+    """Return whether a text contains a summary, or a part of it, or most of its words in their order."""
+    longest = max((piece.strip() for piece in _TAG_OR_LINE.split(summary)), key=len)
+    if len(longest) >= _EVIDENCE and longest in text:
+        return True
+    words = [_WORD.findall(one) for one in (text, summary)]
+    one, other = (set(zip(each, each[1:], each[2:], strict=False)) for each in words)
+    return len(one & other) >= max(_EVIDENCE // 2, min(len(one), len(other)) / 2)
 
 
 def _meanings(entry: RecordedMessage) -> list[Hashable]:

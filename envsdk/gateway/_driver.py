@@ -15,6 +15,7 @@ import numpy as np
 
 from .._describing import message_of
 from ..authoring._driver import Driver
+from ..contexts._context import Context, SampledText
 from ..contexts._edits import Edit
 from ..contexts._roles import reply_spans
 from ..episodes._recording import task_as_json
@@ -35,9 +36,11 @@ from ..rendering._reply_grammar import reply_grammar
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
 from ..rendering.renderer import TokenIds, as_given, check_image, refuse_images
+from ..trajectories._steps import Step
 from ._agents import CONTEXT_TOKENS, AgentConfig, prepared_agent
 from ._conversations import Continues, Conversations, Opens, Repeats
 from ._exchange import Refusal
+from ._lineage import role_rules
 from ._live import LiveReply
 from ._programs import CommandProgram, Endpoint, ThreadProgram
 from ._requests import ModelReply, ModelRequest
@@ -111,11 +114,13 @@ class ProgramDriver:
 
     def forget(self) -> None:
         """Release the requests and replies of the last episode."""
+        by_rule = role_rules(self.env.roles)
 
-        def role_of(messages: Sequence[Message]) -> str | None:
-            role = self.env.role_of(messages)
+        def role_of(request: ModelRequest) -> str | None:
+            role = self.env.role_of(request.all_messages) or by_rule(request)
             return role if role is not None or self._session is None else self._session.role
 
+        self._sampled: dict[str, tuple[Context, Step, str]] = {}  # by the id of each reply; with its text
         self._conversations = Conversations(role_of, self.driver.renderer.reasoning_in_content)
         self._inner: dict[int, tuple[Message, Message]] = {}
         self._calls: dict[str, ToolCall] = {}
@@ -134,7 +139,7 @@ class ProgramDriver:
         if len(self._replies) < asked.request.n and self._limit() is None and not self._is_given_up:
             return self._taken(asked, self._turn_of(asked.request, self._conversations.branch(asked.request)))
         replies, self._replies, self._asked = self._replies, [], None
-        self._conversations.answer(asked.request, replies)
+        self._conversations.answer(asked.request, replies, is_cut=self._is_given_up)
         if (begun := asked.request.prefill) is not None:  # the program has the beginning
             for index, answer in enumerate(replies):
                 whole = answer.message.content
@@ -148,12 +153,32 @@ class ProgramDriver:
         turn = await self._next()
         if not isinstance(turn, ProgramEnd):
             return turn
+        self._settle()
         self.driver.running.full = None if self._full is None else self._full.reason
         is_limited, outcome = self.driver.running.limit_now() is not None, turn.outcome
         if isinstance(outcome, Turn):
             outcome.terminated = not (is_limited or outcome.truncated)
             return outcome
         return Turn(reward=cast("float | Mapping[str, float] | None", outcome), terminated=not is_limited)
+
+    def _settle(self) -> None:
+        """Give the contexts their roles, and exclude from training what the program did not receive."""
+        session, contexts, trained = self._session, self.driver.running.contexts, self.env.trainable_roles
+        for request in [] if session is None else session.take_abandoned():
+            with contextlib.suppress(ValueError):  # not one of the last
+                self._conversations.fail(request)
+        for name, role in self._conversations.roles().items():
+            if name in contexts and contexts[name].role != role:
+                contexts[name].role, contexts[name].is_trainable = role, trained is None or role in trained
+        if self.env.train_unseen:
+            return
+        for reply, characters in self._conversations.received.items():
+            context, step, text = self._sampled[reply]
+            sampled = SampledText(context.renderer, np.asarray(context.log_tokens[step.action_start : step.stop]))
+            whole = str(sampled)
+            start = whole.rfind(text) + characters if characters and text in whole else 0
+            first = sampled.tokens_of(start, len(whole))[0] if start < len(whole) else sampled.body
+            step.masked = (*step.masked, (step.action_start + first, step.stop))
 
     def open_session(self) -> ProgramSession:
         """Serve the session of an episode, and start the program."""
@@ -350,10 +375,14 @@ class ProgramDriver:
             cut: Earlier requests whose answers did not reach the program.
         """
         for request in cut:
-            if id(request) in self._answers:
-                with contextlib.suppress(ValueError):  # the program continued without the whole answer
-                    self._conversations.fail(request)
-        placed = self._conversations.place(asked.request)
+            with contextlib.suppress(ValueError):  # not one of the last, or not asked yet
+                self._conversations.fail(request)
+        try:
+            placed = self._conversations.place(asked.request)
+        except Exception:  # of the author's role_of(): the program is told when the episode fails
+            if self._session is not None:
+                self._session.put_back(asked)
+            raise
         if isinstance(placed, Repeats):
             asked.answer(self._answers[id(placed.request)][1])
             return None
@@ -474,6 +503,7 @@ class ProgramDriver:
                 placed.detail,
                 is_trainable=roles is None or placed.role in roles,
                 start=int(has_system and placed.system is None),
+                parent=placed.parent,
             )
         elif placed.system == "" and has_system:
             keep = (
@@ -494,6 +524,8 @@ class ProgramDriver:
         if known is not None:
             return known[1]
         inner = as_given(self.driver.renderer, message)
+        if message.role == "developer" and "developer" not in self.driver.renderer.roles:
+            inner = inner.model_copy(update={"role": "system"})  # most families have one name for both
         named = [(call.id, call.name) for call in message.tool_calls]
         ids: list[str | None] = []
         for outer, name in [(message.tool_call_id, message.name)] if message.role == "tool" else named:
@@ -539,6 +571,7 @@ class ProgramDriver:
         logprobs = np.asarray(context.log_logprobs[step.action_start : step.stop])
         is_known = bool(len(logprobs)) and not bool((logprobs != logprobs).any())
         decode = context.renderer.tokenizer.token_bytes
+        self._sampled[self._id()] = context, step, content.strip()
         spans = reply_spans(context.renderer, tokens, recorded) if recorded.reasoning else ()
         return ModelReply(
             id=self._id(),
@@ -572,11 +605,9 @@ class ProgramDriver:
         Raises:
             RequestError: If the model family cannot express it.
         """
-        system = [] if request.system is None else [Message(role="system", content=request.system)]
-        messages = [*system, *(received.message for received in request.messages)]
         try:
             rendered = self.driver.renderer.render(
-                messages, tools=request.tools, generation_prompt=True, history="keep"
+                request.all_messages, tools=request.tools, generation_prompt=True, history="keep"
             )
         except (RenderError, TokenizerError) as error:
             raise _inexpressible(error) from error

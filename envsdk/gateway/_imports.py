@@ -114,11 +114,13 @@ def from_requests(
         raise InvalidRecord(f"records is a {kind}; expected the records of one session, in order")
     reader = RecordReader(protocol)
     exchanges, renamed = with_unique_call_ids([reader.read(record, index) for index, record in enumerate(records)])
-    session = _LoggedSession(Conversations(role_of), importer, temperature, renamed)
+    placement = Conversations(lambda request: None if role_of is None else role_of(request.all_messages))
+    session = _LoggedSession(placement, importer, temperature, renamed)
     for exchange in exchanges:
         session.add(exchange)
     for context in session.conversations:
         session.train(context)
+    session.settle(trainable_roles)
     return importer.finish(reward=reward, stop_reason=StopReason(status), error=error, env=env, group_id=group_id)
 
 
@@ -130,12 +132,14 @@ class _Conversation:
         messages: The messages as the last request has them, and the reply.
         tools: The tools.
         change: A description of the change since the last step.
+        base: The context whose messages it begins with, or None.
         untrained: The indices of the replies without ids that are not trained yet.
     """
 
     messages: list[Message]
     tools: Sequence[ToolSchema]
     change: Change
+    base: str | None = None
     untrained: list[int] = field(default_factory=list[int])
 
 
@@ -181,7 +185,9 @@ class _LoggedSession:
                 self._continue(placed)
             else:
                 known = self.conversations
-                log = self._importer.open(placed.context, placed.role, placed.base, is_handoff=bool(known))
+                log = self._importer.open(
+                    placed.context, placed.role, placed.base or placed.parent, is_handoff=bool(known)
+                )
                 messages = list(known[placed.base].messages[: placed.keep]) if placed.base is not None else []
                 log.messages += messages
                 if not messages or messages[0].role != "system" or messages[0].content != placed.system:
@@ -190,7 +196,8 @@ class _LoggedSession:
                 messages += new
                 log.messages += new
                 log.tools = [dict(tool) for tool in placed.tools]
-                self.conversations[placed.context] = _Conversation(messages, placed.tools, Change(detail=placed.detail))
+                change = Change(detail=placed.detail)
+                self.conversations[placed.context] = _Conversation(messages, placed.tools, change, placed.base)
             self._answer(exchange, answer, placed.context)
             self._count += 1
             replies.append(ModelReply(f"reply_{self._count}", answer.message, "stop", 0, ()))
@@ -272,7 +279,13 @@ class _LoggedSession:
                     f"processor: {error}"
                 ) from error
         change, conversation.change = conversation.change, Change()
-        self._importer.add(context, reply, message, base=log.parent, change=change, media=media)
+        self._importer.add(context, reply, message, base=conversation.base, change=change, media=media)
+
+    def settle(self, trainable_roles: Collection[str] | None) -> None:
+        """Give the contexts the roles that they have now that all requests are known."""
+        for name, role in self._placement.roles().items():
+            log = self._importer.log(name)
+            log.role, log.is_trainable = role, trainable_roles is None or role in trainable_roles
 
     def train(self, context: str) -> None:
         """Make supervised samples of the replies without ids in a conversation, before it changes."""

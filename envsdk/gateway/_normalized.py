@@ -24,7 +24,7 @@ Call: TypeAlias = tuple[str, str]
 
 _CODE_CALL = "\nCalling tools:\n"
 _WORD = re.compile(r"\w{3,}")
-_TAG = re.compile(r"<([\w:]*(?:think|thought|reason)[\w:]*)>|\[(\w*think\w*)\]", re.IGNORECASE)
+_TAG = re.compile(r"<([\w:-]*(?:think|thought|reason)[\w:-]*)>|\[(\w*think\w*)\]", re.IGNORECASE)
 _INVISIBLE = re.compile(r"(?<=[<\[\]])[\u200b-\u200d\u2060\ufeff]")
 """What pydantic-ai puts after the first character of a control token. Elsewhere, such characters have a meaning."""
 
@@ -120,8 +120,9 @@ def is_same_reply(sent: RecordedMessage, recorded: RecordedMessage, stop: Collec
     if not has_same_reasoning(sent, recorded):
         return False
     calls = recorded.message.tool_calls
-    reasoning, rest = sent.tagged
-    is_own = reasoning in ("", (recorded.message.reasoning or "").strip())
+    tagged, rest = sent.tagged
+    reasoning = "".join((recorded.message.reasoning or "").split())
+    is_own = not tagged or (bool(reasoning) and reasoning in "".join(tagged.split()))  # perhaps under a title
     for text in (sent.text, *([rest] if is_own else [])):
         if calls and not sent.calls:
             code = text.removeprefix(recorded.text).strip().removeprefix(_CODE_CALL.strip())
@@ -136,6 +137,16 @@ def is_same_reply(sent: RecordedMessage, recorded: RecordedMessage, stop: Collec
         if is_same:
             return True
     return False
+
+
+def is_start(sent: RecordedMessage, recorded: RecordedMessage) -> bool:
+    """Return whether a message is the start of a recorded reply: a part of its text, or its text and some calls."""
+    if sent.text == recorded.text:
+        is_part = len(sent.calls) < len(recorded.calls) and recorded.calls[: len(sent.calls)] == sent.calls
+    else:
+        is_part = recorded.text.startswith(sent.text) and not sent.calls
+    is_empty = not (sent.text or sent.calls)
+    return is_part and not is_empty and recorded.is_assistant and has_same_reasoning(sent, recorded)
 
 
 def has_same_reasoning(sent: RecordedMessage, recorded: RecordedMessage) -> bool:
@@ -220,20 +231,22 @@ class Setting:
     def may_replace(self, other: "Setting", *, is_instructed: bool) -> bool:
         """Return whether a request with this setting may continue a conversation with a different one.
 
-        In another conversation, both the system message and the tools differ. Fewer tools and an instruction, or
-        another system message without any tools, belong to a side request, such as for a title.
+        A client that resumes a session may change a sentence of the system message and some tools. In the conversation
+        of another agent, both are replaced. Few of the tools and an instruction, or another system message without any
+        tools, belong to a side request, such as for a title.
 
         Args:
             other: The setting of the conversation.
             is_instructed: Whether the request ends with a message of the program that is not a result.
         """
-        if not self.has_tools_of(other):
-            has_all = _by_name(self.tools).keys() >= _by_name(other.tools).keys()
-            return self.has_system_of(other) and bool(self.tools) and (has_all or not is_instructed)
+        own, others = _by_name(self.tools).keys(), _by_name(other.tools).keys()
+        if own and 2 * len(own & others) > max(len(own), len(others)):
+            return True
         short, long = sorted((self.system or "", other.system or ""), key=len)
         ends = (zip(short, long, strict=False), zip(reversed(short), reversed(long), strict=False))
         shared = sum(len(list(takewhile(lambda pair: pair[0] == pair[1], end))) for end in ends)
-        return self.has_system_of(other) or bool(self.tools) or 2 * shared >= len(long) > 0  # they share half
+        has_system = self.has_system_of(other) or 2 * shared >= len(long) > 0  # they share half
+        return has_system and (own == others or (bool(own) and (own >= others or not is_instructed)))
 
 
 def _by_name(tools: Sequence[ToolSchema]) -> dict[Any, ToolSchema]:

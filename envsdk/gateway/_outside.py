@@ -5,7 +5,7 @@ import logging
 import secrets
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from ..rollouts._player import Player, PlaySettings
 from ..rollouts._run_folder import RunFolder
 from ..trajectories._trajectory import Trajectory
 from ._driver import ProgramDriver, failure
+from ._lineage import role_rules
 from ._program import ProgramEnv
 from ._requests import ModelRequest, ReceivedMessage
 from ._session import ProgramEnd, ProgramSession
@@ -91,9 +92,7 @@ class PlayedSessions:
     Args:
         policy: The policy that replies.
         env_options: The options of the episodes' environment: renderer, tokenizer, history, limits.
-        trainable_roles: The roles whose contexts are trained; None trains all.
-        role_of: See `ProgramEnv.role_of`; None for the built-in rule.
-        sampling: See `ProgramEnv.sampling`; None takes what programs request.
+        declared: Class attributes of the `ProgramEnv` that plays the sessions, such as `trainable_roles`.
         out: The run folder; None records nothing.
         resume: Whether to continue the run in the folder.
         compress: Whether to compress the folder's trajectories.
@@ -112,9 +111,7 @@ class PlayedSessions:
         policy: PolicyLike,
         env_options: Mapping[str, Any],
         *,
-        trainable_roles: frozenset[str] | None = None,
-        role_of: Callable[[Sequence[Message]], str | None] | None = None,
-        sampling: Mapping[str, Any] | None = None,
+        declared: Mapping[str, Any] | None = None,
         out: Path | None = None,
         resume: bool = False,
         compress: bool = False,
@@ -128,14 +125,12 @@ class PlayedSessions:
         self._count = 0
         self._on_trajectory = on_trajectory
         self._close_timeout_s = close_timeout_s
-        own: dict[str, Any] = {"trainable_roles": trainable_roles, "sampling": sampling}
-        for name, value in (sampling or {}).items():
+        cls = type(OutsideEnv.__name__, (OutsideEnv,), dict(declared or {}))
+        role_rules(cls.roles)
+        for name, value in (cls.sampling or {}).items():
             refuses: Any = getattr(policy, "refuses_sampling", None)
             if refuses is not None and (why := refuses(name, value)) is not None:
                 raise ConfigError(f"sampling has {name}={value!r:.80}: {why}")
-        if role_of is not None:
-            own["role_of"] = staticmethod(role_of)
-        cls = type(OutsideEnv.__name__, (OutsideEnv,), own)
         self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)).program)
         env = self._counting.env
         shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable

@@ -50,6 +50,13 @@ class ProgramEnv(Env):
     """The container that `command` runs in; it may be set in `__init__` or `prepare`. None runs it on this machine."""
     trainable_roles: ClassVar[frozenset[str] | None] = None
     """The roles whose contexts are trained; None trains all. A context of another role gives no samples."""
+    roles: ClassVar[Mapping[str, str]] = {}
+    """A rule for each role, `FIELD:REGEX`: a new conversation has the role of the first rule whose expression is found
+    in the field. Fields are `system` (the text of the system message), `tools` (the names of the tools, separated by
+    spaces; `tools:^$` means none), `model` (the name of the model that the program asks for), and names of headers."""
+    train_unseen: ClassVar[bool] = False
+    """Whether the parts of replies that the program did not receive are trained, because it closed the stream or the
+    connection. A reply that it sends back whole was received."""
     sampling: ClassVar[Mapping[str, Any] | None] = None
     """Parameters of sampling in place of those that the program requests, such as `{"temperature": 1.0}`; None takes
     the program's. Trainers usually need one temperature for all."""
@@ -90,10 +97,12 @@ class ProgramEnv(Env):
         return None
 
     def role_of(self, messages: Sequence[Message]) -> str | None:
-        """Return the role of a new conversation, given its messages; None for the built-in rule.
+        """Return the role of a new conversation, given its messages; None for `roles`, or else the built-in rule.
 
-        A header `x-envsdk-role` comes first. The built-in rule: `main` for the first conversation, `side` for a request
-        with different tools over known history, `agent` for any other conversation.
+        A header `x-envsdk-role` comes first. The built-in rule, when the program has ended: `main` is the conversation
+        with the most replies among those with tools (among all if none has tools). `side` is a request with few or no
+        tools over known history, and a conversation without tools if `main` has some. Any other is an `agent`. Until
+        the program ends, the first conversation is `main`, also for the policies of roles.
         """
         return None
 

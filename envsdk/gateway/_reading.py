@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 
 from ..messages import Message, ToolCall
-from ._normalized import Form, RecordedMessage, entry_of, has_same_reasoning, is_same_reply
+from ._normalized import Form, RecordedMessage, entry_of, has_same_reasoning, is_same_reply, is_start
 from ._requests import ModelRequest, ReceivedMessage
 
 _ID = re.compile(r"[A-Za-z0-9_-]{6,}")  # what may be an id
@@ -236,6 +236,10 @@ class _Reader:
         changed = self._recorded.changed.get(link) if link else None  # the program's earlier replacement of it
         likely = (changed if changed in self._recorded.path else None, link, self._expected)
         sent = entry_of(message, tags=self._replies.tags)
+        replaced = link or self._expected
+        if replaced is not None and is_start(sent, replaced):  # its reasoning was complete before its text
+            message = message.model_copy(update={"reasoning": replaced.message.reasoning})
+            sent = entry_of(message, tags=self._replies.tags)
         same = (one for one in likely if one and one.is_assistant and is_same_reply(sent, one, self._stop))
         entry = next(same, None) or self._known(sent)
         if link is not None and entry is not link:

@@ -77,6 +77,8 @@ class ModelRequest:
         role: The role that the program names (`x-envsdk-role`), or None.
         body: The request as it was parsed, without `stream` and `stream_options`: two requests with equal bodies ask
             for the same.
+        headers: Its headers by their names in lower case, without credentials.
+        is_streamed: Whether the program asked for a stream, of which it may read a part.
         on_piece: Called in any thread with each piece of the reply while it is sampled, if the program wants to have it
             then and the policy streams; None if only the whole reply is wanted.
     """
@@ -99,7 +101,15 @@ class ModelRequest:
     context: str | None = None
     role: str | None = None
     body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], compare=False, repr=False)
+    is_streamed: bool = False
     on_piece: "Callable[[ReplyPiece], None] | None" = field(default=None, compare=False, repr=False)
+
+    @property
+    def all_messages(self) -> list[Message]:
+        """Its messages, the system message first."""
+        system = [] if self.system is None else [Message(role="system", content=self.system)]
+        return [*system, *(received.message for received in self.messages)]
 
     def repeats(self, other: "ModelRequest") -> bool:
         """Return whether both ask for the same reply."""

@@ -8,8 +8,10 @@ own text is a string, reasoning is text without the family's markup, and content
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +20,10 @@ from ..errors import RenderError, TurnError
 from ..messages import Message, ToolCall, ToolSchema
 from .renderer import Renderer, TokenIds
 
-_REASONING, _CONTENT, _NAME, _KEY, _VALUE = (
-    f"envsdk0{part}" for part in ("reasoning", "content", "name", "key", "value")
+_REASONING, _CONTENT, _NAME, _KEY, _VALUE, _KEY_2, _VALUE_2 = (
+    f"envsdk0{part}" for part in ("reasoning", "content", "name", "key", "value", "2key", "2value")
 )
+_ANNOTATIONS = {"type", "title", "description", "default", "examples"}
 _PART = re.compile(f"({_REASONING}|{_CONTENT}|{_NAME})")
 _CALL = re.compile(rf'{_NAME}((?:(?!{_NAME}|{_KEY}).)*)\{{\s*"{_KEY}"\s*:\s*"{_VALUE}"\s*\}}', re.DOTALL)
 _WHITESPACE = {"whitespace_pattern": r"( |\n[ \t]{0,40})?"}
@@ -78,18 +81,20 @@ def _grammar_of(renderer: Renderer, begun: str, schemas: str, has_content: bool,
     if tools:
         shapes += [("", 1), *([(_CONTENT, 1)] if has_content and schema is None else [])]
     thoughts = [_REASONING, None] if renderer.writes_reasoning else [None]
-    wholes = [_written(renderer, thought, *shape) for thought in thoughts for shape in shapes]
+    call = {_KEY: _VALUE}
+    wholes = [_written(renderer, thought, text, *[call] * calls) for thought in thoughts for text, calls in shapes]
     rests = [rest for whole in wholes if (rest := _after(renderer, whole, begun)) is not None]
     if not rests:
         raise RenderError(
             f"a constrained reply of {renderer.name!r} cannot begin with {begun[-80:]!r}: the schema or the tool "
             "choice holds for the whole reply, so a prefill or a continued reply may only have reasoning"
         )
-    rules, excluded = _calls(renderer, tools, is_parallel) if tools else ([], "")
-    names = dict.fromkeys([*renderer.blocks, *renderer.structure, *renderer.stop_tokens, excluded])
-    names.update((_closer(renderer, rest.partition(_REASONING)[2]), None) for rest in rests if _REASONING in rest)
     texts: dict[str, str] = {}
-    replies = (" ".join(_symbols(renderer, rest, "" if schema is None else "content", texts)) for rest in rests)
+    rules, example, markup = _calls(renderer, tools, is_parallel, texts) if tools else ([], _NAME, [])
+    names = dict.fromkeys([*renderer.blocks, *renderer.structure, *renderer.stop_tokens, *markup])
+    names.update((_closer(renderer, rest.partition(_REASONING)[2]), None) for rest in rests if _REASONING in rest)
+    shown = (rest.replace(example, _NAME) for rest in rests)
+    replies = (" ".join(_symbols(renderer, rest, "" if schema is None else "content", texts)) for rest in shown)
     markup = "|".join(re.escape(name).replace("/", r"\/") for name in names if name)
     rules = [
         "start: " + "\n    | ".join(dict.fromkeys(replies)),
@@ -106,10 +111,10 @@ def _grammar_of(renderer: Renderer, begun: str, schemas: str, has_content: bool,
     return grammar
 
 
-def _written(renderer: Renderer, reasoning: str | None, content: str, calls: int) -> str:
+def _written(renderer: Renderer, reasoning: str | None, content: str, *calls: dict[str, Any]) -> str:
     """Return an example reply after the assistant's opening, with the names of its control tokens."""
-    call = ToolCall(name=_NAME, arguments={_KEY: _VALUE})
-    message = Message(role="assistant", reasoning=reasoning, content=content, tool_calls=(call,) * calls)
+    made = tuple(ToolCall(name=_NAME, arguments=arguments) for arguments in calls)
+    message = Message(role="assistant", reasoning=reasoning, content=content, tool_calls=made)
     out = renderer._emission()  # pyright: ignore[reportPrivateUsage]
     renderer.emit_reply(out, message)
     return out.text()
@@ -138,25 +143,128 @@ def _closer(renderer: Renderer, after: str) -> str:
     return next(controls, (text.split() or [""])[0])
 
 
-def _calls(renderer: Renderer, tools: Sequence[tuple[str, Any]], is_parallel: bool) -> tuple[list[str], str]:
-    """Return the rules of a reply's calls, from the first name on, and what begins a call."""
-    one = _written(renderer, None, "", 1)
+def _calls(
+    renderer: Renderer, tools: Sequence[tuple[str, Any]], is_parallel: bool, texts: dict[str, str]
+) -> tuple[list[str], str, list[str]]:
+    """Return the rules of a reply's calls.
+
+    Returns:
+        The rules, the text of the example call from its name on, and the markup that no text may contain.
+    """
+    one = _written(renderer, None, "", {_KEY: _VALUE})
     found = _CALL.search(one)
-    if found is None or any(word in one[: found.start()] + one[found.end() :] for word in (_NAME, _KEY, _VALUE)):
+    if found is not None:
+        example, markup = found[0], [_closer(renderer, one[: found.start()])]
+        rules: list[str] = []
+        for index, (name, parameters) in enumerate(tools):
+            rules.append(f"call_{index}: {_text(renderer, name + found[1])} {_json(parameters)}")
+    else:
+        form = _ByName.measured(renderer, one)
+        example, markup = form.example, [_closer(renderer, form.closing), _closer(renderer, one[: one.find(_NAME)])]
+        rules = [rule for index, tool in enumerate(tools) for rule in form.rules(index, *tool, texts)]
+    calls, parts = "call", list[str]()
+    with suppress(RenderError):  # a reply of the family may have one call only
+        parts = _written(renderer, None, "", *[{_KEY: _VALUE}] * 2).split(example)
+    if is_parallel and len(parts) == 3 and [parts[0], parts[2]] == one.split(example):
+        calls += f" ({_text(renderer, parts[1])} call)*"
+    return [f"calls: {calls}", "call: " + " | ".join(f"call_{i}" for i in range(len(tools))), *rules], example, markup
+
+
+class _ByName(NamedTuple):
+    """How a family writes the arguments of a call: each by its name. All are parts of an example call.
+
+    `name`, `begin`, and for each argument its key, `between`, its value and `closing`, with `again` before all but the
+    first one, then `end`; or `name` and `without`.
+    """
+
+    renderer: Renderer
+    example: str
+    name: str
+    begin: str
+    between: str
+    closing: str
+    again: str
+    end: str
+    without: str
+
+    @classmethod
+    def measured(cls, renderer: Renderer, one: str) -> "_ByName":
+        """Measure it, from a reply with one argument, with two, and without any.
+
+        Raises:
+            RenderError: If the family writes calls differently.
+        """
+        two, none = _written(renderer, None, "", {_KEY: _VALUE, _KEY_2: _VALUE_2}), _written(renderer, None, "", {})
+        first = re.fullmatch(f"(.*?){_NAME}(.*?){_KEY}(.*?){_VALUE}(.*)", one, re.DOTALL)
+        both = re.fullmatch(f"(.*?){_NAME}(.*?){_KEY}(.*?){_VALUE}(.*?){_KEY_2}(.*?){_VALUE_2}(.*)", two, re.DOTALL)
+        before, _, last = none.partition(_NAME)
+        if first and both and both.group(1, 2, 3, 5, 6) == (before, *first.group(2, 3, 3, 4)):
+            begin, after, again, without = (_atoms(renderer, text) for text in (first[2], first[4], both[4], last))
+            closing, name = _common(after, again), _common(begin, without)
+            end = _common(after[closing:][::-1], without[name:][::-1])
+            closer, rest = "".join(after[:closing]), "".join(after[closing : len(after) - end])
+            if closer and len(again) > closing:
+                return cls(
+                    renderer=renderer,
+                    example=f"{_NAME}{first[2]}{_KEY}{first[3]}{_VALUE}{closer}{rest}",
+                    name="".join(begin[:name]),
+                    begin="".join(begin[name:]),
+                    between=first[3],
+                    closing=closer,
+                    again="".join(again[closing:]),
+                    end=rest,
+                    without="".join(without[name : len(without) - end]),
+                )
         raise RenderError(
-            f"the calls of {renderer.name!r} cannot be constrained: they are not a name and a JSON object. Use "
-            "tool_choice='auto' and no schema, or a schema without tools"
+            f"the calls of {renderer.name!r} cannot be constrained: it writes neither a name and a JSON object, nor "
+            "each argument by its name. Use tool_choice='auto' and no schema, or a schema without tools"
         )
-    calls = "call"
-    if is_parallel:
-        two = _written(renderer, None, "", 2)
-        first, second = [*_CALL.finditer(two), None][:2]
-        if first and second and (second[1], two[second.end() :]) == (found[1], one[found.end() :]):
-            calls += f" ({' '.join(_literals(renderer, two[first.end() : second.start()]))} call)*"
-    rules = [f"calls: {calls}", "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
-    for index, (name, parameters) in enumerate(tools):
-        rules.append(f"call_{index}: {' '.join(_literals(renderer, name + found[1]))} {_json(parameters)}")
-    return rules, _closer(renderer, one[: found.start()])
+
+    def rules(self, index: int, name: str, parameters: Mapping[str, Any], texts: dict[str, str]) -> Iterator[str]:
+        """Yield the rules of the calls of a tool: its parameters in their order, the optional ones or not."""
+        items = list(parameters.get("properties", {}).items())
+        yield f"call_{index}: {_text(self.renderer, name + self.name)} first_{index}_0"
+        for at, (key, schema) in enumerate(items):
+            value = self._value(
+                key, {**schema, **{k: v for k, v in parameters.items() if k in ("$defs", "definitions")}}, texts
+            )
+            for state, before in (("first", self.begin), ("next", self.again)):
+                skip = "" if key in parameters.get("required", ()) else f" | {state}_{index}_{at + 1}"
+                begun = _text(self.renderer, before + key + self.between)
+                yield f"{state}_{index}_{at}: {begun} {value} next_{index}_{at + 1}{skip}"
+        yield f"first_{index}_{len(items)}: {_text(self.renderer, self.without)}"
+        yield f"next_{index}_{len(items)}: {_text(self.renderer, self.end)}"
+
+    def _value(self, key: str, schema: Mapping[str, Any], texts: dict[str, str]) -> str:
+        """Return the symbols of a value and what closes it."""
+        first, *others = _literals(self.renderer, self.closing)
+        kind = schema.get("type")
+        known = {"boolean": [True, False], "null": [None]}.get(str(kind))
+        known = schema.get("enum", [schema["const"]] if "const" in schema else known)
+        if known is not None:
+            written = (_written(self.renderer, None, "", {_KEY: value}) for value in known)
+            values = (text.partition(_KEY + self.between)[2].rpartition(self.closing + self.end)[0] for text in written)
+            return f"({' | '.join(_text(self.renderer, value) for value in values)}) {first} {' '.join(others)}"
+        if kind == "string" and not schema.keys() - _ANNOTATIONS - {"$defs", "definitions"}:
+            text = texts.setdefault(first, f"TEXT_{len(texts)}") if first.startswith('"') else f"TEXT {first}"
+            return f"{text} {' '.join(others)}"
+        if kind in ("integer", "number", "array", "object"):
+            return f"{_json(schema)} {first} {' '.join(others)}"
+        raise RenderError(
+            f"the parameter {key!r:.80} cannot be constrained in a call of {self.renderer.name!r}, which writes "
+            "strings without quotes: give it one type, and a string no other keyword than enum"
+        )
+
+
+def _common(first: Sequence[str], second: Sequence[str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
+def _atoms(renderer: Renderer, text: str) -> list[str]:
+    """Return the characters and the control tokens of a text."""
+    return [
+        atom for piece in renderer.encoder.cut(text) for atom in ([piece.text] if piece.control >= 0 else piece.text)
+    ]
 
 
 def _symbols(renderer: Renderer, rest: str, content: str, texts: dict[str, str]) -> Iterator[str]:
@@ -164,13 +272,13 @@ def _symbols(renderer: Renderer, rest: str, content: str, texts: dict[str, str])
 
     Args:
         renderer: The renderer.
-        rest: The example reply.
+        rest: The example reply, with the name of a call instead of the call.
         content: The symbol of the content; empty for any text.
         texts: Receives the terminals for a text and the family's own text after it, by the latter. They are one
             terminal, because a terminal matches as much as it can.
     """
     is_text = False
-    for part in _PART.split(_CALL.sub(_NAME, rest)):
+    for part in _PART.split(rest):
         if part in (_REASONING, _CONTENT) and not (part == _CONTENT and content):
             is_text = True
         elif part in (_NAME, _CONTENT):
@@ -189,6 +297,10 @@ def _literals(renderer: Renderer, text: str) -> list[str]:
     """Return the symbols of the family's own text: strings, and the ids of control tokens."""
     pieces = renderer.encoder.cut(text)
     return [f"<[{piece.control}]>" if piece.control >= 0 else json.dumps(piece.text) for piece in pieces]
+
+
+def _text(renderer: Renderer, text: str) -> str:
+    return " ".join(_literals(renderer, text)) or '""'
 
 
 def _json(schema: Mapping[str, Any]) -> str:

@@ -72,6 +72,9 @@ def written(agents: Mapping[str, Agent], stored: Mapping[str, Any]) -> str:
         overhead = f"{times[len(times) // 2]:g}" if times else "-"
         link = f"[{name}](#{name}) {agent.version}"
         lines.append(f"| {link} | {' | '.join(cells)} | {trained / max(sampled, 1):.1%} | {overhead} |")
+    every = [row for each in stored.values() for row in each["scenarios"].values()]
+    requests, sampled, trained = (sum(row[key] for row in every) for key in ("requests", "sampled", "trained"))
+    lines += ["", f"{len(every)} runs, {requests} requests, {sampled} sampled tokens, of which {trained} are trained."]
     sections = [section(agent, stored[name]["scenarios"]) for name, agent in agents.items()]
     return _INTRODUCTION + "\n".join(lines) + "\n" + _AFTER + "\n" + "\n".join(sections)
 
@@ -104,12 +107,12 @@ def section(agent: Agent, rows: Mapping[str, Any]) -> str:
         lines.append(f"- Program: `{program}`{settings}")
     lines += [*(f"- {note}" for note in agent.notes), ""]
     lines += [
-        "| scenario | requests | contexts: replies | breaks | samples | |",
+        "| scenario | requests | contexts (role: replies by content) | breaks | samples | |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in rows.items():
         contexts = ", ".join(
-            f"{context} ({' '.join(f'{label} {count}' for label, count in each['replies'].items())})"
+            f"{context} ({each['role']}: {' '.join(f'{label} {count}' for label, count in each['replies'].items())})"
             for context, each in row["contexts"].items()
         )
         breaks = "; ".join(f"{context}: {kind}, {detail}" for context, kind, detail in row["breaks"])

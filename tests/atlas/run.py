@@ -6,6 +6,7 @@ docs/agents.json keeps the rows of agents that are not driven this time.
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -56,6 +57,9 @@ def stored_rows() -> dict[str, Any]:
 def install(name: str) -> bool:
     """Install an agent, unless it is in that version; return whether it is there."""
     entry = PROGRAMS[name]
+    if "npm" in entry and shutil.which("npm") is None:
+        print(f"{name} needs npm, which is not installed")
+        return False
     if "npm" in entry:
         folder, wanted = CHECKOUT / ".venvs" / "npm" / name, "\n".join(entry["npm"])
         commands = [

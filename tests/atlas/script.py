@@ -111,7 +111,7 @@ class ScriptedPolicy:
     release: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self._system = ""  # how the system message of the program's own conversation begins
+        self._tools = 0  # of the program's own conversation
         self._left: dict[str, Iterator[Reply]] = {"main": iter(self.script), "child": iter(self.child)}
 
     async def __call__(
@@ -163,12 +163,14 @@ class ScriptedPolicy:
         has_tools = bool(tools) or (bool(self.options.get("text")) and "title" not in system)
         if is_last and not is_task and _SUMMARIZE.search(last):
             return "summary"
+        if not has_tools and "title" in f"{system[:200]} {last[:200]}".lower():
+            return "side"
         if not has_tools and _SUMMARIZES.search(f"{system} {last}"):
             return "summary"
         if any(CHILD in content for content in users):
             return "child"
-        self._system = self._system or (system[:60] if has_tools else "")
-        is_other = is_last and not is_task and not system.startswith(self._system)
+        self._tools = self._tools or len(tools)
+        is_other = is_last and not is_task and len(tools) < self._tools / 2
         return "main" if has_tools and not is_other else "side"
 
     def _message(self, reply: Reply, tools: Sequence[Mapping[str, Any]], number: int, *, is_own: bool) -> Message:

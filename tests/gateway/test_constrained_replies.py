@@ -25,6 +25,12 @@ NAMES = ("add", "sub", "mul")
 FUNCTIONS: Any = [{"name": name, "description": "Text.", "parameters": SCHEMA} for name in NAMES]
 CHAT_TOOLS: Any = [{"type": "function", "function": function} for function in FUNCTIONS]
 TOOLS: Any = [{"type": "function", "strict": False, **function} for function in FUNCTIONS]
+PATTERN: Any = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {"p": {"type": "string", "pattern": "a"}}}},
+    }
+]
 HI: Any = [{"role": "user", "content": "Hi"}]
 
 
@@ -138,7 +144,7 @@ def allowing(name: str) -> Any:
     [
         ({"response_format": format_of(uniqueItems=True)}, "uniqueItems", {}),
         ({"tools": CHAT_TOOLS, "tool_choice": allowing("div")}, "'div' is not among", {}),
-        ({"tools": CHAT_TOOLS, "tool_choice": "required"}, "'qwen3.5' cannot be constrained", {"renderer": "qwen3.5"}),
+        ({"tools": PATTERN, "tool_choice": "required"}, "in a call of 'qwen3.5'", {"renderer": "qwen3.5"}),
         ({"response_format": {"type": "json_object"}}, "OpenAIChat is named 'grammar'", {"policy": "chat"}),
     ],
 )

@@ -1,13 +1,16 @@
 """What each request of a program means: every rule on a small conversation."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from program_requests import OTHER_TOOLS, SYSTEM, TOOLS, Session, as_sent, assistant, result, user
+from program_requests import OTHER_TOOLS, SYSTEM, TOOLS, Session, as_sent, assistant, result, to_request, user
 
 from envsdk import Message
+from envsdk.errors import ConfigError
 from envsdk.gateway._conversations import Continues, Opens, Repeats
+from envsdk.gateway._lineage import role_rules
 from envsdk.gateway._requests import ModelReply
 
 
@@ -16,11 +19,11 @@ def session() -> Session:
     return Session()
 
 
-def opened(session: Session) -> tuple[list[dict[str, Any]], Message]:
+def opened(session: Session, **options: Any) -> tuple[list[dict[str, Any]], Message]:
     """A session with one answered request, whose reply calls two tools; what the client has, and the reply."""
     sent = [user("What is the weather?")]
     reply = session.ask(
-        sent, " Let me look. \n", [("look", {"city": "Zürich", "days": 1e2}), ("add", {"a": 1, "b": 2})]
+        sent, " Let me look. \n", [("look", {"city": "Zürich", "days": 1e2}), ("add", {"a": 1, "b": 2})], **options
     )
     return [*sent, as_sent(reply)], reply
 
@@ -145,6 +148,7 @@ CHANGED = {
     "invalid arguments": recalled(lambda call: call["function"].update(arguments='{"INVALID_JSON": "{"}')),
     "other names": recalled(lambda call: call["function"].update(name="find")),
     "a call left out": lambda reply: {**as_sent(reply), "tool_calls": as_sent(reply)["tool_calls"][1:]},
+    "a call left out at the end": lambda reply: {**as_sent(reply), "tool_calls": as_sent(reply)["tool_calls"][:-1]},
     "the calls left out": lambda reply: assistant(reply.content),
     "a call added": lambda reply: {**as_sent(reply), "tool_calls": [*as_sent(reply)["tool_calls"], ADDED]},
     "calls in another order": lambda reply: {**as_sent(reply), "tool_calls": as_sent(reply)["tool_calls"][::-1]},
@@ -174,8 +178,13 @@ def test_a_reply_that_says_something_else_is_a_change_in_spite_of_its_ids(sessio
         after += [as_sent(second), *results(second)]
     placed = session.place([*sent[:-1], back, *after])
     assert isinstance(placed, Continues)
-    assert (placed.context, placed.keep, placed.changed) == ("main", 2, "message 2 (assistant) differs")
-    changed = Message.from_openai(back)
+    cut = {"the calls left out": "was cut", "a call left out at the end": "was cut"}
+    assert (placed.context, placed.keep, placed.changed) == (
+        "main",
+        2,
+        f"message 2 (assistant) {cut.get(change, 'differs')}",
+    )
+    changed = Message.from_openai({**back, **({"reasoning_content": reply.reasoning} if change in cut else {})})
     fields = [(m.content, m.reasoning, m.tool_calls) for m in (placed.messages[0], changed)]
     assert fields[0] == fields[1]
     if not is_last:
@@ -303,7 +312,7 @@ def test_another_role_is_another_context(session):
 
 
 def test_a_function_gives_the_role():
-    session = Session(role_of=lambda messages: "judge" if messages[0].content == "Judge." else None)
+    session = Session(role_of=lambda request: "judge" if request.system == "Judge." else None)
     session.ask([user("Hi")], "OK")
     assert session.placed.role == "main"
     assert session.place([user("This")], system="Judge.").context == "main/judge-1"
@@ -329,7 +338,8 @@ def test_a_program_that_changes_the_reply_edits(session, text):
     session.ask([user("Go")], "I will call a tool: look()")
     placed = session.place([user("Go"), assistant(text), user("Result: 3")])
     assert isinstance(placed, Continues)
-    assert (placed.context, placed.keep, placed.changed) == ("main", 2, "message 2 (assistant) differs")
+    how = "was cut" if text == "I will call a tool" else "differs"
+    assert (placed.context, placed.keep, placed.changed) == ("main", 2, f"message 2 (assistant) {how}")
     assert [message.content for message in placed.messages] == [text, "Result: 3"]
 
 
@@ -610,3 +620,138 @@ def test_reasoning_that_the_program_changed_stays_changed_when_it_is_dropped(ses
     session.ask([*sent[:-1], {**as_sent(reply), "reasoning_content": "No."}, *after], "All of this is done.")
     placed = session.place([*sent[:-1], bare(reply), *after, assistant("All of this is done."), user("More")])
     assert (placed.context, placed.keep) == ("main", None)
+
+
+SEARCH = ("task", {"prompt": "Find all books about bees.", "kind": "search"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "asked", "why"),
+    [
+        ({}, "Find all books about bees.", "the arguments of its call of 'task' are in it"),
+        ({}, "<task>Find all books about bees.</task>", "the arguments of its call of 'task' are in it"),
+        ({}, "Bees", "its call of 'task' is in flight"),
+        ({"x-parent-session-id": "s1"}, "Bees", "a header names its session"),
+        ({"x-session-id": "s1", "x-claude-code-agent-id": "a"}, "Bees", "its session, with x-claude-code-agent-id"),
+    ],
+)
+def test_a_sub_agent_has_the_parent_that_something_names_and_the_break_says_what(session, headers, asked, why):
+    session.ask([user("Who am I?")], "You are you.", system="Another agent.", tools=OTHER_TOOLS)
+    session.ask([user("Go")], "", [SEARCH], headers={"x-session-id": "s1"})
+    placed = session.place([user(asked)], system="You search.", tools=OTHER_TOOLS, headers=headers)
+    assert isinstance(placed, Opens)
+    assert (placed.base, placed.parent, placed.why) == (None, "main/agent-1", why)
+    assert placed.detail == f"agent: a separate conversation below main/agent-1: {why}"
+
+
+def test_of_two_calls_in_flight_none_is_the_parent_unless_something_names_it(session):
+    session.ask([user("Go")], "", [SEARCH])
+    session.ask([user("Go on")], "", [SEARCH], system="Another agent.", tools=OTHER_TOOLS)
+    placed = session.place([user("Bees")], system="You search.", tools=OTHER_TOOLS)
+    assert isinstance(placed, Opens)
+    assert placed.parent is None
+
+
+def test_main_is_the_conversation_with_tools_and_the_most_replies(session):
+    session.ask([user("Write a title for: count the bees in the garden")], "Bees", system="Titles.", tools=[])
+    assert session.placed.role == "main"
+    session.ask([user("Warm up")], "OK", system="You work.")
+    sent = [user("Count the bees")]
+    for number in range(2):
+        sent += [as_sent(session.ask(sent, f"So far, {number} bees", system="You count.")), user("And?")]
+    session.ask(sent[:1], "I start anew, with other bees", system="You count.")
+    aside = [*sent, user("Say it in a word")]
+    session.ask(aside, "Two", system="You count.", tools=[])
+    assert session.conversations.roles() == {
+        "main": "side",
+        "main/agent-1": "agent",
+        "main/agent-2": "main",
+        "main/agent-3": "main",
+        "main/side-1": "side",
+    }
+
+
+def test_without_tools_anywhere_the_longest_conversation_is_main(session):
+    session.ask([user("Hi")], "Hello", tools=[])
+    assert session.conversations.roles() == {"main": "main"}
+    sent = [user("Work")]
+    for number in range(2):
+        sent += [as_sent(session.ask(sent, f"Step {number}", system="W.", tools=[])), user("On")]
+    assert session.conversations.roles() == {"main": "agent", "main/agent-1": "main"}
+
+
+def test_a_compaction_in_other_words_continues_the_conversation_of_its_session(session):
+    headers = {"x-claude-code-session-id": "s"}
+    sent, reply = opened(session, headers=headers)
+    sent += results(reply)
+    summary = (
+        "<summary>The user plans a trip to Zurich of two days, and the weather there is fine until Monday.</summary>"
+    )
+    session.ask([*sent, user("Summarize all of it.")], summary, tools=[], headers=headers)
+    again = "Earlier: the user plans a trip to Zurich of two days,\nand the weather there is fine until Monday. Go on!"
+    placed = session.place([user(again)], headers=headers)
+    assert isinstance(placed, Continues)
+    assert placed.context == "main" and placed.changed.startswith("compacted: ")
+
+
+def test_what_a_session_quotes_after_it_was_compacted_by_itself_continues_it_only_in_the_same_session(session):
+    headers = {"x-session-id": "s"}
+    session.ask([user("Go")], "The trip to Zurich takes two days, and the weather there is fine.", headers=headers)
+    quoted = [user("It said: The trip to Zurich takes two days, and the weather there is fine. Go on.")]
+    assert isinstance(session.place(quoted), Opens)
+    session.conversations.fail(session.request)
+    assert isinstance(session.place(quoted, headers={"x-session-id": "other"}), Opens)
+    session.conversations.fail(session.request)
+    placed = session.place(quoted, headers=headers)
+    assert isinstance(placed, Continues) and placed.context == "main"
+
+
+def test_a_session_decides_between_conversations_that_fit_equally_well(session):
+    for name in ("one", "two"):
+        session.ask([user("Hi")], "Hello", headers={"x-session-id": name})
+    sent = [user("Hi"), assistant("Hello"), user("Go")]
+    assert session.place(sent, headers={"x-session-id": "one"}).context == "main"
+    session.conversations.fail(session.request)
+    assert session.place(sent, headers={"x-session-id": "two"}).context == "main/main-1"
+
+
+def test_a_client_that_says_that_it_retries_gets_the_same_answer(session):
+    session.ask([user("Hi")], "Hello")
+    first = session.request
+    assert session.place([user("Hi")], headers={"x-stainless-retry-count": "1"}) == Repeats(first)
+
+
+def test_what_was_cut_on_its_way_is_asked_for_again_in_its_context(session):
+    session.place([user("Count")])
+    first = session.request
+    session.conversations.answer(first, [ModelReply("r", session.reply("One, two"), "stop", 0, ())], is_cut=True)
+    session.conversations.fail(first)
+    assert session.conversations.received == {"r": 0}
+    placed = session.place([user("Count")])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep, placed.messages) == ("main", 2, ())
+
+
+@pytest.mark.parametrize(("back", "received"), [("One, two", {"id": 8}), ("One, two, three", {})])
+def test_a_part_of_a_stream_is_what_was_received(session, back, received):
+    session.ask([user("Count")], "One, two, three", is_streamed=True)
+    session.place([user("Count"), assistant(back), user("Stop")])
+    assert list(session.conversations.received.values()) == list(received.values())
+
+
+@pytest.mark.parametrize("rule", ["", "system", "system:(", ":x"])
+def test_a_rule_for_a_role_that_cannot_be_read_is_refused_with_its_form(rule):
+    with pytest.raises(ConfigError, match="expected FIELD:REGEX"):
+        role_rules({"title": rule})
+
+
+def test_rules_give_roles_by_system_message_tools_model_and_headers():
+    role_of = role_rules(
+        {"title": "system:(?i)title", "plain": "tools:^$", "big": "model:large", "search": "X-Agent:find"}
+    )
+    request = to_request([user("Hi")], headers={"x-agent": "finder"})
+    assert role_of(request) == "search"
+    assert role_of(replace(request, body={"model": "a-large-one"})) == "big"
+    assert role_of(replace(request, tools=[])) == "plain"
+    assert role_of(replace(request, system="Write a TITLE.")) == "title"
+    assert role_of(to_request([user("Hi")])) is None

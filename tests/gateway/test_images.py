@@ -364,9 +364,8 @@ def test_a_logged_session_has_its_images_at_their_tokens():
 
 def test_another_image_with_the_same_tokens_is_not_shared_in_a_logged_session():
     imported = from_requests(logged([SMALL, SMALL], [SMALL, OTHER, SMALL]), renderer=RENDERER)
-    shared, new = imported.trajectory.contexts.values()
-    assert imported.trajectory.steps[1].keep == shared.media[1].start
-    assert [placed.image for placed in new.media] == [OTHER.data, SMALL.data]
+    log, step = imported.trajectory.contexts["main"], imported.trajectory.steps[1]
+    assert (step.keep, step.extends) == (log.media[1].start, False)
     assert [[placed.image for placed in own] for own in imported.trajectory.prompt_images()] == [
         [SMALL.data, SMALL.data],
         [SMALL.data, OTHER.data, SMALL.data],

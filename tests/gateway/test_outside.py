@@ -41,6 +41,10 @@ class Standalone:
         self.trajectories: dict[str, Trajectory] = {}
         served = {name: options.pop(name) for name in ("limits", "session_limits") if name in options}
         env_options = {**OPTIONS, **options.pop("env_options", {}), "renderer": renderer}
+        names = ("trainable_roles", "roles", "role_of", "train_unseen", "sampling")
+        options["declared"] = {name: options.pop(name) for name in names if name in options}
+        if "role_of" in options["declared"]:
+            options["declared"]["role_of"] = staticmethod(options["declared"]["role_of"])
         sessions = PlayedSessions(self.policy, env_options, on_trajectory=self._keep, **options)
         self._running = RunningGateway(sessions, **served)
 
@@ -401,7 +405,7 @@ def test_a_gateway_checks_its_model_server_at_the_start_and_reports_its_cache() 
     with ModelServer("vllm") as server:
         server.cached = lambda length: length - 1
         sessions = PlayedSessions(
-            VLLM(server.url), OPTIONS, sampling={"temperature": 0.5}, on_trajectory=trajectories.append
+            VLLM(server.url), OPTIONS, declared={"sampling": {"temperature": 0.5}}, on_trajectory=trajectories.append
         )
         with RunningGateway(sessions) as url:
             until(lambda: httpx.get(f"{url}/health", timeout=600).status_code == 200)
@@ -413,7 +417,7 @@ def test_a_gateway_checks_its_model_server_at_the_start_and_reports_its_cache() 
             assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
             httpx.post(f"{url}/sessions/{session['id']}/close", json={}, timeout=600)
         with pytest.raises(ConfigError, match="sampling has temperatur=1"):
-            PlayedSessions(VLLM(server.url), OPTIONS, sampling={"temperatur": 1})
+            PlayedSessions(VLLM(server.url), OPTIONS, declared={"sampling": {"temperatur": 1}})
     (part,) = trajectories[0].steps[0].parts
     assert (part.temperature, part.extra["request"]) == (0.5, {"sampling": {"temperature": 0.9}})
 

@@ -351,8 +351,8 @@ def test_sub_agents_and_side_questions_are_contexts():
 
     trajectory = played(program)
     roles = {name: (log.role, log.parent) for name, log in trajectory.contexts.items()}
-    assert roles == {"main": ("main", None), "main/agent-1": ("agent", None), "main/side-1": ("side", "main")}
-    assert [step.context for step in trajectory.steps] == ["main", "main/agent-1", "main/side-1", "main"]
+    assert roles == {"main": ("main", None), "main/side-1": ("side", None), "main/side-2": ("side", "main")}
+    assert [step.context for step in trajectory.steps] == ["main", "main/side-1", "main/side-2", "main"]
     assert trajectory.steps[2].base == "main"
     assert {sample.context for sample in trajectory.samples()} == set(roles)
     only = played(program, trainable_roles=frozenset({"main"}))
@@ -868,6 +868,10 @@ def test_what_a_client_has_of_a_streamed_reply_stays_and_is_no_answer_to_the_sam
     assert len(sampled) < len(counted)
     log, first = trajectory.contexts["main"], trajectory.steps[0]
     assert log.tokens[first.action_start : first.stop].tolist() == sampled
+    ((unseen, end),) = first.masked
+    assert end == first.stop and (unseen == first.action_start if again else unseen > first.action_start)
+    detail = "the reply 1 was cut, and is asked for again" if again else "message 1 (assistant) was cut"
+    assert trajectory.breaks[0].detail == detail
     soundness.check(trajectory)
 
 

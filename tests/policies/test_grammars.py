@@ -5,8 +5,10 @@ import json
 import sys
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
+from families import FAMILIES
 from model_servers import ModelServer
 from pydantic import BaseModel
 from random_schemas import Form, Uniform
@@ -24,6 +26,33 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 TOOLS: Any = [
     {"type": "function", "function": {"name": name, "description": "Text.", "parameters": SCHEMA}}
     for name in ("add", "sub")
+]
+
+PATTERN: Any = [
+    {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"properties": {"p": {"type": "string", "pattern": "a"}}}},
+    }
+]
+FIELDS: Any = {
+    "note": {"type": "string", "description": "Any text."},
+    "color": {"enum": ["red", "dark blue", 3]},
+    "is_on": {"type": "boolean"},
+    "items": {"type": "array", "items": {"$ref": "#/$defs/item"}, "maxItems": 2},
+    "number": {"type": "integer", "minimum": -5, "maximum": 500},
+}
+FORM: Any = {
+    "type": "object",
+    "properties": FIELDS,
+    "required": ["number"],
+    "additionalProperties": False,
+    "$defs": {"item": {"type": "string", "maxLength": 5}},
+}
+NOTHING: Any = {"type": "object", "properties": {}, "additionalProperties": False}
+FORMS: Any = [
+    TOOLS[0],
+    {"type": "function", "function": {"name": "fill", "description": "Text.", "parameters": FORM}},
+    {"type": "function", "function": {"name": "stop", "description": "Text.", "parameters": NOTHING}},
 ]
 
 
@@ -97,7 +126,7 @@ def reply(content: str = "", *calls: str, **arguments: Any) -> Message:
     return Message(role="assistant", reasoning="I think.\n\nSo.", content=content, tool_calls=tuple(tool_calls))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-thinking-2507", "qwq", "qwen2.5"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-thinking-2507", "qwq", "qwen2.5", "qwen3.5"])
 def test_a_grammar_allows_what_the_family_writes_and_nothing_else(family: str) -> None:
     renderer = envsdk.get_renderer(family, TOKENIZER)
     document, text, call, two = reply('{"a": 1}'), reply("So"), reply("", "add"), reply("", "add", "sub")
@@ -119,14 +148,42 @@ def test_a_grammar_allows_what_the_family_writes_and_nothing_else(family: str) -
             assert not accepts(renderer, message, **options), (options, message)
 
 
-def test_a_required_call_is_sampled_and_read() -> None:
-    for choice, names in (("required", {"add", "sub"}), ("sub", {"sub"})):
-        turn = Turn(
-            "Go.", tools=TOOLS, tool_choice=choice, max_tokens=2000, prefill=Message(role="assistant", content="")
-        )
-        message, _ = play(turn)
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_s_documents_and_calls_are_what_its_grammar_allows(family: str) -> None:
+    renderer = FAMILIES[family].renderer()
+    assert accepts(renderer, reply('{"a": 1}'), schema=SCHEMA)
+    try:
+        renderer.reply(reply("", "add"))
+    except RenderError:
+        return
+    assert accepts(renderer, reply("", "add", "sub"), tools=TOOLS, choice="required")
+    assert accepts(renderer, reply("So", "add"), tools=TOOLS)
+    assert not accepts(renderer, reply("", "add", b=1), tools=TOOLS)
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3.5"])
+def test_the_arguments_of_a_call_follow_the_parameters_in_their_order(family: str) -> None:
+    renderer = envsdk.get_renderer(family, TOKENIZER)
+    values = {"note": "two\nlines, <b>", "color": "dark blue", "is_on": True, "items": ["x", "y"], "number": 7}
+    for names in (FIELDS, ["note", "number"], ["color", "number"], ["number"]):
+        assert accepts(renderer, reply("", "fill", **{name: values[name] for name in names}), tools=FORMS)
+    for wrong in ({"note": "x"}, {"color": "blue", "number": 7}, {"number": 7, "note": "x"}, {"number": 501}):
+        assert not accepts(renderer, reply("", "fill", **wrong), tools=FORMS), wrong
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "qwen3.5"])
+def test_a_required_call_is_sampled_and_read(family: str) -> None:
+    closed = Message(role="assistant", reasoning="Hm.", content="") if family == "qwen3.5" else None
+    without_note = json.loads(json.dumps(FORMS))  # any text hardly ends if each token is as likely as the others
+    del without_note[1]["function"]["parameters"]["properties"]["note"]
+    for choice, names in (("required", {"add", "fill", "stop"}), ("fill", {"fill"}), ("stop", {"stop"})):
+        turn = Turn("Go.", tools=without_note, tool_choice=choice, max_tokens=3000, prefill=closed)
+        message, _ = play(turn, renderer=family)
         assert {call.name for call in message.tool_calls} <= names and message.tool_calls and not message.errors
-        assert all(isinstance(call.arguments, dict) and "a" in call.arguments for call in message.tool_calls)
+        for call in message.tool_calls:
+            [schema] = [tool["function"]["parameters"] for tool in FORMS if tool["function"]["name"] == call.name]
+            jsonschema.validate(call.arguments, schema)
 
 
 def test_a_prefill_may_have_reasoning_but_no_content() -> None:
@@ -157,9 +214,9 @@ def test_the_author_may_give_a_grammar() -> None:
         ({"tool_choice": "mul", "tools": TOOLS}, TurnError, r"one of \['add', 'sub'\]"),
         ({"tool_choice": "required"}, TurnError, "tool_choice"),
         (
-            {"tool_choice": "required", "tools": TOOLS, "renderer": "qwen3.5"},
+            {"tool_choice": "required", "tools": PATTERN, "renderer": "qwen3.5"},
             RenderError,
-            "'qwen3.5' cannot be constrained",
+            "'p' .*'qwen3.5'",
         ),
         ({"tool_choice": "required", "tools": TOOLS, "renderer": "chatml"}, RenderError, "'chatml'"),
     ],

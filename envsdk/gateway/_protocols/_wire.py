@@ -29,6 +29,7 @@ _UNSUPPORTED = {
 }
 """Fields of OpenAI, vLLM and SGLang that change what is sampled, in addition to the parameters of `_sampling`."""
 _NOT_ASKED = {"stream", "stream_options"}
+_CREDENTIALS = {"authorization", "x-api-key", "cookie"}
 _MAX_NAME = 256
 _PIECES = 8
 _MIN_PIECE = 8
@@ -218,6 +219,8 @@ class WireFormat(ABC):
             "left_out": list(dict.fromkeys([*(tool.type for tool in given if tool.schema is None), *fields_left_out])),
             **{key: value or None for key, value in named.items()},
             "body": {key: value for key, value in body.items() if key not in _NOT_ASKED},
+            "headers": {name.lower(): value for name, value in headers.items() if name.lower() not in _CREDENTIALS},
+            "is_streamed": body.get("stream") is True,
         }
 
 

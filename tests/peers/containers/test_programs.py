@@ -26,7 +26,6 @@ ROOT = Path(__file__).resolve().parents[3]
 LISTING = ("podman", "ps", "--all", "--filter=label=envsdk.owner", "--format={{.Names}}")
 COMMANDS = ("cat mean.py", "sed -i 's/ + 1$//' mean.py && cat mean.py")
 TASK = "The mean is wrong. Repair mean.py."
-QWEN = "/opt/node_modules/.bin/qwen"
 SMOLAGENT = (
     'exec python3 -m smolagents.cli "$0" --model-type OpenAIModel --model-id m --api-base "$OPENAI_BASE_URL" '
     '--api-key "$OPENAI_API_KEY" --imports subprocess --tools python_interpreter'
@@ -107,10 +106,9 @@ class MiniSwe(Repair):
 
 
 class QwenCode(Repair):
-    """The command line of npm's `@qwen-code/qwen-code`, a coding agent with a shell."""
+    """npm's `@qwen-code/qwen-code`, a coding agent with a shell, by its recipe."""
 
-    container = AGENTS
-    command = (QWEN, "--auth-type", "openai", "--model", "m", "--approval-mode", "yolo", TASK)
+    container = AGENTS.model_copy(update={"environ": {"PATH": "/opt/node_modules/.bin:/usr/local/bin:/usr/bin:/bin"}})
 
     def reference_reply(self) -> Message:
         if self.said() > 1:
@@ -134,7 +132,8 @@ class Smolagent(Repair):
 
 @pytest.mark.parametrize("env_class", [Plain, MiniSwe, QwenCode, Smolagent])
 def test_every_sampled_token_of_an_agent_in_a_container_is_trained_once(env_class: type[Repair]):
-    env = env_class(renderer="qwen3", tokenizer="embedded")
+    recipe = {"agent": "qwen-code", "task": TASK} if env_class is QwenCode else {}
+    env = env_class(renderer="qwen3", tokenizer="embedded", **recipe)
     trajectory = envsdk.rollout(env, "reference", seed=0)
     env.close()
     assert (trajectory.reward, len(trajectory.steps)) == (1.0, 3)
