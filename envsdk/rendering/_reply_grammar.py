@@ -8,6 +8,7 @@ own text is a string, reasoning is text without the family's markup, and content
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -161,8 +162,10 @@ def _calls(
         form = _ByName.measured(renderer, one)
         example, markup = form.example, [_closer(renderer, form.closing), _closer(renderer, one[: one.find(_NAME)])]
         rules = [rule for index, tool in enumerate(tools) for rule in form.rules(index, *tool, texts)]
-    calls, parts = "call", _written(renderer, None, "", *[{_KEY: _VALUE}] * 2).split(example) if is_parallel else []
-    if len(parts) == 3 and [parts[0], parts[2]] == one.split(example):
+    calls, parts = "call", list[str]()
+    with suppress(RenderError):  # a reply of the family may have one call only
+        parts = _written(renderer, None, "", *[{_KEY: _VALUE}] * 2).split(example)
+    if is_parallel and len(parts) == 3 and [parts[0], parts[2]] == one.split(example):
         calls += f" ({_text(renderer, parts[1])} call)*"
     return [f"calls: {calls}", "call: " + " | ".join(f"call_{i}" for i in range(len(tools))), *rules], example, markup
 

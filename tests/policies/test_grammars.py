@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from families import FAMILIES
 from model_servers import ModelServer
 from pydantic import BaseModel
 from random_schemas import Form, Uniform
@@ -145,6 +146,20 @@ def test_a_grammar_allows_what_the_family_writes_and_nothing_else(family: str) -
             assert accepts(renderer, message, **options), (options, message)
         for message in refused:
             assert not accepts(renderer, message, **options), (options, message)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_s_documents_and_calls_are_what_its_grammar_allows(family: str) -> None:
+    renderer = FAMILIES[family].renderer()
+    assert accepts(renderer, reply('{"a": 1}'), schema=SCHEMA)
+    try:
+        renderer.reply(reply("", "add"))
+    except RenderError:
+        return
+    assert accepts(renderer, reply("", "add", "sub"), tools=TOOLS, choice="required")
+    assert accepts(renderer, reply("So", "add"), tools=TOOLS)
+    assert not accepts(renderer, reply("", "add", b=1), tools=TOOLS)
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3.5"])
