@@ -193,7 +193,7 @@ class ProgramDriver:
         )
         config = self.driver.config
         agent = config.agent if isinstance(config, AgentConfig) else None
-        if self.env.command is None and agent is None and self.env.has_run:
+        if self.env.command is None and agent is None and self.env._envsdk_has_run:
             self._program = ThreadProgram(lambda: self.env.run(endpoint), session.put)
             return session
         environ: dict[str, str] = endpoint.environ()

@@ -64,7 +64,7 @@ class ProgramEnv(Env):
     """The time that a program may still run after a limit refused a request, in seconds; None for any time."""
 
     @property
-    def has_run(self) -> bool:
+    def _envsdk_has_run(self) -> bool:
         """True if `run` is written; if not, the program is `command`, which `prepare` may set."""
         return type(self).run is not ProgramEnv.run
 
