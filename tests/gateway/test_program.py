@@ -26,7 +26,8 @@ from protocol_bodies import ROUTES, until
 import envsdk
 from envsdk import Action, Limits, Message, Trajectory, Turn, arollout, rollout
 from envsdk.errors import ConfigError, EpisodeError, PolicyUnavailable
-from envsdk.gateway import Endpoint, Outcome, ProgramEnv, ProgramResult
+from envsdk.gateway import Endpoint, ProgramEnv, ProgramResult
+from envsdk.gateway._program import Outcome
 from envsdk.history import History, Keep
 from envsdk.policies import VLLM, OpenAIChat, SGLang
 from envsdk.rollouts import Rollouts
