@@ -535,11 +535,12 @@ class Conversations:
             short, long = sorted((following[0].text, head.text), key=len)
             if (short and short in long) or set(following[0].calls) & set(head.calls):  # extended, or a part of it
                 return replace(fit, reach=keep + 1, changed=changed)
-        elif may_follow and "compacted" in changed:  # the beginning was replaced, and the end left out
+        elif may_follow:  # replies after the first change are its own, and the end was left out
             known = [entry for entry in reading.path if entry in whole]
-            replies = [entry for entry in known[keep:] if entry.is_assistant]
-            if replies and (is_same or replies[-1] in reading.named):
-                return replace(fit, reach=len(known), changed=changed)
+            sent = {**{reply: reply for reply in reading.named}, **reading.changed}
+            own = [reply for reply in sent if self._owners[reply] is conversation and sent[reply] in following]
+            if own or (is_same and "compacted" in changed and any(entry.is_assistant for entry in known[keep:])):
+                return replace(fit, reach=max(len(known), len(own)), changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
 
     def _is_evidence(self, whole: Sequence[RecordedMessage], path: Sequence[RecordedMessage], shared: int) -> bool:
@@ -553,7 +554,8 @@ class Conversations:
         run = [entry for entry, _ in pairs]
         is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
         texts = (text for entry in run for text in (entry.text, *chain.from_iterable(entry.calls)))
-        return (len(run) > 1 or (is_unique and shared > 0)) and sum(map(len, texts)) >= _EVIDENCE
+        is_first = shared > 0 or len(path) == 1  # it is not the question to another agent that contains it
+        return (len(run) > 1 or (is_unique and is_first)) and sum(map(len, texts)) >= _EVIDENCE
 
     def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
         """Return the conversation that a request has only a summary of, written by the conversation or a side request.
@@ -567,7 +569,7 @@ class Conversations:
         recent = heapq.nlargest(_RECENT, self._open.values(), key=lambda conversation: conversation.answered_at)
         lineage = Lineage.of(request)
         for writer in recent:
-            whole = writer.base if writer.kind == "side" else writer
+            whole = writer.base if writer.kind in ("side", "branch") else writer
             if whole is writer and not writer.setting.tools and not writer.is_alike(request):
                 alike = (one for one in recent if one.is_alike(request) and one.lineage.shares_session(lineage))
                 whole = next(alike, None)
@@ -680,6 +682,8 @@ def _difference(conversation: ProgramConversation, reading: RequestReading) -> s
     places = {entry: place for place, entry in enumerate(dropped)}
     new = next((index for index, entry in enumerate(following) if entry in places), 0)
     old = places[following[new]] if new else 0
+    if keep <= 1 and len(dropped) > 2 and not any(entry in places for entry in following):  # all of it
+        new, old = len(following), len(dropped)
     replies = [sum(entry.is_assistant for entry in part) for part in (following[:new], dropped[:old])]
     if old > new > 0 and replies[0] < replies[1]:
         return f"compacted: messages {first} to {first + old - 1} were replaced by {new}"

@@ -148,7 +148,7 @@ def test_a_grammar_allows_what_the_family_writes_and_nothing_else(family: str) -
             assert not accepts(renderer, message, **options), (options, message)
 
 
-@pytest.mark.matrix
+@pytest.mark.matrix(every=3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_family_s_documents_and_calls_are_what_its_grammar_allows(family: str) -> None:
     renderer = FAMILIES[family].renderer()
@@ -206,6 +206,10 @@ def test_the_author_may_give_a_grammar() -> None:
 # What cannot be enforced is refused.
 
 
+def malformed(properties: Any) -> Any:
+    return [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
@@ -218,6 +222,14 @@ def test_the_author_may_give_a_grammar() -> None:
             RenderError,
             "'p' .*'qwen3.5'",
         ),
+        ({"tool_choice": "required", "tools": malformed([]), "renderer": "qwen3.5"}, TurnError, "schema of an object"),
+        ({"tool_choice": "required", "tools": malformed({"p": True}), "renderer": "qwen3.5"}, RenderError, "'p'"),
+        (
+            {"tool_choice": "required", "tools": malformed({"p": {"enum": 3}}), "renderer": "qwen3.5"},
+            RenderError,
+            "'p'",
+        ),
+        ({"tool_choice": "required", "tools": malformed([])}, TurnError, "cannot be enforced"),
         ({"tool_choice": "required", "tools": TOOLS, "renderer": "chatml"}, RenderError, "'chatml'"),
     ],
 )
