@@ -270,7 +270,7 @@ class Conversations:
         best = max(fits, key=lambda fit: (*fit.rank, fit.conversation.answered_at), default=None)
         if request.context is not None and request.context not in self._open:
             best = None
-        elif best is not None and any(fit.is_alike and fit.reading.keep > max(best.reach, 0) for fit in fits):
+        elif best is not None and any(fit.is_alike and fit.reading.keep > best.reach >= 0 for fit in fits):
             best = None  # it begins with more of another conversation, such as one that it repeats
         elif best is None or best.reach < 0:
             shared = max((fit.reading.keep for fit in fits), default=0)
@@ -553,6 +553,7 @@ class Conversations:
         pairs = takewhile(lambda pair: pair[0].form == pair[1].form, zip(reversed(whole), reversed(path), strict=False))
         run = [entry for entry, _ in pairs]
         is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
+        run += [entry for entry in path[shared:] if entry.is_assistant and entry in whole and entry not in run]
         texts = (text for entry in run for text in (entry.text, *chain.from_iterable(entry.calls)))
         is_first = shared > 0 or len(path) == 1  # it is not the question to another agent that contains it
         return (len(run) > 1 or (is_unique and is_first)) and sum(map(len, texts)) >= _EVIDENCE
