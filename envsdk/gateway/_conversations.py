@@ -270,7 +270,7 @@ class Conversations:
         best = max(fits, key=lambda fit: (*fit.rank, fit.conversation.answered_at), default=None)
         if request.context is not None and request.context not in self._open:
             best = None
-        elif best is not None and any(fit.is_alike and fit.reading.keep > max(best.reach, 0) for fit in fits):
+        elif best is not None and any(fit.is_alike and fit.reading.keep > best.reach >= 0 for fit in fits):
             best = None  # it begins with more of another conversation, such as one that it repeats
         elif best is None or best.reach < 0:
             shared = max((fit.reading.keep for fit in fits), default=0)
@@ -520,15 +520,8 @@ class Conversations:
             is_known = (head in reading.named or last is not head) and may_follow
             if is_named or is_known or (is_same and self._is_evidence(whole, reading.path[:reach], keep)):
                 return replace(fit, reach=reach, changed=changed)
-        elif (
-            is_same
-            and keep == len(whole) - 2
-            and following
-            and not following[0].is_assistant
-            and following[0].form[:-1] == whole[keep].form[:-1]
-            and following[0].text.startswith(whole[keep].text)  # programs merge messages of one role
-        ):
-            return replace(fit, reach=keep, changed=f"the reply {conversation.position(keep + 1)} was left out")
+        elif is_same and _are_extended(whole[keep:-1], following):  # programs merge messages of one role
+            return replace(fit, reach=keep, changed=f"the reply {conversation.position(len(whole) - 1)} was left out")
         elif is_same and following and keep == len(whole) - 1:
             if not following[0].is_assistant:
                 return replace(fit, reach=keep, changed=f"the reply {conversation.position(keep)} was left out")
@@ -553,6 +546,7 @@ class Conversations:
         pairs = takewhile(lambda pair: pair[0].form == pair[1].form, zip(reversed(whole), reversed(path), strict=False))
         run = [entry for entry, _ in pairs]
         is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
+        run += [entry for entry in path[shared:] if entry.is_assistant and entry in whole and entry not in run]
         texts = (text for entry in run for text in (entry.text, *chain.from_iterable(entry.calls)))
         is_first = shared > 0 or len(path) == 1  # it is not the question to another agent that contains it
         return (len(run) > 1 or (is_unique and is_first)) and sum(map(len, texts)) >= _EVIDENCE
@@ -694,6 +688,13 @@ def _difference(conversation: ProgramConversation, reading: RequestReading) -> s
         return f"message {first} ({following[0].message.role}) {'was inserted' if is_inserted else 'differs'}"
     last = first - 1 + (dropped.index(following[0]) if following else len(dropped))
     return f"message {first} was left out" if last == first else f"messages {first} to {last} were left out"
+
+
+def _are_extended(old: Sequence[RecordedMessage], new: Sequence[RecordedMessage]) -> bool:
+    """Return whether messages are those that were asked, each perhaps with more text at its end, without a reply."""
+    pairs = list(zip(old, new, strict=False))
+    is_whole = 0 < len(pairs) == len(old) and not any(entry.is_assistant for entry in new[: len(old) + 1])
+    return is_whole and all(b.form[:-1] == a.form[:-1] and b.text.startswith(a.text) for a, b in pairs)
 
 
 def _quotes(text: str, summary: str) -> bool:

@@ -333,6 +333,14 @@ def test_a_message_instead_of_the_reply_may_be_merged_with_the_one_before_it(ses
     assert (placed.context, placed.keep, placed.changed) == ("main", 1, "the reply 2 was left out")
 
 
+def test_a_hint_in_the_first_message_after_a_cut_reply_is_an_edit(session):
+    note = {"role": "system", "content": "It is Monday."}
+    session.ask([user("Do it."), note], "I do no")
+    placed = session.place([user("Do it.\nYour reply was cut. Go on."), note])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep, placed.changed) == ("main", 1, "the reply 3 was left out")
+
+
 @pytest.mark.parametrize("text", ["I will call a tool", "I will call a tool: look() and more", "call"])
 def test_a_program_that_changes_the_reply_edits(session, text):
     session.ask([user("Go")], "I will call a tool: look()")
