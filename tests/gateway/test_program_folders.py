@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import signal
+import os
 import subprocess
 import sys
 import tempfile
@@ -113,31 +113,40 @@ def test_a_replay_repeats_each_episode_of_a_group(root: Path, tmp_path: Path) ->
 
 
 RUN = """
-import sys, tempfile
 from envsdk import rollout
-from envsdk.gateway import ProgramEnv
+from envsdk.gateway import ProgramEnv, _program_folders
+if not {mounts}:
+    _program_folders._launcher_command = list
 
 class Killed(ProgramEnv):
-    command = ["sh", "-c", "mkdir a; touch a/file; chmod 0 a; setsid sleep {sleep} & echo $! > pid; wait"]
+    command = ["sh", "-c", "mkdir a; touch a/file; chmod 0 a; setsid sleep {seconds} & wait"]
 
 rollout(Killed(), "null", seed=0)
 """
 
 
+def is_asleep(seconds: str) -> bool:
+    """Return whether a process sleeps for that time."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
+                return True
+    return False
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-def test_what_a_killed_run_left_is_ended_and_removed_by_the_next(root: Path) -> None:
-    script = RUN.replace("{sleep}", f"3{time.time_ns()}")
-    with subprocess.Popen([sys.executable, "-c", script], env={"TMPDIR": str(root.parent)}) as run:
-        written = root / "1" / "work" / "pid"
-        while not written.is_file() or not written.read_text().strip():
+@pytest.mark.parametrize("mounts", [True, False])
+def test_what_a_killed_run_left_is_ended_and_removed_by_the_next(root: Path, mounts: bool) -> None:
+    seconds = f"3{time.time_ns()}"
+    script = RUN.format(seconds=seconds, mounts=mounts)
+    with subprocess.Popen([sys.executable, "-c", script], env={"TMPDIR": str(root.parent), "PATH": os.defpath}) as run:
+        while not is_asleep(seconds):
             assert run.poll() is None
-            time.sleep(0.02)
-        run.send_signal(signal.SIGKILL)
-    left = Path("/proc", written.read_text().strip())
-    assert b"sleep" in (left / "cmdline").read_bytes()
+        run.kill()
+    assert any((root / "1" / "work").iterdir())
+    assert mounts or is_asleep(seconds)
     assert "['ask.py'] []" in text_of(rollout(Places(), "null", seed=0))
-    with contextlib.suppress(FileNotFoundError):  # it may be there until its parent asks for its status
-        assert b"sleep" not in (left / "cmdline").read_bytes()
+    assert not is_asleep(seconds)
     assert [path.name for path in root.iterdir()] == ["1"]
 
 
@@ -157,16 +166,28 @@ def test_a_folder_of_another_owner_is_refused(root: Path) -> None:
 
 
 @needs_mounts
-def test_a_program_inherits_the_signals_of_a_program(root: Path) -> None:
-    class Piped(Places):
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("yes | head -n 1", (0, "y\n", "")),  # Python ignores SIGPIPE
+        ("exit 3", (3, "", "")),
+        ("kill -TERM $$", (-15, "", "")),
+        ("kill -KILL $$", (-9, "", "")),
+        ("echo $$ $PPID; grep -c _launcher.py /proc/1/cmdline", (0, "2 1\n1\n", "")),
+        ("sleep 1000 & exit 4", (4, "", "")),
+    ],
+)
+@pytest.mark.usefixtures("root")
+def test_a_program_ends_as_without_mounts_and_sees_its_own_processes(script: str, expected: tuple[Any, ...]) -> None:
+    class Ended(Places):
         def prepare(self, folder: Path, endpoint: Endpoint) -> None:
             super().prepare(folder, endpoint)
-            self.command = ["sh", "-c", f"{sys.executable} ask.py x; yes | head -n 1"]
+            self.command = ["sh", "-c", f"{sys.executable} ask.py x; {script}"]
 
         def score(self, result: ProgramResult) -> float:
-            return float((result.stdout, result.stderr) == ("y\n", ""))
+            return float((result.returncode, result.stdout, result.stderr) == expected)
 
-    assert rollout(Piped(), "null", seed=0).reward == 1.0
+    assert rollout(Ended(), "null", seed=0).reward == 1.0
 
 
 def test_variables_that_are_not_strings_are_refused() -> None:
