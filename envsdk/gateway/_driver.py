@@ -257,7 +257,8 @@ class ProgramDriver:
             reader, events = context.read_reply()
             message = Message(role="assistant")
             on_piece(ModelReply(self._id(), message, "stop", prompt_tokens=len(context), tokens=()))
-            self._live = LiveReply(reader, on_piece, asked.request.stop, self._id)
+            call_id = self._id if asked.request.takes_calls else None
+            self._live = LiveReply(reader, on_piece, asked.request.stop, call_id)
             self._live.give(events)
         live = self._live
 
@@ -553,7 +554,11 @@ class ProgramDriver:
         recorded = context.conversation[-1]
         calls: list[ToolCall] = []
         texts = [recorded.content]
-        for call in recorded.tool_calls:
+        if recorded.tool_calls and not asked.request.takes_calls:  # a server does not read calls that nobody asked for
+            _, closing = context.renderer.reasoning_in_content or ("", "")
+            whole = str(context.new_text(step.stop - step.action_start))
+            texts = [whole.rpartition(closing)[2].strip() if closing else whole.strip()]
+        for call in recorded.tool_calls if asked.request.takes_calls else ():
             if not call.name:
                 texts.append(call.raw if call.raw is not None else str(call.arguments))
                 continue

@@ -173,7 +173,7 @@ def test_a_folder_of_another_owner_is_refused(root: Path) -> None:
         ("exit 3", (3, "", "")),
         ("kill -TERM $$", (-15, "", "")),
         ("kill -KILL $$", (-9, "", "")),
-        ("echo $$ $PPID; grep -c _launcher.py /proc/1/cmdline", (0, "2 1\n1\n", "")),
+        ("echo $$ $PPID; grep -q _launcher.py /proc/1/cmdline && echo its own", (0, "2 1\nits own\n", "")),
         ("sleep 1000 & exit 4", (4, "", "")),
     ],
 )
