@@ -196,7 +196,7 @@ class ProgramDriver:
         if self.env.command is None and agent is None and self.env._envsdk_has_run:
             self._program = ThreadProgram(lambda: self.env.run(endpoint), session.put)
             return session
-        environ: dict[str, str] = endpoint.environ()
+        environ: dict[str, str] = {}
         task: Any = task_as_json(self.env.task)
         if task is not None:
             environ["ENVSDK_TASK"] = json.dumps(task, default=str)
@@ -211,7 +211,7 @@ class ProgramDriver:
                 )
             tokens = self.driver.running.limits.max_context_tokens or CONTEXT_TOKENS
             recipe = partial(prepared_agent, agent, prompt, endpoint, tokens)
-        self._program = CommandProgram(self.env, environ, session.put, session.id, recipe)
+        self._program = CommandProgram(self.env, endpoint, environ, session.put, recipe)
         return session
 
     def end_program(self, error: RequestError = _OVER) -> None:

@@ -1004,7 +1004,7 @@ class Command(ProgramEnv):
         self.command = [sys.executable, "program.py"]
         self.results: list[ProgramResult] = []
 
-    def prepare(self, folder: Path) -> None:
+    def prepare(self, folder: Path, endpoint: Endpoint) -> None:
         (folder / "program.py").write_text(self.script)
 
     def score(self, result: ProgramResult) -> float:
