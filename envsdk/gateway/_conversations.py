@@ -245,6 +245,7 @@ class Conversations:
         ] = {}  # assistant messages by calls, and by text
         self._asked: dict[Hashable, dict[ProgramConversation, None]] = {}  # by the last assistant message of a request
         self._clock = 0
+        self._beginnings: set[tuple[ProgramConversation, Hashable]] = set()  # the first messages that requests had
         self._streamed: set[RecordedMessage] = set()  # the replies of which a program may have read a part
         self._received: dict[RecordedMessage, int] = {}  # the characters that it read of those that were cut
 
@@ -295,6 +296,7 @@ class Conversations:
         self._note_received(conversation, placed.reading)
         for key in _last_assistant(placed.reading):
             self._asked.setdefault(key, {})[conversation] = None
+        self._beginnings |= {(conversation, _forms(placed.reading.path[:count])) for count in (1, 2)}
         return placed.placement
 
     def branch(self, request: ModelRequest) -> Opens:
@@ -520,12 +522,10 @@ class Conversations:
         if self._received.get(whole[-1]) == 0:  # the program continues from the last reply that it received
             gone = f"the reply {conversation.position(len(whole) - 1)} was left out"
             ends = (i + 1 for i, entry in enumerate(whole) if entry.is_assistant and self._received.get(entry) != 0)
-            whole = whole[: max(ends, default=0)]
-            if 0 < len(whole) <= keep and (is_same or may_follow):
+            whole = whole[: max(ends, default=len(whole))]
+            if len(whole) <= keep and (is_same or may_follow):
                 is_answered = bool(following) and following[0].is_assistant
                 return replace(fit, reach=keep, changed=changed if is_answered else gone)
-        if not whole:
-            return fit
         head = whole[-1]
         last = head if head in following else reading.changed.get(head)
         if last in following:  # the last reply is in it, perhaps changed
@@ -541,8 +541,10 @@ class Conversations:
             short, long = sorted((following[0].text, head.text), key=len)
             if (short and short in long) or set(following[0].calls) & set(head.calls):  # extended, or a part of it
                 return replace(fit, reach=keep + 1, changed=changed)
-        elif may_follow:  # replies after the first change are its own, and the end was left out
-            known = [entry for entry in reading.path if entry in whole]
+        elif may_follow and keep <= 1 and (conversation, _forms(reading.path[: keep + 1])) not in self._beginnings:
+            known = [
+                entry for entry in reading.path if entry in whole
+            ]  # it has a new beginning, and the end is left out
             sent = {**{reply: reply for reply in reading.named}, **reading.changed}
             own = [reply for reply in sent if self._owners[reply] is conversation and sent[reply] in following]
             if own or (is_same and "compacted" in changed and any(entry.is_assistant for entry in known[keep:])):
@@ -718,6 +720,10 @@ def _quotes(text: str, summary: str) -> bool:
     words = [_WORD.findall(one) for one in (text, summary)]
     one, other = (set(zip(each, each[1:], each[2:], strict=False)) for each in words)
     return len(one & other) >= max(_EVIDENCE // 2, min(len(one), len(other)) / 2)
+
+
+def _forms(path: Sequence[RecordedMessage]) -> Hashable:
+    return tuple(entry.form for entry in path)
 
 
 def _meanings(entry: RecordedMessage) -> list[Hashable]:

@@ -452,7 +452,7 @@ def test_the_reply_to_a_client_that_went_away_is_not_sampled_to_its_end(gateway:
     assert program.ask("b") == "answer to b"
     assert (gateway.policy.hanging, gateway.policy.canceled) == (0, 1)
     summary = program.close()
-    assert (summary["status"], summary["steps"], summary["breaks"]) == ("terminated", 3, {"handoff": 1})
+    assert (summary["status"], summary["steps"], summary["breaks"]) == ("terminated", 3, {"edit": 1})
     soundness.check(gateway.trajectories["e"])
 
 
