@@ -14,7 +14,7 @@ SpanKind: TypeAlias = Literal["episode", "agent", "step", "policy", "method", "t
 
 
 @dataclass(slots=True, eq=False)
-class Span:
+class EpisodeSpan:
     """A part of an episode: something that took time.
 
     Attributes:
@@ -37,21 +37,21 @@ class Span:
     began_s: float = field(default_factory=time.time)
     ended_s: float | None = None
     error: str | None = None
-    children: "list[Span]" = field(default_factory=list["Span"])
-    root: "Span | None" = None
+    children: "list[EpisodeSpan]" = field(default_factory=list["EpisodeSpan"])
+    root: "EpisodeSpan | None" = None
 
-    def child(self, kind: SpanKind, name: str, **facts: Any) -> "Span":
+    def child(self, kind: SpanKind, name: str, **facts: Any) -> "EpisodeSpan":
         """Begin a span inside this one, in any thread."""
-        self.children.append(span := Span(kind, name, self.has_content, facts, root=self.root or self))
+        self.children.append(span := EpisodeSpan(kind, name, self.has_content, facts, root=self.root or self))
         return span
 
 
-current_span: ContextVar[Span | None] = ContextVar("current_span", default=None)
+current_span: ContextVar[EpisodeSpan | None] = ContextVar("current_span", default=None)
 """The span that the code which is running belongs to; threads of methods and tasks inherit it."""
 
 
 @contextmanager
-def inside(span: Span | None) -> Generator[None]:
+def inside(span: EpisodeSpan | None) -> Generator[None]:
     """Make a span the current one, and end it at the end of the `with` block; None changes nothing."""
     if span is None:
         yield
@@ -68,7 +68,7 @@ def inside(span: Span | None) -> Generator[None]:
 
 
 @contextmanager
-def recorded(kind: SpanKind, name: str, **facts: Any) -> Generator[Span | None]:
+def recorded(kind: SpanKind, name: str, **facts: Any) -> Generator[EpisodeSpan | None]:
     """Record a `with` block as a span inside the current one; yield it, or None if nothing is recorded."""
     parent = current_span.get()
     span = None if parent is None else parent.child(kind, name, **facts)

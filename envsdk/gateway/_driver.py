@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from .._describing import message_of
-from .._spans import Span, current_span
+from .._spans import EpisodeSpan, current_span
 from ..authoring._driver import Driver
 from ..contexts._context import Context, SampledText
 from ..contexts._edits import Edit
@@ -294,7 +294,7 @@ class ProgramDriver:
 
         return None if asked is None else until_left(asked)
 
-    def span_of(self, turn: Turn | None = None) -> Span | None:
+    def span_of(self, turn: Turn | None = None) -> EpisodeSpan | None:
         """Return the span of the request of a turn, as in `until_unwanted`; None if it has none."""
         asked = self._request_of(turn)
         return None if asked is None else asked.span

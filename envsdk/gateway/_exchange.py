@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .._spans import Span
+from .._spans import EpisodeSpan
 from ..errors import RequestError
 from ._protocols import WIRE_FORMATS
 
@@ -70,7 +70,7 @@ class HttpExchange:
     status: int = CLIENT_GONE
     path_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")
-    span: Span | None = None
+    span: EpisodeSpan | None = None
 
     @property
     def has_started(self) -> bool:

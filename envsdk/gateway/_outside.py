@@ -13,7 +13,7 @@ from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
-from .._spans import Span, current_span
+from .._spans import EpisodeSpan, current_span
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
 from ..episodes._turn import Turn
@@ -191,7 +191,7 @@ class PlayedSessions:
         session = ProgramSession(
             counting.count_tokens, partial(check_image, counting.driver.renderer), options.get("role")
         )
-        session.span = None if self._tracker is None else Span("program", NAME)
+        session.span = None if self._tracker is None else EpisodeSpan("program", NAME)
         opened = self._opened[episode_id] = _SessionEpisode(session, limits, options.get("task"))
         self._ids[session.id] = episode_id
         group = options.get("group_id") or episode_id

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._describing import message_of
-from .._spans import Span, current_span
+from .._spans import EpisodeSpan, current_span
 from ..errors import RequestError
 from ..images import Image
 from ._requests import ModelReply, ModelRequest
@@ -29,7 +29,7 @@ class PendingRequest:
 
     request: ModelRequest
     replies: "Future[Sequence[ModelReply]]" = field(default_factory=Future["Sequence[ModelReply]"])
-    span: Span | None = field(default_factory=current_span.get)
+    span: EpisodeSpan | None = field(default_factory=current_span.get)
 
     @property
     def is_abandoned(self) -> bool:
@@ -88,7 +88,7 @@ class ProgramSession:
     was_asked: bool = False
     refused: int = 0
     refusal: str = ""
-    span: Span | None = None
+    span: EpisodeSpan | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _events: deque[PendingRequest | ProgramEnd] = field(default_factory=deque["PendingRequest | ProgramEnd"])
     _waiting: Future[PendingRequest | ProgramEnd] | None = None

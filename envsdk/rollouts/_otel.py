@@ -14,7 +14,7 @@ from typing import Any
 from typing_extensions import override
 
 from .._packages import load
-from .._spans import Span
+from .._spans import EpisodeSpan
 from ..errors import ConfigError
 from ..messages import Message, text_of
 from ._reporting import Reporter
@@ -82,7 +82,7 @@ class OtelTracker(Reporter):
         self._propagator = load("opentelemetry.trace.propagation.tracecontext", what, advice)
         captured = os.environ.get("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "").lower()
         self.spans = "content" if captured in ("true", "span_only", "span_and_event") else "timing"
-        self._episodes: deque[Span] = deque(maxlen=_MAX_EPISODES)
+        self._episodes: deque[EpisodeSpan] = deque(maxlen=_MAX_EPISODES)
         self._dropped = self._unsent = 0
         self._provider: Any = None
 
@@ -97,7 +97,7 @@ class OtelTracker(Reporter):
         self._tracer = self._provider.get_tracer("envsdk")
 
     @override
-    def take(self, spans: Sequence[Span]) -> None:
+    def take(self, spans: Sequence[EpisodeSpan]) -> None:
         """See `Reporter`."""
         for span in spans:
             self._dropped += len(self._episodes) == _MAX_EPISODES
@@ -120,7 +120,7 @@ class OtelTracker(Reporter):
             )
         self._provider.shutdown()
 
-    def _send(self, span: Span, context: Any, episode: Span) -> None:
+    def _send(self, span: EpisodeSpan, context: Any, episode: EpisodeSpan) -> None:
         """Make an OpenTelemetry span of a span, and of those inside it.
 
         Args:
@@ -151,7 +151,7 @@ class OtelTracker(Reporter):
             self._provider.force_flush()
 
 
-def _described(span: Span) -> tuple[str, str, dict[str, Any]]:
+def _described(span: EpisodeSpan) -> tuple[str, str, dict[str, Any]]:
     """Return the name, the kind and the attributes of an OpenTelemetry span."""
     name, kind, facts = span.name, "INTERNAL", {**span.facts.get("sampling", {}), **span.facts}
     own: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 import numpy as np
 
 from .._describing import describe_error
-from .._spans import Span, inside, recorded
+from .._spans import EpisodeSpan, inside, recorded
 from ..authoring._concurrent import take_error, until_ended
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
@@ -171,7 +171,7 @@ class EpisodeResult:
     trajectory: Trajectory
     traceback: str = ""
     error: Exception | None = None
-    spans: tuple[Span, ...] = ()
+    spans: tuple[EpisodeSpan, ...] = ()
 
 
 @dataclass(eq=False)
@@ -253,10 +253,10 @@ class Player:
             UnknownName, PluginError, MissingPackage: If this process lacks code that the environment needs.
             WorkerLost: If too many methods hang.
         """
-        attempt, spans = 0, list[Span]()
+        attempt, spans = 0, list[EpisodeSpan]()
         while True:
             detail = self.settings.spans
-            span = None if detail is None else Span("episode", job.id, detail == "content")
+            span = None if detail is None else EpisodeSpan("episode", job.id, detail == "content")
             with inside(span):
                 result = await self._attempt(job, self.settings.policy if policy is None else policy)
             trajectory, error = result.trajectory, result.error
@@ -648,6 +648,10 @@ class _Attempt:
         facts = {"provider": provider, "context": context, "prompt_tokens": len(prompt)}
         asked = {name: request[name] for name in ("max_tokens", "stop", "sampling")}
         with recorded("policy", model if isinstance(model, str) else provider, **facts, **asked) as span:
+            shown, (tail, begun) = None, ((), ())
+            if span is not None and span.has_content:
+                shown = self.seat.env.episode.pending_reply(context).context
+                (tail, begun), span.facts["input"] = shown.reply_tokens(), list(shown.view)
             try:
                 action = await self._player.call_policy(of_env)
             except Exception as error:
@@ -661,13 +665,10 @@ class _Attempt:
                     "policy_version": action.policy_version,
                     "cached_tokens": action.extra.get("cached_tokens"),
                 }
-                if span.has_content:
-                    pending = self.seat.env.episode.pending_reply(context).context
-                    tail, begun = pending.reply_tokens()
-                    span.facts["input"] = list(pending.view)
+                if shown is not None:
                     with contextlib.suppress(Exception):  # the episode refuses tokens that cannot be read
                         tokens = np.asarray([*begun, *action.tokens])
-                        span.facts["output"] = pending.renderer.parse(tokens, prompt_tail=tail, tools=pending.tools)
+                        span.facts["output"] = shown.renderer.parse(tokens, prompt_tail=tail, tools=shown.tools)
         await self._player.take_turn()
         return action
 

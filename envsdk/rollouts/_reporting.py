@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .._spans import Span
+from .._spans import EpisodeSpan
 from ..authoring._event_loops import MethodThread
 from ..errors import ConfigError, DeadlineExceeded
 from ._statistics import Rates, Statistics, scalars
@@ -34,7 +34,7 @@ class Reporter:
     end_s: float
     spans: Literal["timing", "content"] | None = None
 
-    def take(self, spans: Sequence[Span]) -> None:
+    def take(self, spans: Sequence[EpisodeSpan]) -> None:
         """Take the spans of an episode that has ended, in any thread, for the next `update`."""
 
     def begin(self) -> None:

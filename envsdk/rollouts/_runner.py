@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._spans import Span, current_span, recorded
+from .._spans import EpisodeSpan, current_span, recorded
 from ..authoring._concurrent import run_all, take_error
 from ..authoring._driver import MethodCaller, driver_of
 from ..authoring._env import Env
@@ -182,7 +182,7 @@ class EpisodeRunner:
         prompt: "NDArray[np.int32]",
         request: Mapping[str, Any],
         unwanted: Awaitable[None] | None,
-        span: Span | None,
+        span: EpisodeSpan | None,
     ) -> Any:
         """Call the policy, inside a span; if `unwanted` ends first, cancel the call and return `_UNWANTED`."""
         if unwanted is None:

@@ -9,7 +9,7 @@ from commanded_policies import Commanded
 from scripted_sessions import RunningGateway
 
 from envsdk import Message, ToolCall, ToolEnv, Turn, errors, tool
-from envsdk._spans import Span, current_span
+from envsdk._spans import EpisodeSpan, current_span
 from envsdk.gateway import Endpoint, ProgramEnv
 from envsdk.gateway._outside import PlayedSessions
 from envsdk.rollouts import Rollouts
@@ -26,7 +26,7 @@ class Collected(Reporter):
 
     def __init__(self, spans: Any) -> None:
         self.spans = spans
-        self.taken: list[Span] = []
+        self.taken: list[EpisodeSpan] = []
 
     def take(self, spans: Any) -> None:
         self.taken += spans
@@ -72,7 +72,7 @@ class Adds(ToolEnv):
         return Message(role="assistant", content="" if calls else "Done.", tool_calls=tuple(calls))
 
 
-def outline(span: Span) -> Any:
+def outline(span: EpisodeSpan) -> Any:
     """The kinds and names of a span and of those inside it; they are closed and inside each other."""
     assert span.ended_s is not None
     for child in span.children:
@@ -115,6 +115,17 @@ def test_worker_processes_record_the_same_spans(tracker: Callable[..., Collected
     assert outline(here) == outline(there)
 
 
+def test_a_sub_agent_has_a_span_with_its_steps(tracker: Callable[..., Collected]) -> None:
+    collected = tracker()
+    (trajectory,) = Rollouts("envsdk/Delegate-v1", "reference", seeds=[0], log_to="mine").run()
+    steps = [child for child in collected.taken[0].children if child.kind == "step"]
+    agents = [child for step in steps for child in step.children if child.kind == "agent"]
+    assert [agent.name for agent in agents] == [name for name in trajectory.contexts if name != "main"]
+    for agent in agents:
+        taken = sum(step.context == agent.name for step in trajectory.steps)
+        assert [child.kind for child in agent.children] == ["method", *["step"] * taken]
+
+
 def test_content_is_recorded_only_for_a_tracker_that_wants_it(tracker: Callable[..., Collected]) -> None:
     collected = tracker("content")
     Rollouts(Adds, "reference", seeds=[0], log_to="mine").run()
@@ -126,7 +137,7 @@ def test_content_is_recorded_only_for_a_tracker_that_wants_it(tracker: Callable[
 
 
 def test_without_a_tracker_nothing_is_recorded(tracker: Callable[..., Collected]) -> None:
-    seen: list[Span | None] = []
+    seen: list[EpisodeSpan | None] = []
 
     class Looks(Adds):
         def start(self) -> Turn:
@@ -157,7 +168,7 @@ class Program(ProgramEnv):
         return 1.0
 
 
-def check_request(program: Span) -> None:
+def check_request(program: EpisodeSpan) -> None:
     """A request has the header of its client and the call of the policy that answers it."""
     (request,) = program.children
     assert (request.kind, request.facts["status"]) == ("request", 200)
