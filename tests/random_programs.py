@@ -94,11 +94,11 @@ class RandomProgram:
     def text(self, what: str) -> str:
         return f"{what} number {next(self.numbers):04d}, said only once"
 
-    def reply(self) -> Message:
+    def reply(self, *, has_tools: bool = True) -> Message:
         """A new reply; its calls have no ids yet."""
         made = [
             ToolCall(name=name, arguments={"x": next(self.numbers), "y": 1000000})
-            for name in ("look", "add")[: self.random.randrange(3)]
+            for name in ("look", "add")[: self.random.randrange(3) if has_tools else 0]
         ]
         content = "" if made and self.random.random() < 0.5 else self.text("reply")
         return Message(role="assistant", content=content, tool_calls=tuple(made), reasoning=self.text("thought"))

@@ -35,7 +35,7 @@ METHODS = frozenset(
 DECLARATIONS = frozenset(
     {
         *("Config", "Task", "default_limits", "reward_range", "n_tasks", "metadata", "tools", "reported_exceptions"),
-        *("blocking", "shows_images", "records_roles", "command", "container", "trainable_roles"),
+        *("blocking", "shows_images", "records_roles", "command", "container", "environ", "trainable_roles"),
         *("sampling", "limit_grace_s", "roles", "train_unseen"),
     }
 )

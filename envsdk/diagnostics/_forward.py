@@ -7,8 +7,10 @@ import numpy as np
 
 from .._packages import load
 from ..errors import ConfigError, InvalidSample
+from ..policies._grammar import grammar_masks
 from ..rendering._model_images import ModelImages
 from ..rendering._vision import Vision
+from ..rendering.renderer import Renderer
 from ..trajectories._samples import Sample
 from ._inputs import valid_samples
 
@@ -17,12 +19,17 @@ if TYPE_CHECKING:
 
 
 def forward_logprobs(
-    model: Any, samples: Sequence[Sample], *, temperature: float | None = None, vision: Vision | None = None
+    model: Any,
+    samples: Sequence[Sample],
+    *,
+    temperature: float | None = None,
+    vision: Vision | None = None,
+    renderer: Renderer | None = None,
 ) -> "list[NDArray[np.float32]]":
     """Compute the log-probabilities that a model gives to the sampled tokens, one sample after the other.
 
-    They come from all logits in float32, divided by the temperature. A sampler that restricts its distribution (top-k,
-    top-p) gives larger ones.
+    They come from all logits in float32, divided by the temperature, or from those that the grammar of a reply allows.
+    A sampler that restricts its distribution in another way (top-k, top-p) gives larger ones.
 
     Args:
         model: A causal language model of transformers, without dropout or in evaluation mode.
@@ -30,15 +37,18 @@ def forward_logprobs(
         temperature: The temperature, above 0. By default, that at which each token was sampled.
         vision: The image processor for samples with images: `renderer.vision`, of the renderer that wrote them. By
             default, the processor in the folder that the model was loaded from.
+        renderer: The renderer of the samples, for replies that were sampled under a grammar (`extra["grammar"]`). By
+            default, their log-probabilities come from all logits, too.
 
     Returns:
         For each sample, nats, float32 of shape (L,): 0.0 where mask is False.
 
     Raises:
-        ConfigError: If the model lacks a token id of a sample, or does not take its images.
+        ConfigError: If the model lacks a token id of a sample, or does not take its images; or if a grammar does not
+            allow a token that was sampled under it.
         InvalidSample: If a sample is invalid, or was sampled at temperature 0 and no temperature was given. The error
             names the sample.
-        MissingPackage: If torch is not installed.
+        MissingPackage: If torch is not installed, or llguidance, if there are grammars.
     """
     torch = load("torch", "the log-probabilities of a model need", "pip install 'envsdk[torch]'")
     images, given = ModelImages(model, vision), valid_samples(samples)
@@ -62,9 +72,26 @@ def forward_logprobs(
         with torch.no_grad():
             inputs = images.inputs(sample.tokens, sample.media)
             logits = model(input_ids=tokens[None], **inputs, use_cache=False, logits_to_keep=before).logits[0].float()
+            if renderer is not None and "grammar" in sample.extra:
+                allowed = _allowed(renderer, sample, positions, rows)
+                logits = logits.masked_fill(~torch.as_tensor(allowed, device=device), -torch.inf)
             scaled = logits / torch.as_tensor(divisors, device=device)[:, None]
             logprobs = scaled.log_softmax(-1).gather(-1, tokens[before + 1][:, None])[:, 0]
         values = np.zeros(len(sample), dtype=np.float32)
         values[positions] = logprobs.cpu().numpy()
         found.append(values)
     return found
+
+
+def _allowed(renderer: Renderer, sample: Sample, positions: "NDArray[np.intp]", rows: int) -> "NDArray[np.bool_]":
+    """Return the ids that the trained tokens at these positions were sampled from, shape (n, rows)."""
+    allowed = np.ones((len(positions), rows), dtype=np.bool_)
+    for step in np.unique(sample.step_ids[positions]):
+        reply = np.flatnonzero(sample.step_ids == step)
+        grammar = sample.extra["grammar"][sample.part_ids[reply[0]]]
+        if grammar is not None:
+            masks = grammar_masks(renderer, grammar, sample.tokens[reply])[sample.mask[reply], :rows]
+            at = np.searchsorted(positions, reply[sample.mask[reply]])
+            allowed[at] = False
+            allowed[at, : masks.shape[1]] = masks
+    return allowed

@@ -131,7 +131,7 @@ def check_stack(
         sampled=sum(trajectory.sampled_tokens for trajectory in trajectories),
         breaks=dict(Counter(break_.reason for trajectory in trajectories for break_ in trajectory.breaks)),
         tokens=token_match(sampled, trained),
-        kl=kl(samples, forward_logprobs(model, samples, vision=renderer.vision), renderer=renderer),
+        kl=kl(samples, forward_logprobs(model, samples, vision=renderer.vision, renderer=renderer), renderer=renderer),
     )
 
 

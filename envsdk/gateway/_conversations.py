@@ -270,7 +270,7 @@ class Conversations:
         best = max(fits, key=lambda fit: (*fit.rank, fit.conversation.answered_at), default=None)
         if request.context is not None and request.context not in self._open:
             best = None
-        elif best is not None and any(fit.is_alike and fit.reading.keep > max(best.reach, 0) for fit in fits):
+        elif best is not None and any(fit.is_alike and fit.reading.keep > best.reach >= 0 for fit in fits):
             best = None  # it begins with more of another conversation, such as one that it repeats
         elif best is None or best.reach < 0:
             shared = max((fit.reading.keep for fit in fits), default=0)
@@ -363,7 +363,10 @@ class Conversations:
         conversation, placed = self._placed[id(request)]
         self._failed.append((conversation, placed))
         if conversation.pending is not placed:
-            self._received |= dict.fromkeys(placed.replies, 0)
+            is_last = conversation.answered is placed and conversation.pending is None
+            for reply in placed.replies:  # unless a later request shows what the program has of it
+                if is_last or reply not in conversation.newest.path:
+                    self._received.setdefault(reply, 0)
             return
         self._forget(conversation, placed)
         opened = [*placed.branches, *([conversation] if isinstance(placed.placement, Opens) else [])]
@@ -513,33 +516,37 @@ class Conversations:
         may_follow = Setting.of(request).may_replace(conversation.setting, is_instructed=is_instructed)
         if keep == len(whole):  # it extends the record
             return replace(fit, reach=keep) if is_same or is_named or may_follow else fit
-        changed, head, following = _difference(conversation, reading), whole[-1], reading.path[keep:]
+        changed, following = _difference(conversation, reading), reading.path[keep:]
+        if self._received.get(whole[-1]) == 0:  # the program continues from the last reply that it received
+            gone = f"the reply {conversation.position(len(whole) - 1)} was left out"
+            ends = (i + 1 for i, entry in enumerate(whole) if entry.is_assistant and self._received.get(entry) != 0)
+            whole = whole[: max(ends, default=0)]
+            if 0 < len(whole) <= keep and (is_same or may_follow):
+                is_answered = bool(following) and following[0].is_assistant
+                return replace(fit, reach=keep, changed=changed if is_answered else gone)
+        if not whole:
+            return fit
+        head = whole[-1]
         last = head if head in following else reading.changed.get(head)
         if last in following:  # the last reply is in it, perhaps changed
             reach = reading.path.index(last) + 1
             is_known = (head in reading.named or last is not head) and may_follow
             if is_named or is_known or (is_same and self._is_evidence(whole, reading.path[:reach], keep)):
                 return replace(fit, reach=reach, changed=changed)
-        elif (
-            is_same
-            and keep == len(whole) - 2
-            and following
-            and not following[0].is_assistant
-            and following[0].form[:-1] == whole[keep].form[:-1]
-            and following[0].text.startswith(whole[keep].text)  # programs merge messages of one role
-        ):
-            return replace(fit, reach=keep, changed=f"the reply {conversation.position(keep + 1)} was left out")
+        elif is_same and _are_extended(whole[keep:-1], following):  # programs merge messages of one role
+            return replace(fit, reach=keep, changed=f"the reply {conversation.position(len(whole) - 1)} was left out")
         elif is_same and following and keep == len(whole) - 1:
             if not following[0].is_assistant:
                 return replace(fit, reach=keep, changed=f"the reply {conversation.position(keep)} was left out")
             short, long = sorted((following[0].text, head.text), key=len)
             if (short and short in long) or set(following[0].calls) & set(head.calls):  # extended, or a part of it
                 return replace(fit, reach=keep + 1, changed=changed)
-        elif may_follow and "compacted" in changed:  # the beginning was replaced, and the end left out
+        elif may_follow:  # replies after the first change are its own, and the end was left out
             known = [entry for entry in reading.path if entry in whole]
-            replies = [entry for entry in known[keep:] if entry.is_assistant]
-            if replies and (is_same or replies[-1] in reading.named):
-                return replace(fit, reach=len(known), changed=changed)
+            sent = {**{reply: reply for reply in reading.named}, **reading.changed}
+            own = [reply for reply in sent if self._owners[reply] is conversation and sent[reply] in following]
+            if own or (is_same and "compacted" in changed and any(entry.is_assistant for entry in known[keep:])):
+                return replace(fit, reach=max(len(known), len(own)), changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
 
     def _is_evidence(self, whole: Sequence[RecordedMessage], path: Sequence[RecordedMessage], shared: int) -> bool:
@@ -552,8 +559,10 @@ class Conversations:
         pairs = takewhile(lambda pair: pair[0].form == pair[1].form, zip(reversed(whole), reversed(path), strict=False))
         run = [entry for entry, _ in pairs]
         is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
+        run += [entry for entry in path[shared:] if entry.is_assistant and entry in whole and entry not in run]
         texts = (text for entry in run for text in (entry.text, *chain.from_iterable(entry.calls)))
-        return (len(run) > 1 or (is_unique and shared > 0)) and sum(map(len, texts)) >= _EVIDENCE
+        is_first = shared > 0 or len(path) == 1  # it is not the question to another agent that contains it
+        return (len(run) > 1 or (is_unique and is_first)) and sum(map(len, texts)) >= _EVIDENCE
 
     def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
         """Return the conversation that a request has only a summary of, written by the conversation or a side request.
@@ -567,7 +576,7 @@ class Conversations:
         recent = heapq.nlargest(_RECENT, self._open.values(), key=lambda conversation: conversation.answered_at)
         lineage = Lineage.of(request)
         for writer in recent:
-            whole = writer.base if writer.kind == "side" else writer
+            whole = writer.base if writer.kind in ("side", "branch") else writer
             if whole is writer and not writer.setting.tools and not writer.is_alike(request):
                 alike = (one for one in recent if one.is_alike(request) and one.lineage.shares_session(lineage))
                 whole = next(alike, None)
@@ -680,6 +689,8 @@ def _difference(conversation: ProgramConversation, reading: RequestReading) -> s
     places = {entry: place for place, entry in enumerate(dropped)}
     new = next((index for index, entry in enumerate(following) if entry in places), 0)
     old = places[following[new]] if new else 0
+    if keep <= 1 and len(dropped) > 2 and not any(entry in places for entry in following):  # all of it
+        new, old = len(following), len(dropped)
     replies = [sum(entry.is_assistant for entry in part) for part in (following[:new], dropped[:old])]
     if old > new > 0 and replies[0] < replies[1]:
         return f"compacted: messages {first} to {first + old - 1} were replaced by {new}"
@@ -690,6 +701,13 @@ def _difference(conversation: ProgramConversation, reading: RequestReading) -> s
         return f"message {first} ({following[0].message.role}) {'was inserted' if is_inserted else 'differs'}"
     last = first - 1 + (dropped.index(following[0]) if following else len(dropped))
     return f"message {first} was left out" if last == first else f"messages {first} to {last} were left out"
+
+
+def _are_extended(old: Sequence[RecordedMessage], new: Sequence[RecordedMessage]) -> bool:
+    """Return whether messages are those that were asked, each perhaps with more text at its end, without a reply."""
+    pairs = list(zip(old, new, strict=False))
+    is_whole = 0 < len(pairs) == len(old) and not any(entry.is_assistant for entry in new[: len(old) + 1])
+    return is_whole and all(b.form[:-1] == a.form[:-1] and b.text.startswith(a.text) for a, b in pairs)
 
 
 def _quotes(text: str, summary: str) -> bool:

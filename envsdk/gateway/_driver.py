@@ -197,10 +197,10 @@ class ProgramDriver:
         )
         config = self.driver.config
         agent = config.agent if isinstance(config, AgentConfig) else None
-        if self.env.command is None and agent is None and self.env.has_run:
+        if self.env.command is None and agent is None and self.env._envsdk_has_run:
             self._program = ThreadProgram(lambda: self.env.run(endpoint), session.put)
             return session
-        environ: dict[str, str] = endpoint.environ()
+        environ: dict[str, str] = {}
         task: Any = task_as_json(self.env.task)
         if task is not None:
             environ["ENVSDK_TASK"] = json.dumps(task, default=str)
@@ -215,7 +215,7 @@ class ProgramDriver:
                 )
             tokens = self.driver.running.limits.max_context_tokens or CONTEXT_TOKENS
             recipe = partial(prepared_agent, agent, prompt, endpoint, tokens)
-        self._program = CommandProgram(self.env, environ, session.put, session.id, recipe)
+        self._program = CommandProgram(self.env, endpoint, environ, session.put, recipe)
         return session
 
     def end_program(self, error: RequestError = _OVER) -> None:
@@ -263,7 +263,8 @@ class ProgramDriver:
             reader, events = context.read_reply()
             message = Message(role="assistant")
             on_piece(ModelReply(self._id(), message, "stop", prompt_tokens=len(context), tokens=()))
-            self._live = LiveReply(reader, on_piece, asked.request.stop, self._id)
+            call_id = self._id if asked.request.takes_calls else None
+            self._live = LiveReply(reader, on_piece, asked.request.stop, call_id)
             self._live.give(events)
         live = self._live
 
@@ -567,7 +568,11 @@ class ProgramDriver:
         recorded = context.conversation[-1]
         calls: list[ToolCall] = []
         texts = [recorded.content]
-        for call in recorded.tool_calls:
+        if recorded.tool_calls and not asked.request.takes_calls:  # a server does not read calls that nobody asked for
+            _, closing = context.renderer.reasoning_in_content or ("", "")
+            whole = str(context.new_text(step.stop - step.action_start))
+            texts = [whole.rpartition(closing)[2].strip() if closing else whole.strip()]
+        for call in recorded.tool_calls if asked.request.takes_calls else ():
             if not call.name:
                 texts.append(call.raw if call.raw is not None else str(call.arguments))
                 continue

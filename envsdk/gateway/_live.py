@@ -16,13 +16,14 @@ class LiveReply:
         reader: Reads its tokens.
         on_piece: Sends a piece to the program.
         stops: The program's stop strings; the content ends before the first one.
-        call_id: Returns the id of a call, by its index among those that can be read.
+        call_id: Returns the id of a call, by its index among those that can be read; None if calls are text: they are
+            sent at the end, with what follows them.
     """
 
     reader: ReplyReader
     _on_piece: Callable[[ReplyPiece], None]
     _stops: Sequence[str]
-    _call_id: Callable[[int], str]
+    _call_id: Callable[[int], str] | None
     _held: str = ""
     _is_stopped: bool = False
     _calls: int = 0
@@ -35,7 +36,9 @@ class LiveReply:
         for event in events:
             if isinstance(event, ReasoningText):
                 self._on_piece(event)
-            elif isinstance(event, CallEnded) and event.call.name:
+            elif isinstance(event, CallEnded) and self._call_id is None:
+                self._is_stopped = True
+            elif isinstance(event, CallEnded) and event.call.name and self._call_id is not None:
                 call = ToolCall(name=event.call.name, arguments=event.call.arguments, id=self._call_id(self._calls))
                 self._on_piece(CallEnded(self._calls, call))
                 self._calls += 1

@@ -46,6 +46,9 @@ class ProgramEnv(Env):
     blocking: ClassVar[bool | None] = False  # its program runs in its own thread
     command: Sequence[str] | None = None
     """The program and its arguments; it may be set in `__init__` or `prepare`. None calls `run`."""
+    environ: Mapping[str, str] = {}
+    """Environment variables of `command`, next to those of the endpoint, and instead of its `HOME` and `TMPDIR`; it may
+    be set in `__init__` or `prepare`."""
     container: ContainerConfig | None = None
     """The container that `command` runs in; it may be set in `__init__` or `prepare`. None runs it on this machine."""
     trainable_roles: ClassVar[frozenset[str] | None] = None
@@ -64,7 +67,7 @@ class ProgramEnv(Env):
     """The time that a program may still run after a limit refused a request, in seconds; None for any time."""
 
     @property
-    def has_run(self) -> bool:
+    def _envsdk_has_run(self) -> bool:
         """True if `run` is written; if not, the program is `command`, which `prepare` may set."""
         return type(self).run is not ProgramEnv.run
 
@@ -79,10 +82,16 @@ class ProgramEnv(Env):
         """
         raise NotImplementedError(f"{type(self).__name__} has a command, and no run()")
 
-    def prepare(self, folder: Path) -> None:
-        """Prepare the folder that `command` is started in: it is new and empty, and is removed after `score`.
+    def prepare(self, folder: Path, endpoint: Endpoint) -> None:
+        """Prepare the folder that `command` is started in: it is empty, and is removed after `score`.
 
-        For a program in a container, its content is copied into `container.workdir`.
+        The program sees it at another path: the same in each episode where Linux allows mounts, or `container.workdir`,
+        into which it is copied. `folder` in the words of `command` and the values of `environ` becomes that path; write
+        relative paths into files.
+
+        Args:
+            folder: The folder.
+            endpoint: The endpoint that the program calls, for its configuration.
         """
 
     def score(self, result: ProgramResult) -> Outcome | Awaitable[Outcome]:

@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 from ..authoring._event_loops import run
 from ..containers import Container, ContainerConfig, start
 from ..errors import ConfigError, ContainerError, ContainerLost
+from ._program_folders import ProgramFolder, claimed_folder
 from ._session import ProgramEnd
 
-_MARK = "ENVSDK_SESSION"
+_MARK = "ENVSDK_PROGRAM"
 _KEPT_OUTPUT = 1_000_000
 _END_S = 5.0
 _LOOK_S = 0.05
@@ -73,7 +74,8 @@ class ProgramResult:
             reached.
         stdout: Its standard output, decoded; of a long output the end.
         stderr: Its standard error, in the same form.
-        folder: The folder that it was started in; of a program in a container, the folder as `prepare` left it.
+        folder: The folder that it was started in, by the path that `prepare` got; of a program in a container, the
+            folder as `prepare` left it.
         container: If the program ran in a container: a fresh one, from the same image, in whose `workdir` are the files
             that the program left in its own; no files, if they are larger than `disk_mib` or the folder is gone. It has
             no network. None if the program ran on this machine.
@@ -127,8 +129,9 @@ class CommandEnv(Protocol):
 
     command: Sequence[str] | None
     container: ContainerConfig | None
+    environ: Mapping[str, str]
 
-    def prepare(self, folder: Path) -> None: ...
+    def prepare(self, folder: Path, endpoint: Endpoint) -> None: ...
     def score(self, result: ProgramResult) -> Any: ...
 
 
@@ -136,10 +139,11 @@ class CommandProgram:
     """A command that runs as a process, in a new folder, or in a container.
 
     Args:
-        env: The environment: its `prepare`, and after that its `command` and `container`, and its `score`.
-        environ: Environment variables for it. On this machine, it has those of this process, too.
+        env: The environment: its `prepare`, and after that its `command`, `environ` and `container`, and its `score`.
+        endpoint: The endpoint that it calls.
+        environ: Environment variables for it, next to the endpoint's. On this machine, it has those of this process,
+            too.
         ended: Called when it has been scored.
-        mark: A string that identifies its processes.
         recipe: Writes an agent's own files, given a folder for them and the path under which the program sees it, and
             returns its command and environment variables; None to run `command` as it is.
     """
@@ -147,12 +151,13 @@ class CommandProgram:
     def __init__(
         self,
         env: CommandEnv,
+        endpoint: Endpoint,
         environ: Mapping[str, str],
         ended: Callable[[ProgramEnd], None],
-        mark: str,
         recipe: Callable[[Path, str], tuple[list[str], dict[str, str]]] | None = None,
     ) -> None:
-        self._env, self._environ, self._ended, self._mark, self._recipe = env, environ, ended, mark, recipe
+        self._env, self._endpoint, self._ended, self._recipe = env, endpoint, ended, recipe
+        self._environ = {**endpoint.environ(), **environ}
         self._is_stopped = threading.Event()
         self._is_killed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="envsdk-program", daemon=True)
@@ -169,39 +174,41 @@ class CommandProgram:
         self._thread.join(_END_S)
 
     def _run(self) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="envsdk-program-"))
-        home = None if self._recipe is None else Path(tempfile.mkdtemp(prefix="envsdk-agent-"))
         try:
-            self._env.prepare(folder)
-            if self._recipe is not None and home is not None:
-                is_here = self._env.container is None
-                self._env.command, environ = self._recipe(home, str(home) if is_here else _AGENT_HOME)
-                self._environ = {**self._environ, **environ}
-                if is_here and shutil.which(program := self._env.command[0]) is None:
-                    raise ConfigError(f"the program {program!r} of the agent is not on the PATH: install it first")
-            if self._env.container is None:
-                result = self._on_this_machine(folder)
-                outcome = None if self._is_killed.is_set() else self._env.score(result)
-                if inspect.isawaitable(outcome):
-                    outcome = run(_awaited(outcome))
-            else:
-                outcome = run(self._in_container(folder, home, self._env.container))
+            with claimed_folder(_end_processes) as folder:
+                outcome = self._outcome(folder)
         except BaseException as error:  # the environment raises it
             self._ended(ProgramEnd(error=error))
         else:
             self._ended(ProgramEnd(outcome))
-        finally:
-            for made in (folder, home):
-                if made is not None:
-                    shutil.rmtree(made, ignore_errors=True)
 
-    def _words(self) -> list[str]:
+    def _outcome(self, folder: ProgramFolder) -> Any:
+        work, home = folder.path / "work", folder.path / "home"
+        self._env.prepare(work, self._endpoint)
+        config = self._env.container
+        if self._recipe is not None:
+            seen = str(folder.seen / "home") if config is None else _AGENT_HOME
+            self._env.command, environ = self._recipe(home, seen)
+            self._environ.update(environ)
+        if config is not None:
+            return run(self._in_container(work, None if self._recipe is None else home, config))
+        result = self._on_this_machine(folder)
+        outcome = None if self._is_killed.is_set() else self._env.score(result)
+        return run(_awaited(outcome)) if inspect.isawaitable(outcome) else outcome
+
+    def _as_seen(self, folder: Path, seen: str) -> tuple[list[str], dict[str, str]]:
+        """Return the command and the variables for it, with paths in its folder as the program sees them."""
         command: Any = self._env.command
+        environ: dict[Any, Any] = dict(self._env.environ)
         if command is None:
             raise ConfigError("there is nothing to run: write run(), or set command, at the latest in prepare()")
         if isinstance(command, str) or not command or not all(isinstance(part, str | os.PathLike) for part in command):
             raise ConfigError(f"command is {command!r:.80}; expected a list: the program and its arguments")
-        return [os.fspath(part) for part in command]
+        if not all(isinstance(text, str) for item in environ.items() for text in item):
+            raise ConfigError(f"environ is {environ!r:.80}; expected a mapping of strings")
+        words = [os.fspath(part).replace(str(folder), seen) for part in self._env.command or ()]
+        named = {name: text.replace(str(folder), seen) for name, text in environ.items()}
+        return words, {**self._environ, **named}
 
     async def _in_container(self, folder: Path, home: Path | None, config: ContainerConfig) -> Any:
         """Run the command in a container, and score it with its files in a fresh one, where it changed nothing else."""
@@ -211,9 +218,8 @@ class CommandProgram:
             await container.copy_in(folder, config.workdir)
             if home is not None:
                 await container.copy_in(home, _AGENT_HOME)
-            running = asyncio.create_task(
-                container.run(self._words(), timeout_s=config.lifetime_s, environ=self._environ)
-            )
+            words, environ = self._as_seen(folder, container.config.workdir)
+            running = asyncio.create_task(container.run(words, timeout_s=config.lifetime_s, environ=environ))
             try:
                 while not running.done() and not self._is_stopped.is_set():
                     await asyncio.wait([running], timeout=_LOOK_S)
@@ -231,12 +237,20 @@ class CommandProgram:
                 await container.stop()
                 return await _awaited(self._env.score(replace(result, container=fresh)))
 
-    def _on_this_machine(self, folder: Path) -> ProgramResult:
-        words, environ = self._words(), {**os.environ, **self._environ, _MARK: self._mark}
+    def _on_this_machine(self, folder: ProgramFolder) -> ProgramResult:
+        work, seen = folder.path / "work", folder.seen / "work"
+        words, more = self._as_seen(work, str(seen))
+        # What a program keeps in its home folder, such as its memory, would reach the prompts of the next episodes.
+        environ = {key: text for key, text in os.environ.items() if not (key[:4] == "XDG_" and key[-5:] == "_HOME")}
+        environ |= {"HOME": str(folder.seen / "home"), "TMPDIR": str(folder.seen / "tmp"), "PWD": str(seen)}
+        environ |= {**more, _MARK: str(folder.path)}
+        program = words[0].replace(str(seen), str(work))
+        if shutil.which(work / program if os.sep in program else program, path=environ.get("PATH")) is None:
+            raise ConfigError(f"{words[0]!r} is not an executable file, or not on the PATH: install the program first")
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(
-                words,
-                cwd=folder,
+                [*folder.launcher, *words],
+                cwd=work,
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
@@ -248,11 +262,11 @@ class CommandProgram:
                     pass
                 was_stopped = process.poll() is None
             finally:
-                _end_processes(process, self._mark)
+                _end_processes(str(folder.path), process)
             for file in (stdout, stderr):
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _KEPT_OUTPUT))
             written, errors = (file.read().decode(errors="replace") for file in (stdout, stderr))
-            return ProgramResult(None if was_stopped else process.returncode, written, errors, folder)
+            return ProgramResult(None if was_stopped else process.returncode, written, errors, work)
 
 
 async def copy_files(container: Container, fresh: Container) -> None:
@@ -269,7 +283,7 @@ async def _awaited(outcome: Any) -> Any:
     return await outcome if inspect.isawaitable(outcome) else outcome
 
 
-def _end_processes(process: "subprocess.Popen[bytes]", mark: str) -> None:
+def _end_processes(mark: str, process: "subprocess.Popen[bytes] | None" = None) -> None:
     """End a process and everything that it started: with SIGTERM, and soon after with SIGKILL.
 
     Processes that left its session are found by the environment variable that they inherited, where `/proc` exists.
@@ -278,7 +292,7 @@ def _end_processes(process: "subprocess.Popen[bytes]", mark: str) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + (1.0 if number == signal.SIGTERM else _END_S)
         while time.monotonic() < deadline:
-            left = {process.pid} if process.poll() is None else set[int]()
+            left = {process.pid} if process is not None and process.poll() is None else set[int]()
             for folder in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):
                     if entry in (folder / "environ").read_bytes().split(b"\0"):
@@ -289,4 +303,5 @@ def _end_processes(process: "subprocess.Popen[bytes]", mark: str) -> None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
             time.sleep(_LOOK_S)
-    process.wait()
+    if process is not None:
+        process.wait()

@@ -177,12 +177,11 @@ class RecordReader:
 def _read_request(
     name: str, said: Mapping[str, Any], headers: Mapping[str, Any], memory: SessionMemory | None = None
 ) -> ModelRequest:
-    own = {key: value for key, value in headers.items() if key.startswith("x-envsdk-")}
-    for key, value in own.items():
+    for key, value in headers.items():
         if not isinstance(value, str):
             raise RequestError(f"headers.{key}: expected a string")
     body = {"model": "logged", **({"max_tokens": 1} if name == "anthropic" else {}), **said}
-    return WIRE_FORMATS[name].read(body, own, memory)
+    return WIRE_FORMATS[name].read(body, headers, memory)
 
 
 def _answers(name: str, response: LoggedValue) -> list[LoggedAnswer]:

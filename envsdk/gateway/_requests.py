@@ -106,6 +106,11 @@ class ModelRequest:
     on_piece: "Callable[[ReplyPiece], None] | None" = field(default=None, compare=False, repr=False)
 
     @property
+    def takes_calls(self) -> bool:
+        """Whether its reply may have calls; if not, calls that the model writes nevertheless are text."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
     def all_messages(self) -> list[Message]:
         """Its messages, the system message first."""
         system = [] if self.system is None else [Message(role="system", content=self.system)]

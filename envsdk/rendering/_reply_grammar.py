@@ -8,9 +8,10 @@ own text is a string, reasoning is text without the family's markup, and content
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -161,8 +162,10 @@ def _calls(
         form = _ByName.measured(renderer, one)
         example, markup = form.example, [_closer(renderer, form.closing), _closer(renderer, one[: one.find(_NAME)])]
         rules = [rule for index, tool in enumerate(tools) for rule in form.rules(index, *tool, texts)]
-    calls, parts = "call", _written(renderer, None, "", *[{_KEY: _VALUE}] * 2).split(example) if is_parallel else []
-    if len(parts) == 3 and [parts[0], parts[2]] == one.split(example):
+    calls, parts = "call", list[str]()
+    with suppress(RenderError):  # a reply of the family may have one call only
+        parts = _written(renderer, None, "", *[{_KEY: _VALUE}] * 2).split(example)
+    if is_parallel and len(parts) == 3 and [parts[0], parts[2]] == one.split(example):
         calls += f" ({_text(renderer, parts[1])} call)*"
     return [f"calls: {calls}", "call: " + " | ".join(f"call_{i}" for i in range(len(tools))), *rules], example, markup
 
@@ -219,34 +222,39 @@ class _ByName(NamedTuple):
 
     def rules(self, index: int, name: str, parameters: Mapping[str, Any], texts: dict[str, str]) -> Iterator[str]:
         """Yield the rules of the calls of a tool: its parameters in their order, the optional ones or not."""
-        items = list(parameters.get("properties", {}).items())
+        properties: Any = parameters.get("properties", {})
+        required: Any = parameters.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise TurnError(f"the parameters of the tool {name!r:.80} are not the JSON schema of an object")
+        items = list(cast("dict[str, Any]", properties).items())
         yield f"call_{index}: {_text(self.renderer, name + self.name)} first_{index}_0"
         for at, (key, schema) in enumerate(items):
             value = self._value(
-                key, {**schema, **{k: v for k, v in parameters.items() if k in ("$defs", "definitions")}}, texts
+                key, schema, {k: parameters[k] for k in ("$defs", "definitions") if k in parameters}, texts
             )
             for state, before in (("first", self.begin), ("next", self.again)):
-                skip = "" if key in parameters.get("required", ()) else f" | {state}_{index}_{at + 1}"
+                skip = "" if key in required else f" | {state}_{index}_{at + 1}"
                 begun = _text(self.renderer, before + key + self.between)
                 yield f"{state}_{index}_{at}: {begun} {value} next_{index}_{at + 1}{skip}"
         yield f"first_{index}_{len(items)}: {_text(self.renderer, self.without)}"
         yield f"next_{index}_{len(items)}: {_text(self.renderer, self.end)}"
 
-    def _value(self, key: str, schema: Mapping[str, Any], texts: dict[str, str]) -> str:
+    def _value(self, key: str, given: Any, definitions: Mapping[str, Any], texts: dict[str, str]) -> str:
         """Return the symbols of a value and what closes it."""
         first, *others = _literals(self.renderer, self.closing)
+        schema: dict[str, Any] = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
         kind = schema.get("type")
         known = {"boolean": [True, False], "null": [None]}.get(str(kind))
         known = schema.get("enum", [schema["const"]] if "const" in schema else known)
-        if known is not None:
-            written = (_written(self.renderer, None, "", {_KEY: value}) for value in known)
+        if isinstance(known, list):
+            written = (_written(self.renderer, None, "", {_KEY: value}) for value in cast("list[Any]", known))
             values = (text.partition(_KEY + self.between)[2].rpartition(self.closing + self.end)[0] for text in written)
             return f"({' | '.join(_text(self.renderer, value) for value in values)}) {first} {' '.join(others)}"
-        if kind == "string" and not schema.keys() - _ANNOTATIONS - {"$defs", "definitions"}:
+        if kind == "string" and not schema.keys() - _ANNOTATIONS:
             text = texts.setdefault(first, f"TEXT_{len(texts)}") if first.startswith('"') else f"TEXT {first}"
             return f"{text} {' '.join(others)}"
         if kind in ("integer", "number", "array", "object"):
-            return f"{_json(schema)} {first} {' '.join(others)}"
+            return f"{_json({**schema, **definitions})} {first} {' '.join(others)}"
         raise RenderError(
             f"the parameter {key!r:.80} cannot be constrained in a call of {self.renderer.name!r}, which writes "
             "strings without quotes: give it one type, and a string no other keyword than enum"

@@ -7,6 +7,8 @@ its imports add to the time of every run. It writes its reports to a pipe: `chil
 With namespaces, there are three processes: this one, outside; process 1 inside, with which all other processes inside
 end; and the program. If bubblewrap creates the namespaces, bubblewrap is the first of the three, and this process is
 process 1. Without namespaces, there are two processes. SIGTERM to the first process ends all of them.
+
+Run as a script, it starts an agent program, which is not confined, but sees a folder at another path: `show_at`.
 """
 
 # pathlib is slow to import:
@@ -18,6 +20,7 @@ import ctypes
 import os
 import resource
 import struct
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +35,7 @@ NOBODY = 65534
 OWN_PID, OWN_FILE = -1, -2  # the same as in job.py, which cannot be imported here
 
 # Constants of Linux: linux/sched.h, linux/mount.h, linux/prctl.h, linux/capability.h, linux/landlock.h.
-NEW_USER = 0x10000000
+NEW_MOUNTS, NEW_PROCESSES, NEW_USER = 0x00020000, 0x20000000, 0x10000000
 NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000  # mounts, UTS, IPC, processes, network
 NO_SETUID, NO_DEVICES, BIND, RECURSIVE, PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
 UNMOUNT_LAZILY = 2
@@ -83,6 +86,50 @@ def forked(function: Callable[[SandboxJob], None], job: SandboxJob) -> int:
             guarded(function, job)
         os._exit(1)
     return child
+
+
+def show_at(source: str, target: str, folder: str, *command: str) -> None:
+    """Run a program that sees one folder in place of another, and no processes but its own. It is as free as this one.
+
+    Args:
+        source: The folder.
+        target: The path at which the program sees it, an existing folder.
+        folder: The folder that the program starts in, as it sees it.
+        command: The program and its arguments.
+    """
+    process = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
+    user, group = os.geteuid(), os.getegid()
+    call("unshare", NEW_MOUNTS | NEW_PROCESSES | (0 if user == 0 else NEW_USER))
+    if user != 0:
+        map_user(process, user, user, group, group)
+    os.close(process)
+    call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
+    call("mount", os.fsencode(source), os.fsencode(target), None, BIND | RECURSIVE, None)
+    end_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is for the program
+    ended, reported = os.pipe()
+    if os.fork() == 0:  # process 1, with which the kernel ends all others
+        end_with_parent(signal.SIGKILL)
+        call("mount", b"proc", b"/proc", b"proc", NO_SETUID | NO_DEVICES, None)
+        child = os.fork()
+        if child == 0:
+            for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
+                signal.signal(number, signal.SIG_DFL)
+            os.chdir(folder)
+            os.execvp(command[0], command)
+        process, status = os.wait()
+        while process != child:
+            process, status = os.wait()
+        os.write(reported, str(os.waitstatus_to_exitcode(status)).encode())
+        os._exit(0)
+    os.close(reported)
+    status = int(os.read(ended, 16) or 1)
+    os.wait()
+    if status < 0:  # a signal ended it
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
 
 
 # The processes.
@@ -349,3 +396,7 @@ def call(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char_p] | No
         called = f"{name} {arguments[0]}" if name == "syscall" else name
         raise OSError(number, f"{called}: {os.strerror(number)}")
     return result
+
+
+if __name__ == "__main__":
+    show_at(*sys.argv[1:])

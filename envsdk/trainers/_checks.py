@@ -90,11 +90,12 @@ def check_sampling(sampling: Mapping[str, Any], temperature: float | None) -> No
     for name, value in sampling.items():
         is_harmless = name in _HARMLESS or is_neutral(name, value)
         if not is_harmless and not (name == "temperature" and value == temperature):
+            off = '{"grammar": None}' if name == "grammar" else "{}"
             raise ConfigError(
-                f"the environment requests {name}={value!r} with Turn(sampling=), but the trainer computes "
+                f"the environment requests {name}={value!r:.80} with Turn(sampling=), but the trainer computes "
                 f"log-probabilities at temperature {temperature} without it, so every importance ratio would be wrong: "
                 "remove the option from the environment, or set it in the trainer; if an agent program requests it, "
-                "set `sampling = {}` in its ProgramEnv"
+                f"set `sampling = {off}` in its ProgramEnv"
             )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk import Message
-from envsdk.gateway import ProgramEnv
+from envsdk.gateway import Endpoint, ProgramEnv
 from envsdk.gateway._programs import ProgramResult
 
 from .cases import Case, edited
@@ -25,7 +25,7 @@ class Repair(ProgramEnv):
         super().__init__(**options)
         self._kind = kind
 
-    def prepare(self, folder: Path) -> None:
+    def prepare(self, folder: Path, endpoint: Endpoint) -> None:
         (folder / "mean.py").write_text(BROKEN)
         (folder / "test_mean.py").write_text(TEST)
         author = ("-c", "user.name=a", "-c", "user.email=a@b.c")

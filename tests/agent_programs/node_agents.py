@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from envsdk import Message
-from envsdk.gateway import ProgramEnv
+from envsdk.gateway import Endpoint, ProgramEnv
 from envsdk.gateway._programs import ProgramResult
 
 from .cases import Case
@@ -28,7 +28,7 @@ class NodeProgram(ProgramEnv):
         self.command = ["node", PROGRAM.name, kind]
         self._answers = list(answers)
 
-    def prepare(self, folder: Path) -> None:
+    def prepare(self, folder: Path, endpoint: Endpoint) -> None:
         shutil.copy(PROGRAM, folder)  # imports are looked up from where the program is
         (folder / "node_modules").symlink_to(PACKAGES)
 

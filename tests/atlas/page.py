@@ -26,8 +26,8 @@ did not end as it should.
 
 """
 _AFTER = """
-*Trained* is the share of sampled tokens that are in a sample, over all scenarios. *Overhead* is the median time of an
-answer without the model's, in ms, on a machine with other work.
+*Trained* is the share of sampled tokens that are in a sample, over all scenarios, without the replies that were cut.
+*Overhead* is the median time of an answer without the model's, in ms, on a machine with other work.
 
 ## Use one
 
@@ -66,15 +66,17 @@ def written(agents: Mapping[str, Agent], stored: Mapping[str, Any]) -> str:
     for name, agent in agents.items():
         rows = stored[name]["scenarios"]
         cells = [verdict(agent, each, rows[each]) if each in rows else "-" for each in names]
-        sampled = sum(row["sampled"] for row in rows.values())
+        received = sum(row["sampled"] - row["unseen"] for row in rows.values())
         trained = sum(row["trained"] for row in rows.values())
         times = sorted(row["overhead_ms"] for row in rows.values() if row["overhead_ms"] is not None)
         overhead = f"{times[len(times) // 2]:g}" if times else "-"
         link = f"[{name}](#{name}) {agent.version}"
-        lines.append(f"| {link} | {' | '.join(cells)} | {trained / max(sampled, 1):.1%} | {overhead} |")
+        lines.append(f"| {link} | {' | '.join(cells)} | {min(1.0, trained / max(received, 1)):.1%} | {overhead} |")
     every = [row for each in stored.values() for row in each["scenarios"].values()]
-    requests, sampled, trained = (sum(row[key] for row in every) for key in ("requests", "sampled", "trained"))
+    keys = ("requests", "sampled", "unseen", "trained")
+    requests, sampled, unseen, trained = (sum(row[key] for row in every) for key in keys)
     lines += ["", f"{len(every)} runs, {requests} requests, {sampled} sampled tokens, of which {trained} are trained."]
+    lines += [f"{unseen} are of replies that were cut: what a program did not receive is not trained (`train_unseen`)."]
     sections = [section(agent, stored[name]["scenarios"]) for name, agent in agents.items()]
     return _INTRODUCTION + "\n".join(lines) + "\n" + _AFTER + "\n" + "\n".join(sections)
 

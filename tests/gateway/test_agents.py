@@ -71,7 +71,7 @@ def test_what_an_agent_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="give task="):
         Answered(agent="pi").reset(seed=0)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises((ConfigError, EpisodeError), match="'pi' of the agent is not on the PATH"):
+    with pytest.raises((ConfigError, EpisodeError), match="'pi' is not an executable file, or not on the PATH"):
         Answered(agent="pi", task="Answer.").reset(seed=0)
 
 

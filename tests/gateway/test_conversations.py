@@ -333,6 +333,14 @@ def test_a_message_instead_of_the_reply_may_be_merged_with_the_one_before_it(ses
     assert (placed.context, placed.keep, placed.changed) == ("main", 1, "the reply 2 was left out")
 
 
+def test_a_hint_in_the_first_message_after_a_cut_reply_is_an_edit(session):
+    note = {"role": "system", "content": "It is Monday."}
+    session.ask([user("Do it."), note], "I do no")
+    placed = session.place([user("Do it.\nYour reply was cut. Go on."), note])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep, placed.changed) == ("main", 1, "the reply 3 was left out")
+
+
 @pytest.mark.parametrize("text", ["I will call a tool", "I will call a tool: look() and more", "call"])
 def test_a_program_that_changes_the_reply_edits(session, text):
     session.ask([user("Go")], "I will call a tool: look()")
@@ -755,3 +763,49 @@ def test_rules_give_roles_by_system_message_tools_model_and_headers():
     assert role_of(replace(request, tools=[])) == "plain"
     assert role_of(replace(request, system="Write a TITLE.")) == "title"
     assert role_of(to_request([user("Hi")])) is None
+
+
+def test_replies_after_a_new_beginning_continue_their_context_by_their_ids(session):
+    sent, reply = opened(session)
+    sent += results(reply)
+    second = session.ask(sent, "", [("look", {"city": "Bern"})])
+    session.ask([*sent, user("Summarize. Call no tool.")], "The user asks for the weather.")  # drops the second reply
+    again = [user("You were asked for the weather. Go on."), as_sent(second), *results(second)]
+    placed = session.place(again, system=f"{SYSTEM} It is Monday.")
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep) == ("main", 1)
+    assert placed.changed == "compacted: messages 1 to 6 were replaced by 3"
+
+
+def test_a_request_that_begins_with_a_summary_as_a_reply_continues_its_context(session):
+    sent, reply = opened(session)
+    summary = "The user asks for the weather in Zurich, and nothing is known."
+    session.ask([*sent, *results(reply), user("Summarize.")], summary)
+    placed = session.place([assistant(summary)])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep, placed.changed) == ("main", 1, "messages 1 to 5 were left out")
+
+
+def test_a_conversation_that_is_repeated_after_its_reply_is_no_edit_of_its_base(session):
+    sent, reply = opened(session)
+    sent += results(reply)
+    session.ask(sent, "It is sunny there.")
+    fork = [user("What else is the weather?"), *sent[1:], assistant("It is sunny there."), user("And tomorrow?")]
+    session.ask(fork, "It rains.")
+    session.ask([*sent, user("And today?")], "Sunny.")
+    placed = session.place([*sent, user("And today?")])
+    assert isinstance(placed, Opens)
+
+
+@pytest.mark.parametrize("instead", [[], [assistant("... ^C Interrupted")], [user("Are you there?")]])
+def test_after_a_reply_that_did_not_arrive_the_conversation_goes_on_from_the_one_before(session, instead):
+    sent, reply = opened(session)
+    sent += results(reply)
+    session.place(sent)
+    session.answer(session.reply("Let me thi"))
+    session.conversations.fail(session.request)
+    placed = session.place([*sent, *instead, user("Go on, and say when it is done.")])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep) == ("main", 5)
+    is_replaced = instead[:1] == [assistant("... ^C Interrupted")]
+    assert placed.changed == ("message 5 (assistant) differs" if is_replaced else "the reply 5 was left out")

@@ -251,11 +251,13 @@ def test_a_renderer_reads_reasoning_that_was_not_logged():
 
 
 def test_responses_that_continue_others_by_id():
+    tools = [{"type": "function", "name": "look", "parameters": {}}]
+
     def program(ask: Ask) -> None:
-        first = ask([said("user", "One, please.")])
-        second = ask([said("user", "Two, please.")], previous_response_id=first["id"])
-        ask([said("user", "Three, please.")], previous_response_id=second["id"])
-        ask([said("user", "Another two, please.")], previous_response_id=first["id"])
+        first = ask([said("user", "One, please.")], tools=tools)
+        second = ask([said("user", "Two, please.")], previous_response_id=first["id"], tools=tools)
+        ask([said("user", "Three, please.")], previous_response_id=second["id"], tools=tools)
+        ask([said("user", "Another two, please.")], previous_response_id=first["id"], tools=tools)
 
     original, records = logged(program, "responses")
     is_same(from_requests(records, reward=1.0), original)

@@ -24,9 +24,10 @@ from model_servers import Fault, ModelServer
 from protocol_bodies import ROUTES, until
 
 import envsdk
-from envsdk import Action, Limits, Message, Trajectory, Turn, arollout, rollout
+from envsdk import Action, Limits, Message, ToolCall, Trajectory, Turn, arollout, rollout
 from envsdk.errors import ConfigError, EpisodeError, PolicyUnavailable
-from envsdk.gateway import Endpoint, Outcome, ProgramEnv, ProgramResult
+from envsdk.gateway import Endpoint, ProgramEnv, ProgramResult
+from envsdk.gateway._program import Outcome
 from envsdk.history import History, Keep
 from envsdk.policies import VLLM, OpenAIChat, SGLang
 from envsdk.rollouts import Rollouts
@@ -855,9 +856,11 @@ def test_what_a_client_has_of_a_streamed_reply_stays_and_is_no_answer_to_the_sam
         async def __call__(self, prompt: Any, *, on_tokens: Any = None, **_: Any) -> Action:
             if sampled:
                 return saying("x")(prompt)
+            left = 8  # it samples a little more than the client has received
             for token in counted:
                 sampled.append(int(token))
-                if on_tokens([int(token)]):
+                left -= bool(on_tokens([int(token)]))
+                if not left:
                     break
                 await asyncio.sleep(0.0005)
             return Action(sampled, np.full(len(sampled), -0.5))
@@ -1001,7 +1004,7 @@ class Command(ProgramEnv):
         self.command = [sys.executable, "program.py"]
         self.results: list[ProgramResult] = []
 
-    def prepare(self, folder: Path) -> None:
+    def prepare(self, folder: Path, endpoint: Endpoint) -> None:
         (folder / "program.py").write_text(self.script)
 
     def score(self, result: ProgramResult) -> float:
@@ -1179,3 +1182,37 @@ def test_a_system_message_that_is_left_out_is_an_edit():
     assert [break_.reason for break_ in trajectory.breaks] in (["edit"], ["handoff"])
     prompt = list(trajectory.prompts())[1][1]
     assert "brief" not in envsdk.load_tokenizer("embedded").decode(prompt)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_calls_that_nobody_asked_for_are_text(is_streamed: bool):
+    sent = [{"role": "user", "content": "Look."}]
+    tokens = envsdk.get_renderer("qwen3", "embedded").reply(
+        Message(role="assistant", content="I look.", reasoning="Hm.", tool_calls=(ToolCall(name="look", arguments={}),))
+    )
+    heard: list[Any] = []
+
+    class Texts(ProgramEnv):
+        def run(self, model: Endpoint) -> float:
+            with openai.OpenAI(base_url=model.base_url, api_key=model.api_key) as client:
+                for _ in range(2):
+                    made: Any = client.chat.completions.create(model="m", messages=sent, stream=is_streamed)
+                    deltas = [chunk.choices[0].delta for chunk in made] if is_streamed else [made.choices[0].message]
+                    heard.append("".join(delta.content or "" for delta in deltas))
+                    assert not any(delta.tool_calls for delta in deltas)
+                    sent.extend([{"role": "assistant", "content": heard[-1]}, {"role": "user", "content": "4"}])
+            return 1.0
+
+    class Streams:
+        tokenizer, streams = "any", True
+
+        async def __call__(self, prompt: Any, *, on_tokens: Any = None, **_: Any) -> Action:
+            for token in tokens if on_tokens else ():
+                on_tokens([int(token)])
+            return Action(tokens, np.full(len(tokens), -0.5))
+
+    with contextlib.closing(Texts(tokenizer="embedded")) as env:
+        trajectory = rollout(env, Streams(), seed=0)
+    assert heard == ['I look.\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'] * 2
+    assert [step.extends for step in trajectory.steps] == [False, True]
+    soundness.check(trajectory)

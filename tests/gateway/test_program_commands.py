@@ -8,7 +8,7 @@ from toy_policies import in_any_vocabulary
 
 from envsdk import Action, rollout
 from envsdk.errors import ConfigError
-from envsdk.gateway import ProgramEnv
+from envsdk.gateway import Endpoint, ProgramEnv
 from envsdk.gateway._programs import ProgramResult
 
 ASK = """
@@ -26,7 +26,7 @@ def answer(prompt, **_):
 
 
 class Prepared(ProgramEnv):
-    def prepare(self, folder: Path) -> None:
+    def prepare(self, folder: Path, endpoint: Endpoint) -> None:
         (folder / "ask.py").write_text(ASK)
         self.command = [sys.executable, folder / "ask.py"]
 

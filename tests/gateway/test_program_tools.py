@@ -64,6 +64,11 @@ CALLS: list[tuple[ToolCall, dict[str, Any]]] = [
         a_call("call_7", "tool_search", {"query": "x"}),
         {"type": "tool_search_call", "execution": "client", "arguments": {"query": "x"}},
     ),
+    (
+        a_call("call_9", "patch", {"patch": "x"}),
+        {"type": "custom_tool_call", "name": "patch", "input": '{"patch":"x"}'},
+    ),
+    (a_call("call_10", "patch", "x"), {"type": "custom_tool_call", "name": "patch", "input": "x"}),
     (a_call("call_8", "unknown", {}), {"type": "function_call", "name": "unknown", "arguments": "{}"}),
 ]
 
@@ -73,7 +78,7 @@ def test_calls_have_the_form_of_their_tools_and_are_read_back(is_streamed: bool)
     wire = WIRE_FORMATS["responses"]
     body = {"model": "m", "input": "Hi", "tools": [*CODEX, *SERVER]}
     request = wire.read(body, {})
-    assert [tool["function"]["name"] for tool in request.tools] == [call.name for call, _ in CALLS[:-1]]
+    assert [tool["function"]["name"] for tool in request.tools] == [call.name for call, _ in CALLS[:-3]]
     assert request.left_out == ["web_search", "mcp", "shell", "tool_search"]
     reply = a_reply("ok", reasoning="r", calls=[call for call, _ in CALLS])
     if is_streamed:
@@ -194,8 +199,8 @@ def test_tools_of_anthropic_that_the_program_runs_are_functions_and_those_of_its
     )
     assert isinstance(message.content[0], anthropic.types.ToolUseBlock) and message.content[0].name == "bash"
     assert [tool["function"]["name"] for tool in wire.last.tools] == ["bash", "str_replace_based_edit_tool"]
-    items = ["server_tool_use", "web_search_tool_result", "mcp_servers"]
-    assert wire.last.left_out == ["web_search_20250305", "code_execution_20250825", *items]
+    items = ["server_tool_use", "web_search_tool_result"]
+    assert wire.last.left_out == ["web_search_20250305", "code_execution_20250825", *items, "mcp_servers"]
     read = [received.message for received in wire.last.messages]
     assert (read[0].content, read[1].content) == ("T\nDS\ns.txt\nx", "Found.")
     assert read[2].content == "The tool f is available."

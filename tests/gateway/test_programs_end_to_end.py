@@ -101,7 +101,7 @@ class Played(RandomProgram):
     def _ask(self, thread: Thread, n: int, expected: Expected) -> None:
         request = self.request(thread, n=n)
         choices = [thread, *(thread.copy() for _ in range(n - 1))]
-        self._made = [self.reply() for _ in choices]
+        self._made = [self.reply(has_tools=bool(thread.tools)) for _ in choices]
         self._replies = [self._sampled(made) for made in self._made]
         recorded = self._records.get(thread.context or "", [])
         shared = len(list(takewhile(lambda pair: pair[0] is pair[1], zip(recorded, thread.truth, strict=False))))

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from families import FAMILIES
 from model_servers import ModelServer
 from pydantic import BaseModel
 from random_schemas import Form, Uniform
@@ -147,6 +148,20 @@ def test_a_grammar_allows_what_the_family_writes_and_nothing_else(family: str) -
             assert not accepts(renderer, message, **options), (options, message)
 
 
+@pytest.mark.matrix(every=3)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_s_documents_and_calls_are_what_its_grammar_allows(family: str) -> None:
+    renderer = FAMILIES[family].renderer()
+    assert accepts(renderer, reply('{"a": 1}'), schema=SCHEMA)
+    try:
+        renderer.reply(reply("", "add"))
+    except RenderError:
+        return
+    assert accepts(renderer, reply("", "add", "sub"), tools=TOOLS, choice="required")
+    assert accepts(renderer, reply("So", "add"), tools=TOOLS)
+    assert not accepts(renderer, reply("", "add", b=1), tools=TOOLS)
+
+
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3.5"])
 def test_the_arguments_of_a_call_follow_the_parameters_in_their_order(family: str) -> None:
     renderer = envsdk.get_renderer(family, TOKENIZER)
@@ -191,6 +206,10 @@ def test_the_author_may_give_a_grammar() -> None:
 # What cannot be enforced is refused.
 
 
+def malformed(properties: Any) -> Any:
+    return [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
@@ -203,6 +222,14 @@ def test_the_author_may_give_a_grammar() -> None:
             RenderError,
             "'p' .*'qwen3.5'",
         ),
+        ({"tool_choice": "required", "tools": malformed([]), "renderer": "qwen3.5"}, TurnError, "schema of an object"),
+        ({"tool_choice": "required", "tools": malformed({"p": True}), "renderer": "qwen3.5"}, RenderError, "'p'"),
+        (
+            {"tool_choice": "required", "tools": malformed({"p": {"enum": 3}}), "renderer": "qwen3.5"},
+            RenderError,
+            "'p'",
+        ),
+        ({"tool_choice": "required", "tools": malformed([])}, TurnError, "cannot be enforced"),
         ({"tool_choice": "required", "tools": TOOLS, "renderer": "chatml"}, RenderError, "'chatml'"),
     ],
 )

@@ -15,10 +15,10 @@ from random_schemas import Form
 from torch_models import tiny_qwen3
 
 import envsdk
-from envsdk import Sample, rollout
-from envsdk.diagnostics import kl
+from envsdk import rollout
+from envsdk.diagnostics import forward_logprobs, kl
 from envsdk.errors import ConfigError
-from envsdk.policies import TransformersPolicy, grammar_masks
+from envsdk.policies import TransformersPolicy
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -40,20 +40,6 @@ def model() -> Any:
     return made
 
 
-def masked_logprobs(model: Any, sample: Sample, temperature: float) -> np.ndarray:
-    """Log-probabilities of a forward pass under the masks of the recorded grammar, at the sampled tokens; else 0."""
-    trained = np.flatnonzero(sample.mask)
-    [grammar] = sample.extra["grammar"]
-    masks = torch.from_numpy(grammar_masks(RENDERER, grammar, sample.tokens[trained]))
-    tokens = torch.as_tensor(sample.tokens).long()
-    with torch.no_grad():
-        logits = model(input_ids=tokens[None], use_cache=False).logits[0, torch.as_tensor(trained - 1)]
-    found = (logits.float().masked_fill(~masks, -torch.inf) / temperature).log_softmax(-1)
-    values = np.zeros(len(sample))
-    values[trained] = found.gather(1, tokens[torch.as_tensor(trained), None])[:, 0].numpy()
-    return values
-
-
 @pytest.mark.parametrize("count", [24, pytest.param(2000, marks=pytest.mark.full)])
 def test_replies_follow_their_schemas_with_the_log_probabilities_of_the_masked_distribution(count: int) -> None:
     policy = TransformersPolicy(model(), TOKENIZER, temperature=0.7)
@@ -62,9 +48,10 @@ def test_replies_follow_their_schemas_with_the_log_probabilities_of_the_masked_d
     assert [one.error for one in trajectories if one.error] == []
     assert sum(one.steps[0].metrics["cut"] for one in trajectories) == 0
     samples = [sample.validate() for one in trajectories for sample in one.samples()]
-    found = kl(samples, [masked_logprobs(model(), sample, 0.7) for sample in samples])
+    found = kl(samples, forward_logprobs(model(), samples, renderer=RENDERER))
     assert found.all.tokens == sum(int(sample.mask.sum()) for sample in samples) > 20 * count
     assert found.all.k2 < 1e-8
+    assert kl(samples, forward_logprobs(model(), samples)).all.k2 > 0.01  # from all logits
 
 
 def test_an_interrupted_reply_goes_on_inside_its_grammar() -> None:

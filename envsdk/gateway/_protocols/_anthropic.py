@@ -91,6 +91,7 @@ class Anthropic(WireFormat):
 
     name = "anthropic"
     unsupported: ClassVar[Mapping[str, str]] = {}
+    of_server = ("mcp_servers", "context_management", "container")
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""
@@ -117,9 +118,7 @@ class Anthropic(WireFormat):
         named, previous = _continued(fields, memory)
         contents = [value["content"] for value in values if isinstance(value["content"], list)]
         left_out = [block["type"] for content in contents for block in content if _is_of_server(block)]
-        more = [
-            GivenTool(None, type_) for type_ in [*left_out, *(["mcp_servers"] if fields.get("mcp_servers") else [])]
-        ]
+        more = [GivenTool(None, type_) for type_ in left_out]
         if previous is not None:
             more += [GivenTool(tool, name=tool["function"]["name"]) for tool in previous.tools]
         tools = self._read_tools(fields, memory, _tool, more)

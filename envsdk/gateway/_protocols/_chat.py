@@ -30,8 +30,8 @@ class Chat(OpenAIFormat):
     is_nested = True
     unsupported: ClassVar[Mapping[str, str]] = {
         "audio": "only text is supported",
-        "web_search_options": "web search is not supported: give a tool for it",
     }
+    of_server = ("web_search_options",)
 
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
         """Read a request; see `WireFormat.read`."""

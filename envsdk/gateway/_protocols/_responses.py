@@ -74,6 +74,7 @@ class Responses(OpenAIFormat):
 
     name = "responses"
     is_nested = False
+    of_server = ("context_management",)
     unsupported: ClassVar[Mapping[str, str]] = {
         "background": "background responses are not supported: leave it out, and wait for the response",
         "conversation": "named conversations are not supported: use previous_response_id",

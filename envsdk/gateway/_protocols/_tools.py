@@ -41,7 +41,8 @@ _FORMS = {
 }
 CALLS: Mapping[str, str] = {form.item: type_ for type_, form in _FORMS.items()}
 """The type of the tool that an item of Responses calls, by the item's type."""
-PREFIXES = frozenset(form.prefix for form in _FORMS.values())
+_ARGUMENTS = "ctca"  # begins the id of a custom tool's call whose input is the arguments that the model sampled
+PREFIXES = frozenset((_ARGUMENTS, *(form.prefix for form in _FORMS.values())))
 """The beginnings of the ids of calls in Responses."""
 
 
@@ -181,6 +182,8 @@ def write_call(call: ToolCall, tool: GivenTool | None, reply: str, index: int) -
     if tool.type in ("function", "custom"):
         item["name"] = tool.name
         item[form.field] = compact(arguments) if tool.type == "function" else custom_input(call)
+        if tool.type == "custom" and arguments != {_INPUT: item[form.field]}:
+            item["id"] = f"{_ARGUMENTS}_{reply}_{index}"
         return item if tool.namespace is None else {**item, "namespace": tool.namespace}
     value: dict[str, Any] = {INVALID_JSON: arguments} if isinstance(arguments, str) else dict(arguments)
     if tool.type == "local_shell":
@@ -200,7 +203,11 @@ def read_call(item: Fields, type: str) -> ToolCall:
     """
     call_id, field = item.required_text("call_id"), _FORMS[type].field
     if type == "custom":
-        return custom_call(item, call_id)
+        called = custom_call(item, call_id)
+        if not (item.text("id") or "").startswith(_ARGUMENTS):
+            return called
+        arguments = read_arguments(item.text(_INPUT) or "")  # the model did not call it with an input
+        return valid(ToolCall, item.path, id=call_id, name=called.name, arguments=arguments)
     name, arguments = type, item.get(field)
     if type == "function":
         if not isinstance(arguments, str):

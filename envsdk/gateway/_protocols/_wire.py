@@ -48,10 +48,12 @@ class WireFormat(ABC):
         name: Its name.
         unsupported: The fields that must not have a value other than null, false, or an empty list or object, with the
             reason, and what to do instead.
+        of_server: The fields that only the vendor's server can honor; they are left out.
     """
 
     name: ClassVar[str]
     unsupported: ClassVar[Mapping[str, str]]
+    of_server: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def read(self, body: Any, headers: Mapping[str, str], memory: SessionMemory | None = None) -> ModelRequest:
@@ -203,6 +205,7 @@ class WireFormat(ABC):
                 raise refused("tool_choice", f"{name!r:.80} is not among the tools of the request")
         asked = body.get("tool_choice")
         is_single = isinstance(asked, dict) and cast("Any", asked).get("disable_parallel_tool_use") is True
+        fields_left_out = [key for key in self.of_server if body.get(key) not in (None, False, [])]
         named = {key: (headers.get(f"x-envsdk-{key}") or "").strip() for key in ("context", "role")}
         for key, value in named.items():
             if len(value) > _MAX_NAME or not value.isprintable():
@@ -213,7 +216,7 @@ class WireFormat(ABC):
             "is_parallel": not is_single and body.get("parallel_tool_calls") is not False,
             "schema": schema,
             "given_tools": {name: tool for name, tool in forms.items() if (tool.type, tool.name) != ("function", name)},
-            "left_out": list(dict.fromkeys(tool.type for tool in given if tool.schema is None)),
+            "left_out": list(dict.fromkeys([*(tool.type for tool in given if tool.schema is None), *fields_left_out])),
             **{key: value or None for key, value in named.items()},
             "body": {key: value for key, value in body.items() if key not in _NOT_ASKED},
             "headers": {name.lower(): value for name, value in headers.items() if name.lower() not in _CREDENTIALS},

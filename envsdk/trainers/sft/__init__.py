@@ -4,7 +4,6 @@ So tokens, masks and segments are made in the same way as those of an episode. A
 sample it, after the prompt that an environment would have shown. Reasoning that later prompts drop is still trained.
 """
 
-from ._conversation import TrainOn
 from ._supervised import sft_samples
 
-__all__ = ["TrainOn", "sft_samples"]
+__all__ = ["sft_samples"]

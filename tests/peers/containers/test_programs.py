@@ -19,7 +19,7 @@ from documents import blocks_of
 import envsdk
 from envsdk import Message
 from envsdk.containers import ContainerConfig, prune
-from envsdk.gateway import ProgramEnv, ProgramResult
+from envsdk.gateway import Endpoint, ProgramEnv, ProgramResult
 from envsdk.rollouts import Rollouts
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,7 +62,7 @@ class Repair(ProgramEnv):
         image="my-agent:1", memory_mib=1024, processes=64, output_kib=256
     )
 
-    def prepare(self, folder: Path) -> None:
+    def prepare(self, folder: Path, endpoint: Endpoint) -> None:
         (folder / "mean.py").write_text(MEAN)
 
     async def score(self, result: ProgramResult) -> float:

@@ -8,15 +8,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from random_schemas import Form
 
 import envsdk
 from envsdk import Env, Message, Turn, rollout
-from envsdk.diagnostics import kl
-from envsdk.policies import grammar_masks
+from envsdk.diagnostics import forward_logprobs, kl
 from envsdk.rollouts import Rollouts
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -43,20 +40,8 @@ def test_replies_follow_their_schemas_and_a_masked_forward_pass_gives_their_log_
         max_concurrency=16,
     ).run()
     assert [one.error for one in trajectories if one.error] == []
-    samples, values = [sample.validate() for one in trajectories for sample in one.samples()], list[np.ndarray]()
-    for sample in samples:
-        trained = np.flatnonzero(sample.mask)
-        [grammar] = sample.extra["grammar"]
-        masks = torch.from_numpy(grammar_masks(renderer, grammar, sample.tokens[trained]))
-        tokens = torch.as_tensor(sample.tokens).long()
-        with torch.no_grad():
-            logits = transformers_model(input_ids=tokens[None, : trained[-1] + 1]).logits[0, trained - 1]
-        logits[:, : masks.shape[1]].masked_fill_(~masks[:, : logits.shape[1]], -torch.inf)
-        logits[:, masks.shape[1] :] = -torch.inf
-        values.append(np.zeros(len(sample)))
-        logprobs = (logits / TEMPERATURE).log_softmax(-1)
-        values[-1][trained] = logprobs.gather(1, tokens[torch.as_tensor(trained), None])[:, 0].numpy()
-    found = kl(samples, values)
+    samples = [sample.validate() for one in trajectories for sample in one.samples()]
+    found = kl(samples, forward_logprobs(transformers_model, samples, renderer=renderer))
     cut = sum(one.steps[0].metrics["cut"] for one in trajectories)
     print(f"{len(trajectories)} replies, {cut:.0f} cut by a limit; {found.all}")
     assert len(trajectories) == count and cut < count / 4
