@@ -363,7 +363,10 @@ class Conversations:
         conversation, placed = self._placed[id(request)]
         self._failed.append((conversation, placed))
         if conversation.pending is not placed:
-            self._received |= dict.fromkeys(placed.replies, 0)
+            is_last = conversation.answered is placed and conversation.pending is None
+            for reply in placed.replies:  # unless a later request shows what the program has of it
+                if is_last or reply not in conversation.newest.path:
+                    self._received.setdefault(reply, 0)
             return
         self._forget(conversation, placed)
         opened = [*placed.branches, *([conversation] if isinstance(placed.placement, Opens) else [])]
@@ -513,7 +516,17 @@ class Conversations:
         may_follow = Setting.of(request).may_replace(conversation.setting, is_instructed=is_instructed)
         if keep == len(whole):  # it extends the record
             return replace(fit, reach=keep) if is_same or is_named or may_follow else fit
-        changed, head, following = _difference(conversation, reading), whole[-1], reading.path[keep:]
+        changed, following = _difference(conversation, reading), reading.path[keep:]
+        if self._received.get(whole[-1]) == 0:  # the program continues from the last reply that it received
+            gone = f"the reply {conversation.position(len(whole) - 1)} was left out"
+            ends = (i + 1 for i, entry in enumerate(whole) if entry.is_assistant and self._received.get(entry) != 0)
+            whole = whole[: max(ends, default=0)]
+            if 0 < len(whole) <= keep and (is_same or may_follow):
+                is_answered = bool(following) and following[0].is_assistant
+                return replace(fit, reach=keep, changed=changed if is_answered else gone)
+        if not whole:
+            return fit
+        head = whole[-1]
         last = head if head in following else reading.changed.get(head)
         if last in following:  # the last reply is in it, perhaps changed
             reach = reading.path.index(last) + 1

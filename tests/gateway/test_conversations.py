@@ -795,3 +795,17 @@ def test_a_conversation_that_is_repeated_after_its_reply_is_no_edit_of_its_base(
     session.ask([*sent, user("And today?")], "Sunny.")
     placed = session.place([*sent, user("And today?")])
     assert isinstance(placed, Opens)
+
+
+@pytest.mark.parametrize("instead", [[], [assistant("... ^C Interrupted")], [user("Are you there?")]])
+def test_after_a_reply_that_did_not_arrive_the_conversation_goes_on_from_the_one_before(session, instead):
+    sent, reply = opened(session)
+    sent += results(reply)
+    session.place(sent)
+    session.answer(session.reply("Let me thi"))
+    session.conversations.fail(session.request)
+    placed = session.place([*sent, *instead, user("Go on, and say when it is done.")])
+    assert isinstance(placed, Continues)
+    assert (placed.context, placed.keep) == ("main", 5)
+    is_replaced = instead[:1] == [assistant("... ^C Interrupted")]
+    assert placed.changed == ("message 5 (assistant) differs" if is_replaced else "the reply 5 was left out")
