@@ -209,4 +209,6 @@ def check_command(words: list[str], block: Block) -> None:
     elif program.endswith("python") and arguments[:2] == ["-m", "pytest"]:
         assert (CHECKOUT / arguments[2]).is_file(), block.where
     else:
-        assert program in ("make", "git", "cd", "source") or block.reason, f"{block.where}: {program} is run by no test"
+        assert program in ("make", "git", "cd", "source", "export") or block.reason, (
+            f"{block.where}: {program} is run by no test"
+        )

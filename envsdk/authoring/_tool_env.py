@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
 from .._describing import message_of, what_is_invalid
+from .._spans import recorded
 from ..episodes._functions import is_async
 from ..episodes._handoff import Handoff, HandoffResult, is_handoff
 from ..episodes._turn import Turn
@@ -160,7 +161,13 @@ class ToolRunner:
         except Exception as error:  # an author's own validator may raise anything
             reason = f"{tool.name}: wrong arguments: {type(error).__name__}: {message_of(error)}"
             return self._crashed(tool, error, self._error(reason, was_run=False))
-        return await self._run(tool, arguments)
+        with recorded("tool", tool.name, call_id=call.id) as span:
+            answer = await self._run(tool, arguments)
+            if span is not None:
+                span.error = "tool_error" if answer.is_error else None
+                if span.has_content:
+                    span.facts |= {"arguments": call.arguments, "result": answer.content}
+            return answer
 
     async def _run(self, tool: Tool, arguments: dict[str, Any]) -> Answer:
         try:

@@ -48,6 +48,7 @@ def gateway(
     out: Annotated[Path | None, typer.Option(help="The run folder, if sessions are recorded.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
+    log_to: Annotated[str | None, typer.Option(help="otel sends spans over OTLP.")] = None,
     record: Annotated[
         Literal["on", "off"], typer.Option(help="off serves without recording, as in production.")
     ] = "on",
@@ -103,6 +104,7 @@ def gateway(
         resume=resume,
         compress=compress,
         policy_timeout_s=timeout,
+        log_to=log_to,
     )
     server = Gateway(
         sessions,

@@ -73,7 +73,9 @@ def rollout(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
     allow_changed: Annotated[bool, typer.Option("--allow-changed", help=ALLOW_CHANGED)] = False,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
-    log_to: Annotated[str | None, typer.Option(help="Log to trackio, wandb or tensorboard; see the docs.")] = None,
+    log_to: Annotated[
+        str | None, typer.Option(help="Log to trackio, wandb, tensorboard or otel; see the docs.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
 ) -> None:
     """Roll out episodes of an environment, print a report, and store the run in a folder.

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
+from .._spans import current_span
 from ..errors import ConfigError, RequestError
 from ..images import PixelBudget
 from ._client import StreamedResponse, disconnection, wait_for
@@ -288,6 +289,11 @@ class ModelAnswers:
     def _admit(self, request: Request) -> OpenSession:
         """Return the session of a request that is within the session's limits."""
         opened = self._session_of(request)
+        if opened.session.span is not None:
+            exchange, headers = HttpExchange.of(request.scope), request.headers
+            exchange.span = opened.session.span.child("request", exchange.route, method=request.method, id=exchange.id)
+            exchange.span.facts["carrier"] = {n: headers[n] for n in ("traceparent", "tracestate") if n in headers}
+            current_span.set(exchange.span)  # in the task of this request
         wait_s = opened.bucket.take(time.monotonic()) if opened.bucket is not None else 0.0
         if wait_s:
             message = "the session exceeds its limit of requests per second; try again later"

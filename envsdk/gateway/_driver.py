@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import json
 import secrets
+import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from .._describing import message_of
+from .._spans import EpisodeSpan, current_span
 from ..authoring._driver import Driver
 from ..contexts._context import Context, SampledText
 from ..contexts._edits import Edit
@@ -183,6 +185,8 @@ class ProgramDriver:
     def open_session(self) -> ProgramSession:
         """Serve the session of an episode, and start the program."""
         session = self._session = ProgramSession(self.count_tokens, partial(check_image, self.driver.renderer))
+        if (span := current_span.get()) is not None:
+            session.span = (span.root or span).child("program", self.env.name)
         server = background_server()
         server.sessions.add(session)
         endpoint = Endpoint(
@@ -224,6 +228,8 @@ class ProgramDriver:
             each.answer(error)
         if session is not None:
             session.close(error)
+            if session.span is not None:
+                session.span.ended_s = time.time()
             self.close_session(session)
         if program is not None:
             program.kill()
@@ -279,7 +285,7 @@ class ProgramDriver:
         Returns:
             None if the reply is needed in any case.
         """
-        asked = self._asked if turn is None else next((one for one, its in self._placed if its is turn), None)
+        asked = self._request_of(turn)
 
         async def until_left(asked: PendingRequest) -> None:
             await until_done(asked.replies)
@@ -288,6 +294,14 @@ class ProgramDriver:
                 await asyncio.Event().wait()
 
         return None if asked is None else until_left(asked)
+
+    def span_of(self, turn: Turn | None = None) -> EpisodeSpan | None:
+        """Return the span of the request of a turn, as in `until_unwanted`; None if it has none."""
+        asked = self._request_of(turn)
+        return None if asked is None else asked.span
+
+    def _request_of(self, turn: Turn | None) -> PendingRequest | None:
+        return self._asked if turn is None else next((one for one, its in self._placed if its is turn), None)
 
     async def is_wanted_again(self) -> bool:
         """Wait, and return whether the reply that is due is needed after all, after its sampling was cancelled."""

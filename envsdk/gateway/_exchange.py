@@ -24,6 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .._spans import EpisodeSpan
 from ..errors import RequestError
 from ._protocols import WIRE_FORMATS
 
@@ -61,6 +62,7 @@ class HttpExchange:
         status: The status of the response; 499 until it has started.
         path_fields: The fields of the body that the protocol has in the path.
         id: Identifies the request in the log and in the response.
+        span: Its span, if it is recorded.
     """
 
     protocol: str
@@ -68,6 +70,7 @@ class HttpExchange:
     status: int = CLIENT_GONE
     path_fields: Mapping[str, Any] = field(default_factory=dict[str, Any])
     id: str = field(default_factory=lambda: f"req_{secrets.token_hex(12)}")
+    span: EpisodeSpan | None = None
 
     @property
     def has_started(self) -> bool:
@@ -175,6 +178,8 @@ class Guard:
             self._metrics.requests.labels(exchange.protocol, exchange.status).inc()
             self._metrics.seconds.labels(exchange.protocol).observe(seconds)
             # The client chooses the method, so an unknown one may be any string.
+            if exchange.span is not None:
+                exchange.span.facts["status"], exchange.span.ended_s = exchange.status, time.time()
             method = scope["method"] if scope["method"] in _METHODS else "(other method)"
             _log.info("%s %s %s %d %.1f ms", exchange.id, method, exchange.route, exchange.status, 1000 * seconds)
 

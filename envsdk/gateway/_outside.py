@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
+from .._spans import EpisodeSpan, current_span
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
 from ..episodes._turn import Turn
@@ -23,7 +24,10 @@ from ..policies._policy import PolicyLike
 from ..rendering.renderer import check_image
 from ..rollouts._jobs import EpisodeJob
 from ..rollouts._player import Player, PlaySettings
+from ..rollouts._reporting import Reporting
 from ..rollouts._run_folder import RunFolder
+from ..rollouts._statistics import Statistics
+from ..rollouts._trackers import find_tracker
 from ..trajectories._trajectory import Trajectory
 from ._driver import ProgramDriver, failure
 from ._lineage import role_rules
@@ -57,6 +61,8 @@ class OutsideDriver(ProgramDriver):
         """Take the session, which the server knows; the program runs elsewhere."""
         opened: _SessionEpisode = self.env.opened[self.driver.running_episode.id]
         opened.env, self._session = self.env, opened.session
+        if opened.session.span is not None and (span := current_span.get()) is not None:
+            (span.root or span).children.append(opened.session.span)
         return opened.session
 
     @override
@@ -100,6 +106,7 @@ class PlayedSessions:
         close_timeout_s: The maximum time to wait for pending replies when a session is closed, in seconds. An
             episode that takes longer is recorded as an error, with its steps so far.
         on_trajectory: Called with each episode that ended.
+        log_to: `otel` to send spans over OTLP; None for nothing.
 
     Raises:
         RunFolderError: See `RunFolder.create`.
@@ -118,6 +125,7 @@ class PlayedSessions:
         policy_timeout_s: float | None = 600.0,
         close_timeout_s: float = 10.0,
         on_trajectory: Callable[[Trajectory], object] | None = None,
+        log_to: str | None = None,
     ) -> None:
         self._opened: dict[str, _SessionEpisode] = {}
         self._ids: dict[str, str] = {}
@@ -134,6 +142,11 @@ class PlayedSessions:
         self._counting = cast("OutsideDriver", driver_of(cls(self._opened, **env_options)).program)
         env = self._counting.env
         shared = {**env_options, "renderer": env.renderer, "tokenizer": None}  # large, and immutable
+        tracker = None if log_to is None else find_tracker(log_to)
+        if tracker is not None and tracker.spans is None:
+            raise ConfigError(
+                f"log_to is {log_to!r:.80}; expected 'otel': a gateway has spans, and no statistics of a run"
+            )
         self._settings = PlaySettings(
             lambda: cls(self._opened, **shared),
             {},
@@ -141,7 +154,10 @@ class PlayedSessions:
             policy_timeout_s=policy_timeout_s,
             method_timeout_s=None,  # the program has no deadline
             max_retries=0,  # a program that runs elsewhere cannot be restarted
+            spans=None if tracker is None else tracker.spans,
         )
+        self._tracker = tracker
+        self._reporting = Reporting(Statistics(), [] if tracker is None else [tracker])
         self._player: Player | None = None
         self.folder: RunFolder | None = None
         if out is not None:
@@ -175,6 +191,7 @@ class PlayedSessions:
         session = ProgramSession(
             counting.count_tokens, partial(check_image, counting.driver.renderer), options.get("role")
         )
+        session.span = None if self._tracker is None else EpisodeSpan("program", NAME)
         opened = self._opened[episode_id] = _SessionEpisode(session, limits, options.get("task"))
         self._ids[session.id] = episode_id
         group = options.get("group_id") or episode_id
@@ -250,6 +267,7 @@ class PlayedSessions:
 
     async def warm_up(self) -> None:
         """Do what the first request would wait for: the checks of the policy's servers, and a first prompt."""
+        await self._reporting.begin()
         asked = ModelRequest([ReceivedMessage(Message(role="user", content="Hi"))])
         await asyncio.to_thread(self._counting.count_tokens, asked)
         acheck: Any = getattr(self._settings.policy, "acheck", None)
@@ -266,6 +284,7 @@ class PlayedSessions:
         aclose: Any = getattr(self._settings.policy, "aclose", None)
         if aclose is not None:
             await aclose()
+        await self._reporting.end()
         if self.folder is not None:
             await asyncio.to_thread(self.folder.close, is_complete=True)
 
@@ -274,6 +293,8 @@ class PlayedSessions:
         opened = self._opened[job.id]
         try:
             played = await self._player.play(job)
+            if self._tracker is not None:
+                self._tracker.take(played.spans)
             error = played.error
             while error is not None:  # let go of the frames in which it was raised: they hold the episode in a cycle
                 traceback.clear_frames(error.__traceback__)

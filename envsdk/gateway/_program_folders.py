@@ -64,6 +64,7 @@ def claimed_folder(end_programs: Callable[[str], None]) -> Generator[ProgramFold
             yield ProgramFolder(path, path, [])
     finally:
         _empty(path)
+        fcntl.flock(lock, fcntl.LOCK_UN)  # also in a process that this one forked meanwhile
         os.close(lock)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._describing import message_of
+from .._spans import EpisodeSpan, current_span
 from ..errors import RequestError
 from ..images import Image
 from ._requests import ModelReply, ModelRequest
@@ -18,10 +19,17 @@ from ._requests import ModelReply, ModelRequest
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingRequest:
-    """A request that is waiting for its replies."""
+    """A request that is waiting for its replies.
+
+    Attributes:
+        request: The request.
+        replies: Its replies, or an error.
+        span: The span of the request, if it is recorded.
+    """
 
     request: ModelRequest
     replies: "Future[Sequence[ModelReply]]" = field(default_factory=Future["Sequence[ModelReply]"])
+    span: EpisodeSpan | None = field(default_factory=current_span.get)
 
     @property
     def is_abandoned(self) -> bool:
@@ -69,6 +77,7 @@ class ProgramSession:
         refused: How many requests were refused.
         refusal: Why the last of these was refused.
         abandoned: The requests whose clients disconnected, and that the environment has not taken yet.
+        span: The span of the program, in which those of its requests are; None if they are not recorded.
     """
 
     count_tokens: Callable[[ModelRequest], int]
@@ -79,6 +88,7 @@ class ProgramSession:
     was_asked: bool = False
     refused: int = 0
     refusal: str = ""
+    span: EpisodeSpan | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _events: deque[PendingRequest | ProgramEnd] = field(default_factory=deque["PendingRequest | ProgramEnd"])
     _waiting: Future[PendingRequest | ProgramEnd] | None = None

@@ -84,7 +84,7 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
         log_to: Where to log the statistics every 10 s and at the end: `trackio` or `trackio:PROJECT/RUN`; `wandb` or
             `wandb:PROJECT/RUN`; `tensorboard` or `tensorboard:FOLDER`; or a function of the number of episodes that
             have ended and the values by name. It is called in a separate thread. docs/how-to/scale.md lists the
-            names.
+            names. `otel` sends spans of the episodes instead; see docs/how-to/traces.md.
 
     Raises:
         ConfigError: If an argument has the wrong type or value.
@@ -150,7 +150,8 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
             )
         self.statistics = Statistics()
         """The statistics of the run so far."""
-        reporters = [find_progress(progress), None if log_to is None else find_tracker(log_to)]
+        tracker = self._tracker = None if log_to is None else find_tracker(log_to)
+        reporters = [find_progress(progress), tracker]
         self._reporting = Reporting(self.statistics, [one for one in reporters if one is not None])
         self._settings = PlaySettings(
             env=env,
@@ -162,6 +163,7 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
             max_retries=max_retries,
             retry_wait_s=retry_wait_s,
             max_threads=max_threads,
+            spans=None if tracker is None else tracker.spans,
         )
         if executor is not None:
             check_sendable(self._settings, executor)
@@ -384,6 +386,8 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
             await self.folder.append(trajectory, duration_s)
             self._stored += 1
         self.statistics.add(trajectory)
+        if self._tracker is not None:
+            self._tracker.take(result.spans)
         error = trajectory.error or ""
         if error.startswith(ServerUnreachable.__name__) and not self.statistics.play.steps:
             raise RunFailed(f"no reply was sampled. {error}")

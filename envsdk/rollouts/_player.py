@@ -13,9 +13,12 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
+
+import numpy as np
 
 from .._describing import describe_error
+from .._spans import EpisodeSpan, inside, recorded
 from ..authoring._concurrent import take_error, until_ended
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env
@@ -53,7 +56,6 @@ from ._runner import EpisodeRunner, check_is_env
 from ._statistics import PlayStatistics
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
@@ -87,6 +89,8 @@ class PlaySettings:
     max_retries: int = 2
     retry_wait_s: float = 1.0
     max_threads: int = 16
+    spans: Literal["timing", "content"] | None = None
+    """Whether spans are recorded, and whether they have content."""
     infrastructure_errors: tuple[type[BaseException], ...] = (
         PolicyUnavailable,
         WorkerLost,
@@ -161,11 +165,13 @@ class EpisodeResult:
         trajectory: The episode, finished or failed.
         traceback: The traceback of the failure; empty without one.
         error: The exception; None without a failure, or if it was raised in another process.
+        spans: The span of each attempt, if they are recorded.
     """
 
     trajectory: Trajectory
     traceback: str = ""
     error: Exception | None = None
+    spans: tuple[EpisodeSpan, ...] = ()
 
 
 @dataclass(eq=False)
@@ -247,10 +253,19 @@ class Player:
             UnknownName, PluginError, MissingPackage: If this process lacks code that the environment needs.
             WorkerLost: If too many methods hang.
         """
-        attempt = 0
+        attempt, spans = 0, list[EpisodeSpan]()
         while True:
-            result = await self._attempt(job, self.settings.policy if policy is None else policy)
+            detail = self.settings.spans
+            span = None if detail is None else EpisodeSpan("episode", job.id, detail == "content")
+            with inside(span):
+                result = await self._attempt(job, self.settings.policy if policy is None else policy)
             trajectory, error = result.trajectory, result.error
+            if span is not None:
+                names = ("env", "seed", "group_id", "status", "stop_reason", "error_kind", "scored_reward")
+                span.facts |= {name: getattr(trajectory, name) for name in names}
+                span.error = None if trajectory.error is None else trajectory.error.partition(":")[0]
+                spans.append(span)
+                result = replace(result, spans=tuple(spans))
             is_unreachable = isinstance(error, ServerUnreachable) and not self.statistics.steps
             is_final = attempt == self.settings.max_retries or isinstance(error, EngineDead) or is_unreachable
             if trajectory.error_kind != "infrastructure" or is_final:
@@ -611,7 +626,8 @@ class _Attempt:
                 return await returned
 
         try:
-            return await self._call(env, what, call)
+            with recorded("method", method if isinstance(method, str) else "summarizer", env=env.name):
+                return await self._call(env, what, call)
         finally:  # a task that was cancelled before it ran has not touched the coroutine
             if inspect.iscoroutine(returned) and inspect.getcoroutinestate(returned) == inspect.CORO_CREATED:
                 returned.close()
@@ -626,11 +642,33 @@ class _Attempt:
             of_env = partial(self._call, env, f"the reply of {env.name}", call)
         else:
             of_env = call
-        try:
-            action = await self._player.call_policy(of_env)
-        except Exception as error:
-            self.policy_error = error
-            raise
+        own, context = of_role(policy, request["role"]), request["context"]
+        provider = str(getattr(own, "name", None) or getattr(own, "__name__", type(own).__name__))
+        model = getattr(own, "model", None)
+        facts = {"provider": provider, "context": context, "prompt_tokens": len(prompt)}
+        asked = {name: request[name] for name in ("max_tokens", "stop", "sampling")}
+        with recorded("policy", model if isinstance(model, str) else provider, **facts, **asked) as span:
+            shown, (tail, begun) = None, ((), ())
+            if span is not None and span.has_content:
+                shown = self.seat.env.episode.pending_reply(context).context
+                (tail, begun), span.facts["input"] = shown.reply_tokens(), list(shown.view)
+            try:
+                action = await self._player.call_policy(of_env)
+            except Exception as error:
+                self.policy_error = error
+                raise
+            if span is not None and isinstance(action, Action) and hasattr(action.tokens, "__len__"):
+                span.facts |= {
+                    "sampled_tokens": len(action.tokens),
+                    "finish_reason": action.finish_reason,
+                    "temperature": action.temperature,
+                    "policy_version": action.policy_version,
+                    "cached_tokens": action.extra.get("cached_tokens"),
+                }
+                if shown is not None:
+                    with contextlib.suppress(Exception):  # the episode refuses tokens that cannot be read
+                        tokens = np.asarray([*begun, *action.tokens])
+                        span.facts["output"] = shown.renderer.parse(tokens, prompt_tail=tail, tools=shown.tools)
         await self._player.take_turn()
         return action
 

@@ -5,8 +5,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from .._spans import EpisodeSpan
 from ..authoring._event_loops import MethodThread
 from ..errors import ConfigError, DeadlineExceeded
 from ._statistics import Rates, Statistics, scalars
@@ -25,11 +26,16 @@ class Reporter:
         name: Its name in errors.
         every_s: The time between two updates, in seconds.
         end_s: The longest time for the last `update`, in seconds, and for `end` after it.
+        spans: Whether `take` gets the spans of episodes, and whether they have content.
     """
 
     name: str
     every_s: float
     end_s: float
+    spans: Literal["timing", "content"] | None = None
+
+    def take(self, spans: Sequence[EpisodeSpan]) -> None:
+        """Take the spans of an episode that has ended, in any thread, for the next `update`."""
 
     def begin(self) -> None:
         """Prepare. The run begins after it; an exception ends the run."""

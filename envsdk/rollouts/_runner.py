@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._spans import EpisodeSpan, current_span, recorded
 from ..authoring._concurrent import run_all, take_error
 from ..authoring._driver import MethodCaller, driver_of
 from ..authoring._env import Env
@@ -82,8 +83,11 @@ class EpisodeRunner:
             while self._episode.trajectory is None:
                 agent = self._episode.agent
                 if agent.parent is None:
-                    action = await self._sample(agent, observation, info)
-                    outcome = await self.drive(self._episode.step(action))
+                    with recorded("step", observation.context) as span:
+                        action = await self._sample(agent, observation, info)
+                        outcome = await self.drive(self._episode.step(action))
+                    if span is not None and isinstance(outcome, StepResult):
+                        span.facts["reward"] = outcome.reward
                 else:  # a fork may start while a sub-agent acts: it is run to its end first, then its parent continues
                     result = await self._run_agent(agent, StepResult(observation, 0.0, False, False, dict(info)))
                     outcome = await self.drive(self._episode.resume_parent(agent, result))
@@ -109,12 +113,14 @@ class EpisodeRunner:
         clock = asyncio.timeout(limit)
         try:
             async with clock:
-                if outcome is None:
-                    outcome = await self.drive(self._episode.enter(child))
-                while isinstance(outcome, StepResult):
-                    action = await self._sample(child, outcome.observation, outcome.info)
-                    outcome = await self.drive(self._episode.act(child, action))
-                return outcome
+                with recorded("agent", child.name):
+                    if outcome is None:
+                        outcome = await self.drive(self._episode.enter(child))
+                    while isinstance(outcome, StepResult):
+                        with recorded("step", outcome.observation.context):
+                            action = await self._sample(child, outcome.observation, outcome.info)
+                            outcome = await self.drive(self._episode.act(child, action))
+                    return outcome
         except TimeoutError:
             if not clock.expired():
                 raise  # the policy raised it
@@ -130,7 +136,8 @@ class EpisodeRunner:
             reply = self._taken(prompt, agent.context.name)
             if reply is None:
                 unwanted = None if program is None else program.until_unwanted()
-                reply = self._call(prompt, streamed, unwanted)
+                span = None if program is None else program.span_of()
+                reply = self._call(prompt, streamed, unwanted, span)
             turns = (
                 None if program is None else program.ahead()
             )  # meanwhile, the calls for other contexts begin as their turns arrive
@@ -166,16 +173,23 @@ class EpisodeRunner:
             coming = self._episode.upcoming(agent, turn)
             if coming is not None:
                 observation, info, prompt = coming
-                reply = self._call(prompt, self._request(observation, info), program.until_unwanted(turn))
+                unwanted, span = program.until_unwanted(turn), program.span_of(turn)
+                reply = self._call(prompt, self._request(observation, info), unwanted, span)
                 self._begun[observation.context] = prompt, asyncio.create_task(reply)
 
     async def _call(
-        self, prompt: "NDArray[np.int32]", request: Mapping[str, Any], unwanted: Awaitable[None] | None
+        self,
+        prompt: "NDArray[np.int32]",
+        request: Mapping[str, Any],
+        unwanted: Awaitable[None] | None,
+        span: EpisodeSpan | None,
     ) -> Any:
-        """Call the policy; if `unwanted` ends first, cancel the call and return `_UNWANTED`."""
+        """Call the policy, inside a span; if `unwanted` ends first, cancel the call and return `_UNWANTED`."""
         if unwanted is None:
             return await self._call_policy(prompt, request)
-        call = asyncio.ensure_future(self._call_policy(prompt, request))
+        before = current_span.set(span or current_span.get())
+        call = asyncio.ensure_future(self._call_policy(prompt, request))  # in a copy of the context
+        current_span.reset(before)
         waiting = asyncio.ensure_future(unwanted)
         try:
             await asyncio.wait({call, waiting}, return_when=asyncio.FIRST_COMPLETED)

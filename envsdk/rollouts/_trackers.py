@@ -1,4 +1,4 @@
-"""Experiment trackers: trackio, Weights & Biases, TensorBoard, or a function."""
+"""Experiment trackers: trackio, Weights & Biases, TensorBoard, OpenTelemetry, or a function."""
 
 import contextvars
 import inspect
@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from .._packages import load
 from ..errors import ConfigError
+from ._otel import OtelTracker
 from ._reporting import Reporter
 
 LogTo: TypeAlias = str | Callable[[int, Mapping[str, float]], Any]
@@ -32,7 +33,7 @@ def find_tracker(log_to: LogTo) -> Reporter:
     if name not in _TRACKERS:
         raise ConfigError(
             f"log_to is {log_to!r:.80}; expected 'trackio', 'wandb', 'trackio:PROJECT/RUN', 'wandb:PROJECT/RUN', "
-            "'tensorboard', 'tensorboard:FOLDER', or a function of the step and the values"
+            "'tensorboard', 'tensorboard:FOLDER', 'otel', or a function of the step and the values"
         )
     return _TRACKERS[name](where)
 
@@ -124,4 +125,5 @@ _TRACKERS: dict[str, Callable[[str], Reporter]] = {
     "trackio": partial(RunTracker, "trackio"),
     "wandb": partial(RunTracker, "wandb", reinit="create_new"),
     "tensorboard": TensorBoardTracker,
+    "otel": OtelTracker,
 }

@@ -17,7 +17,7 @@ ROOT = Path(envsdk.__file__).parents[1]
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(layer.split())
     for layer in (
-        "_describing",
+        "_describing _spans",
         "errors",
         "_packages _untrusted",
         "images",

@@ -210,6 +210,7 @@ def test_a_tracker_that_cannot_begin_ends_the_run_before_any_episode(monkeypatch
     [
         ({"log_to": "mlflow"}, "'wandb:PROJECT/RUN'"),
         ({"log_to": 5}, "log_to is 5"),
+        ({"log_to": "otel:here"}, "OTEL_EXPORTER_OTLP_ENDPOINT"),
         ({"log_to": answers}, "expected a plain one"),
         ({"progress": "on"}, "progress is 'on'"),
         ({"progress": 1}, "progress is 1"),
@@ -226,6 +227,7 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
     [
         ("wandb:a/b", "wandb", "wandb"),
         ("tensorboard", "tensorboardX", "tensorboard"),
+        ("otel", "opentelemetry.sdk.trace", "otel"),
     ],
 )
 def test_a_missing_package_is_named(log_to: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,8 +79,12 @@ class Plain(Repair):
 
     command = ("my-agent", "The mean is wrong.")
 
+    def prepare(self, folder: Path, endpoint: Endpoint) -> None:
+        super().prepare(folder, endpoint)
+        self.environ = {"MEAN": f"{folder}/mean.py"}  # as the program sees it
+
     def reference_reply(self) -> str:
-        return (*COMMANDS, "done")[min(self.said(), 2)]
+        return (COMMANDS[0], COMMANDS[1].replace("mean.py", '"$MEAN"'), "done")[min(self.said(), 2)]
 
 
 class MiniSwe(Repair):
