@@ -541,12 +541,18 @@ class Conversations:
             short, long = sorted((following[0].text, head.text), key=len)
             if (short and short in long) or set(following[0].calls) & set(head.calls):  # extended, or a part of it
                 return replace(fit, reach=keep + 1, changed=changed)
-        elif may_follow and keep <= 1 and (conversation, _forms(reading.path[: keep + 1])) not in self._beginnings:
+        elif (
+            may_follow
+            and keep <= 1
+            and not any(entry.is_assistant for entry in following[:1])
+            and (conversation, _forms(reading.path[: keep + 1])) not in self._beginnings
+        ):
             known = [
                 entry for entry in reading.path if entry in whole
             ]  # it has a new beginning, and the end is left out
             sent = {**{reply: reply for reply in reading.named}, **reading.changed}
             own = [reply for reply in sent if self._owners[reply] is conversation and sent[reply] in following]
+            own = own if len(known) > keep else [reply for reply in own if sent[reply] is reply]
             if own or (is_same and "compacted" in changed and any(entry.is_assistant for entry in known[keep:])):
                 return replace(fit, reach=max(len(known), len(own)), changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
