@@ -103,8 +103,8 @@ class RecordedConversations(Conversations):
         self.asked.append(Asked(request, placed))
         return placed
 
-    def answer(self, request: ModelRequest, replies: Sequence[ModelReply]) -> None:
-        super().answer(request, replies)
+    def answer(self, request: ModelRequest, replies: Sequence[ModelReply], **options: Any) -> None:
+        super().answer(request, replies, **options)
         next(asked for asked in self.asked if asked.request is request).replies.extend(replies)
 
 
