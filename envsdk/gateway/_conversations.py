@@ -541,12 +541,18 @@ class Conversations:
             short, long = sorted((following[0].text, head.text), key=len)
             if (short and short in long) or set(following[0].calls) & set(head.calls):  # extended, or a part of it
                 return replace(fit, reach=keep + 1, changed=changed)
-        elif may_follow and keep <= 1 and (conversation, _forms(reading.path[: keep + 1])) not in self._beginnings:
+        elif (
+            may_follow
+            and keep <= 1
+            and not any(entry.is_assistant for entry in following[:1])
+            and (conversation, _forms(reading.path[: keep + 1])) not in self._beginnings
+        ):
             known = [
                 entry for entry in reading.path if entry in whole
             ]  # it has a new beginning, and the end is left out
             sent = {**{reply: reply for reply in reading.named}, **reading.changed}
             own = [reply for reply in sent if self._owners[reply] is conversation and sent[reply] in following]
+            own = own if len(known) > keep else [reply for reply in own if sent[reply] is reply]
             if own or (is_same and "compacted" in changed and any(entry.is_assistant for entry in known[keep:])):
                 return replace(fit, reach=max(len(known), len(own)), changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
@@ -653,8 +659,8 @@ class Conversations:
     def _parent(self, request: ModelRequest) -> tuple[ProgramConversation | None, str]:
         """Return the conversation whose program started that of a request, and what says so.
 
-        It has a reply that is in the request; or a header names it; or the arguments of its call in flight are in the
-        request; or its call is the only one in flight.
+        It has a reply that is in the request; or a header names it; or the arguments of one of its last calls are in
+        the request (a sub-agent in the background has an answered one); or its call is the only one in flight.
         """
         for received in request.messages:
             if (reply := self._replies.named(received)) is not None:
@@ -666,11 +672,14 @@ class Conversations:
                 return one, why
         flying = [one for one in recent if one.record.path and one.record.path[-1].calls and not one.pending]
         texts = [received.message.content.strip() for received in request.messages]
-        for one in flying:
-            for call in one.record.path[-1].message.tool_calls:
+        last = [(one, entry) for one in recent for entry in one.record.path[: -_RECENT - 1 : -1]]
+        for one, entry in [*((one, one.record.path[-1]) for one in flying), *last]:
+            for call in entry.message.tool_calls:
                 given = call.arguments.values() if isinstance(call.arguments, dict) else ()
                 told = [value.strip() for value in given if isinstance(value, str) and value.strip()]
-                if any(value in texts or (len(value) >= _EVIDENCE and value in "\n".join(texts)) for value in told):
+                is_flying = one in flying and entry is one.record.path[-1]
+                long = [value for value in told if len(value) >= _EVIDENCE]
+                if (is_flying and set(told) & set(texts)) or any(value in "\n".join(texts) for value in long):
                     return one, f"the arguments of its call of {call.name!r} are in it"
         if len(flying) == 1:
             return flying[0], f"its call of {flying[0].record.path[-1].message.tool_calls[0].name!r} is in flight"

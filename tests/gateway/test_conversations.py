@@ -652,6 +652,15 @@ def test_a_sub_agent_has_the_parent_that_something_names_and_the_break_says_what
     assert placed.detail == f"agent: a separate conversation below main/agent-1: {why}"
 
 
+def test_a_sub_agent_in_the_background_has_the_parent_whose_call_was_answered_already(session):
+    sent = [user("Go")]
+    reply = session.ask(sent, "", [SEARCH])
+    session.ask([*sent, as_sent(reply), result(reply.tool_calls[0].id or "", "It was started.")], "I wait.")
+    placed = session.place([user("Find all books about bees.")], system="You search.", tools=OTHER_TOOLS)
+    assert isinstance(placed, Opens)
+    assert (placed.parent, placed.why) == ("main", "the arguments of its call of 'task' are in it")
+
+
 def test_of_two_calls_in_flight_none_is_the_parent_unless_something_names_it(session):
     session.ask([user("Go")], "", [SEARCH])
     session.ask([user("Go on")], "", [SEARCH], system="Another agent.", tools=OTHER_TOOLS)
