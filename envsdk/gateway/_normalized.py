@@ -25,6 +25,8 @@ Call: TypeAlias = tuple[str, str]
 _CODE_CALL = "\nCalling tools:\n"
 _WORD = re.compile(r"\w{3,}")
 _TAG = re.compile(r"<([\w:-]*(?:think|thought|reason)[\w:-]*)>|\[(\w*think\w*)\]", re.IGNORECASE)
+_WRITTEN_CALL = re.compile(r"<(\w*call\w*)>\s*(\{.*?\})\s*</\1>", re.DOTALL)
+"""A call that is text, for programs that give their tools in the system message: they write its JSON anew."""
 _INVISIBLE = re.compile(r"(?<=[<\[\]])[\u200b-\u200d\u2060\ufeff]")
 """What pydantic-ai puts after the first character of a control token. Elsewhere, such characters have a meaning."""
 
@@ -69,7 +71,7 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
     """
     text = message.content.strip()
     if message.role == "assistant":
-        text = _INVISIBLE.sub("", text)
+        text = _WRITTEN_CALL.sub(_written_call, _INVISIBLE.sub("", text))
         calls = tuple(call_form(call) for call in message.tool_calls)
         opening, closing = tags or ("", "")
         if not (opening and text.startswith(opening)):
@@ -91,6 +93,15 @@ def entry_of(message: Message, reply: str | None = None, tags: tuple[str, str] |
         return RecordedMessage(message, ("tool", message.tool_call_id, message.name, tuple(images), text))
     role = "user" if message.role == "user" else "system"
     return RecordedMessage(message, (role, message.name, tuple(images), text))
+
+
+def _written_call(found: re.Match[str]) -> str:
+    """Return a call in a text with its JSON in one form; as it is, if it is no JSON."""
+    try:
+        written = json.dumps(_plain(json.loads(found[2])), sort_keys=True, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return found[0]
+    return f"<{found[1]}>{written}</{found[1]}>"
 
 
 def call_form(call: ToolCall) -> Call:

@@ -818,3 +818,14 @@ def test_after_a_reply_that_did_not_arrive_the_conversation_goes_on_from_the_one
     assert (placed.context, placed.keep) == ("main", 5)
     is_replaced = instead[:1] == [assistant("... ^C Interrupted")]
     assert placed.changed == ("message 5 (assistant) differs" if is_replaced else "the reply 5 was left out")
+
+
+def test_a_call_in_the_text_may_be_spelled_differently_but_not_say_something_else(session):
+    said = '<tool_call>\n{"name": "look", "arguments": {"n": 1.0, "city": "Bern"} }\n</tool_call>'
+    session.ask([user("Look")], said, tools=[])
+    same = '<tool_call>\n{"arguments": {"city": "Bern", "n": 1}, "name": "look"}\n</tool_call>'
+    placed = session.place([user("Look"), assistant(same), user("4")], tools=[])
+    assert isinstance(placed, Continues) and placed.keep is None
+    session.conversations.fail(session.request)
+    placed = session.place([user("Look"), assistant(same.replace("Bern", "Basel")), user("4")], tools=[])
+    assert not (isinstance(placed, Continues) and placed.keep is None)
