@@ -386,9 +386,8 @@ def problems(
 
     def is_cut(detail: str) -> bool:
         """Return whether an edit says that the program did not get a reply, or only a part of it."""
-        is_part = re.match(r"message \d+ \(assistant\) differs$", detail)
-        is_none = re.match(r"the reply \d+ was left out$", detail)
-        return bool((scenario.name == "cut stream" and is_part) or (scenario.name == "abort" and is_none))
+        is_told = re.match(r"the reply \d+ was (left out|cut)|message \d+ \(assistant\) (differs|was cut)$", detail)
+        return bool(is_told) and scenario.name in ("cut stream", "abort")
 
     rewrites = [break_ for break_ in row["breaks"] if break_[1].startswith("rewrite")]
     if scenario.name in ("compaction", "context exceeded"):
