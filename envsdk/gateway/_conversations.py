@@ -271,8 +271,10 @@ class Conversations:
         best = max(fits, key=lambda fit: (*fit.rank, fit.conversation.answered_at), default=None)
         if request.context is not None and request.context not in self._open:
             best = None
-        elif best is not None and any(fit.is_alike and fit.reading.keep > best.reach >= 0 for fit in fits):
-            best = None  # it begins with more of another conversation, such as one that it repeats
+        elif best is not None and any(
+            fit.is_alike and len(fit.reading.path) == fit.reading.keep > best.reach >= 0 for fit in fits
+        ):
+            best = None  # it repeats a part of another conversation, from which it branches
         elif best is None or best.reach < 0:
             shared = max((fit.reading.keep for fit in fits), default=0)
             best = self._compacted(request, shared) if request.context is None else None
@@ -553,24 +555,30 @@ class Conversations:
             sent = {**{reply: reply for reply in reading.named}, **reading.changed}
             own = [reply for reply in sent if self._owners[reply] is conversation and sent[reply] in following]
             own = own if len(known) > keep else [reply for reply in own if sent[reply] is reply]
-            if own or (is_same and "compacted" in changed and any(entry.is_assistant for entry in known[keep:])):
+            is_only = any(self._is_only_here(entry) for entry in known[keep:])
+            if own or (is_same and is_only and "compacted" in changed):
                 return replace(fit, reach=max(len(known), len(own)), changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
 
     def _is_evidence(self, whole: Sequence[RecordedMessage], path: Sequence[RecordedMessage], shared: int) -> bool:
         """Return whether the last messages of a record and of a request are equal by more than chance.
 
-        They are if the last reply is at its place, after other replies that are the same.
+        They are if the last reply, which no other conversation has, is at its place after replies that are the same.
         """
-        if len(path) == len(whole) and any(entry.is_assistant for entry in whole[:shared]):
-            return True
         pairs = takewhile(lambda pair: pair[0].form == pair[1].form, zip(reversed(whole), reversed(path), strict=False))
         run = [entry for entry, _ in pairs]
-        is_unique = all(len(self._meanings[meaning]) == 1 for meaning in _meanings(run[0]))
-        run += [entry for entry in path[shared:] if entry.is_assistant and entry in whole and entry not in run]
+        is_unique = self._is_only_here(run[0])
+        if is_unique and len(path) == len(whole) and any(entry.is_assistant for entry in whole[:shared]):
+            return True
+        if is_unique:
+            run += [entry for entry in path[shared:] if entry.is_assistant and entry in whole and entry not in run]
         texts = (text for entry in run for text in (entry.text, *chain.from_iterable(entry.calls)))
         is_first = shared > 0 or len(path) == 1  # it is not the question to another agent that contains it
         return (len(run) > 1 or (is_unique and is_first)) and sum(map(len, texts)) >= _EVIDENCE
+
+    def _is_only_here(self, entry: RecordedMessage) -> bool:
+        """Return whether a message is the assistant's, and no other conversation has one with its text or its calls."""
+        return entry.is_assistant and all(len(self._meanings[meaning]) == 1 for meaning in _meanings(entry))
 
     def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
         """Return the conversation that a request has only a summary of, written by the conversation or a side request.
@@ -717,7 +725,7 @@ def _difference(conversation: ProgramConversation, reading: RequestReading) -> s
 def _are_extended(old: Sequence[RecordedMessage], new: Sequence[RecordedMessage]) -> bool:
     """Return whether messages are those that were asked, each perhaps with more text at its end, without a reply."""
     pairs = list(zip(old, new, strict=False))
-    is_whole = 0 < len(pairs) == len(old) and not any(entry.is_assistant for entry in new[: len(old) + 1])
+    is_whole = 0 < len(pairs) == len(old) and not any(entry.is_assistant for entry in new[: len(old)])
     return is_whole and all(b.form[:-1] == a.form[:-1] and b.text.startswith(a.text) for a, b in pairs)
 
 

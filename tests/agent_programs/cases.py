@@ -27,7 +27,7 @@ The conversation of the program itself has an empty text.
 
 def own(context: str) -> tuple[str, str, str]:
     """The break at which another agent begins a separate conversation."""
-    return context, "switch handoff", "agent: a separate conversation"
+    return context, "switch handoff", f"{context.rpartition('/')[2].rpartition('-')[0]}: a separate conversation"
 
 
 def edited(detail: str) -> tuple[str, str, str]:

@@ -6,7 +6,7 @@ from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 
 from envsdk.gateway import Endpoint
 
-from .cases import SUB_AGENTS, THREE_AGENTS, TWO_AGENTS, Case, own
+from .cases import TWO_AGENTS, Case, own
 from .replies import LOOK, TEXT_AND_CALL, TWO_CALLS, said
 
 
@@ -99,8 +99,8 @@ CASES = [
             "Find the task and history below": (PLAN,),
             "": (LOOK, TWO_CALLS, TEXT_AND_CALL, ANSWERED),
         },
-        THREE_AGENTS,  # the first plan, which is asked for first; the steps; the second plan
-        SUB_AGENTS,
+        {"main": "side", "main/agent-1": "main", "main/side-1": "side"},  # the first plan; the steps; the second plan
+        (own("main/agent-1"), own("main/side-1")),
         samples=3,
     ),
     Case("smolagents: code", code, {"": CODE}),

@@ -32,5 +32,5 @@ def test_all_that_was_sampled_is_trained_once(case: Case, compared: Counter[str]
 def test_contexts_and_breaks_are_those_of_the_framework(case: Case) -> None:
     run = played(case)
     assert run.roles == case.contexts
-    assert run.breaks == list(case.breaks)
+    assert [(name, kind, detail.partition(" below ")[0]) for name, kind, detail in run.breaks] == list(case.breaks)
     assert len(run.trajectory.samples()) == case.samples
