@@ -271,8 +271,10 @@ class Conversations:
         best = max(fits, key=lambda fit: (*fit.rank, fit.conversation.answered_at), default=None)
         if request.context is not None and request.context not in self._open:
             best = None
-        elif best is not None and any(
-            fit.is_alike and len(fit.reading.path) == fit.reading.keep > best.reach >= 0 for fit in fits
+        elif (
+            best is not None
+            and best.changed
+            and any(fit.is_alike and len(fit.reading.path) == fit.reading.keep > best.reach >= 0 for fit in fits)
         ):
             best = None  # it repeats a part of another conversation, from which it branches
         elif best is None or best.reach < 0:
