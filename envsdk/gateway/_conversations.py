@@ -252,22 +252,18 @@ class Conversations:
 
     def place(self, request: ModelRequest) -> Continues | Opens | Repeats:
         """Return the place of a request in the conversations, and keep it pending until it is answered or fails."""
-        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-        earlier = [*self._failed, *(self._answered if is_retry else ())]
-        failed = next((one for one in earlier if request.repeats(one[1].requests[0])), None)
-        if failed:
-            if failed in self._failed:
-                self._failed.remove(failed)
-            if failed[0].answered is failed[1] and not failed[1].is_cut:
-                failed[1].requests.append(request)
-                for reply in failed[1].replies:
-                    self._received.pop(reply, None)
-                self._placed[id(request)] = failed
-                return Repeats(failed[1].requests[0])
+        failed = self._retried(request)
+        is_last = failed is not None and failed[0].answered is failed[1]  # nothing was asked after it
+        if failed is not None and is_last and not failed[1].is_cut:
+            failed[1].requests.append(request)
+            for reply in failed[1].replies:
+                self._received.pop(reply, None)
+            self._placed[id(request)] = failed
+            return Repeats(failed[1].requests[0])
         lineage = Lineage.of(request)
         shares = {one: lineage.shares_session(one.lineage) for one in self._open.values()}
         fits = [replace(fit, shares_session=shares[fit.conversation]) for fit in self._fits(request)]
-        if failed and failed[0].answered is failed[1]:
+        if failed is not None and is_last:
             conversation, reading = failed[0], replace(failed[1].reading, keep=len(failed[1].reading.path))
             gone = conversation.position(reading.keep)
             fits = [Fit(conversation, reading, reading.keep, f"the reply {gone} was cut, and is asked for again")]
@@ -305,6 +301,15 @@ class Conversations:
             self._asked.setdefault(key, {})[conversation] = None
         self._beginnings |= {(conversation, _forms(placed.reading.path[:count])) for count in (1, 2)}
         return placed.placement
+
+    def _retried(self, request: ModelRequest) -> tuple[ProgramConversation, PlacedRequest] | None:
+        """Return the same request as it was placed before, if it failed or the client says that this is a retry."""
+        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+        earlier = [*self._failed, *(self._answered if is_retry else ())]
+        found = next((one for one in earlier if request.repeats(one[1].requests[0])), None)
+        if found in self._failed:
+            self._failed.remove(found)
+        return found
 
     def branch(self, request: ModelRequest) -> Opens:
         """Open a context for a further reply to a pending request (`n`), which `answer` then expects."""
