@@ -186,6 +186,8 @@ class AtlasEnv(ProgramEnv):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            encoding="utf-8",
+            errors="replace",
         )
         try:
             if is_aborted:
@@ -196,10 +198,9 @@ class AtlasEnv(ProgramEnv):
             os.killpg(process.pid, signal.SIGKILL)
             stdout, stderr = process.communicate()
             status = None
-        texts = [part.decode(errors="replace") for part in (stdout, stderr)]
-        return Process(command, status, *texts)
+        return Process(command, status, stdout, stderr)
 
-    def _abort(self, process: "subprocess.Popen[bytes]") -> None:
+    def _abort(self, process: "subprocess.Popen[str]") -> None:
         """Interrupt a process while the policy is in the reply that is held."""
         assert self.policy is not None
         for _ in range(int(self._scenario.limit_s * 10)):
@@ -226,12 +227,12 @@ class Agent:
     Attributes:
         name: Its name; a recipe of `envsdk.gateway.agents` has the same, unless it is a framework.
         version: The package and its version.
-        path: The folders of its programs, as PATH has them.
+        path: The folder of its programs.
         can: What it can do: `parallel`, `sub-agent`, `resume`, `compaction`, `overflow`.
         command: The command of a framework's program; empty to use the recipe.
         resumed: The command that goes on with the last session; empty if the recipe's, with arguments in place of
             `$task`, is enough.
-        window: The context that it is told in the scenario `compaction`, in tokens; 0 if it cannot be told one.
+        window: The size of the context that it is given in the scenario `compaction`, in tokens; 0 if it takes none.
         limit: The context that the model has in the scenario `context exceeded`, in tokens.
         script: Options of the scripted model.
         right: Breaks and other differences that are right, or known: a part of what is reported, and the reason.
@@ -267,12 +268,12 @@ class Agent:
 def drive(agent: Agent, scenario: Scenario) -> dict[str, Any]:
     """Run a scenario, and return its row, as docs/agents.json stores it."""
     wires: list[Wire] = []
+    app_of = _serving.model_app
 
     def model_app(*args: Any, **options: Any) -> Wire:
-        wires.append(Wire(_serving_app(*args, **options), cut_at=_CUT if scenario.name == "cut stream" else None))
+        wires.append(Wire(app_of(*args, **options), cut_at=_CUT if scenario.name == "cut stream" else None))
         return wires[-1]
 
-    _serving_app = _serving.model_app
     limits: dict[str, Any] = {"max_steps": 60}
     if scenario.name == "context exceeded":
         limits["max_context_tokens"] = agent.limit
@@ -309,8 +310,9 @@ def drive(agent: Agent, scenario: Scenario) -> dict[str, Any]:
         row["breaks"] = [
             [break_.context, f"{break_.kind} {break_.reason}", break_.detail] for break_ in trajectory.breaks
         ]
-        row["trained"] = sum(int(sample.mask.sum()) for sample in trajectory.samples())
-        row["samples"] = len(trajectory.samples())
+        samples = trajectory.samples()
+        row["trained"] = sum(int(sample.mask.sum()) for sample in samples)
+        row["samples"] = len(samples)
     row["problems"] = problems(scenario, row, trajectory, policy)
     return row
 
@@ -385,9 +387,9 @@ def problems(
         found += [f"a {label} request is in the main conversation's context {name}" for name in both]
 
     def is_cut(detail: str) -> bool:
-        """Return whether an edit says that the program did not get a reply, or only a part of it."""
-        is_told = re.match(r"the reply \d+ was (left out|cut)|message \d+ \(assistant\) (differs|was cut)$", detail)
-        return bool(is_told) and scenario.name in ("cut stream", "abort")
+        """Return whether an edit is because the program did not get a reply, or only a part of it."""
+        is_lost = re.match(r"the reply \d+ was (left out|cut)|message \d+ \(assistant\) (differs|was cut)$", detail)
+        return bool(is_lost) and scenario.name in ("cut stream", "abort")
 
     rewrites = [break_ for break_ in row["breaks"] if break_[1].startswith("rewrite")]
     if scenario.name in ("compaction", "context exceeded"):
@@ -406,11 +408,11 @@ def problems(
 
 
 def unseen(policy: ScriptedPolicy) -> list[str]:
-    """Return the texts of requests that are not in the prompts that the policy saw."""
+    """Return the strings of requests that are not in the prompts that the policy saw."""
     decode, found = policy.env.renderer.tokenizer.decode, list[str]()
     for number, each in enumerate(policy.log):
         seen = " ".join(decode(each.prompt).split())
-        missing = [text for text in texts_of(each.body) if " ".join(text.split()) not in seen]
+        missing = [text for text in strings_of(each.body) if " ".join(text.split()) not in seen]
         found += [f"reply {number} ({each.label}): the model did not see {text[:80]!r}" for text in missing]
     return found[:3]
 
@@ -426,8 +428,8 @@ def has_reply(body: Any) -> bool:
     return any(each.get("role") == "assistant" or each.get("type") == "function_call" for each in messages)
 
 
-def texts_of(body: Any) -> list[str]:
-    """Return the texts of a request in any of the protocols, without reasoning and arguments."""
+def strings_of(body: Any) -> list[str]:
+    """Return the strings of a request in any of the protocols, without reasoning and arguments."""
 
     def walk(value: Any) -> list[str]:
         if isinstance(value, str):

@@ -1,5 +1,6 @@
 """Writes docs/agents.md from the rows of the atlas."""
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,12 +12,12 @@ _INTRODUCTION = """# Agent programs that were run
 
 `make test-agents` installs the programs below in the versions that the table names, and drives each against the
 gateway, with a scripted model, through the same scenarios. The programs are unchanged. They have no network: every
-connection to the outside is refused, and noted. `make test-agents` writes this page, from `docs/agents.json`.
+connection to the outside is refused, and recorded. `make test-agents` writes this page, from `docs/agents.json`.
 
 The scenarios: a task with one call of a tool (*plain*); several calls in one reply; a task for a *sub-agent*; a session
 that a second process *resumes*; a *compaction* because the program knows a small context; one because the server
 refuses a request with `context_length_exceeded`; a *cut* stream; a process that is *aborted* while the model replies,
-and then resumed; a wrong key. A `-` means that the program does not have it, or cannot be told.
+and then resumed; a wrong key. A `-` means that the program lacks what the scenario needs, or has no setting for it.
 
 After each run, the log of the scripted model is compared with the record: each prompt and each sampled token, exactly
 once; each text that the program sent is in the prompt; the program's own conversation is one context; a sub-agent has
@@ -48,8 +49,8 @@ class Answer(ProgramEnv):
 env = Answer(agent="qwen-code", task="Use the shell to print 40 + 2, and say what it is.")
 ```
 
-With `tasks=`, the task of each episode is the row, if it is a string, or its field `prompt`. An agent is told the
-context of `Limits.max_context_tokens`, or 128,000 tokens.
+With `tasks=`, the task of each episode is the row, if it is a string, or its field `prompt`. An agent is given the
+size of the model's context: `Limits.max_context_tokens`, or 128,000 tokens.
 
 """
 
@@ -68,8 +69,8 @@ def written(agents: Mapping[str, Agent], stored: Mapping[str, Any]) -> str:
         cells = [verdict(agent, each, rows[each]) if each in rows else "-" for each in names]
         received = sum(row["sampled"] - row["unseen"] for row in rows.values())
         trained = sum(row["trained"] for row in rows.values())
-        times = sorted(row["overhead_ms"] for row in rows.values() if row["overhead_ms"] is not None)
-        overhead = f"{times[len(times) // 2]:g}" if times else "-"
+        times = [row["overhead_ms"] for row in rows.values() if row["overhead_ms"] is not None]
+        overhead = f"{statistics.median_high(times):g}" if times else "-"
         link = f"[{name}](#{name}) {agent.version}"
         lines.append(f"| {link} | {' | '.join(cells)} | {min(1.0, trained / max(received, 1)):.1%} | {overhead} |")
     every = [row for each in stored.values() for row in each["scenarios"].values()]

@@ -29,14 +29,16 @@ ROWS = CHECKOUT / "docs" / "agents.json"
 PAGE = CHECKOUT / "docs" / "agents.md"
 
 
+def folder_of(name: str) -> Path:
+    """Return the folder that an agent is installed into."""
+    entry = PROGRAMS[name]
+    return CHECKOUT / ".venvs" / (f"npm/{name}" if "npm" in entry else f"atlas-{entry['venv']}")
+
+
 def agent_of(name: str) -> Agent:
     """Return an agent of programs.toml."""
     entry = PROGRAMS[name]
     options = {key: value for key, value in entry.items() if key in {field.name for field in fields(Agent)}}
-    if "npm" in entry:
-        folders = [CHECKOUT / ".venvs" / "npm" / name / "node_modules" / ".bin"]
-    else:
-        folders = [CHECKOUT / ".venvs" / f"atlas-{entry['venv']}" / "bin"]
     if name in recipes:
         version = recipes[name]["install"].rpartition("@")[2]
     else:
@@ -46,7 +48,8 @@ def agent_of(name: str) -> Agent:
         program = HERE / "frameworks" / f"{name.replace('-', '_')}_program.py"
         options |= {"command": ["python", str(program), "$task"]}
         options |= {"resumed": ["python", str(program), "--resume", "$task"]}
-    return Agent(name=name, version=version, path=":".join(map(str, folders)), **options)
+    programs = folder_of(name) / ("node_modules/.bin" if "npm" in entry else "bin")
+    return Agent(name=name, version=version, path=str(programs), **options)
 
 
 def stored_rows() -> dict[str, Any]:
@@ -56,27 +59,25 @@ def stored_rows() -> dict[str, Any]:
 
 def install(name: str) -> bool:
     """Install an agent, unless it is in that version; return whether it is there."""
-    entry = PROGRAMS[name]
-    if "npm" in entry and shutil.which("npm") is None:
+    entry, folder = PROGRAMS[name], folder_of(name)
+    if "npm" not in entry:
+        requirements = HERE / "requirements" / f"{entry['venv']}.txt"
+        wanted = requirements.read_text()
+        pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        command = (*pip, "--no-deps", "-r", requirements)
+    elif shutil.which("npm"):
+        wanted = "\n".join(entry["npm"])
+        command = ("npm", "install", "--prefix", folder, "--no-audit", "--no-fund", "--loglevel=error", *entry["npm"])
+    else:
         print(f"{name} needs npm, which is not installed")
         return False
-    if "npm" in entry:
-        folder, wanted = CHECKOUT / ".venvs" / "npm" / name, "\n".join(entry["npm"])
-        commands = [
-            ("npm", "install", "--prefix", folder, "--no-audit", "--no-fund", "--loglevel=error", *entry["npm"])
-        ]
-    else:
-        requirements = HERE / "requirements" / f"{entry['venv']}.txt"
-        folder, wanted = CHECKOUT / ".venvs" / f"atlas-{entry['venv']}", requirements.read_text()
-        pip = (folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-        commands = [(*pip, "--no-deps", "-r", requirements)]
     stamp = folder / ".installed"
     if stamp.is_file() and stamp.read_text() == wanted:
         return True
     folder.mkdir(parents=True, exist_ok=True)
     if "npm" not in entry:
         venv.create(folder, clear=True, with_pip=True)
-    is_installed = all(subprocess.run(command, check=False).returncode == 0 for command in commands)
+    is_installed = subprocess.run(command, check=False).returncode == 0
     if is_installed:
         stamp.write_text(wanted)
     return is_installed

@@ -148,7 +148,7 @@ class ScriptedPolicy:
             self.log.append(Sampled(label, context, body, prompt.tolist(), tokens, seconds))
 
     def _wait(self, last: Message, tools: Sequence[Mapping[str, Any]]) -> Wait | None:
-        """Return the call that waits for a sub-agent, if the last message says that one was started."""
+        """Return the call that waits for a sub-agent, if the last message reports the start of one."""
         name = next((tool["name"] for tool in tools if _WAIT.search(tool["name"])), None)
         started = re.search(r'"agent_id": ?"([^"]+)"', last.content)
         return None if name is None or started is None or last.role != "tool" else Wait(name, started[1])
@@ -182,15 +182,13 @@ class ScriptedPolicy:
         if isinstance(reply, str):
             form = self.options.get("finish", "{text}") if is_own else "{text}"
             return said(form.replace("{text}", reply), thinking=thinking)
-        if self.options.get("text"):
-            commands = reply.commands if isinstance(reply, Shell) else ()
-            if (
-                self.options["text"] == "calls"
-            ):  # its prompt has the tools as text; the model calls them in its own form
-                shown = [("shell", json.dumps({"command": command})) for command in commands]
-                return said(reply.text if isinstance(reply, Shell) else "", *shown, thinking=thinking)
-            blocks = [str(self.options["text"]).replace("{command}", command) for command in commands]
-            return said("\n".join([reply.text, *blocks] if isinstance(reply, Shell) else blocks), thinking=thinking)
+        if form := self.options.get("text"):
+            shell = reply if isinstance(reply, Shell) else Shell([])
+            if form == "calls":  # its prompt has the tools as text; the model calls them in its own form
+                calls = [("shell", json.dumps({"command": command})) for command in shell.commands]
+                return said(shell.text, *calls, thinking=thinking)
+            blocks = [form.replace("{command}", command) for command in shell.commands]
+            return said("\n".join([shell.text, *blocks]), thinking=thinking)
         if isinstance(reply, Wait):
             arguments = json.dumps({"targets": [reply.agent], "timeout_ms": 60_000})
             return said("", (reply.tool, arguments), thinking=thinking)
@@ -198,9 +196,9 @@ class ScriptedPolicy:
         named = [tool for tool in tools if pattern.search(tool["name"])]
         if not named:
             return said("There is no tool for it.", thinking=thinking)
-        tool, given = min(named, key=lambda tool: len(tool["name"])), self.options.get("delegate", {})
+        tool = min(named, key=lambda tool: len(tool["name"]))
         if isinstance(reply, Delegate):
-            return said("", self._call(tool, reply.task, given), thinking=thinking)
+            return said("", self._call(tool, reply.task, self.options.get("delegate", {})), thinking=thinking)
         return said(reply.text, *(self._call(tool, command) for command in reply.commands), thinking=thinking)
 
     def _call(self, tool: Mapping[str, Any], text: str, given: Mapping[str, Any] | None = None) -> tuple[str, str]:
