@@ -77,8 +77,8 @@ class Opens:
         keep: How many messages of `base` it begins with, including the system message of `base` if that has one. They
             may include those of a request to which no reply was given yet.
         was_choice: Whether it begins with other contexts equally well.
-        parent: The context whose program started this one, if it has no `base`; None if nothing says which one.
-        why: What says so, as a phrase.
+        parent: The context whose program started this one, if it has no `base`; None if it is not known.
+        why: How the parent is known, as a phrase.
     """
 
     context: str
@@ -686,7 +686,7 @@ class Conversations:
         return conversation, PlacedRequest([request], placement, reading, setting, lineage)
 
     def _parent(self, request: ModelRequest, lineage: Lineage) -> tuple[ProgramConversation | None, str]:
-        """Return the conversation whose program started that of a request, and what says so.
+        """Return the conversation whose program started that of a request, and how it is known.
 
         It has a reply that is in the request; or a header names it; or the arguments of one of its last calls are in
         the request (a sub-agent in the background has an answered one); or its call is the only one in flight.
