@@ -29,7 +29,7 @@ _UNSUPPORTED = {
 }
 """Fields of OpenAI, vLLM and SGLang that change what is sampled, in addition to the parameters of `_sampling`."""
 _NOT_ASKED = {"stream", "stream_options"}
-_CREDENTIALS = {"authorization", "x-api-key", "cookie"}
+_CREDENTIALS = {"authorization", "x-api-key", "x-goog-api-key", "cookie"}
 _MAX_NAME = 256
 _PIECES = 8
 _MIN_PIECE = 8
