@@ -132,6 +132,10 @@ class Anthropic(WireFormat):
         before: Sequence[ReceivedMessage] = () if previous is None else previous.messages
         conversation = [*before, *opening, *chain.from_iterable(read)]
         system, messages = split_system(conversation)
+        shared = self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools, schema)
+        choice = fields.object("tool_choice")
+        if choice is not None and choice.get("disable_parallel_tool_use"):
+            shared["is_parallel"] = False
         return AnthropicRequest(
             messages=messages,
             system=system,
@@ -140,7 +144,7 @@ class Anthropic(WireFormat):
             sampling=self._sampling(fields, hottest=1),
             previous=None if named is None else named.removeprefix(_MESSAGE),
             thread=None if fields.object("thread") is None else conversation,
-            **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools, schema),
+            **shared,
         )
 
     def counted(self, tokens: int) -> dict[str, Any]:
