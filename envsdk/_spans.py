@@ -5,7 +5,7 @@ No module here imports OpenTelemetry: `envsdk/rollouts/_otel.py` makes its spans
 
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -51,14 +51,14 @@ current_span: ContextVar[EpisodeSpan | None] = ContextVar("current_span", defaul
 
 
 @contextmanager
-def inside(span: EpisodeSpan | None) -> Generator[None]:
-    """Make a span the current one, and end it at the end of the `with` block; None changes nothing."""
+def inside(span: EpisodeSpan | None) -> Generator[EpisodeSpan | None]:
+    """Make a span the current one, yield it, and end it at the end of the `with` block; None changes nothing."""
     if span is None:
-        yield
+        yield None
         return
     before = current_span.set(span)
     try:
-        yield
+        yield span
     except BaseException as error:
         span.error = type(error).__name__
         raise
@@ -67,10 +67,7 @@ def inside(span: EpisodeSpan | None) -> Generator[None]:
         current_span.reset(before)
 
 
-@contextmanager
-def recorded(kind: SpanKind, name: str, **facts: Any) -> Generator[EpisodeSpan | None]:
-    """Record a `with` block as a span inside the current one; yield it, or None if nothing is recorded."""
+def recorded(kind: SpanKind, name: str, **facts: Any) -> AbstractContextManager[EpisodeSpan | None]:
+    """Record a `with` block as a span inside the current one; it gets the span, or None if nothing is recorded."""
     parent = current_span.get()
-    span = None if parent is None else parent.child(kind, name, **facts)
-    with inside(span):
-        yield span
+    return inside(None if parent is None else parent.child(kind, name, **facts))

@@ -81,7 +81,7 @@ def imported(path: str, expected: str) -> Any:
 
 
 def splits_of(cls: type[Env]) -> list[str]:
-    """Return the values of an environment's option `split`, also of one that may be None; none if it has none."""
+    """Return the values of an environment's option `split`, without None; an empty list without the option."""
     option = cls.Config.model_fields.get("split")
     kinds: list[Any] = [] if option is None else [option.annotation, *get_args(option.annotation)]
     return [value for kind in kinds if get_origin(kind) is Literal for value in get_args(kind) if value]

@@ -360,7 +360,8 @@ class Agent:
             asked = {"stop_token_ids": self.env.renderer.stop_token_ids, "stop": (), "max_tokens": None}
             asked |= {"sampling": dict(turn.sampling), "context": self.name, "role": self.role}
         else:
-            asked = for_policy(context, turn, self.max_tokens(), self.due)
+            sampled = None if self.due is None else self.due.stop - self.due.action_start
+            asked = for_policy(context, turn, self.max_tokens(), sampled)
         about = {"truncated_reply": closed_reply, "rewards": dict(turn.rewards), "metrics": dict(turn.metrics)}
         return {**asked, **about, **turn.info, **({} if break_ is None else {"break": break_})}
 
@@ -530,14 +531,14 @@ class Agent:
         )
 
 
-def for_policy(context: Context, turn: Turn, max_tokens: int | None, due: Step | None) -> dict[str, Any]:
+def for_policy(context: Context, turn: Turn, max_tokens: int | None, sampled: int | None) -> dict[str, Any]:
     """Return the part of a step's `info` that the policy receives. It has `media` if the prompt has images.
 
     Args:
         context: The context.
         turn: The turn that requests the reply.
         max_tokens: The most tokens that the reply may have.
-        due: The step of the reply, which may have parts already; None if no reply is requested.
+        sampled: The number of tokens of the reply that are sampled already; None if no reply is requested.
 
     Raises:
         TurnError: If the turn constrains the reply in a way that cannot be enforced.
@@ -546,8 +547,7 @@ def for_policy(context: Context, turn: Turn, max_tokens: int | None, due: Step |
     """
     media = context.media()
     sampling = dict(turn.sampling)
-    if due is not None:
-        sampled = due.stop - due.action_start
+    if sampled is not None:
         if turn.schema is not None or turn.tool_choice != "auto":
             prompt_tail, reply = context.reply_tokens()
             begun = np.concatenate([context.renderer.after_opening(prompt_tail), reply[: len(reply) - sampled]])

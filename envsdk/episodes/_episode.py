@@ -523,9 +523,7 @@ class Episode:
         self._upcoming[name] = PendingReply(agent.env, context, turn)
         extends = name in agent.contexts and delta.break_ is None
         observation = Observation(delta.tokens, delta.keep, extends, name, start or name, delta.media)
-        stop = len(context.log_tokens)
-        due = Step(name, start or name, delta.keep, extends, stop, stop)
-        return observation, for_policy(context, turn, agent.max_tokens(turn, context), due), context.prompt()
+        return observation, for_policy(context, turn, agent.max_tokens(turn, context), sampled=0), context.prompt()
 
     def _tried(self, agent: Agent, turn: Turn) -> tuple[Context, Delta, str | None] | None:
         """Try a turn in a copy of its context; return what `opened` returns, or None if a summary comes first."""

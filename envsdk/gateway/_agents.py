@@ -16,11 +16,11 @@ agents: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name
 """The recipe of each agent program that envsdk knows: `install`, `command`, `environ` and `files`, as agents.toml
 describes them."""
 CONTEXT_TOKENS = 128_000
-"""The size of the context that an agent is told, in tokens, if the environment's limits name none."""
+"""The context size in an agent's configuration, in tokens, if the environment's limits name none."""
 
 
 class AgentConfig(EnvConfig):
-    """The options of a `ProgramEnv` whose class has none of its own.
+    """The options of a `ProgramEnv` whose class defines no others.
 
     Attributes:
         agent: An agent program, by the name of its recipe in `agents`; None for `run` or `command`.

@@ -77,8 +77,8 @@ class Opens:
         keep: How many messages of `base` it begins with, including the system message of `base` if that has one. They
             may include those of a request to which no reply was given yet.
         was_choice: Whether it begins with other contexts equally well.
-        parent: The context whose program started this one, if it has no `base`; None if nothing says which one.
-        why: What says so, as a phrase.
+        parent: The context whose program started this one, if it has no `base`; None if it is not known.
+        why: How the parent is known, as a phrase.
     """
 
     context: str
@@ -122,7 +122,7 @@ class ProgramConversation:
         setting: Its system message and its tools.
         base: The conversation that it begins with, or None.
         kind: `branch` or `side`, of its base; `agent`, or empty for the first one.
-        rules: Whether the built-in rule gives its role.
+        is_ruled: Whether the built-in rule gives its role.
         lineage: The ids of its session, as its last request had them.
         parent: The conversation whose program started it, or None.
         steps: The number of its replies.
@@ -137,7 +137,7 @@ class ProgramConversation:
     setting: Setting
     base: "ProgramConversation | None" = None
     kind: str = ""
-    rules: bool = False
+    is_ruled: bool = False
     lineage: Lineage = field(default_factory=Lineage)
     parent: "ProgramConversation | None" = None
     steps: int = 0
@@ -181,6 +181,7 @@ class PlacedRequest:
     placement: Continues | Opens
     reading: RequestReading
     setting: Setting
+    lineage: Lineage
     replies: list[RecordedMessage] = field(default_factory=list[RecordedMessage])
     is_cut: bool = False
     branches: list[ProgramConversation] = field(default_factory=list[ProgramConversation])
@@ -251,20 +252,18 @@ class Conversations:
 
     def place(self, request: ModelRequest) -> Continues | Opens | Repeats:
         """Return the place of a request in the conversations, and keep it pending until it is answered or fails."""
-        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-        earlier = [*self._failed, *(self._answered if is_retry else ())]
-        failed = next((one for one in earlier if request.repeats(one[1].requests[0])), None)
-        if failed:
-            if failed in self._failed:
-                self._failed.remove(failed)
-            if failed[0].answered is failed[1] and not failed[1].is_cut:
-                failed[1].requests.append(request)
-                for reply in failed[1].replies:
-                    self._received.pop(reply, None)
-                self._placed[id(request)] = failed
-                return Repeats(failed[1].requests[0])
-        fits = self._fits(request)
-        if failed and failed[0].answered is failed[1]:
+        failed = self._retried(request)
+        is_last = failed is not None and failed[0].answered is failed[1]  # nothing was asked after it
+        if failed is not None and is_last and not failed[1].is_cut:
+            failed[1].requests.append(request)
+            for reply in failed[1].replies:
+                self._received.pop(reply, None)
+            self._placed[id(request)] = failed
+            return Repeats(failed[1].requests[0])
+        lineage = Lineage.of(request)
+        shares = {one: lineage.shares_session(one.lineage) for one in self._open.values()}
+        fits = [replace(fit, shares_session=shares[fit.conversation]) for fit in self._fits(request)]
+        if failed is not None and is_last:
             conversation, reading = failed[0], replace(failed[1].reading, keep=len(failed[1].reading.path))
             gone = conversation.position(reading.keep)
             fits = [Fit(conversation, reading, reading.keep, f"the reply {gone} was cut, and is asked for again")]
@@ -279,9 +278,9 @@ class Conversations:
             best = None  # it repeats a part of another conversation, from which it branches
         elif best is None or best.reach < 0:
             shared = max((fit.reading.keep for fit in fits), default=0)
-            best = self._compacted(request, shared) if request.context is None else None
+            best = self._compacted(request, shared, lineage) if request.context is None else None
         if best is None:
-            conversation, placed = self._opening(request, fits, failed)
+            conversation, placed = self._opening(request, fits, failed, lineage)
         else:
             conversation, setting = best.conversation, Setting.of(request)
             keep = best.reading.keep
@@ -294,7 +293,7 @@ class Conversations:
                 tools=None if setting.has_tools_of(conversation.setting) else setting.tools,
                 was_choice=sum(fit.rank == best.rank for fit in fits) > 1,
             )
-            placed = PlacedRequest([request], placement, best.reading, setting)
+            placed = PlacedRequest([request], placement, best.reading, setting, lineage)
         conversation.pending = placed
         self._placed[id(request)] = conversation, placed
         self._note_received(conversation, placed.reading)
@@ -303,12 +302,21 @@ class Conversations:
         self._beginnings |= {(conversation, _forms(placed.reading.path[:count])) for count in (1, 2)}
         return placed.placement
 
+    def _retried(self, request: ModelRequest) -> tuple[ProgramConversation, PlacedRequest] | None:
+        """Return the same request as it was placed before, if it failed or the client says that this is a retry."""
+        is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+        earlier = [*self._failed, *(self._answered if is_retry else ())]
+        found = next((one for one in earlier if request.repeats(one[1].requests[0])), None)
+        if found in self._failed:
+            self._failed.remove(found)
+        return found
+
     def branch(self, request: ModelRequest) -> Opens:
         """Open a context for a further reply to a pending request (`n`), which `answer` then expects."""
         base, placed = self._pending(request)
         branch = ProgramConversation(
             *(self._new_name(base.role), base.role, placed.setting, base),
-            *("side" if base.kind == "side" else "branch", base.rules, base.lineage),
+            *("side" if base.kind == "side" else "branch", base.is_ruled, placed.lineage),
             pending=placed,
         )
         self._open[branch.name] = branch
@@ -343,7 +351,7 @@ class Conversations:
             answered.setting, answered.pending = placed.setting, None
             answered.answered, answered.answered_at = placed, self._clock
             answered.steps += 1
-            answered.lineage = Lineage.of(request)
+            answered.lineage = placed.lineage
             if request.is_streamed:
                 self._streamed.add(entry)
             self._replies.add(entry)
@@ -394,8 +402,8 @@ class Conversations:
         `main` is, of the conversations that nothing else started, one with tools if there is one, and of these the one
         with the most replies. Others are `side` if they have no tools, but `main` has.
         """
-        ruled = [one for one in self._open.values() if one.rules]
-        whole = [one for one in ruled if one.kind in ("", "agent") and one.base is None]
+        ruled = [one for one in self._open.values() if one.is_ruled]
+        whole = [one for one in ruled if one.base is None]
         main = max(whole, key=lambda one: (bool(one.setting.tools), not one.parent, one.steps), default=None)
         roles: dict[str, str] = {}
         for one in ruled:  # each comes after its base
@@ -412,7 +420,8 @@ class Conversations:
         """Record which replies a program has received after all, and which it has received in part."""
         for reply in [reply for reply in self._received if reply in reading.path]:
             del self._received[reply]
-        own = zip(conversation.record.path[reading.keep :][:1], reading.path[reading.keep :][:1], strict=False)
+        first = slice(reading.keep, reading.keep + 1)
+        own = zip(conversation.record.path[first], reading.path[first], strict=False)
         for reply, sent in chain(reading.changed.items(), own):
             if reply in self._streamed and sent.is_assistant and is_start(sent, reply):
                 self._received[reply] = len(sent.text)
@@ -510,12 +519,7 @@ class Conversations:
         """Fit a request to a conversation: whether it continues it, and what it changes."""
         reading = read(request, conversation.newest, self._replies)
         is_same, is_named = conversation.is_alike(request), request.context == conversation.name
-        fit = Fit(
-            *(conversation, reading),
-            is_alike=is_same,
-            shares_session=Lineage.of(request).shares_session(conversation.lineage),
-        )
-        whole, keep = conversation.record.path, reading.keep
+        fit, whole, keep = Fit(conversation, reading, is_alike=is_same), conversation.record.path, reading.keep
         if conversation.pending or request.role not in (None, conversation.role):
             return fit
         is_instructed = not request.messages or request.messages[-1].message.role != "tool"
@@ -545,22 +549,34 @@ class Conversations:
             short, long = sorted((following[0].text, head.text), key=len)
             if (short and short in long) or set(following[0].calls) & set(head.calls):  # extended, or a part of it
                 return replace(fit, reach=keep + 1, changed=changed)
-        elif (
-            may_follow
-            and keep <= 1
-            and not any(entry.is_assistant for entry in following[:1])
-            and (conversation, _forms(reading.path[: keep + 1])) not in self._beginnings
-        ):
-            known = [
-                entry for entry in reading.path if entry in whole
-            ]  # it has a new beginning, and the end is left out
-            sent = {**{reply: reply for reply in reading.named}, **reading.changed}
-            own = [reply for reply in sent if self._owners[reply] is conversation and sent[reply] in following]
-            own = own if len(known) > keep else [reply for reply in own if sent[reply] is reply]
-            is_only = any(self._is_only_here(entry) for entry in known[keep:])
-            if own or (is_same and is_only and "compacted" in changed):
-                return replace(fit, reach=max(len(known), len(own)), changed=changed)
+        elif may_follow:
+            by_text = is_same and "compacted" in changed
+            if (reach := self._known_after(conversation, reading, by_text=by_text)) > 0:
+                return replace(fit, reach=reach, changed=changed)
         return replace(fit, reach=0, changed=changed) if is_named else fit
+
+    def _known_after(self, conversation: ProgramConversation, reading: RequestReading, *, by_text: bool) -> int:
+        """Return how many of a conversation's messages follow a new beginning in a request, whose end was left out.
+
+        Args:
+            conversation: The conversation.
+            reading: The request.
+            by_text: Whether a reply without an id counts, if no other conversation has it.
+
+        Returns:
+            The number; 0 if the beginning is not new, or no reply that follows is the conversation's.
+        """
+        keep, following = reading.keep, reading.path[reading.keep :]
+        is_answered = bool(following) and following[0].is_assistant
+        if keep > 1 or is_answered or (conversation, _forms(reading.path[: keep + 1])) in self._beginnings:
+            return 0
+        known = [entry for entry in reading.path if entry in conversation.record.path]
+        sent = {**{reply: reply for reply in reading.named}, **reading.changed}
+        own = [reply for reply in sent if self._owners[reply] is conversation and sent[reply] in following]
+        if len(known) <= keep:  # a reply that was changed counts with what followed it only
+            own = [reply for reply in own if sent[reply] is reply]
+        is_known = bool(own) or (by_text and any(self._is_only_here(entry) for entry in known[keep:]))
+        return max(len(known), len(own)) if is_known else 0
 
     def _is_evidence(self, whole: Sequence[RecordedMessage], path: Sequence[RecordedMessage], shared: int) -> bool:
         """Return whether the last messages of a record and of a request are equal by more than chance.
@@ -582,7 +598,7 @@ class Conversations:
         """Return whether a message is the assistant's, and no other conversation has one with its text or its calls."""
         return entry.is_assistant and all(len(self._meanings[meaning]) == 1 for meaning in _meanings(entry))
 
-    def _compacted(self, request: ModelRequest, shared: int) -> Fit | None:
+    def _compacted(self, request: ModelRequest, shared: int, lineage: Lineage) -> Fit | None:
         """Return the conversation that a request has only a summary of, written by the conversation or a side request.
 
         Programs remove the tags around a summary, quote a part of it, or put it into other words around it.
@@ -590,9 +606,9 @@ class Conversations:
         Args:
             request: The request.
             shared: The most messages that it shares with a conversation. Shared messages are not a summary.
+            lineage: Its session.
         """
         recent = heapq.nlargest(_RECENT, self._open.values(), key=lambda conversation: conversation.answered_at)
-        lineage = Lineage.of(request)
         for writer in recent:
             whole = writer.base if writer.kind in ("side", "branch") else writer
             if whole is writer and not writer.setting.tools and not writer.is_alike(request):
@@ -613,7 +629,11 @@ class Conversations:
     # Opening a context.
 
     def _opening(
-        self, request: ModelRequest, fits: Sequence[Fit], failed: tuple[ProgramConversation, PlacedRequest] | None
+        self,
+        request: ModelRequest,
+        fits: Sequence[Fit],
+        failed: tuple[ProgramConversation, PlacedRequest] | None,
+        lineage: Lineage,
     ) -> tuple[ProgramConversation, PlacedRequest]:
         """Open a context for a request, based on the conversation with which it shares most."""
         setting = Setting.of(request)
@@ -646,10 +666,9 @@ class Conversations:
             name = failed[0].name
         else:
             name = self._new_name(role) if self._open else "main"
-        parent, why = self._parent(request) if base is None else (None, "")
-        rules = not given and (kind != "branch" or (base is not None and base.rules))
-        conversation = ProgramConversation(name, role, setting, base, kind, rules, Lineage.of(request))
-        conversation.parent = parent
+        parent, why = self._parent(request, lineage) if base is None else (None, "")
+        is_ruled = not given and (kind != "branch" or (base is not None and base.is_ruled))
+        conversation = ProgramConversation(name, role, setting, base, kind, is_ruled, lineage, parent)
         self._open[name] = conversation
         others = (fit.reading for _, fit in shared if fit.reading.keep == keep)
         placement = Opens(
@@ -664,10 +683,10 @@ class Conversations:
             parent=None if parent is None else parent.name,
             why=why,
         )
-        return conversation, PlacedRequest([request], placement, reading, setting)
+        return conversation, PlacedRequest([request], placement, reading, setting, lineage)
 
-    def _parent(self, request: ModelRequest) -> tuple[ProgramConversation | None, str]:
-        """Return the conversation whose program started that of a request, and what says so.
+    def _parent(self, request: ModelRequest, lineage: Lineage) -> tuple[ProgramConversation | None, str]:
+        """Return the conversation whose program started that of a request, and how it is known.
 
         It has a reply that is in the request; or a header names it; or the arguments of one of its last calls are in
         the request (a sub-agent in the background has an answered one); or its call is the only one in flight.
@@ -675,21 +694,21 @@ class Conversations:
         for received in request.messages:
             if (reply := self._replies.named(received)) is not None:
                 return self._owners[reply], "its replies are in it"
-        lineage = Lineage.of(request)
         recent = sorted(self._open.values(), key=lambda one: one.answered_at, reverse=True)
         for one in recent:
             if one.answered_at and (why := lineage.why_child_of(one.lineage)):
                 return one, why
         flying = [one for one in recent if one.record.path and one.record.path[-1].calls and not one.pending]
         texts = [received.message.content.strip() for received in request.messages]
+        whole = "\n".join(texts)
         last = [(one, entry) for one in recent for entry in one.record.path[: -_RECENT - 1 : -1]]
         for one, entry in [*((one, one.record.path[-1]) for one in flying), *last]:
             for call in entry.message.tool_calls:
                 given = call.arguments.values() if isinstance(call.arguments, dict) else ()
                 told = [value.strip() for value in given if isinstance(value, str) and value.strip()]
                 is_flying = one in flying and entry is one.record.path[-1]
-                long = [value for value in told if len(value) >= _EVIDENCE]
-                if (is_flying and set(told) & set(texts)) or any(value in "\n".join(texts) for value in long):
+                is_told = any(len(value) >= _EVIDENCE and value in whole for value in told)
+                if is_told or (is_flying and not set(texts).isdisjoint(told)):
                     return one, f"the arguments of its call of {call.name!r} are in it"
         if len(flying) == 1:
             return flying[0], f"its call of {flying[0].record.path[-1].message.tool_calls[0].name!r} is in flight"

@@ -165,10 +165,9 @@ class ProgramDriver:
 
     def _settle(self) -> None:
         """Give the contexts their roles, and exclude from training what the program did not receive."""
-        session, contexts, trained = self._session, self.driver.running.contexts, self.env.trainable_roles
-        for request in [] if session is None else session.take_abandoned():
-            with contextlib.suppress(ValueError):  # not one of the last
-                self._conversations.fail(request)
+        contexts, trained = self.driver.running.contexts, self.env.trainable_roles
+        if self._session is not None:
+            self._note_abandoned(self._session.take_abandoned())
         for name, role in self._conversations.roles().items():
             if name in contexts and contexts[name].role != role:
                 contexts[name].role, contexts[name].is_trainable = role, trained is None or role in trained
@@ -389,9 +388,7 @@ class ProgramDriver:
             asked: The request.
             cut: Earlier requests whose answers did not reach the program.
         """
-        for request in cut:
-            with contextlib.suppress(ValueError):  # not one of the last, or not asked yet
-                self._conversations.fail(request)
+        self._note_abandoned(cut)
         try:
             placed = self._conversations.place(asked.request)
         except Exception:  # of the author's role_of(): the program is told when the episode fails
@@ -429,6 +426,12 @@ class ProgramDriver:
                 self._session.note_refusal(error)
             return None
         return turn
+
+    def _note_abandoned(self, requests: Sequence[ModelRequest]) -> None:
+        """Note that the answers to requests did not reach the program."""
+        for request in requests:
+            with contextlib.suppress(ValueError):  # not one of the last, or not asked yet
+                self._conversations.fail(request)
 
     def _limit(self) -> StopReason | None:
         """Return the limit that ends the episode. A full context does not: the program may go on with less in it."""

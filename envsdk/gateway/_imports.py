@@ -120,7 +120,7 @@ def from_requests(
         session.add(exchange)
     for context in session.conversations:
         session.train(context)
-    session.settle(trainable_roles)
+    session.settle()
     return importer.finish(reward=reward, stop_reason=StopReason(status), error=error, env=env, group_id=group_id)
 
 
@@ -281,11 +281,10 @@ class _LoggedSession:
         change, conversation.change = conversation.change, Change()
         self._importer.add(context, reply, message, base=conversation.base, change=change, media=media)
 
-    def settle(self, trainable_roles: Collection[str] | None) -> None:
+    def settle(self) -> None:
         """Give the contexts the roles that they have now that all requests are known."""
         for name, role in self._placement.roles().items():
-            log = self._importer.log(name)
-            log.role, log.is_trainable = role, trainable_roles is None or role in trainable_roles
+            self._importer.set_role(name, role)
 
     def train(self, context: str) -> None:
         """Make supervised samples of the replies without ids in a conversation, before it changes."""

@@ -7,12 +7,13 @@ into the text, and zero-width characters into the model's control tokens. None o
 import ast
 import contextlib
 import json
+import operator
 import re
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, TypeAlias, cast
 
+from ..contexts._edits import shared_length
 from ..messages import ImagePart, Message, ToolCall, ToolSchema
 from ._requests import INVALID_JSON, ModelRequest
 
@@ -253,11 +254,12 @@ class Setting:
         own, others = _by_name(self.tools).keys(), _by_name(other.tools).keys()
         if own and 2 * len(own & others) > max(len(own), len(others)):
             return True
-        short, long = sorted((self.system or "", other.system or ""), key=len)
-        ends = (zip(short, long, strict=False), zip(reversed(short), reversed(long), strict=False))
-        shared = sum(len(list(takewhile(lambda pair: pair[0] == pair[1], end))) for end in ends)
-        has_system = self.has_system_of(other) or 2 * shared >= len(long) > 0  # they share half
-        return has_system and (own == others or (bool(own) and (own >= others or not is_instructed)))
+        if not self.has_system_of(other):
+            one, two = self.system or "", other.system or ""
+            ends = ((one, two), (one[::-1], two[::-1]))
+            if 2 * sum(shared_length(*pair, operator.eq) for pair in ends) < max(len(one), len(two)):
+                return False
+        return own == others or (bool(own) and (own >= others or not is_instructed))
 
 
 def _by_name(tools: Sequence[ToolSchema]) -> dict[Any, ToolSchema]:

@@ -227,11 +227,10 @@ class _ByName(NamedTuple):
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise TurnError(f"the parameters of the tool {name!r:.80} are not the JSON schema of an object")
         items = list(cast("dict[str, Any]", properties).items())
+        definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
         yield f"call_{index}: {_text(self.renderer, name + self.name)} first_{index}_0"
         for at, (key, schema) in enumerate(items):
-            value = self._value(
-                key, schema, {k: parameters[k] for k in ("$defs", "definitions") if k in parameters}, texts
-            )
+            value = self._value(key, schema, definitions, texts)
             for state, before in (("first", self.begin), ("next", self.again)):
                 skip = "" if key in required else f" | {state}_{index}_{at + 1}"
                 begun = _text(self.renderer, before + key + self.between)

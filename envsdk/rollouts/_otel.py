@@ -50,7 +50,7 @@ _ATTRIBUTES = {
     "top_k": "gen_ai.request.top_k",
     "top_p": "gen_ai.request.top_p",
 }
-"""The attributes of the facts of spans."""
+"""The attribute that each fact of a span becomes."""
 
 
 class OtelTracker(Reporter):

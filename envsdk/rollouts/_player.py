@@ -636,13 +636,13 @@ class _Attempt:
         self, policy: Callable[..., Any], prompt: "NDArray[np.int32]", request: Mapping[str, Any]
     ) -> Any:
         """Call the policy when the player allows it; a policy that asks the environment is called as its method."""
+        own, context = of_role(policy, request["role"]), request["context"]
         call = partial(policy, prompt, **request)
-        if isinstance(of_role(policy, request["role"]), ReplyPolicy):
-            env = cast("Env", self.seat.env.episode.pending_reply(request["context"]).env)
+        if isinstance(own, ReplyPolicy):
+            env = cast("Env", self.seat.env.episode.pending_reply(context).env)
             of_env = partial(self._call, env, f"the reply of {env.name}", call)
         else:
             of_env = call
-        own, context = of_role(policy, request["role"]), request["context"]
         provider = str(getattr(own, "name", None) or getattr(own, "__name__", type(own).__name__))
         model = getattr(own, "model", None)
         facts = {"provider": provider, "context": context, "prompt_tokens": len(prompt)}

@@ -375,10 +375,10 @@ def _reporting(function: Callable[..., Coroutine[Any, Any, str]]) -> Callable[..
 
 
 def words_of(command: str | Sequence[str]) -> list[str]:
-    """Return a program and its arguments: of a command line, the image's `sh`.
+    """Return the program and the arguments of a command; the image's `sh` runs a command line.
 
     Raises:
-        ConfigError: If there is none, or it contains null characters.
+        ConfigError: If it is empty, or contains null characters.
     """
     words = ["sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
     if not words or any("\0" in word for word in words):

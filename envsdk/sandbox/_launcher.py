@@ -97,12 +97,7 @@ def show_at(source: str, target: str, folder: str, *command: str) -> None:
         folder: The folder that the program starts in, as it sees it.
         command: The program and its arguments.
     """
-    process = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
-    user, group = os.geteuid(), os.getegid()
-    call("unshare", NEW_MOUNTS | NEW_PROCESSES | (0 if user == 0 else NEW_USER))
-    if user != 0:
-        map_user(process, user, user, group, group)
-    os.close(process)
+    os.close(enter_namespaces(NEW_MOUNTS | NEW_PROCESSES)[0])
     call("mount", None, b"/", None, RECURSIVE | PRIVATE, None)
     call("mount", os.fsencode(source), os.fsencode(target), None, BIND | RECURSIVE, None)
     end_with_parent(signal.SIGKILL)
@@ -141,13 +136,7 @@ def outside(job: SandboxJob) -> None:
     be_first_to_go()
     if job["root"] is not None:
         root = job["root"]
-        process = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
-        user, group = os.geteuid(), os.getegid()
-        if user == 0:
-            call("unshare", NEW_NAMESPACES)
-        else:
-            call("unshare", NEW_USER | NEW_NAMESPACES)
-            map_user(process, user, user, group, group)
+        process, user, group = enter_namespaces(NEW_NAMESPACES)
         build_root(root)
         finish_root(root, job["code"])
         call("sethostname", b"sandbox", 7)
@@ -282,6 +271,18 @@ def be_first_to_go() -> None:
 
 
 # Namespaces.
+
+
+def enter_namespaces(kinds: int) -> tuple[int, int, int]:
+    """Enter new namespaces, as the same user; return this process's folder of /proc, opened, its user and its group."""
+    process = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        call("unshare", kinds)
+    else:
+        call("unshare", NEW_USER | kinds)
+        map_user(process, user, user, group, group)
+    return process, user, group
 
 
 def become_nobody(process: int, user: int, group: int) -> None:

@@ -27,13 +27,6 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": name, "description": "Text.", "parameters": SCHEMA}}
     for name in ("add", "sub")
 ]
-
-PATTERN: Any = [
-    {
-        "type": "function",
-        "function": {"name": "f", "parameters": {"properties": {"p": {"type": "string", "pattern": "a"}}}},
-    }
-]
 FIELDS: Any = {
     "note": {"type": "string", "description": "Any text."},
     "color": {"enum": ["red", "dark blue", 3]},
@@ -115,8 +108,7 @@ def test_the_recorded_grammar_gives_the_masks_that_were_sampled_under() -> None:
 
 
 def accepts(renderer: Renderer, message: Message, **options: Any) -> bool:
-    begun = renderer.after_opening(renderer._prompt_tail)
-    grammar = reply_grammar(renderer, begun, **options)
+    grammar = reply_grammar(renderer, **options)
     tokens = renderer.reply(message).tolist()
     return GrammarState(renderer.tokenizer, grammar, renderer.stop_token_ids).accept(*tokens) == len(tokens)
 
@@ -206,7 +198,7 @@ def test_the_author_may_give_a_grammar() -> None:
 # What cannot be enforced is refused.
 
 
-def malformed(properties: Any) -> Any:
+def tools_of(properties: Any) -> Any:
     return [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
 
 
@@ -218,18 +210,22 @@ def malformed(properties: Any) -> Any:
         ({"tool_choice": "mul", "tools": TOOLS}, TurnError, r"one of \['add', 'sub'\]"),
         ({"tool_choice": "required"}, TurnError, "tool_choice"),
         (
-            {"tool_choice": "required", "tools": PATTERN, "renderer": "qwen3.5"},
+            {
+                "tool_choice": "required",
+                "tools": tools_of({"p": {"type": "string", "pattern": "a"}}),
+                "renderer": "qwen3.5",
+            },
             RenderError,
             "'p' .*'qwen3.5'",
         ),
-        ({"tool_choice": "required", "tools": malformed([]), "renderer": "qwen3.5"}, TurnError, "schema of an object"),
-        ({"tool_choice": "required", "tools": malformed({"p": True}), "renderer": "qwen3.5"}, RenderError, "'p'"),
+        ({"tool_choice": "required", "tools": tools_of([]), "renderer": "qwen3.5"}, TurnError, "schema of an object"),
+        ({"tool_choice": "required", "tools": tools_of({"p": True}), "renderer": "qwen3.5"}, RenderError, "'p'"),
         (
-            {"tool_choice": "required", "tools": malformed({"p": {"enum": 3}}), "renderer": "qwen3.5"},
+            {"tool_choice": "required", "tools": tools_of({"p": {"enum": 3}}), "renderer": "qwen3.5"},
             RenderError,
             "'p'",
         ),
-        ({"tool_choice": "required", "tools": malformed([])}, TurnError, "cannot be enforced"),
+        ({"tool_choice": "required", "tools": tools_of([])}, TurnError, "cannot be enforced"),
         ({"tool_choice": "required", "tools": TOOLS, "renderer": "chatml"}, RenderError, "'chatml'"),
     ],
 )

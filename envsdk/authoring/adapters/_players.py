@@ -112,7 +112,7 @@ class Players(Env):
         """Make the game, which is registered in a package.
 
         Raises:
-            UnknownName: If there is no such game.
+            UnknownName: If the package does not have it.
             ConfigError: If it cannot be made.
         """
         config: PlayersConfig = self.config

@@ -15,7 +15,7 @@ from .._event_loops import is_abandoned
 _lock = threading.RLock()
 _holder: threading.Thread | None = None
 _LOOK_S = 0.2
-"""How often a thread that waits looks whether the one that it waits for was abandoned, in seconds."""
+"""The interval between checks whether the thread that is inside was abandoned, in seconds."""
 
 
 class _Quiet:

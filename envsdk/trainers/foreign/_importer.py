@@ -162,8 +162,14 @@ class Importer:
             is_handoff: Whether its first step is a switch to it.
         """
         self._contexts[name] = _ImportedContext(is_handoff)
-        is_trainable = self._trainable_roles is None or role in self._trainable_roles
-        return self._writer.open(name, role, parent, is_trainable=is_trainable)
+        log = self._writer.open(name, role, parent)
+        self.set_role(name, role)
+        return log
+
+    def set_role(self, name: str, role: str) -> None:
+        """Set the role of a context, which decides whether it is trained."""
+        log = self._writer.log(name)
+        log.role, log.is_trainable = role, self._trainable_roles is None or role in self._trainable_roles
 
     def log(self, name: str) -> ContextLog:
         """Return the log of a context."""

@@ -34,10 +34,10 @@ class LogWriter:
         self.steps: list[Step] = []
         self._contexts: dict[str, _GrowingContext] = {}
 
-    def open(self, name: str, role: str, parent: str | None = None, *, is_trainable: bool = True) -> ContextLog:
+    def open(self, name: str, role: str, parent: str | None = None) -> ContextLog:
         """Open a context, and return its log, whose messages and tools the reader writes."""
         tokens, logprobs = np.empty(0, np.int32), np.empty(0, np.float32)
-        log = ContextLog(role, parent, tokens, logprobs, messages=[], is_trainable=is_trainable)
+        log = ContextLog(role, parent, tokens, logprobs, messages=[])
         self._contexts[name] = _GrowingContext(log)
         return log
 
