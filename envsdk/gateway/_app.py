@@ -249,14 +249,13 @@ class ModelAnswers:
             listed = WIRE_FORMATS[exchange.protocol].models(request.path_params["model"], self._started)
             return json_response(listed["models" if exchange.protocol == "google" else "data"][0])
         exchange.protocol = "google"
-        exchange.path_fields = {"model": name}
+        exchange.path_fields = {"model": name, "stream": verb == "streamGenerateContent"}
         if verb == "countTokens":
             return await self.count_tokens(request, send)
         if verb not in ("generateContent", "streamGenerateContent"):
             raise Refusal(404, "not_found", "the verbs are generateContent, streamGenerateContent and countTokens")
         if verb == "streamGenerateContent" and request.query_params.get("alt") != "sse":
             raise RequestError("alt: a stream has server-sent events only: add ?alt=sse to the URL", field="alt")
-        exchange.path_fields = {"model": name, "stream": verb == "streamGenerateContent"}
         return await self.reply(request, send)
 
     async def base(self, request: Request, send: Send) -> Response:

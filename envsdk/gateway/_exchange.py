@@ -5,7 +5,6 @@ time. An unexpected exception is logged without its text, which may quote a mess
 """
 
 import asyncio
-import contextlib
 import io
 import json
 import logging
@@ -16,6 +15,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, cast
 
 import orjson
@@ -33,6 +33,8 @@ _KEY = "envsdk.exchange"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _JSON = "application/json"
+_ENCODINGS = ("gzip", "x-gzip", "deflate", *(["zstd"] if find_spec("zstandard") is not None else []))
+"""The content encodings of bodies; zstandard comes with other packages."""
 _MAX_VALUES = 300_000
 """The maximum number of values in a body: each takes up to a thousand times the memory of its three bytes."""
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -143,8 +145,8 @@ class Guard:
         names = {name for name, _ in scope["headers"]}
         is_anthropic = "/messages" in scope["path"] or b"anthropic-version" in names
         is_google = "/v1beta" in scope["path"] or b"x-goog-api-key" in names
-        likely = "anthropic" if is_anthropic else "responses" if "/responses" in scope["path"] else "chat"
-        likely = "google" if is_google else likely
+        is_responses = "/responses" in scope["path"]
+        likely = "google" if is_google else "anthropic" if is_anthropic else "responses" if is_responses else "chat"
         exchange = scope[_KEY] = HttpExchange(likely)
         started_s = time.perf_counter()
         error: RequestError | None = None
@@ -177,9 +179,9 @@ class Guard:
             seconds = time.perf_counter() - started_s
             self._metrics.requests.labels(exchange.protocol, exchange.status).inc()
             self._metrics.seconds.labels(exchange.protocol).observe(seconds)
-            # The client chooses the method, so an unknown one may be any string.
             if exchange.span is not None:
                 exchange.span.facts["status"], exchange.span.ended_s = exchange.status, time.time()
+            # The client chooses the method, so an unknown one may be any string.
             method = scope["method"] if scope["method"] in _METHODS else "(other method)"
             _log.info("%s %s %s %d %.1f ms", exchange.id, method, exchange.route, exchange.status, 1000 * seconds)
 
@@ -212,8 +214,8 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
     if content_type.partition(";")[0].strip().lower() != _JSON:
         raise Refusal(415, "unsupported_media_type", f"the content type has to be {_JSON}")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", *_DECODERS):
-        known = ", ".join(_DECODERS)
+    if encoding not in ("identity", *_ENCODINGS):
+        known = ", ".join(_ENCODINGS)
         raise Refusal(415, "unsupported_media_type", f"the content encodings are {known}; send the body without one")
     too_large = Refusal(413, "request_too_large", f"the body is larger than {max_bytes} bytes")
     announced = request.headers.get("content-length", "")
@@ -230,8 +232,8 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
         raise Refusal(408, "request_timeout", f"the body did not arrive within {timeout_s:g} s") from None
     if encoding != "identity":
         try:
-            body = await asyncio.to_thread(_DECODERS[encoding], bytes(body), max_bytes + 1)
-        except (zlib.error, OSError, ValueError) as error:
+            body = await asyncio.to_thread(_decoded, bytes(body), encoding, max_bytes + 1)
+        except ValueError as error:
             raise Refusal(400, "invalid_encoding", f"the body is not encoded with {encoding}: {error}") from None
         if len(body) > max_bytes:
             raise too_large
@@ -244,28 +246,27 @@ async def read_json(request: Request, max_bytes: int, timeout_s: float) -> tuple
         raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from None
 
 
-def _inflated(body: bytes, size: int) -> bytes:
-    """Return the first bytes of a body that was encoded with zlib or gzip, at most `size`."""
-    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # detects which of them
-    found = decoder.decompress(body, size)
-    if not decoder.eof and len(found) < size:
-        raise ValueError("its end is missing")
-    return found
+def _decoded(body: bytes, encoding: str, size: int) -> bytes:
+    """Return the first bytes of an encoded body, at most `size`.
 
+    Raises:
+        ValueError: If the body does not have this encoding.
+    """
+    if encoding == "zstd":
+        import zstandard
 
-_DECODERS: dict[str, Callable[[bytes, int], bytes]] = dict.fromkeys(("gzip", "x-gzip", "deflate"), _inflated)
-"""The content encodings of bodies."""
-with contextlib.suppress(ImportError):  # it comes with other packages
-    import zstandard
-
-    def _unpacked(body: bytes, size: int) -> bytes:
-        """Return the first bytes of a body that was encoded with Zstandard, at most `size`."""
         try:
             return zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(io.BytesIO(body)).read(size)
         except zstandard.ZstdError as error:
             raise ValueError(str(error)) from error
-
-    _DECODERS["zstd"] = _unpacked
+    decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # detects zlib and gzip
+    try:
+        found = decoder.decompress(body, size)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not decoder.eof and len(found) < size:
+        raise ValueError("its end is missing")
+    return found
 
 
 def _values(body: bytes | bytearray) -> int:

@@ -138,6 +138,12 @@ def test_odd_headers_are_refused(name: str, headers: dict[str, str]) -> None:
     assert found.value.field in headers
 
 
+def test_the_headers_of_a_request_are_kept_without_credentials() -> None:
+    keys = dict.fromkeys(("Authorization", "x-api-key", "x-goog-api-key", "cookie"), "secret")
+    request = WIRE_FORMATS["chat"].read(BODIES["chat"], {**keys, "X-Agent": "search"})
+    assert request.headers == {"x-agent": "search"}
+
+
 # ---------------------------------------------------------------- conversations that are written, and read again
 
 safe = st.text(st.characters(codec="utf-8"), max_size=12)

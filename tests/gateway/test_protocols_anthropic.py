@@ -222,6 +222,7 @@ USE = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
         (assistant({**USE, "input": "{}"}), "messages[0].content[0].input"),
         (assistant({**USE, "input": {"x": float("nan")}}), "messages[0].content[0]"),
         (user({"type": "document", "source": {"type": "url"}}), "messages[0].content[0].source"),
+        (assistant({"type": "a\nb_tool_result"}), "messages[0].content[0].type"),
         (assistant({"type": "thinking", "thinking": "x", "signature": 3}), "messages[0].content[0].signature"),
         ({"tools": [{"type": "bash 2", "name": "bash"}]}, "tools[0].type"),
         ({"tools": [{"name": "add"}]}, "tools[0].input_schema"),

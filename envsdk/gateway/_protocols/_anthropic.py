@@ -116,9 +116,13 @@ class Anthropic(WireFormat):
             raise refused("messages", "it is required: give at least one message")
         values, read = memory.read(self.name, "messages", given, _received)
         named, previous = _continued(fields, memory)
-        contents = [value["content"] for value in values if isinstance(value["content"], list)]
-        left_out = [block["type"] for content in contents for block in content if _is_of_server(block)]
-        more = [GivenTool(None, type_) for type_ in left_out]
+        more = [
+            vendor_tool(Fields(block, f"messages[{i}].content[{k}]"), block["type"])
+            for i, value in enumerate(values)
+            if isinstance(value["content"], list)
+            for k, block in enumerate(value["content"])
+            if _is_of_server(block)
+        ]
         if previous is not None:
             more += [GivenTool(tool, name=tool["function"]["name"]) for tool in previous.tools]
         tools = self._read_tools(fields, memory, _tool, more)
@@ -128,6 +132,10 @@ class Anthropic(WireFormat):
         before: Sequence[ReceivedMessage] = () if previous is None else previous.messages
         conversation = [*before, *opening, *chain.from_iterable(read)]
         system, messages = split_system(conversation)
+        shared = self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools, schema)
+        choice = fields.object("tool_choice")
+        if choice is not None and choice.get("disable_parallel_tool_use"):
+            shared["is_parallel"] = False
         return AnthropicRequest(
             messages=messages,
             system=system,
@@ -136,7 +144,7 @@ class Anthropic(WireFormat):
             sampling=self._sampling(fields, hottest=1),
             previous=None if named is None else named.removeprefix(_MESSAGE),
             thread=None if fields.object("thread") is None else conversation,
-            **self._shared({**fields.value, "messages": values}, headers, _choice(fields), tools, schema),
+            **shared,
         )
 
     def counted(self, tokens: int) -> dict[str, Any]:
@@ -350,15 +358,17 @@ def _text_of(block: Fields, where: str) -> str:
     """Return the text of a block; for another type, the error names `where` it is."""
     if block.text("type") == "tool_reference":
         return f"The tool {block.required_text('tool_name')} is available."
-    if block.text("type") in ("document", "search_result"):
-        source = block if block.text("type") == "search_result" else block.object("source")
+    if block.text("type") == "search_result":
+        texts = [one.required_text("text") for one in _blocks_of(block, "content")]
+        return "\n".join(filter(None, [block.text("title"), block.text("source"), *texts]))
+    if block.text("type") == "document":
+        source = block.object("source")
         kind = None if source is None else source.text("type")
-        if source is None or kind not in ("text", "content", "search_result"):
+        if source is None or kind not in ("text", "content"):
             raise refused(block.name("source"), f"a source of type {kind!r:.40} is not supported: give the text")
         blocks = [] if kind == "text" else _blocks_of(source, "content")
-        about = block.text("context") if source is not block else block.text("source")
-        texts = [block.text("title"), about, source.text("data"), *(one.required_text("text") for one in blocks)]
-        return "\n".join(filter(None, texts))
+        texts = [source.text("data"), *(one.required_text("text") for one in blocks)]
+        return "\n".join(filter(None, [block.text("title"), block.text("context"), *texts]))
     if block.text("type") != "text":
         raise refused(block.path, f"a block of type {block.text('type')!r:.40} is not supported in {where}")
     if (text := block.text("text")) is None:

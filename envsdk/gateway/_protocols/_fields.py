@@ -137,7 +137,7 @@ class Fields:
     def stops(self, key: str) -> tuple[str, ...]:
         """Return strings at which sampling stops, given as one string or as a list."""
         given = self.value.get(key)
-        stops: list[Any] = [given] if isinstance(given, str) and given else [] if given == "" else self.items(key)
+        stops: list[Any] = ([given] if given else []) if isinstance(given, str) else self.items(key)
         if len(stops) > _MAX_STOPS:
             raise refused(self.name(key), f"expected at most {_MAX_STOPS} strings, got {len(stops)}")
         for i, stop in enumerate(stops):

@@ -24,7 +24,7 @@ from .._requests import INVALID_JSON, GivenTool, ModelReply, ModelRequest, Recei
 from ._fields import LARGEST, CallIds, Fields, check_unique, content_of, read_image, refused, tool_schema, valid
 from ._memory import SessionMemory
 from ._tools import vendor_tool
-from ._wire import SIGNED, Kind, ReplyStream, WireFormat, event_bytes, signed, split_system
+from ._wire import SIGNED, Kind, ReplyStream, WireFormat, event_bytes, signed, split_system, token_logprobs
 
 _MAX_REPLIES = 8
 _CHOICES = {"AUTO": "auto", "VALIDATED": "auto", "NONE": "none", "ANY": "required"}
@@ -55,7 +55,7 @@ class Google(WireFormat):
         """Read a request; see `WireFormat.read`."""
         memory = SessionMemory() if memory is None else memory
         fields = self._fields(_camel(body), "contents")
-        config = Fields(_camel(fields.get("generationConfig", dict) or {}), "generationConfig")
+        config = _object(fields, "generationConfig")
         schema = _schema(config)
         if any(kind not in ("TEXT", "text") for kind in config.items("responseModalities")):
             raise refused(config.name("responseModalities"), "only text is supported")
@@ -120,7 +120,7 @@ class Google(WireFormat):
 
     def stream(self, request: ModelRequest, body: Any, created: int) -> ReplyStream:
         """Return a writer of the events of a response while its replies are sampled; see `WireFormat.stream`."""
-        return _GoogleStream(request, body, [])
+        return _GoogleStream(request, body, _shows_thoughts(body), [])
 
     def error(self, error: RequestError) -> dict[str, Any]:
         """Return the body of a response with an error."""
@@ -160,10 +160,14 @@ def _camel(value: Any) -> Any:
     return found
 
 
+def _object(fields: Fields, key: str) -> Fields:
+    """Return an object, empty if it is missing, with the names of its fields in camel case."""
+    return Fields(_camel(fields.get(key, dict) or {}), fields.name(key))
+
+
 def _shows_thoughts(body: Any) -> bool:
     """Return whether a request wants to have thoughts."""
-    config = Fields(_camel(Fields(_camel(body)).get("generationConfig", dict) or {}), "generationConfig")
-    thinking = Fields(_camel(config.get("thinkingConfig", dict) or {}), config.name("thinkingConfig"))
+    thinking = _object(_object(Fields(_camel(body)), "generationConfig"), "thinkingConfig")
     return thinking.get("includeThoughts", bool) or False
 
 
@@ -183,8 +187,7 @@ def _schema(config: Fields) -> Mapping[str, Any] | None:
 
 def _choice(fields: Fields) -> str | dict[str, Any]:
     """Return the choice of a tool; see `ModelRequest.tool_choice`."""
-    config = Fields(_camel(fields.get("toolConfig", dict) or {}), "toolConfig")
-    calling = Fields(_camel(config.get("functionCallingConfig", dict) or {}), config.name("functionCallingConfig"))
+    calling = _object(_object(fields, "toolConfig"), "functionCallingConfig")
     mode = calling.one_of("mode", ("MODE_UNSPECIFIED", *_CHOICES)) or "AUTO"
     allowed = calling.items("allowedFunctionNames")
     if not all(isinstance(name, str) for name in allowed):
@@ -247,9 +250,8 @@ def _groups(fields: Fields) -> tuple[list[int], list[dict[str, Any]], list[str]]
             if made := [key for key in _SERVER_PARTS if part.get(key) is not None]:
                 left_out += made
                 continue
-            for key in ("functionCall", "functionResponse"):
+            for key, of in (("functionCall", ids.of_call), ("functionResponse", ids.of_result)):
                 if isinstance(part.get(key), dict):
-                    of = ids.of_call if key == "functionCall" else ids.of_result
                     part[key] = {**part[key], "id": of(part[key].get("name"), part[key].get("id"))}
             parts.append(part)
         if role == "model" and groups and groups[-1]["role"] == "model":
@@ -362,10 +364,10 @@ def _last_parts(reply: ModelReply, texts: list[dict[str, Any]]) -> list[dict[str
 def _end(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
     """Return the fields of a candidate that describe a whole reply."""
     end: dict[str, Any] = {"finishReason": "MAX_TOKENS" if reply.finish_reason == "length" else "STOP"}
-    if request.logprobs and reply.logprobs is not None and len(reply.texts) == len(reply.logprobs):
-        rows = zip(reply.texts, reply.tokens, reply.logprobs, strict=True)
+    if request.logprobs and (rows := token_logprobs(reply)) is not None:
         chosen = [
-            {"token": text, "tokenId": token, "logProbability": max(float(p), -9999.0)} for text, token, p in rows
+            {"token": row["token"], "tokenId": token, "logProbability": row["logprob"]}
+            for row, token in zip(rows, reply.tokens, strict=True)
         ]
         end["logprobsResult"] = {"chosenCandidates": chosen}
     return end
@@ -387,11 +389,12 @@ def _usage(replies: Sequence[ModelReply]) -> dict[str, int]:
 class _GoogleStream(ReplyStream):
     """The chunks of each reply: thoughts and text as they arrive, then the calls and the end.
 
-    Args: See `WireFormat.stream`.
+    Args: See `WireFormat.stream` and `_shows_thoughts`.
     """
 
     _request: ModelRequest
     _body: Any
+    _has_thoughts: bool
     _replies: list[ModelReply]
 
     def _start(self, begun: ModelReply) -> Iterator[bytes]:
@@ -401,7 +404,7 @@ class _GoogleStream(ReplyStream):
     def _delta(self, kind: Kind, text: str) -> Iterator[bytes]:
         if kind == "content":
             yield self._chunk([{"text": text}])
-        elif _shows_thoughts(self._body):
+        elif self._has_thoughts:
             yield self._chunk([{"text": text, "thought": True}])
 
     def _finish(self, reply: ModelReply, is_last: bool) -> Iterator[bytes]:

@@ -4,7 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from ...errors import RequestError
 from ...messages import ToolCall
@@ -29,7 +29,7 @@ _UNSUPPORTED = {
 }
 """Fields of OpenAI, vLLM and SGLang that change what is sampled, in addition to the parameters of `_sampling`."""
 _NOT_ASKED = {"stream", "stream_options"}
-_CREDENTIALS = {"authorization", "x-api-key", "cookie"}
+_CREDENTIALS = {"authorization", "x-api-key", "x-goog-api-key", "cookie"}
 _MAX_NAME = 256
 _PIECES = 8
 _MIN_PIECE = 8
@@ -203,8 +203,6 @@ class WireFormat(ABC):
         for name in () if isinstance(choice, str) else choice.get("names") or [choice["name"]]:
             if name not in forms:
                 raise refused("tool_choice", f"{name!r:.80} is not among the tools of the request")
-        asked = body.get("tool_choice")
-        is_single = isinstance(asked, dict) and cast("Any", asked).get("disable_parallel_tool_use") is True
         fields_left_out = [key for key in self.of_server if body.get(key) not in (None, False, [])]
         named = {key: (headers.get(f"x-envsdk-{key}") or "").strip() for key in ("context", "role")}
         for key, value in named.items():
@@ -213,7 +211,7 @@ class WireFormat(ABC):
         return {
             "tools": tools,
             "tool_choice": choice,
-            "is_parallel": not is_single and body.get("parallel_tool_calls") is not False,
+            "is_parallel": body.get("parallel_tool_calls") is not False,
             "schema": schema,
             "given_tools": {name: tool for name, tool in forms.items() if (tool.type, tool.name) != ("function", name)},
             "left_out": list(dict.fromkeys([*(tool.type for tool in given if tool.schema is None), *fields_left_out])),
