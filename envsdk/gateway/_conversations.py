@@ -610,7 +610,7 @@ class Conversations:
         """
         recent = heapq.nlargest(_RECENT, self._open.values(), key=lambda conversation: conversation.answered_at)
         for writer in recent:
-            whole = writer.base if writer.kind in ("side", "branch") else writer
+            whole = writer.base if writer.kind == "side" else writer
             if whole is writer and not writer.setting.tools and not writer.is_alike(request):
                 alike = (one for one in recent if one.is_alike(request) and one.lineage.shares_session(lineage))
                 whole = next(alike, None)
