@@ -1,4 +1,4 @@
-"""Programs that ask for JSON or for a call get it, or an error that says why not."""
+"""Programs that ask for JSON or for a call get it, or an error with the reason."""
 
 import json
 from collections.abc import Callable

@@ -255,7 +255,7 @@ def _groups(fields: Fields) -> tuple[list[int], list[dict[str, Any]], list[str]]
                     part[key] = {**part[key], "id": of(part[key].get("name"), part[key].get("id"))}
             parts.append(part)
         if role == "model" and groups and groups[-1]["role"] == "model":
-            groups[-1] = {"role": role, "parts": [*groups[-1]["parts"], *parts]}
+            groups[-1]["parts"] += parts
             continue
         starts.append(i)
         groups.append({"role": role or "user", "parts": parts})
