@@ -94,6 +94,9 @@ class Context:
     rewriting: str = ""
     """An example of how the chat template rewrites earlier text that the prompts keep; empty if it does not."""
     _cut: int = 0  # how many tokens of the last reply were dropped since the last observation
+    skips_rewrite: bool = False
+    """True if the next observation keeps the past: neither the history policy nor an edit of its turn drops anything.
+    The policy is called again at the observation after it."""
 
     def __len__(self) -> int:
         return len(self._prompt.tokens)
@@ -263,6 +266,8 @@ class Context:
         """
         prompt, length = self._prompt, len(self)
         messages = self._read(messages)
+        if self.skips_rewrite and edit is not None:
+            messages, edit = among(messages, self.conversation, are=False), None
         prefill = None if prefill is None else as_prefill(self.renderer, prefill)
         given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
         messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
@@ -391,6 +396,8 @@ class Context:
         Raises:
             UndeclaredBreak: If the policy returns something other than None or a legal rewrite.
         """
+        if self.skips_rewrite:
+            return delta
         try:
             rewrite = self.policy.view(self._history(summary))
         except ContextFull:
@@ -425,7 +432,7 @@ class Context:
 
     def request(self) -> SummaryRequest | None:
         """Return the summary that the history policy requests before the next turn is rendered, or None."""
-        return self.policy.request(self._history())
+        return None if self.skips_rewrite else self.policy.request(self._history())
 
     def rejects(self, summary: str) -> str | None:
         """Return why the history policy rejects a summary, or None if it accepts it."""
@@ -450,7 +457,10 @@ class Context:
     def _emit(self, delta: Delta, max_tokens: int | None = None) -> Delta:
         """Log the tokens after those that are kept, and return them as a delta."""
         prompt = self._prompt
-        self._seen_before, self._seen, self._cut = self._seen, len(prompt.messages), 0
+        self._seen_before, self._cut = self._seen, 0
+        if not self.skips_rewrite:
+            self._seen = len(prompt.messages)
+        self.skips_rewrite = False
         full = delta.full
         if full is None and max_tokens is not None and len(self) >= max_tokens:
             full = StopReason.MAX_CONTEXT_TOKENS
