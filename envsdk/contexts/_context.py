@@ -102,6 +102,9 @@ class Context:
     _cut: int = 0  # how many tokens of the last reply were dropped since the last observation
     _block: tuple[Message, int] | None = None  # the last block of notes, and how many it shows
     _late: int = 0  # how many messages were added to the view after the policy's last call
+    skips_rewrite: bool = False
+    """True if the next observation keeps the past: neither the history policy nor an edit of its turn drops anything.
+    The policy is called again at the observation after it."""
 
     def __len__(self) -> int:
         return len(self._prompt.tokens)
@@ -275,6 +278,8 @@ class Context:
         """
         prompt, length = self._prompt, len(self)
         messages = self._read(messages)
+        if self.skips_rewrite and edit is not None:
+            messages, edit = among(messages, self.conversation, are=False), None
         prefill = None if prefill is None else as_prefill(self.renderer, prefill)
         given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
         messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
@@ -440,6 +445,8 @@ class Context:
             UndeclaredBreak: If the policy returns something other than None or a legal rewrite.
         """
         self._late = 0
+        if self.skips_rewrite:
+            return delta
         try:
             rewrite = self.policy.view(self._history(summary))
         except ContextFull:
@@ -477,7 +484,7 @@ class Context:
 
     def request(self) -> SummaryRequest | None:
         """Return the summary that the history policy requests before the next turn is rendered, or None."""
-        return self.policy.request(self._history())
+        return None if self.skips_rewrite else self.policy.request(self._history())
 
     def rejects(self, summary: str) -> str | None:
         """Return why the history policy rejects a summary, or None if it accepts it."""
@@ -502,8 +509,10 @@ class Context:
     def _emit(self, delta: Delta, max_tokens: int | None = None) -> Delta:
         """Log the tokens after those that are kept, and return them as a delta."""
         prompt = self._prompt
-        self._seen_before, self._seen = self._seen, len(prompt.messages) - self._late
-        self._cut = self._late = 0
+        self._seen_before, self._cut = self._seen, 0
+        if not self.skips_rewrite:
+            self._seen = len(prompt.messages) - self._late
+        self.skips_rewrite, self._late = False, 0
         full = delta.full
         if full is None and max_tokens is not None and len(self) >= max_tokens:
             full = StopReason.MAX_CONTEXT_TOKENS
