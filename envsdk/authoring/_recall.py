@@ -44,7 +44,7 @@ class Archive:
 
     def add(self, context: Context, stop: int) -> None:
         """Add the messages of a context up to number `stop`, if they are new. They belong to its last complete step."""
-        start = self._added.get(context.name, context.inherited)
+        start = self._added.get(context.name, context.inherited if self._messages else 0)
         step = context.steps - (stop < len(context.messages))
         for message in context.messages[start:stop]:
             if message.name == RECALL and message.role == "tool":
