@@ -355,7 +355,8 @@ def test_a_note_causes_no_break_and_the_block_is_shown_once_it_is_needed():
     assert info["break"].reason == "fold"
     assert result(env) == "Your notes so far:\n1. a\n2. b"
     answer(env, call("note", text="c"))
-    answer(env, call("fold", summary="x"))
+    again = answer(env, call("fold", summary="x"))
+    assert again["break"].kept > info["break"].kept  # the first fold is not rendered again
     assert [message.content for message in view(env) if "Your notes" in message.content] == [
         "Your notes so far:\n1. a\n2. b\n3. c"
     ]
@@ -490,6 +491,18 @@ def test_the_options_are_made_by_name_and_survive_pickle_and_json():
     names = [schema["function"]["name"] for schema in other.episode.agent.context.tools]
     assert names[-2:] == ["fold", "note"]
     assert json.loads(json.dumps(env.config.model_dump(mode="json")))["context_tools"] == ["fold", "note"]
+
+
+def test_a_turn_may_name_the_context_that_it_is_in():
+    class Naming(Pages):
+        def after_tools(self, reply: Message, results: list[Message]) -> Turn:
+            return Turn(results, context=self.context)
+
+    env = begun(
+        call("read", page=1), call("fold", summary="x"), call("branch", task="y"), env=Naming(context_tools=ALL)
+    )
+    assert env.context == "main/branch-1"
+    assert "break" in answer(env, call("finish", result="z")) and env.context == "main"
 
 
 def test_the_environment_may_change_the_conversation_itself_instead_of_a_fold():
