@@ -1,6 +1,7 @@
 """Names with options in one string, as the command line and `history=` accept them: `compact:every=10`."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from .errors import ConfigError
@@ -24,6 +25,14 @@ def specification(text: str) -> str | dict[str, Any]:
     if not all(key and equals for key, equals, _ in pairs):
         raise ConfigError(f"{text!r:.80} is not a name with options; write name:key=value,key=value or JSON")
     return {"name": name, **{key.strip(): value_of(value) for key, _, value in pairs}}
+
+
+def as_option(given: Mapping[str, Any]) -> str:
+    """Return a name with options as the command line takes it, which `specification` reads."""
+    options = {key: json.dumps(value) for key, value in given.items() if key != "name"}
+    if any("," in value for value in options.values()):
+        return json.dumps(dict(given))
+    return ":".join([given["name"], *filter(None, [",".join(f"{key}={value}" for key, value in options.items())])])
 
 
 def value_of(text: str) -> Any:

@@ -110,12 +110,14 @@ class Prices:
         cached: Tokens of prompts that a prefix cache holds.
         output: Sampled tokens.
         training: Tokens that a trainer processes, as a tree.
+        samples: Tokens that a trainer processes, if each sample is a separate sequence.
     """
 
     input: float = 0.0
     cached: float = 0.0
     output: float = 0.0
     training: float = 0.0
+    samples: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -126,7 +128,8 @@ class Prices:
     def of(self, cost: Cost) -> float:
         """Return the price of the tokens of episodes."""
         sampling = self.input * cost.observed + self.cached * cost.kept + self.output * cost.sampled
-        return (sampling + self.training * cost.as_tree) / _MILLION
+        training = self.training * cost.as_tree + self.samples * cost.as_samples
+        return (sampling + training) / _MILLION
 
 
 @dataclass(frozen=True, slots=True)
