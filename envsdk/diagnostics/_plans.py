@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from operator import add
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +36,7 @@ from ..limits import Limits
 from ..rendering.renderer import Renderer
 from ..trajectories._trajectory import Trajectory
 from ._costs import Cost, cost
-from ._estimates import Prices
+from ._estimates import Prices, aligned
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,6 +76,8 @@ class _Measured(Keep):
         Raises:
             CannotReplay: If a schedule is not all that decides what its prompts are.
         """
+        if not kept.steps:
+            raise CannotReplay("it has no steps")
         main = next(iter(kept.contexts))
         steps = [step for step in kept.steps if step.context == main]
         new = np.array([step.action_start - step.start for step in steps])
@@ -84,7 +87,7 @@ class _Measured(Keep):
             raise CannotReplay("a part of it cannot be replayed")
         if any(step.break_ is not None and (index or step.base != main) for index, step in enumerate(steps)):
             raise CannotReplay("its environment or its template changes the past")
-        if not steps or found[:, 0].tolist() != [*range(len(steps))] or found[:, 1].tolist() != prompts.tolist():
+        if found[:, 0].tolist() != [*range(len(steps))] or found[:, 1].tolist() != prompts.tolist():
             raise CannotReplay("not every step of its first context is one whole reply")
         ends = np.array([step.keep + step.stop - step.start for step in steps])
         is_trained = kept.contexts[main].is_trainable
@@ -213,27 +216,20 @@ class HistoryPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain values for JSON."""
         rows = [
-            {
-                "name": row.name,
-                "price": row.price,
-                "longest": row.longest,
-                "lengths": row.lengths,
-                **row.cost.to_dict(),
-            }
-            for row in self.rows
+            {"name": row.name, "price": row.price, "longest": row.longest, **row.cost.to_dict()} for row in self.rows
         ]
-        rest = {"schedules": self.schedules, "drawn": self.drawn, "left_out": self.left_out, "notes": self.notes}
-        return {"rows": rows, "online": self.online.specification(), "prices": asdict(self.prices), **rest}
+        limits = {"limit": self.limit, "prices": asdict(self.prices), "online": self.online.specification()}
+        return {"rows": rows, "schedules": self.schedules, **limits, "left_out": self.left_out, "notes": self.notes}
 
     def table(self) -> list[list[str]]:
         """Return the table: the heads, then a row for each way of forgetting."""
-        heads = ["history", "price", "of the plan's", "observed", "from a cache", "breaks", "longest prompt"]
+        heads = ["history", "price", "above the plan", "observed", "from a cache", "breaks", "longest prompt"]
         rows = [[*heads, "as samples", "as a tree"]]
         best = self.rows[-1].price
         for row in self.rows:
             own = row.cost
             counts = (own.observed, own.kept, row.breaks, row.longest, own.as_samples, own.as_tree)
-            share = f"{row.price / best:.0%}" if best else ""
+            share = f"{row.price / best - 1:+.0%}" if best and row is not self.rows[-1] else ""
             rows.append([row.name, f"{row.price:.4g}", share, *(f"{count:,}" for count in counts)])
         return rows
 
@@ -253,17 +249,12 @@ class HistoryPlan:
         return "\n".join([*lines, f"  The plan breaks after the steps {after}"])
 
     def __str__(self) -> str:
-        rows = self.table()
-        first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))])
-            for row in rows
-        ]
+        lines = aligned(self.table())
         shown = {name: price for name, price in asdict(self.prices).items() if price}
         prices = ", ".join(f"{name} {price:g}" for name, price in shown.items())
         lines += [f"Prices per million tokens: {prices}", *self.notes]
         lines += [f"left out: {count:,} ({why})" for why, count in self.left_out.items()]
-        return "\n".join([*lines, "", self.drawing(), "", f"To decide online: --history {_option(self.online)}"])
+        return "\n".join([*lines, "", self.drawing(), "", f"To decide online: --history {quote(_option(self.online))}"])
 
 
 def plan(
@@ -357,7 +348,7 @@ def plan(
     budgets = list[PlanRow]()
     for share in _SHARES if limit is None else (1,):
         for target in _TARGETS:
-            policy = Budget(max_tokens=limit or max(1, int(share * rows[0].longest)), target=target)
+            policy = Budget(max_tokens=limit or max(1, int(share * rows[0].longest)), target=target, order=chosen)
             played = replayed(policy)
             if not any(one.left_out for one in played.values()):  # else a prompt did not fit
                 budgets.append(row(_option(policy), played))
