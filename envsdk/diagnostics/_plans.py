@@ -83,8 +83,6 @@ class _Measured(Keep):
         new = np.array([step.action_start - step.start for step in steps])
         prompts = new + np.array([step.keep for step in steps])
         found = np.array(self._prompts[: len(steps)]).reshape(-1, 4)
-        if kept.left_out:
-            raise CannotReplay("a part of it cannot be replayed")
         if any(step.break_ is not None and (index or step.base != main) for index, step in enumerate(steps)):
             raise CannotReplay("its environment or its template changes the past")
         if found[:, 0].tolist() != [*range(len(steps))] or found[:, 1].tolist() != prompts.tolist():
@@ -350,7 +348,7 @@ def plan(
         for target in _TARGETS:
             policy = Budget(max_tokens=limit or max(1, int(share * rows[0].longest)), target=target, order=chosen)
             played = replayed(policy)
-            if not any(one.left_out for one in played.values()):  # else a prompt did not fit
+            if all(len(own.steps) == len(one.kept.steps) for one, own in played.items()):  # else a prompt is too long
                 budgets.append(row(_option(policy), played))
     if budgets:
         rows.append(min(budgets, key=lambda one: one.price))
@@ -360,8 +358,8 @@ def plan(
     differing = sum(not one.is_as_planned(played[one], chosen, at, prices) for one, at in planned.items())
     if differing:
         notes.append(
-            f"in {differing:,} episodes the family writes a message that stays differently after a break, so the plan "
-            "may not be the cheapest one"
+            f"{differing:,} episodes: their renderer only estimates how long messages are after a break, so another "
+            "schedule may be cheaper"
         )
     schedules = {one.trajectory.id: at for one, at in planned.items()}
     return HistoryPlan(tuple(rows), schedules, drawn.trajectory.id, form, prices, limit, dict(left_out), tuple(notes))

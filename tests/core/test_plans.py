@@ -1,11 +1,13 @@
 """The cheapest breaks of recorded episodes, against every other schedule, and the online rule against them."""
 
 import itertools
+import json
 import math
 import random
 from typing import Any
 
 import pytest
+import real_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -48,9 +50,10 @@ class Scripted(Env):
         return Message(role="assistant", reasoning=reasoning, content="yes " * answer, tool_calls=call)
 
 
-def played(script: Script, history: Any = "keep") -> Trajectory:
-    env = Scripted(script=script, history=history, renderer="qwen3", tokenizer="embedded")
-    return envsdk.rollout(env, "reference", seed=0)
+def played(script: Script, history: Any = "keep", renderer: Any = None, seed: int = 0) -> Trajectory:
+    own = {"renderer": "qwen3", "tokenizer": "embedded"} if renderer is None else {"renderer": renderer}
+    env = Scripted(script=script, history=history, **own)
+    return envsdk.rollout(env, "reference", seed=seed)
 
 
 def price_of(trajectory: Trajectory, prices: Prices, limit: int | None = None) -> float:
@@ -116,7 +119,7 @@ def excess(trajectory: Trajectory, drops: Any, cached: float) -> float:
 
 @given(seed=st.integers(0, 10**6), cached=st.sampled_from([0.02, 0.1, 0.5]), limit=st.sampled_from([None, 900]))
 def test_the_online_rule_stays_within_its_bound(seed: int, cached: float, limit: int | None):
-    script = random_script(seed, 16)
+    script = random_script(seed, 10)
     prices, drops = Prices(input=1, cached=cached), ("oldest",)
     best = plan([played(script)], prices=prices, drops=drops, limit=limit)
     (at,) = best.schedules.values()
@@ -163,6 +166,7 @@ def test_the_last_replies_stay_whole():
         ("planned", Planned()),
         ("planned:cached=0.02,max_tokens=500", Planned(cached=0.02, max_tokens=500)),
         ('planned:drops=["oldest"]', Planned(drops=("oldest",))),
+        ('planned:at=[3,9],drops=["oldest"]', Planned(at=(3, 9), drops=("oldest",))),
         ('{"name":"planned","at":[3,9]}', Planned(at=(3, 9))),
     ],
 )
@@ -178,19 +182,114 @@ def test_options_that_are_not_valid_are_named(options: dict[str, Any]):
         get_history({"name": "planned", **options})
 
 
+RENDERERS: dict[str, Any] = {
+    "qwen3": lambda: envsdk.get_renderer("qwen3", "embedded"),
+    "harmony": lambda: envsdk.get_renderer("harmony", real_models.gpt_oss_tokenizer()),
+    "fixed_base": lambda: envsdk.get_renderer("fixed_base", real_models.qwen3_folder()),
+}
+
+
+@pytest.mark.parametrize("family", RENDERERS)
+@pytest.mark.parametrize("drops", [("thinking", "tool_results"), ("oldest",)])
+def test_the_plan_costs_what_its_replay_costs(family: str, drops: Any):
+    renderer = RENDERERS[family]()
+    trajectories = [played(random_script(seed, 12), renderer=renderer, seed=seed) for seed in range(3)]
+    prices = Prices(input=1, cached=0.3, output=4, training=0.5, samples=0.1)
+    found = plan(trajectories, renderer, drops=drops, prices=prices)
+    assert any(found.schedules.values()) and not found.left_out
+    if family == "fixed_base":  # it renders whole conversations, so a length in another place is an estimate
+        assert all("only estimates" in note for note in found.notes)
+    else:
+        assert not found.notes
+        fixed = [row.price for row in found.rows if not row.name.startswith("budget")]  # a budget drops more
+        assert found.rows[-1].price == min(fixed)
+
+
+def test_episodes_that_cannot_be_planned_are_counted():
+    class Edits(Scripted):
+        def respond(self, reply: Message) -> Turn:
+            turn = super().respond(reply)
+            return Turn(turn.messages, system="Look again.") if self.answered == 2 else turn
+
+    script = ((9, 3, False, 9),) * 5
+    failed = played(script)
+    failed.status = failed.stop_reason = "error"
+    edited = envsdk.rollout(Edits(script=script, renderer="qwen3", tokenizer="embedded"), "reference", seed=0)
+    found = plan([played(script), failed, edited])
+    assert found.left_out == {"it failed": 1, "its environment or its template changes the past": 1}
+    assert "left out: 1 (it failed)" in str(found)
+    with pytest.raises(ConfigError, match=r"no episode can be planned. Left out: 1 \(it failed\)"):
+        plan([failed])
+    with pytest.raises(ConfigError, match="there are no episodes"):
+        plan([])
+
+
+def test_an_episode_of_a_policy_that_exchanges_text_has_no_training():
+    trajectory = played(random_script(3, 12))
+    for log in trajectory.contexts.values():
+        log.is_trainable = False
+    found = plan([trajectory], prices=Prices(input=1, cached=0.3, training=5, samples=1))
+    assert found.schedules == plan([trajectory], prices=Prices(input=1, cached=0.3)).schedules and not found.notes
+
+
+def test_summaries_are_not_part_of_a_plan():
+    script = random_script(4, 30)
+    trajectory = played(script, {"name": "summarize", "threshold": 1500, "summarizer": lambda messages: "So far."})
+    assert trajectory.breaks
+    found = plan([trajectory])
+    assert found.rows[0].name == "now: summarize" and found.rows[-1].price == plan([played(script)]).rows[-1].price
+
+
 # The command.
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("runs") / "notes"
-    envsdk.rollout_many("envsdk/LongNotes-v1", "reference", seeds=range(2), out=folder)
+    options = {"difficulty": "easy", "tokenizer": "embedded"}
+    envsdk.rollouts.Rollouts(
+        "envsdk/LongNotes-v1", "reference", env_options=options, seeds=range(2), group_size=1, out=folder
+    ).run()
     return str(folder)
 
 
-def printed(*arguments: str, fails: bool = False) -> str:
+def printed(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["plan", *arguments])
-    assert (result.exception is not None) == fails, result.output
-    if fails and not isinstance(result.exception, SystemExit):
-        return str(result.exception)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
     return result.output
+
+
+def test_the_command_prints_a_table_a_drawing_and_the_option_to_copy(run: str):
+    lines = printed(run, "--limit", "1500").splitlines()
+    heads = ["history", "now: keep", "every", "budget:max_tokens=1500", "planned:max_tokens=1500", "the plan: oldest"]
+    assert all(line.startswith(head) for line, head in zip(lines, heads, strict=False))
+    assert any("more than the limit" in line for line in lines)
+    bars = [line.split()[-1] for line in lines if "█" in line or "▁" in line]
+    assert len(bars) == 5 and len({*map(len, bars)}) == 1
+    option = lines[-1].partition("--history ")[2].strip("'")
+    assert get_history(envsdk.cli.specification(option)) == Planned(max_tokens=1500, drops=("oldest",))
+
+
+def test_the_command_prints_json(run: str):
+    found = json.loads(printed(run, "--json", "--price", "input=2,cached=0.2,training=3", "--keep-last", "2"))
+    assert [row["name"].split()[0] for row in found["rows"]][-1] == "the" and len(found["schedules"]) == 2
+    assert found["online"]["cached"] == pytest.approx(0.2 / 5) and found["online"]["keep_last"] == 2
+    assert found["left_out"] == {} and found["rows"][-1]["breaks"]["compaction"]["breaks"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--limit", "50"], "no episode can be planned. Left out: 2 .a prompt has more than 50 tokens even without"),
+        (["--price", "input=-1"], "the price input is -1"),
+        (["--price", "input=NaN"], "the price input is nan"),
+        (["--price", "prefill=1"], "--price is 'prefill=1'; expected some of input, cached, output, training"),
+        (["--price", "input=1,cached=2"], "expected the first to be at most the second"),
+        (["--price", "output=2"], "not all prices to be 0"),
+        (["--drops", "thoughts"], "drops"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_do(run: str, arguments: list[str], error: str):
+    with pytest.raises(ConfigError, match=error):
+        printed(run, *arguments)
