@@ -358,8 +358,8 @@ def plan(
     differing = sum(not one.is_as_planned(played[one], chosen, at, prices) for one, at in planned.items())
     if differing:
         notes.append(
-            f"{differing:,} episodes: their renderer only estimates how long messages are after a break, so another "
-            "schedule may be cheaper"
+            f"{differing:,} episodes: their prompts after a break have other lengths than was computed (the renderer "
+            "only estimates them, or the model has notes), so another schedule may be cheaper"
         )
     schedules = {one.trajectory.id: at for one, at in planned.items()}
     return HistoryPlan(tuple(rows), schedules, drawn.trajectory.id, form, prices, limit, dict(left_out), tuple(notes))

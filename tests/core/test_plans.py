@@ -198,7 +198,7 @@ def test_the_plan_costs_what_its_replay_costs(family: str, drops: Any):
     found = plan(trajectories, renderer, drops=drops, prices=prices)
     assert any(found.schedules.values()) and not found.left_out
     if family == "fixed_base":  # it renders whole conversations, so a length in another place is an estimate
-        assert all("only estimates" in note for note in found.notes)
+        assert all("other lengths" in note for note in found.notes)
     else:
         assert not found.notes
         fixed = [row.price for row in found.rows if not row.name.startswith("budget")]  # a budget drops more
