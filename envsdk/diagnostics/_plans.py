@@ -83,7 +83,7 @@ class _Measured(Keep):
         new = np.array([step.action_start - step.start for step in steps])
         prompts = new + np.array([step.keep for step in steps])
         found = np.array(self._prompts[: len(steps)]).reshape(-1, 4)
-        if any(step.break_ is not None and (index or step.base != main) for index, step in enumerate(steps)):
+        if any(step.break_ is not None and step.break_.kind == "rewrite" for step in steps):
             raise CannotReplay("its environment or its template changes the past")
         if found[:, 0].tolist() != [*range(len(steps))] or found[:, 1].tolist() != prompts.tolist():
             raise CannotReplay("not every step of its first context is one whole reply")
@@ -358,8 +358,8 @@ def plan(
     differing = sum(not one.is_as_planned(played[one], chosen, at, prices) for one, at in planned.items())
     if differing:
         notes.append(
-            f"{differing:,} episodes: their prompts after a break have other lengths than was computed (the renderer "
-            "only estimates them, or the model has notes), so another schedule may be cheaper"
+            f"{differing:,} episodes: after a break, their prompts have other lengths than was computed (the renderer "
+            "only estimates them, the model has notes, or it starts branches), so another schedule may be cheaper"
         )
     schedules = {one.trajectory.id: at for one, at in planned.items()}
     return HistoryPlan(tuple(rows), schedules, drawn.trajectory.id, form, prices, limit, dict(left_out), tuple(notes))
