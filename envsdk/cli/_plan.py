@@ -18,7 +18,7 @@ DROPS = (
 
 
 def plan_(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
     limit: Annotated[int | None, typer.Option(min=1, help="The longest prompt, in tokens.")] = None,
     price: Annotated[str | None, typer.Option(help=PRICE + " By default input=1,cached=0.1.")] = None,
     drops: Annotated[str | None, typer.Option(help=DROPS)] = None,

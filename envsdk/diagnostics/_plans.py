@@ -8,7 +8,7 @@ its messages. The reported costs are counted in replays of the episodes, not com
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from operator import add
 from shlex import quote
@@ -53,22 +53,28 @@ _NAME = 36
 
 
 class _Measured(Keep):
-    """Keeps everything, and notes the lengths of prompts, and of messages before and after a break."""
+    """Keeps everything, and notes the lengths of prompts, and of messages before and after a break.
+
+    An environment that replaces the conversation begins another part of the episode.
+    """
 
     drops: tuple[tuple[Stage, ...], ...]
     keep_last: int
-    _prompts: list[tuple[int, ...]] = PrivateAttr(default_factory=list[tuple[int, ...]])
-    _messages: list[tuple[int, ...]] = PrivateAttr(default_factory=list[tuple[int, ...]])
+    _parts: list[tuple[list[Any], list[Any]]] = PrivateAttr(default_factory=list[tuple[list[Any], list[Any]]])
 
     def view(self, history: History) -> None:
         """Note the prompt, and the messages that have become old."""
+        if not history.state:  # of another context, or the conversation was replaced
+            history.state["part"] = len(self._parts)
+            self._parts.append(([], []))
+        prompts, messages = self._parts[history.state["part"]]
         opening, last = history.opening, last_reply(history, self.keep_last)
-        for index in range(opening + len(self._messages), last):
+        for index in range(opening + len(messages), last):
             found = [shortened(history, index, drops) for drops in self.drops]
             changes = [message is not history.messages[index] for message, _ in found]
-            self._messages.append((history.tokens(index), *(length for _, length in found), *changes))
+            messages.append([history.tokens(index), *(length for _, length in found), *changes])
         first = sum(map(history.tokens, range(opening)))
-        self._prompts.append((history.steps, history.length, last - opening, first))
+        prompts.append([history.steps, history.length, last - opening, first])
 
     def lengths(self, kept: Trajectory, prices: Prices) -> "dict[tuple[Stage, ...], _Lengths]":
         """Return the lengths of the episode that was replayed, for each way of dropping.
@@ -82,69 +88,105 @@ class _Measured(Keep):
         steps = [step for step in kept.steps if step.context == main]
         new = np.array([step.action_start - step.start for step in steps])
         prompts = new + np.array([step.keep for step in steps])
-        found = np.array(self._prompts[: len(steps)]).reshape(-1, 4)
-        if any(step.break_ is not None and step.break_.kind == "rewrite" for step in steps):
-            raise CannotReplay("its environment or its template changes the past")
-        if found[:, 0].tolist() != [*range(len(steps))] or found[:, 1].tolist() != prompts.tolist():
-            raise CannotReplay("not every step of its first context is one whole reply")
         ends = np.array([step.keep + step.stop - step.start for step in steps])
+        is_branch, branches, count = dict[str, bool](), np.zeros((2, len(steps) + 1), int), 0
+        for step in kept.steps:
+            if step.context == main:
+                count += 1
+                continue
+            if step.context not in is_branch:
+                is_branch[step.context] = step.base == main or is_branch.get(step.base, False)
+                branches[1, count] += is_branch[step.context]
+            branches[0, count] += is_branch[step.context]
+        begins, start = np.zeros(len(steps), int), 0
+        saved, stable = np.zeros((2, len(self.drops), len(steps)), int)
+        for noted, sizes in self._parts:
+            if noted[0][0] != start or start == len(steps):
+                continue  # of another context, or a prompt without a reply
+            numbers, lengths, old, first = np.array(noted[: len(steps) - start]).T
+            own = slice(start, start + len(numbers))
+            if numbers.tolist() != [*range(len(steps))][own] or lengths.tolist() != prompts[own].tolist():
+                raise CannotReplay("not every step of its first context is one whole reply")
+            if old[0] or any(step.break_ is not None and step.break_.kind == "rewrite" for step in steps[own][1:]):
+                raise CannotReplay("its environment or its template changes the past, and keeps replies")
+            full, *rest = np.array(sizes, dtype=int).reshape(-1, 1 + 2 * len(self.drops)).T
+            starts = first[0] + np.concatenate([[0], np.cumsum(full)])
+            for index in range(len(self.drops)):
+                changed = np.append(np.flatnonzero(rest[index + len(self.drops)]), len(full))
+                saved[index, own] = np.concatenate([[0], np.cumsum(full - rest[index])])[old]
+                stable[index, own] = starts[changed[np.searchsorted(changed, old)]] - saved[index, own]
+            begins[own], start = start, own.stop
+        if start < len(steps):
+            raise CannotReplay("not every step of its first context is one whole reply")
         is_trained = kept.contexts[main].is_trainable
         read = prices.input + prices.training * is_trained
         sums = np.cumsum(prices.cached * (prompts - new) + read * new)
-        messages = np.array(self._messages, dtype=int).reshape(-1, 1 + 2 * len(self.drops))
-        starts = found[0, 3] + np.concatenate([[0], np.cumsum(messages[:, 0])])
-        made = dict[tuple[Stage, ...], _Lengths]()
-        for place, drops in enumerate(self.drops, 1):
-            old = found[:, 2]
-            saved = np.concatenate([[0], np.cumsum(messages[:, 0] - messages[:, place])])[old]
-            changed = np.append(np.flatnonzero(messages[:, place + len(self.drops)]), len(messages))
-            stable = starts[changed[np.searchsorted(changed, old)]] - saved
-            made[drops] = _Lengths(prompts, saved, stable, ends, sums, prices.cached, read, prices.samples * is_trained)
-        return made
+        carried, samples = np.cumsum(branches, axis=1)
+        return {
+            drops: _Lengths(
+                prompts=prompts,
+                ends=ends,
+                sums=sums,
+                begins=begins,
+                saved=saved[index],
+                stable=stable[index],
+                carried=carried,
+                samples=samples,
+                prices=replace(prices, input=read, samples=prices.samples * is_trained),
+            )
+            for index, drops in enumerate(self.drops)
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class _Lengths:
-    """The lengths of an episode's prompts, and what a break does to them.
+    """The lengths of the T prompts of an episode's first context, and what a break does to them.
 
     Attributes:
-        prompts: The tokens of each prompt, if nothing is dropped: shape (T,), as all arrays.
-        saved: How many tokens a break right before each prompt saves.
-        stable: How many tokens the next break keeps, if the last one was right before each prompt.
-        ends: The tokens of each prompt with its reply.
-        sums: What the prompts up to each one cost, if nothing is dropped.
-        cached: The price of a token of a prompt that a cache holds.
-        read: The price of any other token of a prompt, training included.
-        samples: The price of a token of a separate sample.
+        prompts: The tokens of each prompt, if nothing is dropped: shape (T,).
+        ends: The tokens of each prompt with its reply: shape (T,).
+        sums: The price of the prompts up to each one, if nothing is dropped: shape (T,).
+        begins: The first prompt after the environment last replaced the conversation: shape (T,).
+        saved: How many tokens a break right before each prompt saves: shape (T,).
+        stable: How many tokens the next break keeps, if the last one was right before each prompt: shape (T,).
+        carried: The number of prompts of branches that were opened before each reply: shape (T + 1,).
+        samples: The number of samples of these branches: shape (T + 1,).
+        prices: The prices; `input` includes training.
     """
 
     prompts: "NDArray[np.int64]"
-    saved: "NDArray[np.int64]"
-    stable: "NDArray[np.int64]"
     ends: "NDArray[np.int64]"
     sums: "NDArray[np.float64]"
-    cached: float
-    read: float
-    samples: float
+    begins: "NDArray[np.int64]"
+    saved: "NDArray[np.int64]"
+    stable: "NDArray[np.int64]"
+    carried: "NDArray[np.int64]"
+    samples: "NDArray[np.int64]"
+    prices: Prices
 
     def _after(self, last: Any, until: int, limit: float) -> Any:
-        """Return the price of the prompts after the one with the last break, up to the prompt `until`."""
-        prompts = self.sums[until - 1] - self.sums[last] - self.cached * self.saved[last] * (until - 1 - last)
-        is_legal = self.prompts[until - 1] - self.saved[last] <= limit
-        return np.where(is_legal, prompts + self.samples * (self.ends[until - 1] - self.saved[last]), math.inf)
+        """Return the price of what follows the prompt with the last break, before the prompt `until`."""
+        saved, prices = self.saved[last], self.prices
+        carried = until - 1 - last + self.carried[until] - self.carried[last]
+        samples = self.ends[until - 1] - saved * (1 + self.samples[until] - self.samples[last])
+        price = self.sums[until - 1] - self.sums[last] - prices.cached * saved * carried + prices.samples * samples
+        return np.where(self.prompts[until - 1] - saved <= limit, price, math.inf)
 
-    def _break(self, last: Any, now: int) -> Any:
-        """Return the price of the prompt of a break, after the last break."""
-        return self.cached * self.stable[last] + self.read * (self.prompts[now] - self.saved[now] - self.stable[last])
+    def _at(self, last: Any, now: int) -> Any:
+        """Return the price of the prompt with a break after the last one, or of the first prompt of a part."""
+        if self.begins[now] == now:
+            return self.sums[now] - self.sums[now - 1]
+        kept = self.stable[last]
+        return self.prices.cached * kept + self.prices.input * (self.prompts[now] - self.saved[now] - kept)
 
     def price(self, at: Iterable[int], limit: float = math.inf) -> float:
         """Return the price of a schedule; infinite if a prompt is longer than the limit."""
-        price, last = float(self.sums[0]), 0
-        for now in at:
-            if now < len(self.prompts) and self.saved[last] < self.saved[now]:  # else the break drops nothing
-                price += float(self._after(last, now, limit) + self._break(last, now))
+        count, price, last = len(self.prompts), float(self.sums[0]), 0
+        for now in sorted({*(now for now in at if now < count), *self.begins.tolist()} - {0}):
+            if self.begins[now] == now or self.saved[last] < self.saved[now]:  # else the break drops nothing
+                price += float(self._after(last, now, limit) + self._at(last, now))
                 last = now
-        return price + float(self._after(last, len(self.prompts), limit))
+        return price + float(self._after(last, count, limit))
 
     def cheapest(self, limit: float) -> tuple[int, ...] | None:
         """Return the cheapest schedule; None if no schedule respects the limit."""
@@ -152,16 +194,20 @@ class _Lengths:
         prices, before = np.full(count, math.inf), np.zeros(count, int)  # of the prompts up to a break
         prices[0] = self.sums[0]
         for now in range(1, count):
-            last = np.flatnonzero(self.saved[:now] < self.saved[now])
+            last = np.arange(self.begins[now - 1], now)
+            if self.begins[now] < now:
+                last = last[self.saved[last] < self.saved[now]]
             if len(last):
-                found = prices[last] + self._after(last, now, limit) + self._break(last, now)
+                found = prices[last] + self._after(last, now, limit) + self._at(last, now)
                 before[now], prices[now] = last[np.argmin(found)], np.min(found)
-        found = prices + self._after(np.arange(count), count, limit)
-        place, at = int(np.argmin(found)), list[int]()
-        if found[place] == math.inf:
+        last = np.arange(self.begins[-1], count)
+        found = prices[last] + self._after(last, count, limit)
+        place, at = int(last[np.argmin(found)]), list[int]()
+        if np.min(found) == math.inf:
             return None
         while place:
-            at.append(place)
+            if self.begins[place] < place:
+                at.append(place)
             place = int(before[place])
         return tuple(reversed(at))
 
@@ -314,12 +360,16 @@ def plan(
 
     def row(name: str, played: Mapping[_Episode, Trajectory]) -> PlanRow:
         total = reduce(add, map(cost, played.values()))
-        prompts = {one: [step.keep + step.action_start - step.start for step in t.steps] for one, t in played.items()}
+        prompts = {one: first_prompts(own) for one, own in played.items()}
         breaks = sum(break_.kind == "rewrite" for one in played.values() for break_ in one.breaks)
         longest = max(map(max, prompts.values()))
         if longest > most:
             notes.append(f"{name}: its longest prompt has {longest:,} tokens, more than the limit")
         return PlanRow(name, total, prices.of(total), longest, breaks, tuple(prompts[drawn]))
+
+    def first_prompts(own: Trajectory) -> list[int]:
+        main = next(iter(own.contexts))
+        return [step.keep + step.action_start - step.start for step in own.steps if step.context == main]
 
     def replayed(policy: HistoryPolicy) -> dict[_Episode, Trajectory]:
         return {one: one.under(policy) for one in planned}
@@ -359,7 +409,7 @@ def plan(
     if differing:
         notes.append(
             f"{differing:,} episodes: after a break, their prompts have other lengths than was computed (the renderer "
-            "only estimates them, the model has notes, or it starts branches), so another schedule may be cheaper"
+            "only estimates them, or the model has notes or branches), so another schedule may be cheaper"
         )
     schedules = {one.trajectory.id: at for one, at in planned.items()}
     return HistoryPlan(tuple(rows), schedules, drawn.trajectory.id, form, prices, limit, dict(left_out), tuple(notes))

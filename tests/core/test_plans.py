@@ -216,7 +216,7 @@ def test_episodes_that_cannot_be_planned_are_counted():
     failed.status = failed.stop_reason = "error"
     edited = envsdk.rollout(Edits(script=script, renderer="qwen3", tokenizer="embedded"), "reference", seed=0)
     found = plan([played(script), failed, edited])
-    assert found.left_out == {"it failed": 1, "its environment or its template changes the past": 1}
+    assert found.left_out == {"it failed": 1, "its environment or its template changes the past, and keeps replies": 1}
     assert "left out: 1 (it failed)" in str(found)
     with pytest.raises(ConfigError, match=r"no episode can be planned. Left out: 1 \(it failed\)"):
         plan([failed])
