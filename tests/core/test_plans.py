@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import envsdk
-from envsdk import Env, EnvConfig, Limits, Message, ToolCall, Trajectory, Turn
+from envsdk import Edit, Env, EnvConfig, Limits, Message, ToolCall, Trajectory, Turn
 from envsdk.cli import app
 from envsdk.contexts._history import get_history
 from envsdk.diagnostics import Prices, cost
@@ -26,10 +26,14 @@ Script = tuple[tuple[int, int, bool, int], ...]
 
 
 class Scripted(Env):
-    """Each reply thinks and answers in a number of words, and may call a tool; the answer to it has a length, too."""
+    """Each reply thinks and answers in a number of words, and may call a tool; the answer to it has a length, too.
+
+    After the reply `night`, only the first turn stays.
+    """
 
     class Config(EnvConfig):
         script: Script
+        night: int = 0
 
     default_limits = Limits(max_steps=1000)
 
@@ -40,6 +44,8 @@ class Scripted(Env):
     def respond(self, reply: Message) -> Turn:
         text = "word " * self.config.script[self.answered][3]
         self.answered += 1
+        if self.answered == self.config.night < len(self.config.script):
+            return Turn("Good morning.", edit=Edit(2, "a night"))
         results = [Message(role="tool", name="look", content=text, tool_call_id=call.id) for call in reply.tool_calls]
         return Turn(results or text, reward=1.0, terminated=self.answered == len(self.config.script))
 
@@ -50,9 +56,9 @@ class Scripted(Env):
         return Message(role="assistant", reasoning=reasoning, content="yes " * answer, tool_calls=call)
 
 
-def played(script: Script, history: Any = "keep", renderer: Any = None, seed: int = 0) -> Trajectory:
+def played(script: Script, history: Any = "keep", renderer: Any = None, seed: int = 0, night: int = 0) -> Trajectory:
     own = {"renderer": "qwen3", "tokenizer": "embedded"} if renderer is None else {"renderer": renderer}
-    env = Scripted(script=script, history=history, **own)
+    env = Scripted(script=script, night=night, history=history, **own)
     return envsdk.rollout(env, "reference", seed=seed)
 
 
@@ -75,17 +81,24 @@ PRICES = st.builds(
 DROPS: Any = st.sampled_from([("thinking",), ("tool_results",), ("thinking", "tool_results"), ("oldest",)])
 
 
-@given(script=SCRIPTS, prices=PRICES, drops=DROPS, keep_last=st.integers(1, 2), limit=st.none() | st.integers(60, 300))
+@given(
+    script=SCRIPTS,
+    prices=PRICES,
+    drops=DROPS,
+    keep_last=st.integers(1, 2),
+    limit=st.none() | st.integers(60, 300),
+    night=st.sampled_from([0, 0, 2, 3]),
+)
 @settings(max_examples=settings.default.max_examples * 10 if settings.default.max_examples >= 100 else 20)
 def test_no_schedule_is_cheaper_than_the_plan(
-    script: Script, prices: Prices, drops: Any, keep_last: int, limit: int | None
+    script: Script, prices: Prices, drops: Any, keep_last: int, limit: int | None, night: int
 ):
     """All schedules are played, with real contexts."""
     steps = range(1, len(script))
     schedules = [at for n in range(len(script)) for at in itertools.combinations(steps, n)]
     policies = [Planned(at=at, drops=drops, keep_last=keep_last) for at in schedules]
-    best = min(price_of(played(script, policy), prices, limit) for policy in policies)
-    trajectory = played(script)
+    best = min(price_of(played(script, policy, night=night), prices, limit) for policy in policies)
+    trajectory = played(script, night=night)
     if best == math.inf:
         with pytest.raises(ConfigError, match="even without"):
             plan([trajectory], limit=limit, prices=prices, drops=drops, keep_last=keep_last)
@@ -94,7 +107,8 @@ def test_no_schedule_is_cheaper_than_the_plan(
     assert found.rows[-1].price == pytest.approx(best, rel=1e-9)
     assert not any("differently" in note for note in found.notes)
     (at,) = found.schedules.values()
-    assert price_of(played(script, Planned(at=at, drops=drops, keep_last=keep_last)), prices) == pytest.approx(best)
+    policy = Planned(at=at, drops=drops, keep_last=keep_last)
+    assert price_of(played(script, policy, night=night), prices) == pytest.approx(best)
 
 
 def random_script(seed: int, steps: int) -> Script:
@@ -203,6 +217,23 @@ def test_the_plan_costs_what_its_replay_costs(family: str, drops: Any):
         assert not found.notes
         fixed = [row.price for row in found.rows if not row.name.startswith("budget")]  # a budget drops more
         assert found.rows[-1].price == min(fixed)
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ("envsdk/LongErrand-v0", {"context_tools": ("note", "recall"), "limits": {"max_context_tokens": None}}),
+        ("envsdk/Delegate-v1", {}),
+        ("envsdk/CorpusSearch-v1", {}),
+    ],
+)
+def test_edits_of_the_environment_and_sub_agents_have_a_place_in_the_plan(env: str, options: dict[str, Any]):
+    trajectory = envsdk.rollout(envsdk.make(env, tokenizer="embedded", **options), "reference", seed=0)
+    found = plan([trajectory], drops=["thinking", "tool_results"], prices=Prices(input=1, cached=0.5, training=0.2))
+    (at,) = found.schedules.values()
+    assert not found.notes and not found.left_out
+    assert bool(at) == (env != "envsdk/Delegate-v1")
+    assert found.rows[-1].price == min(row.price for row in found.rows if not row.name.startswith("budget"))
 
 
 def test_episodes_that_cannot_be_planned_are_counted():
