@@ -392,7 +392,8 @@ def plan(
             policy = Compact(every=every, keep_last=keep_last)
             rows.append(row(_option(policy), replayed(policy)))
         else:
-            rows.append(row(f"every {every} steps: {'+'.join(stages)}", replayed(form.model_copy(update={"at": at}))))
+            often = "every step" if every == 1 else f"every {every} steps"
+            rows.append(row(f"{often}: {'+'.join(stages)}", replayed(form.model_copy(update={"at": at}))))
     budgets = list[PlanRow]()
     for share in _SHARES if limit is None else (1,):
         for target in _TARGETS:
