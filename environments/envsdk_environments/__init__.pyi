@@ -7,6 +7,7 @@ from ._delegate import Delegate as Delegate
 from ._grid_screen import GridScreen as GridScreen
 from ._guess_number import GuessNumber as GuessNumber
 from ._kuhn_poker import KuhnPoker as KuhnPoker
+from ._long_errand import LongErrand as LongErrand
 from ._long_notes import LongNotes as LongNotes
 from ._math_chat import MathChat as MathChat
 from ._python_sandbox import PythonSandbox as PythonSandbox

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
@@ -14,6 +14,7 @@ from envsdk.errors import ToolError
 
 from ._scoring import TaskData
 
+T = TypeVar("T")
 _SYSTEM = (
     "You will see messages, one at a time. After the last one, you will be asked questions. By then, early messages "
     "and your own replies may no longer be visible, but your notes are kept: use write_note to write down what you may "
@@ -21,6 +22,8 @@ _SYSTEM = (
     "message."
 )
 _QUESTIONS = "That was the last message. Answer each question on a separate line, in digits, such as `1. 42`:"
+_REFERENCE_ROOM = 1200
+"""The room that the reference policy keeps, in tokens: for a message, or the notes and the questions."""
 _ANSWER = re.compile(r"([0-9]{1,3})[.:)][ \t]*(-?[0-9]{1,15})")
 _NOTED = re.compile(r"(.+) ([=+]) (-?[0-9]+)")
 
@@ -97,6 +100,8 @@ class LongNotes(ToolEnv):
       for hard ones.
     - `summarize`: `summary`. A fact that is in neither the summary nor the notes is lost.
 
+    With `context_tools=("fold",)`, the model itself drops the messages that it has noted, a `fold`.
+
     Reward: `correct`, the share of questions with the right answer. An answer is a line `1. 42`; a question with two
     different answers has none. A task, if given, has a `topic`, `documents` with a `text` and its `facts` (`{"about":
     "the gate code of Zorvan", "value": 4821}`; with `"adds": true`, values add up), and `questions`, each of which is
@@ -160,21 +165,28 @@ class LongNotes(ToolEnv):
         return Turn(f"Message {self.shown} of {len(documents)}\n\n{documents[self.shown - 1].text}")
 
     def reference_reply(self) -> Message | str:
-        """Note the facts of each message while the context shows it, and answer from the notes."""
-        is_message = self.messages()[-1].role == "user"
-        if self.asked:
-            if is_message:
-                return Message.calling("read_notes", reasoning="I should check my notes.")
-            lines = [re.sub(r"\ANote [0-9]+: ", "", line) for line in self.messages()[-1].content.split("\n")]
-            matches = [match for line in lines for part in line.split("; ") if (match := _NOTED.fullmatch(part))]
-            known = put_together(NotedFact(about=m[1], value=int(m[3]), adds=m[2] == "+") for m in matches)
-            answers = [f"{number}. {known.get(about, 0)}" for number, about in enumerate(self.quest.questions, start=1)]
-            return Message(role="assistant", reasoning="The answers are in my notes.", content="\n".join(answers))
-        facts = self.quest.documents[self.shown - 1].facts if self.shown else ()
-        if facts and is_message:
+        """Note the facts of each message while the context shows it, and answer from the notes.
+
+        With the context tool `fold`, it folds the messages whenever a further one might not fit.
+        """
+        last, most = self.messages()[-1], self.limits.max_context_tokens
+        facts = self.quest.documents[self.shown - 1].facts if self.shown and not self.asked else ()
+        if facts and last.role == "user":
             note = "; ".join(f"{fact.about} {'+' if fact.adds else '='} {fact.value}" for fact in facts)
             return Message.calling("write_note", {"text": note}, reasoning="I may be asked about this.")
-        return Message(role="assistant", reasoning="There is nothing to write down.", content="next")
+        is_full = most is not None and len(self.prompt()) + _REFERENCE_ROOM > most
+        if "fold" in self.config.context_tools and is_full and last.name not in ("fold", "read_notes"):
+            summary = f"I have read {self.shown} messages, and noted what I may be asked about."
+            return Message.calling("fold", {"summary": summary}, reasoning="There is no room for more.")
+        if not self.asked:
+            return Message(role="assistant", reasoning="There is nothing to write down.", content="next")
+        if last.name != "read_notes":
+            return Message.calling("read_notes", reasoning="I should check my notes.")
+        lines = [re.sub(r"\ANote [0-9]+: ", "", line) for line in last.content.split("\n")]
+        matches = [match for line in lines for part in line.split("; ") if (match := _NOTED.fullmatch(part))]
+        known = put_together(NotedFact(about=m[1], value=int(m[3]), adds=m[2] == "+") for m in matches)
+        answers = [f"{number}. {known.get(about, 0)}" for number, about in enumerate(self.quest.questions, start=1)]
+        return Message(role="assistant", reasoning="The answers are in my notes.", content="\n".join(answers))
 
     def null_reply(self) -> str:
         """Ask for the next message, and answer nothing."""
@@ -287,8 +299,8 @@ _DID_WHAT = (
     "carried the piano up with six others, only to learn that it belongs downstairs.",
     "hopes that the soup will be hot for once when the whistle blows at noon.",
 )
-_FILLERS = tuple(f"{who} {did}" for who in _WHO for did in _DID_WHAT)
-_SYLLABLES = (
+FILLERS = tuple(f"{who} {did}" for who in _WHO for did in _DID_WHAT)
+SYLLABLES = (
     *("bar", "bel", "cor", "dan", "del", "fen", "gar", "hol", "jas", "kel", "lor", "mar", "nim", "or", "pel", "quin"),
     *("ros", "sel", "tam", "ul", "ver", "wen", "yor", "zan"),
 )
@@ -296,7 +308,7 @@ _CODE_RANGE, _CRATE_RANGE = (1000, 10_000), (2, 60)
 
 
 @dataclass(eq=False, repr=False)
-class _Draws:
+class Draws:
     """Make random choices from numbers that are drawn in batches."""
 
     _rng: np.random.Generator
@@ -308,11 +320,11 @@ class _Draws:
             self._left = self._rng.random(512).tolist()
         return int(self._left.pop() * stop)
 
-    def pick(self, items: Sequence[str]) -> str:
+    def pick(self, items: Sequence[T]) -> T:
         """Draw one of the items."""
         return items[self.below(len(items))]
 
-    def some(self, items: Iterable[str], count: int) -> list[str]:
+    def some(self, items: Iterable[T], count: int) -> list[T]:
         """Draw items without replacement."""
         left = list(items)
         return [left.pop(self.below(len(left))) for _ in range(count)]
@@ -320,10 +332,10 @@ class _Draws:
 
 def random_task(rng: np.random.Generator, config: LongNotesConfig) -> LongNotesTask:
     """Draw messages and questions of the configured difficulty and split."""
-    size, draws = _SIZES[config.difficulty], _Draws(rng)
+    size, draws = _SIZES[config.difficulty], Draws(rng)
     depots: dict[str, None] = {}
     while len(depots) < size.depots:
-        depots[draw_in_split(config.split, lambda: "".join(draws.pick(_SYLLABLES) for _ in range(3)).title())] = None
+        depots[draw_in_split(config.split, lambda: "".join(draws.pick(SYLLABLES) for _ in range(3)).title())] = None
     news, abouts = list[list[tuple[str, NotedFact]]](), dict[str, None]()
     while len(abouts) < size.questions:  # up to two facts in a message, of different depots
         news = [
@@ -332,7 +344,7 @@ def random_task(rng: np.random.Generator, config: LongNotesConfig) -> LongNotesT
         abouts = {fact.about: None for one in news for _, fact in one}
     documents: list[Document] = []
     for facts in news:  # they are hidden among irrelevant sentences, some of which look like facts
-        text = [_FILLERS[int(draw * len(_FILLERS))] for draw in rng.random(size.sentences).tolist()]
+        text = [FILLERS[int(draw * len(FILLERS))] for draw in rng.random(size.sentences).tolist()]
         irrelevant: list[str] = []
         for _ in range(1 + draws.below(2)):
             depot, sentence = draws.pick(list(depots)), draws.pick(_IRRELEVANT)
@@ -345,7 +357,7 @@ def random_task(rng: np.random.Generator, config: LongNotesConfig) -> LongNotesT
     return LongNotesTask(topic=_TOPIC, documents=tuple(documents), questions=questions)
 
 
-def _draw_news(draws: _Draws, depot: str) -> tuple[str, NotedFact]:
+def _draw_news(draws: Draws, depot: str) -> tuple[str, NotedFact]:
     """Draw a sentence of a message and its fact."""
     is_code = draws.below(2)
     about, forms, (low, high) = (

@@ -138,8 +138,8 @@ class Env(gymnasium.Env[Observation, Any]):
             raise ConfigError(f"render_mode is {render_mode!r}; expected 'ansi' or None")
         self.render_mode = render_mode
         self.task = None
-        self._envsdk_check()
         self._envsdk = Driver(self, config, renderer, tokenizer, history, limits)
+        self._envsdk_check()
         self.tasks = None if tasks is None else load_tasks(tasks)
         self.observation_space = ObservationSpace(self.renderer.tokenizer.vocab_size)
         self.action_space = ActionSpace(self.renderer.tokenizer.vocab_size)
@@ -159,7 +159,7 @@ class Env(gymnasium.Env[Observation, Any]):
     # Methods that the driver calls, besides the authors' methods.
 
     def _envsdk_check(self) -> None:
-        """Check the class when the environment is made."""
+        """Check the class and the options when the environment is made."""
 
     def _envsdk_prepare(self) -> None:
         """Prepare for an episode, after the task was chosen and before `start` is called."""

@@ -13,12 +13,12 @@ import logging
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import to_json
 
 from .._describing import message_of, what_is_invalid
@@ -31,6 +31,7 @@ from ..images import Image
 from ..limits import StopReason
 from ..messages import ContentPart, ImagePart, Message, TextPart, ToolCall, ToolSchema, check_json
 from ._concurrent import run_all
+from ._context_tools import ContextTool, ContextTools
 from ._env import Env, EnvConfig, Returned
 from ._event_loops import MethodThread
 from ._loop_tasks import is_being_cancelled
@@ -47,6 +48,12 @@ _logged: set[tuple[str, str, str, str, int]] = set()
 """The crashes that were logged: environment, tool, exception, and place in the code."""
 
 
+def _each_once(names: tuple[ContextTool, ...]) -> tuple[ContextTool, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("a name comes twice")
+    return names
+
+
 class ToolEnvConfig(EnvConfig):
     """The options of every `ToolEnv`. A subclass declares its own options in a subclass of this, named `Config`.
 
@@ -58,6 +65,10 @@ class ToolEnvConfig(EnvConfig):
             reported to the model. Use it to debug tools.
         concurrent_tools: Whether the calls of one reply run concurrently, plain functions in threads. The results are
             in the order of the calls in any case.
+        context_tools: The tools with which the model itself decides what stays in its context: `fold` (replace what
+            lies between the last fold and now by its own summary), `branch` (a detour of which only the result stays;
+            it comes with `finish`), `note` (text that stays visible), and `recall` (search what was dropped).
+        max_notes_chars: The most characters that all notes of an episode have together.
     """
 
     max_bad_replies: int = Field(default=3, ge=0)
@@ -65,6 +76,8 @@ class ToolEnvConfig(EnvConfig):
     tool_timeout_s: float | None = Field(default=None, gt=0)
     raise_tool_errors: bool = False
     concurrent_tools: bool = False
+    context_tools: Annotated[tuple[ContextTool, ...], AfterValidator(_each_once)] = ()
+    max_notes_chars: int = Field(default=2_000, ge=1)
 
 
 class Answer(NamedTuple):
@@ -285,6 +298,7 @@ class ToolEnv(Env):
     _envsdk_config: ClassVar[type[EnvConfig]] = ToolEnvConfig
     _envsdk_runs_tools: ClassVar[bool] = True
     _envsdk_functions: dict[str, Tool] | None = None  # the tools of the current episode by name
+    _envsdk_context_tools: ContextTools | None = None  # None if the model has no context tools
     _envsdk_handed_over: tuple[Message, Sequence[ToolCall], list[Answer]] | None = None
     _envsdk_bad_replies = 0
     _envsdk_answered = 0  # how many calls of a reply that continues were answered
@@ -329,6 +343,8 @@ class ToolEnv(Env):
         """
         calls = reply.tool_calls[self._envsdk_answered :]
         answers: list[Answer] = []
+        if self._envsdk_context_tools is not None:
+            self._envsdk_context_tools.take(calls)
         if calls:
             allowed = self._envsdk.running.tool_calls_left(len(calls))
             answers = await ToolRunner(self, self._envsdk_tools()).run(calls, allowed)
@@ -343,7 +359,7 @@ class ToolEnv(Env):
     async def resume(self, result: list[HandoffResult]) -> Returned:
         """Answer the calls that handed over with the handoffs' results, and continue as after any tool."""
         if self._envsdk_handed_over is None:
-            return await self._envsdk_call("after_handoff", result)
+            return self._envsdk_applied(await self._envsdk_call("after_handoff", result))
         (reply, calls, answers), self._envsdk_handed_over = self._envsdk_handed_over, None
         left, runner = iter(result), ToolRunner(self, self._envsdk_tools())
         answers = [runner.with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]
@@ -373,6 +389,8 @@ class ToolEnv(Env):
             messages.append(Message(role="tool", content=answer.content, name=call.name or None, tool_call_id=call.id))
             failed, crashed = failed + answer.is_error, crashed + answer.is_crash
             were_run += answer.was_run
+        tools = self._envsdk_context_tools
+        messages = messages if tools is None else tools.answered(messages)
         is_unreadable = bool(reply.errors) and not reply.content.strip() and not self._envsdk_answered
         is_bad = not were_run if answers else is_unreadable
         self._envsdk_bad_replies = self._envsdk_bad_replies + 1 if is_bad else 0
@@ -386,7 +404,7 @@ class ToolEnv(Env):
             turn = await self._envsdk_call("on_bad_reply", reply, messages, self._envsdk_bad_replies)
         elif messages:
             turn = await self._envsdk_call("after_tools", reply, messages)
-        else:
+        elif tools is None or (turn := tools.without_call(reply)) is None:
             turn = await self._envsdk_call("finish", reply)
         if not isinstance(turn, Turn):
             return turn
@@ -399,7 +417,11 @@ class ToolEnv(Env):
             "bad_replies": int(is_bad),
         }
         turn.metrics = {**metrics, **turn.metrics}
-        return turn
+        return self._envsdk_applied(turn)
+
+    def _envsdk_applied(self, returned: Returned) -> Returned:
+        tools = self._envsdk_context_tools
+        return tools.applied(returned) if tools is not None and isinstance(returned, Turn) else returned
 
     async def _envsdk_call(self, method: str, *arguments: Any) -> Returned:
         """Call an author's method and return its result, awaited if it is async. A turn may replace the tools."""
@@ -407,6 +429,7 @@ class ToolEnv(Env):
         returned = await returned if inspect.isawaitable(returned) else returned
         if isinstance(returned, Turn):
             if returned.tools is not None:
+                _add_context_tools(self, returned)
                 self._envsdk_functions = {**tools_of(self), **cast("Mapping[str, Tool]", returned.functions)}
                 self._envsdk.waits = None
         elif not is_handoff(returned):
@@ -418,6 +441,8 @@ class ToolEnv(Env):
     def _envsdk_check(self) -> None:
         cls = type(self)
         _tool_methods(cls)
+        if self.config.context_tools and not isinstance(inspect.getattr_static(cls, "tools"), property):
+            tools_of(self)
         if cls.respond is not ToolEnv.respond and cls.finish is ToolEnv.finish:
             raise ConfigError(
                 f"{where(cls, 'respond')} replaces the method that runs the tools, and there is no finish(); write "
@@ -427,10 +452,13 @@ class ToolEnv(Env):
 
     def _envsdk_prepare(self) -> None:
         self._envsdk_functions = self._envsdk_handed_over = None
+        self._envsdk_context_tools = ContextTools(self) if self.config.context_tools else None
         self._envsdk_bad_replies = self._envsdk_answered = 0
 
     def _envsdk_started(self, turn: Returned) -> None:
         """Add the tools of the first turn, and raise an error if the environment has no tool."""
+        if isinstance(turn, Turn) and turn.tools is not None:
+            _add_context_tools(self, turn)
         self._envsdk_functions = {**tools_of(self), **getattr(turn, "functions", {})}
         if not self._envsdk_functions and getattr(turn, "tools", ()) is None:  # a handoff has no tools
             refuse_without_tools(type(self))
@@ -439,7 +467,8 @@ class ToolEnv(Env):
         names = ("start", "finish", "after_tools", "on_bad_reply", "after_handoff")
         if self.config.concurrent_tools or any(is_async(getattr(self, name)) for name in names):
             return True
-        tools = self._envsdk_tools().values()
+        added = ContextTools(self).tools()  # which wait for nothing
+        tools = [tool for name, tool in self._envsdk_tools().items() if name not in added]
         return (
             type(self).respond is not ToolEnv.respond
             or (self.config.tool_timeout_s is not None and bool(tools))
@@ -462,11 +491,12 @@ class ToolEnv(Env):
 
 
 def tools_of(env: ToolEnv) -> dict[str, Tool]:
-    """Return an environment's tools by name: its methods, and the contents of `tools`.
+    """Return an environment's tools by name: its methods, the contents of `tools`, and its context tools.
 
     Raises:
         ConfigError: If `tools` contains something that is not a tool or a function, or two tools have the same name.
     """
+    context_tools = env._envsdk_context_tools or ContextTools(env)  # pyright: ignore[reportPrivateUsage]
     cls = type(env).__name__
     tools: list[Tool] = []
     for name in _tool_methods(type(env)):
@@ -486,7 +516,25 @@ def tools_of(env: ToolEnv) -> dict[str, Tool]:
     if len(by_name) < len(tools):
         name = Counter(tool.name for tool in tools).most_common(1)[0][0]
         raise ConfigError(f"{cls} has several tools named {name!r}; give each its own name, @tool(name=...)")
-    return by_name
+    added = context_tools.tools()
+    _refuse_context_tools(env, by_name.keys() & added.keys())
+    return {**by_name, **added}
+
+
+def _add_context_tools(env: ToolEnv, turn: Turn) -> None:
+    """Add the context tools to the tools that a turn sets."""
+    added = {name: tool.schema for name, tool in ContextTools(env).tools().items()}
+    own = [schema for schema in turn.tools or () if schema not in added.values()]
+    _refuse_context_tools(env, {schema.get("function", schema)["name"] for schema in own} & added.keys())
+    turn.tools = [*own, *added.values()]
+
+
+def _refuse_context_tools(env: ToolEnv, names: Set[str]) -> None:
+    if names:
+        raise ConfigError(
+            f"{type(env).__name__} has a tool of its own named {min(names)!r}, which is the name of a context tool: "
+            "leave that out of context_tools, or give the environment's tool another name, @tool(name=...)"
+        )
 
 
 @functools.cache

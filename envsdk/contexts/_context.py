@@ -9,7 +9,7 @@ import copy
 import math
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..messages import Message, ToolSchema, check_calls
 from ..rendering.renderer import NOT_ENDED, Renderer, WrittenPrompt, as_given, as_prefill
 from ._edits import Edit, among, edited
 from ._history import History, HistoryPolicy, Rewrite, SummaryRequest
+from ._notes import Notes
 from ._protocol import Break, RewriteReason
 from ._roles import RoleLog
 
@@ -80,6 +81,11 @@ class Context:
     """The context's own reward; None if it shares the episode's."""
     conversation: list[Message] = field(default_factory=list[Message])
     """The conversation from the environment's point of view: its edits change it, the history policy does not."""
+    unfolded: int = 0
+    """The index in the conversation of the first message that a fold replaces. The messages before it are those that
+    opened the context, and those that earlier folds left."""
+    notes: Notes | None = None
+    """The model's notes. After a rewrite that drops the call of a note, the view ends with the block of all notes."""
     log_tokens: "array[int]" = field(default_factory=lambda: array("i"))
     log_logprobs: "array[float]" = field(default_factory=lambda: array("f"))
     log_media: list[PlacedImage] = field(default_factory=list[PlacedImage])
@@ -96,6 +102,11 @@ class Context:
     _cut: int = 0  # how many tokens of the last reply were dropped since the last observation
     turn: dict[str, Any] = field(default_factory=dict[str, Any])
     """How the last observation was made, unless its messages were appended as they are; see `Step.turn`."""
+    _block: tuple[Message, int] | None = None  # the last block of notes, and how many it shows
+    _late: int = 0  # how many messages were added to the view after the policy's last call
+    skips_rewrite: bool = False
+    """True if the next observation keeps the past: neither the history policy nor an edit of its turn drops anything.
+    The policy is called again at the observation after it."""
 
     def __len__(self) -> int:
         return len(self._prompt.tokens)
@@ -128,7 +139,7 @@ class Context:
         other = copy.copy(self)
         other.messages, other.conversation = list(self.messages), list(self.conversation)
         other.log_tokens, other.log_logprobs = array("i"), array("f")
-        other.log_media = []
+        other.log_media, other.roles = [], None
         other._prompt, other._state = self._prompt.copy(), copy.deepcopy(self._state)
         return other
 
@@ -217,6 +228,7 @@ class Context:
         self._prompt.prefill = None if prefill is None else as_prefill(self.renderer, prefill)
         self.renderer.rewrite(self._prompt, 0, messages, tools=tuple(tools))
         self._add(messages)
+        self.unfolded = len(messages)
         return self._emit(self._rewrite(Delta(self.prompt(), 0)), max_tokens)
 
     def open_on(
@@ -232,13 +244,15 @@ class Context:
     ) -> Delta:
         """Start with a copy of another context after its last reply, or the part that `edit` keeps; see `observe`."""
         self._prompt, self.conversation = base._prompt.copy(), list(base.conversation)
-        self.messages = list(base.messages)
+        self.messages, self.notes, self._block = list(base.messages), base.notes, base._block
         if edit is not None:
             repeated = among(messages, base.conversation)
             self.messages = [*base.conversation[edit.start : edit.keep], *repeated]
         self.inherited = len(self.messages)
         self._opening = len(self.view) + len(messages)
-        return self.observe(messages, max_tokens=max_tokens, prefill=prefill, system=system, tools=tools, edit=edit)
+        delta = self.observe(messages, max_tokens=max_tokens, prefill=prefill, system=system, tools=tools, edit=edit)
+        self.unfolded = len(self.conversation)
+        return delta
 
     def observe(
         self,
@@ -261,7 +275,8 @@ class Context:
             prefill: The beginning of the next reply.
             system: A new system message, or None. A change is a declared `edit`.
             tools: New tools, or None. A change is a declared `edit`.
-            edit: The messages of the conversation that `messages` replace, a declared `edit`; None appends them.
+            edit: The messages of the conversation that `messages` replace, a declared `edit` or `fold`; None appends
+                them.
             summary: The summary that the history policy requested.
 
         Raises:
@@ -269,6 +284,8 @@ class Context:
         """
         prompt, length = self._prompt, len(self)
         messages = self._read(messages)
+        if self.skips_rewrite and edit is not None:
+            messages, edit = among(messages, self.conversation, are=False), None
         self.turn = {"cut": self._cut} if self._cut else {}
         if prefill is not None:
             self.turn["prefill"] = _stored(prefill)
@@ -301,7 +318,7 @@ class Context:
             delta = self._edit(delta, system, tools)
         self._add(unknown)
         if edit is not None:
-            delta = self._replace(delta, [*self.conversation[edit.start : edit.keep], *given], edit.detail)
+            delta = self._replace(delta, [*self.conversation[edit.start : edit.keep], *given], edit)
         return self._emit(self._rewrite(delta, summary), max_tokens)
 
     def go_on(self, addition: str | Message, *, max_tokens: int | None = None) -> Delta:
@@ -377,25 +394,61 @@ class Context:
         if system is not None:
             self.messages.append(messages[0])
             self.conversation[: first.role == "system"] = messages[:1]
+            self.unfolded += first.role != "system"
         self._opening += len(messages) - count
         self._seen += len(messages) - count
         return self._declared(delta, "edit", 0, f"new {' and '.join(changed)}")
 
-    def _replace(self, delta: Delta, whole: Sequence[Message], detail: str) -> Delta:
+    def foldable(self) -> tuple[int, int]:
+        """Return how many messages before the last reply a fold replaces, and how many tokens of the view."""
+        messages = self.conversation
+        start, _ = edited(self.view, messages, [*messages[: self.unfolded], messages[-1]])
+        block = None if self._block is None else self._block[0]
+        replaced = (index for index in range(start, len(self.view) - 1) if self.view[index] is not block)
+        return len(messages) - 1 - self.unfolded, sum(map(self._prompt.count, replaced))
+
+    def _replace(self, delta: Delta, whole: Sequence[Message], edit: Edit) -> Delta:
         """Make `whole` the conversation. The policy's state is reset, so that it examines all messages again."""
         start, messages = edited(self.view, self.conversation, whole)
         keep = self.renderer.rewrite(self._prompt, start, messages)
+        if edit.reason == "fold":  # the reply with the call stays, and so does its result
+            later = range(edit.keep + 1, len(whole))
+            self.unfolded = next((index for index in later if whole[index].role != "tool"), len(whole))
+        else:
+            before = {id(message) for message in self.conversation[: self.unfolded]}
+            left = [index for index, message in enumerate(whole) if id(message) in before]
+            replies = (index for index, message in enumerate(whole) if message.role == "assistant")
+            self.unfolded = left[-1] + 1 if left else next(replies, len(whole))
         self.conversation[:] = whole
         first_reply = (i for i, message in enumerate(self.view) if message.role == "assistant")
         self._opening = min(self._opening, next(first_reply, len(self.view)))
         self._seen = 0
         self._state.clear()
-        before = delta.break_
+        before, detail = delta.break_, edit.detail
         if before is not None and before.reason == "edit":
             detail = f"{before.detail}; {detail}"
         elif keep >= delta.keep:
             return delta
-        return self._declared(delta, "edit", min(keep, delta.keep), detail)
+        return self._show_notes(self._declared(delta, edit.reason, min(keep, delta.keep), detail))
+
+    def _show_notes(self, delta: Delta) -> Delta:
+        """Add the block of notes at the end of the view if a rewrite has hidden a note. An earlier block is dropped."""
+        if self.notes is None or delta.break_ is None:
+            return delta
+        view, (block, shown) = self.view, self._block or (None, 0)
+        at = next((index for index, message in enumerate(view) if message is block), None)
+        if not self.notes.are_hidden(view, 0 if at is None else shown):
+            return delta
+        new = self.notes.block()
+        self._block = new, len(self.notes.texts)
+        start = len(view) if at is None else at
+        messages = [*(message for message in view[start:] if message is not block), new]
+        keep = self.renderer.rewrite(self._prompt, start, messages)
+        self._late = 1
+        if keep >= delta.keep:
+            return delta
+        before = delta.break_
+        return delta._replace(keep=keep, break_=replace(before, kept=keep, dropped=before.dropped + before.kept - keep))
 
     def _add(self, messages: Sequence[Message]) -> None:
         self.messages.extend(messages)
@@ -407,6 +460,9 @@ class Context:
         Raises:
             UndeclaredBreak: If the policy returns something other than None or a legal rewrite.
         """
+        self._late = 0
+        if self.skips_rewrite:
+            return delta
         try:
             rewrite = self.policy.view(self._history(summary))
         except ContextFull:
@@ -431,7 +487,10 @@ class Context:
         known = {message.content for message in self.view[rewrite.start :] if message.role == "assistant"}
         messages = [m if m.content in known else as_given(self.renderer, m) for m in rewrite.messages]
         keep = self.renderer.rewrite(self._prompt, rewrite.start, messages, as_template=rewrite.as_template)
-        return delta if keep >= delta.keep else self._declared(delta, rewrite.reason, keep, rewrite.detail)
+        delta = delta if keep >= delta.keep else self._declared(delta, rewrite.reason, keep, rewrite.detail)
+        delta, most = self._show_notes(delta), self.policy.full_beyond
+        is_full = self._late > 0 and most is not None and len(self) > most
+        return delta._replace(full=StopReason.CONTEXT_FULL) if is_full else delta
 
     def _declared(self, delta: Delta, reason: RewriteReason, keep: int, detail: str) -> Delta:
         """Return a delta that keeps fewer tokens, with the break that declares all that was dropped."""
@@ -441,7 +500,7 @@ class Context:
 
     def request(self) -> SummaryRequest | None:
         """Return the summary that the history policy requests before the next turn is rendered, or None."""
-        return self.policy.request(self._history())
+        return None if self.skips_rewrite else self.policy.request(self._history())
 
     def rejects(self, summary: str) -> str | None:
         """Return why the history policy rejects a summary, or None if it accepts it."""
@@ -466,7 +525,10 @@ class Context:
     def _emit(self, delta: Delta, max_tokens: int | None = None) -> Delta:
         """Log the tokens after those that are kept, and return them as a delta."""
         prompt = self._prompt
-        self._seen_before, self._seen, self._cut = self._seen, len(prompt.messages), 0
+        self._seen_before, self._cut = self._seen, 0
+        if not self.skips_rewrite:
+            self._seen = len(prompt.messages) - self._late
+        self.skips_rewrite, self._late = False, 0
         full = delta.full
         if full is None and max_tokens is not None and len(self) >= max_tokens:
             full = StopReason.MAX_CONTEXT_TOKENS

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from ..messages import Message
 from ..rendering.emission import is_same_answer
@@ -18,11 +18,13 @@ class Edit(NamedTuple):
         keep: The number of messages of the conversation that stay, its system message included.
         detail: A description of the change, for people.
         start: The number of messages at the start that are dropped; `keep` counts them. 1 drops the system message.
+        reason: The reason of the break: `fold` if the model itself replaced the messages, with the context tool `fold`.
     """
 
     keep: int
     detail: str = ""
     start: int = 0
+    reason: Literal["edit", "fold"] = "edit"
 
 
 def shared_length(one: Sequence[S], other: Sequence[T], is_same: Callable[[S, T], bool] = operator.is_) -> int:

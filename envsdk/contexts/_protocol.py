@@ -16,7 +16,7 @@ Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 """A number of tokens, or a position among them."""
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 BreakKind: TypeAlias = Literal["rewrite", "switch"]
-RewriteReason: TypeAlias = Literal["thinking_stripped", "compaction", "budget", "summary", "edit", "template"]
+RewriteReason: TypeAlias = Literal["thinking_stripped", "compaction", "budget", "summary", "fold", "edit", "template"]
 BreakReason: TypeAlias = Literal[RewriteReason, "handoff", "return", "undeclared"]
 """`undeclared` occurs only in trajectories made from another system's log, which does not record reasons."""
 
@@ -78,8 +78,8 @@ class Break:
     Attributes:
         kind: `rewrite`: tokens are dropped, and a segment ends. `switch`: another context continues, and nothing is
             dropped.
-        reason: The reason. For a rewrite: `thinking_stripped`, `compaction`, `budget`, `summary`, `edit` or `template`.
-            For a switch: `handoff` or `return`.
+        reason: The reason. For a rewrite: `thinking_stripped`, `compaction`, `budget`, `summary`, `fold` (the model
+            replaced messages by its own summary), `edit` or `template`. For a switch: `handoff` or `return`.
         context: The context that the observation is in.
         base: The context that its prompt starts from.
         kept: The number of tokens of `base` that stay.

@@ -13,6 +13,7 @@ from ._advantages import (
     step_advantages,
 )
 from ._baselines import Baseline, leave_one_out, mean, none, normalized
+from ._break_advantages import add_break_advantages
 from ._comparisons import observation_anchors, win_rates
 from ._reference import Reference, add_reference
 from ._returns import Scope, context_rewards, discounted, step_returns
@@ -21,6 +22,7 @@ __all__ = [
     "Baseline",
     "Reference",
     "Scope",
+    "add_break_advantages",
     "add_kl_penalty",
     "add_reference",
     "anchor_advantages",

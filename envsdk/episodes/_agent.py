@@ -338,6 +338,13 @@ class Agent:
             least = left if least is None else min(least, left)
         return least
 
+    def leave_context(self) -> None:
+        """Return to the context that opened the current one: the next observation is a return.
+
+        If the last reply was cut, that ends only the context that is left.
+        """
+        self.phase, self.cut = Phase.RETURNED, None
+
     # Observations.
 
     def observe(self, context: Context, turn: Turn, *, is_final: bool = False, summary: str | None = None) -> Delta:

@@ -410,7 +410,8 @@ class Episode:
         context = agent.contexts.get(name)
         if context is None or turn.continuation is not None or reason is not None:
             return self._emit_answer(agent, turn, reason)
-        request = context.request()
+        is_fold = turn.edit is not None and turn.edit.reason == "fold"  # which makes room itself
+        request = None if is_fold else context.request()
         if request is None:
             return self._emit_answer(agent, turn, reason)
         agent.current = context

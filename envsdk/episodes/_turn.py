@@ -304,8 +304,13 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "context": (_is_name, "a name without control characters"),
     "context_rewards": (lambda rewards: isinstance(rewards, Mapping), "a mapping of context names to numbers"),
     "edit": (
-        lambda edit: isinstance(edit, Edit) and _are_counts(edit.start, edit.keep) and type(edit.detail) is str,
-        "an Edit(keep, detail) with an integer of at least 0 and a string",
+        lambda edit: (
+            isinstance(edit, Edit)
+            and _are_counts(edit.start, edit.keep)
+            and type(edit.detail) is str
+            and edit.reason in ("edit", "fold")
+        ),
+        "an Edit(keep, detail) with an integer of at least 0 and a string; its reason is 'edit' or 'fold'",
     ),
     "opening": (
         lambda opening: (

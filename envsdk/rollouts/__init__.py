@@ -1,5 +1,6 @@
 """Rollouts: run one episode, or many at the same time, with a policy; store them, and repeat what was stored."""
 
+from ._break_values import BreakValue, break_values
 from ._comparing import ReplayDifference
 from ._curriculum import TaskSampler
 from ._engine import Rollouts, arollout_many, rollout_many
@@ -11,6 +12,7 @@ from ._statistics import Lag, PlayStatistics, Statistics
 from ._stored_run import StoredRun
 
 __all__ = [
+    "BreakValue",
     "Group",
     "Lag",
     "PlayStatistics",
@@ -22,6 +24,7 @@ __all__ = [
     "TaskSampler",
     "arollout",
     "arollout_many",
+    "break_values",
     "replay_run",
     "replay_trajectory",
     "rollout",

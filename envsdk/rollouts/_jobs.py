@@ -1,7 +1,7 @@
 """The parts of a run: jobs, one for each episode, and groups of episodes of one task."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +22,8 @@ class EpisodeJob:
         group_id: The id that the episodes of one task share.
         seed: The seed of the environment and of a built-in policy.
         task: The options of `reset` that choose the task: `{"task": ...}`, or an empty mapping.
+        fork: Makes the environment, with a running episode that is continued and closed. None resets one of the
+            player's environments.
     """
 
     index: int
@@ -30,6 +32,7 @@ class EpisodeJob:
     group_id: str
     seed: int | None
     task: Mapping[str, Any]
+    fork: Callable[[], Env] | None = None
 
     @property
     def options(self) -> dict[str, Any]:

@@ -326,7 +326,7 @@ class Player:
     async def _attempt(self, job: EpisodeJob, policy: PolicyLike) -> EpisodeResult:
         attempt: _Attempt | None = None
         try:
-            attempt = _Attempt(self, await self._take_seat(), job, policy)
+            attempt = _Attempt(self, await self._take_seat(job.fork), job, policy)
             seat = attempt.seat
             try:
                 seconds = self.settings.episode_timeout_s
@@ -339,6 +339,8 @@ class Player:
                     self._stuck.append(seat.is_stuck)
                     if seat.thread is not None:
                         seat.thread.stop()
+                elif job.fork is not None:
+                    await self._close(seat)
                 else:
                     seat.others.clear()
                     self._seats.append(seat)
@@ -381,8 +383,9 @@ class Player:
 
     # Environments.
 
-    async def _take_seat(self) -> _Seat:
-        if self._seats:
+    async def _take_seat(self, fork: Callable[[], Env] | None) -> _Seat:
+        """Return the environment of an episode: the fork that the function makes; else a free one, or a new one."""
+        if self._seats and fork is None:
             return self._seats.pop()
         self._stuck = [is_stuck for is_stuck in self._stuck if is_stuck()]
         if len(self._stuck) > _MAX_ABANDONED:
@@ -397,7 +400,7 @@ class Player:
         made, is_dropped = list[Env](), threading.Event()
 
         def make_env() -> Env:
-            made.append(env := self.settings.make_env())
+            made.append(env := (fork or self.settings.make_env)())
             if is_dropped.is_set() and made:  # the run has ended in the meantime
                 made.pop().close()
             return env
@@ -580,10 +583,14 @@ class _Attempt:
         policy = find_policy(self._policy, env, job.seed)
         driver.why_not_sampled = partial(why_not_sampled, policy) if driver.program is not None else None
         await player.take_turn()
-        await self._call(env, "reading the task", lambda: driver.begin(job.seed, job.options))
+        if job.fork is None:
+            await self._call(env, "reading the task", lambda: driver.begin(job.seed, job.options))
         try:
-            first = await driver.drive_async(env.episode.begin(), None, self._call_method)
-            assert isinstance(first, StepResult)
+            if job.fork is None:
+                first = await driver.drive_async(env.episode.begin(), None, self._call_method)
+                assert isinstance(first, StepResult)
+            else:
+                first = env.episode.pending()
             runner = EpisodeRunner(env, policy, self._call_method, partial(self._call_policy, policy))
             return await runner.run(first.observation, first.info)
         finally:

@@ -16,6 +16,8 @@ from ..contexts._protocol import Action
 from ..errors import CannotReplay, EnvsdkError
 from ..limits import MAX_EMPTY_ABORTS, Limits
 from ..policies._vocabularies import ANY_TOKENIZER
+from ..trajectories._context_log import ContextLog
+from ..trajectories._steps import Step
 from ..trajectories._trajectory import Trajectory
 from ._comparing import EndOfRecord, ReplayDifference, beyond, differences
 from ._runner import arollout
@@ -100,22 +102,29 @@ def replay_trajectory(trajectory: Trajectory, env: Env) -> list[ReplayDifference
         CannotReplay: If the episode has no seed, its environment is nondeterministic, or it cannot be reset to the
             recorded task.
     """
+    options, tokenizer = replay_options(trajectory, env), env.renderer.tokenizer
+    if tokenizer.fingerprint != trajectory.tokenizer:
+        return [ReplayDifference(None, None, "tokenizer", trajectory.tokenizer, tokenizer.fingerprint)]
+    policy = _RecordedPolicy(trajectory)
+    replayed = run_in_loop(_repeat(trajectory, env, policy, options))
+    return differences(trajectory, replayed, tokenizer, is_beyond=policy.is_beyond)
+
+
+def replay_options(trajectory: Trajectory, env: Env) -> dict[str, Any]:
+    """Return the options of `env.reset` that begin the episode again.
+
+    Raises:
+        CannotReplay: If the episode has no seed, or its environment is nondeterministic.
+    """
     if env.spec is not None and env.spec.nondeterministic:
         raise CannotReplay(f"{env.name} is nondeterministic: the same seed and actions may give a different episode")
     if trajectory.seed is None:
         raise CannotReplay(f"{trajectory.id!r} has no seed, so its random numbers are not known; roll out with a seed")
-    tokenizer = env.renderer.tokenizer
-    if tokenizer.fingerprint != trajectory.tokenizer:
-        return [ReplayDifference(None, None, "tokenizer", trajectory.tokenizer, tokenizer.fingerprint)]
-    policy = _RecordedPolicy(trajectory)
-    replayed = run_in_loop(_repeat(trajectory, env, policy))
-    return differences(trajectory, replayed, tokenizer, is_beyond=policy.is_beyond)
-
-
-async def _repeat(trajectory: Trajectory, env: Env, policy: "_RecordedPolicy") -> Trajectory:
     options: dict[str, Any] = {"episode_id": trajectory.id, "group_id": trajectory.group_id}
-    if trajectory.task is not None:
-        options["task"] = trajectory.task
+    return options if trajectory.task is None else {**options, "task": trajectory.task}
+
+
+async def _repeat(trajectory: Trajectory, env: Env, policy: "_RecordedPolicy", options: dict[str, Any]) -> Trajectory:
     try:
         replayed = await arollout(env, policy, seed=trajectory.seed, options=options)
     except Exception as error:
@@ -143,7 +152,9 @@ class _RecordedPolicy:
     def __init__(self, trajectory: Trajectory) -> None:
         self.is_beyond = False
         self._trajectory = trajectory
-        self._left = {name: _actions(trajectory, name) for name in trajectory.contexts}
+        self._left: dict[str, list[Action]] = {name: [] for name in trajectory.contexts}
+        for step in trajectory.steps:
+            self._left[step.context] += recorded_actions(step, trajectory.contexts[step.context])
         self._count = sum(len(actions) for actions in self._left.values())
 
     async def __call__(self, prompt: "NDArray[np.int32]", *, context: str, **_: object) -> Action:
@@ -162,29 +173,25 @@ class _RecordedPolicy:
         raise EndOfRecord(beyond(context))
 
 
-def _actions(trajectory: Trajectory, context: str) -> list[Action]:
-    """Return the actions of a context: one for each part of each of its replies."""
-    log, actions = trajectory.contexts[context], list[Action]()
-    for step in trajectory.steps:
-        if step.context != context:
-            continue
-        start = step.action_start
-        stops = [start, *(part.stop for part in step.parts)]
-        was_given_up = len(stops) > MAX_EMPTY_ABORTS and stops[-1] == stops[-MAX_EMPTY_ABORTS - 1]
-        for number, part in enumerate(step.parts, start=1):
-            is_interrupted = number < len(step.parts) or was_given_up  # all but the last part were
-            logprobs = log.logprobs[start : part.stop]
-            actions.append(
-                Action(
-                    log.tokens[start : part.stop],
-                    None if np.isnan(logprobs).any() else logprobs,
-                    "abort" if is_interrupted else step.finish_reason,
-                    part.temperature,
-                    part.policy_version,
-                    part.extra,
-                )
+def recorded_actions(step: Step, log: ContextLog) -> list[Action]:
+    """Return the actions of a step, given the log of its context: one for each part of its reply."""
+    actions, start = list[Action](), step.action_start
+    stops = [start, *(part.stop for part in step.parts)]
+    was_given_up = len(stops) > MAX_EMPTY_ABORTS and stops[-1] == stops[-MAX_EMPTY_ABORTS - 1]
+    for number, part in enumerate(step.parts, start=1):
+        is_interrupted = number < len(step.parts) or was_given_up  # all but the last part were
+        logprobs = log.logprobs[start : part.stop]
+        actions.append(
+            Action(
+                log.tokens[start : part.stop],
+                None if np.isnan(logprobs).any() else logprobs,
+                "abort" if is_interrupted else step.finish_reason,
+                part.temperature,
+                part.policy_version,
+                part.extra,
             )
-            start = part.stop
+        )
+        start = part.stop
     return actions
 
 

@@ -297,6 +297,14 @@ def test_the_answer_ends_with_the_name():
         assert (earned, terminated) == (float(answer in right), True)
 
 
+def test_whoever_folds_what_was_read_succeeds_in_a_context_that_cannot_hold_all():
+    options: dict[str, Any] = {"difficulty": "hard", "limits": {"max_context_tokens": 1500}}
+    for seed in range(4):
+        folding = envsdk.rollout(CorpusSearch(**options, context_tools=("fold",)), "reference", seed=seed)
+        assert (folding.reward, {break_.reason for break_ in folding.breaks}) == (1.0, {"fold"})
+        assert envsdk.rollout(CorpusSearch(**options), "reference", seed=seed).stop_reason == "max_context_tokens"
+
+
 def test_a_task_may_be_given():
     env = CorpusSearch()
     env.reset(seed=4)

@@ -151,6 +151,16 @@ def test_a_context_that_may_not_hold_all_ends_before_anything_is_asked_unless_ol
     assert play(LongNotes(limits=limits, history={**BUDGET, "max_tokens": 2000})).reward == 1.0
 
 
+@pytest.mark.parametrize("difficulty", ["medium", pytest.param("hard", marks=pytest.mark.full)])
+def test_whoever_folds_what_was_noted_succeeds_in_a_context_that_cannot_hold_all(difficulty: str):
+    limits = Limits(max_context_tokens=4000)
+    trajectory = play(LongNotes(limits=limits, difficulty=difficulty, context_tools=("fold",)))
+    breaks(trajectory)
+    assert {break_.reason for break_ in trajectory.breaks} == {"fold"}
+    assert max(len(prompt.prompt) for prompt in trajectory.prompts()) < 4000
+    assert play(LongNotes(limits=limits, difficulty=difficulty)).reward == 0.0
+
+
 # Notes.
 
 

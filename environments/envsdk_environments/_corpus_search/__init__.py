@@ -17,6 +17,8 @@ from ._world import CorpusSearchTask, Difficulty, get_questions
 __all__ = ["CorpusSearch", "CorpusSearchConfig", "CorpusSearchTask", "FullTextSearchUnavailable"]
 
 MAX_QUERY_CHARS = 500
+_REFERENCE_ROOM = 800
+"""The room that the reference policy keeps for the results of a search and an article, in tokens."""
 _SYSTEM = (
     "Answer a question about a fictional world that you know nothing about. Search its encyclopedia, and read the "
     "articles that lead from the question to the answer. When you know the answer, reply with just the name, without a "
@@ -120,8 +122,11 @@ class CorpusSearch(ToolEnv):
         return end_with_verdict(is_right, self.quest.answer, **metrics)
 
     def reference_reply(self) -> Message:
-        """Search for the next article of the path, read it, and answer when an article names the answer."""
-        results = [message.content for message in self.messages() if message.role == "tool"]
+        """Search for the next article of the path, read it, and answer when an article names the answer.
+
+        With the context tool `fold`, it folds the articles whenever a further one might not fit.
+        """
+        results = [m.content for m in self.messages() if m.role == "tool" and m.name in ("search", "read")]
         path, step = self.quest.path, len(results) // 2
         if len(results) % 2:
             if f"- {path[step]}: " not in results[-1]:
@@ -131,9 +136,14 @@ class CorpusSearch(ToolEnv):
         wanted = path[step] if step < len(path) else self.quest.answer
         if wanted not in known:
             return _give_up()
-        if step < len(path):
-            return Message.calling("search", {"query": wanted}, reasoning=f"I need to know more about {wanted}.")
-        return Message(role="assistant", reasoning="That is the answer.", content=wanted)
+        if step == len(path):
+            return Message(role="assistant", reasoning="That is the answer.", content=wanted)
+        most = self.limits.max_context_tokens
+        is_full = most is not None and len(self.prompt()) + _REFERENCE_ROOM > most
+        if "fold" in self.config.context_tools and is_full and self.messages()[-1].name == "read":
+            summary = f"The articles that I have read lead to {wanted}."
+            return Message.calling("fold", {"summary": summary}, reasoning="There is no room for more articles.")
+        return Message.calling("search", {"query": wanted}, reasoning=f"I need to know more about {wanted}.")
 
     null_reply = decline
 

@@ -1,0 +1,42 @@
+"""The notes of a model: one block of text that stays visible, whatever is dropped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from ..messages import Message, read_arguments
+
+NOTE = "note"
+"""The name of the tool whose calls make notes."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a model noted with the context tool `note`."""
+
+    texts: list[str] = field(default_factory=list[str])
+    """The notes, in order."""
+    repeated: list[tuple[Message, int, int]] = field(default_factory=list[tuple[Message, int, int]])
+    """The results of branches that repeat notes, each with the numbers of the first note and of the one after the last.
+    """
+
+    def listed(self, start: int = 0) -> str:
+        """Return the notes from number `start` on as text, with the number of each."""
+        return "\n".join(f"{number}. {text}" for number, text in enumerate(self.texts[start:], start + 1))
+
+    def block(self) -> Message:
+        """Return the message that shows all notes."""
+        return Message(role="user", content=f"Your notes so far:\n{self.listed()}")
+
+    def are_hidden(self, view: Sequence[Message], shown: int) -> bool:
+        """Return whether a note is neither among the first `shown` ones, nor in a call or a result that a view has."""
+        if shown == len(self.texts):
+            return False
+        calls = [call for message in view for call in message.tool_calls if call.name == NOTE]
+        given: list[Any] = [read_arguments(call.arguments) for call in calls]
+        visible = {str(cast("dict[str, Any]", one).get("text")) for one in given if isinstance(one, dict)}
+        ids = {id(message) for message in view}
+        for message, start, stop in self.repeated:
+            if id(message) in ids:
+                visible.update(self.texts[start:stop])
+        return any(text not in visible for text in self.texts[shown:])
