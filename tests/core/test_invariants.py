@@ -45,6 +45,7 @@ from envsdk.messages import check_calls
 from envsdk.policies import Aligned, Ragged
 from envsdk.rendering.renderer import NOT_ENDED
 from envsdk.rendering.tokenizers import load_tokenizer
+from envsdk.rollouts._replaying import _actions as recorded_actions
 
 _UNIQUE = itertools.count()
 
@@ -1126,6 +1127,12 @@ def a_policy_that_obeys_passes_no_limit(run: Run) -> None:
         assert len(ask.prompt) + len(tokens) <= (limits.max_context_tokens or np.inf)
 
 
+def under_its_own_policy_an_episode_is_itself(run: Run):
+    played = run.trajectory
+    for one in (played, Trajectory.from_json(played.to_json())):
+        assert one.under(run.env.history, run.env.renderer).to_json() == played.to_json()
+
+
 CHECKS = (
     sampled_tokens_stay_verbatim_until_a_declared_rewrite_drops_them,
     replaying_the_deltas_gives_every_prompt,
@@ -1153,6 +1160,7 @@ CHECKS = (
     nothing_that_is_handed_over_is_shared,
     an_episode_leaves_the_global_random_state_alone,
     records_survive_json_to_the_byte,
+    under_its_own_policy_an_episode_is_itself,
     samples_are_valid_weighted_and_in_order,
     a_loss_rule_chooses_the_steps_that_are_trained,
     the_last_observation_follows_the_last_reply_and_asks_for_none,
@@ -1166,6 +1174,31 @@ def test_all_of_it_holds_in_every_episode(plan: Plan):
     run = play(plan)
     for check in CHECKS:
         check(run)
+
+
+@given(plan=plans(rows=st.none()), other=HISTORIES)
+def test_under_another_policy_an_episode_is_what_the_same_replies_give_there(plan: Plan, other: dict[str, Any]):
+    if "arbitrary" in (plan.history["name"], other["name"]):  # it may change the system message that a turn repeats
+        plan = replace(plan, turns=tuple({**says, "system": None} for says in plan.turns))
+    played, env = play(plan).trajectory, make(replace(plan, history=other))
+    replayed = played.under(env.history, env.renderer)
+    env.reset(seed=7)
+    for action in recorded_actions(played, "main"):
+        if env.trajectory is not None:
+            break
+        env.step(action)
+    if env.trajectory is None:  # there is room for more replies
+        assert replayed.left_out
+        env.fail(RuntimeError())
+    forced = env.trajectory
+    assert forced is not None
+    if replayed.left_out:
+        assert len(replayed.steps) <= len(forced.steps)
+        for one, same in zip(replayed.prompts(), forced.prompts(), strict=False):
+            assert (one.step.break_, one.step.extends) == (same.step.break_, same.step.extends)
+            assert one.prompt.tolist() == same.prompt.tolist() and one.action.tolist() == same.action.tolist()
+    else:
+        assert replayed.to_json() == forced.to_json()
 
 
 @settings(max_examples=settings.default.max_examples // 4)
