@@ -194,13 +194,13 @@ class _Lengths:
         prices, before = np.full(count, math.inf), np.zeros(count, int)  # of the prompts up to a break
         prices[0] = self.sums[0]
         for now in range(1, count):
-            last = np.arange(self.begins[now - 1], now)
+            last = np.arange(int(self.begins[now - 1]), now)
             if self.begins[now] < now:
                 last = last[self.saved[last] < self.saved[now]]
             if len(last):
                 found = prices[last] + self._after(last, now, limit) + self._at(last, now)
                 before[now], prices[now] = last[np.argmin(found)], np.min(found)
-        last = np.arange(self.begins[-1], count)
+        last = np.arange(int(self.begins[-1]), count)
         found = prices[last] + self._after(last, count, limit)
         place, at = int(last[np.argmin(found)]), list[int]()
         if np.min(found) == math.inf:

@@ -203,6 +203,7 @@ RENDERERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("family", RENDERERS)
 @pytest.mark.parametrize("drops", [("thinking", "tool_results"), ("oldest",)])
 def test_the_plan_costs_what_its_replay_costs(family: str, drops: Any):
