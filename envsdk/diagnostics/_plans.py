@@ -342,7 +342,7 @@ def plan(
         try:
             episodes.append(_Episode.of(trajectory, renderer, prices, (_THINKING, *sets), keep_last))
         except CannotReplay as error:
-            left_out[str(error)] += 1
+            left_out[str(error).replace(repr(trajectory.id), "the episode")] += 1
     chosen, found = sets[-1], list[tuple[int, ...] | None]()
     for chosen in sets:
         found = [one.lengths[chosen].cheapest(most) for one in episodes]
