@@ -8,7 +8,9 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, Field
 
 from ..contexts._context import Context
 from ..contexts._edits import Edit
@@ -18,6 +20,7 @@ from ..episodes._turn import Opening, Turn
 from ..errors import ToolError
 from ..messages import Message, ToolCall
 from ._driver import driver_of
+from ._env import EnvConfig
 from ._recall import Archive
 from ._tools import Tool, tool
 
@@ -25,6 +28,26 @@ ContextTool: TypeAlias = Literal["fold", "branch", "note", "recall"]
 """The context tools that a `ToolEnv` may offer. `branch` brings the tool `finish`."""
 _IN_BRANCH = "You are in a branch now. Call finish with the result when its task is done; only the result will stay."
 _DETAIL_CHARS = 80
+
+
+def _each_once(names: tuple[ContextTool, ...]) -> tuple[ContextTool, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("a name comes twice")
+    return names
+
+
+class ContextToolsConfig(EnvConfig):
+    """The options of environments that may offer context tools.
+
+    Attributes:
+        context_tools: The tools with which the model itself decides what stays in its context: `fold` (replace what
+            lies between the last fold and now by its own summary), `branch` (a detour of which only the result stays;
+            it comes with `finish`), `note` (text that stays visible), and `recall` (search what was dropped).
+        max_notes_chars: The most characters that all notes of an episode have together.
+    """
+
+    context_tools: Annotated[tuple[ContextTool, ...], AfterValidator(_each_once)] = ()
+    max_notes_chars: int = Field(default=2_000, ge=1)
 
 
 class _Branch(NamedTuple):
@@ -278,4 +301,7 @@ class ContextTools:
         name = self._context.name
         while name in self._branches:
             name = self._branches[name].parent
-        return self._memories.setdefault(name, _Memory())
+        if name not in self._memories:  # a context that begins with another's messages begins with its notes
+            notes = self._context.notes or Notes()
+            self._memories[name] = _Memory(Notes([*notes.texts], [*notes.repeated]))
+        return self._memories[name]
