@@ -102,6 +102,7 @@ class Context:
     _cut: int = 0  # how many tokens of the last reply were dropped since the last observation
     turn: dict[str, Any] = field(default_factory=dict[str, Any])
     """How the last observation was made, unless its messages were appended as they are; see `Step.turn`."""
+    _noted: int = -1  # how many notes the last observation knew; -1: it had none
     _block: tuple[Message, int] | None = None  # the last block of notes, and how many it shows
     _late: int = 0  # how many messages were added to the view after the policy's last call
     skips_rewrite: bool = False
@@ -245,6 +246,7 @@ class Context:
         """Start with a copy of another context after its last reply, or the part that `edit` keeps; see `observe`."""
         self._prompt, self.conversation = base._prompt.copy(), list(base.conversation)
         self.messages, self.notes, self._block = list(base.messages), base.notes, base._block
+        self._noted = base._noted
         if edit is not None:
             repeated = among(messages, base.conversation)
             self.messages = [*base.conversation[edit.start : edit.keep], *repeated]
@@ -287,6 +289,15 @@ class Context:
         if self.skips_rewrite and edit is not None:
             messages, edit = among(messages, self.conversation, are=False), None
         self.turn = {"cut": self._cut} if self._cut else {}
+        if self.skips_rewrite:
+            self.turn["skips_rewrite"] = True
+        if self.notes is not None and len(self.notes.texts) != self._noted:
+            start, self._noted = max(0, self._noted), len(self.notes.texts)
+            noted: dict[str, Any] = {"start": start, "texts": self.notes.texts[start:]}
+            repeated = self.notes.repeated[-1:]
+            if repeated and messages and repeated[0][0] is messages[-1]:
+                noted["repeated"] = repeated[0][1:]
+            self.turn["notes"] = noted
         if prefill is not None:
             self.turn["prefill"] = _stored(prefill)
         if edit is not None:
