@@ -32,6 +32,7 @@ class LongErrandConfig(ToolEnvConfig):
     size: Literal["tiny", "small", "medium", "large"] = "small"
     """The number of days and houses, which also sets the default limits. A tiny errand has no books."""
     context_tools: tuple[Literal["fold", "branch", "note", "recall"], ...] = ("fold", "branch", "note", "recall")
+    """The context tools of the model, as for any `ToolEnv`."""
     max_notes_chars: int = Field(default=400, ge=1)
     """The maximum length of all notes: enough for the words of all gates, but not for all letters."""
     max_reply_tokens: int = Field(default=256, ge=1)

@@ -8,7 +8,9 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, Field
 
 from ..contexts._context import Context
 from ..contexts._edits import Edit
@@ -18,6 +20,7 @@ from ..episodes._turn import Opening, Turn
 from ..errors import ToolError
 from ..messages import Message, ToolCall
 from ._driver import driver_of
+from ._env import EnvConfig
 from ._recall import Archive
 from ._tools import Tool, tool
 
@@ -25,6 +28,26 @@ ContextTool: TypeAlias = Literal["fold", "branch", "note", "recall"]
 """The context tools that a `ToolEnv` may offer. `branch` brings the tool `finish`."""
 _IN_BRANCH = "You are in a branch now. Call finish with the result when its task is done; only the result will stay."
 _DETAIL_CHARS = 80
+
+
+def _each_once(names: tuple[ContextTool, ...]) -> tuple[ContextTool, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("a name comes twice")
+    return names
+
+
+class ContextToolsConfig(EnvConfig):
+    """The options of environments that may offer context tools.
+
+    Attributes:
+        context_tools: The tools with which the model itself decides what stays in its context: `fold` (replace what
+            lies between the last fold and now by its own summary), `branch` (a detour of which only the result stays;
+            it comes with `finish`), `note` (text that stays visible), and `recall` (search what was dropped).
+        max_notes_chars: The most characters that all notes of an episode have together.
+    """
+
+    context_tools: Annotated[tuple[ContextTool, ...], AfterValidator(_each_once)] = ()
+    max_notes_chars: int = Field(default=2_000, ge=1)
 
 
 class _Branch(NamedTuple):
@@ -202,7 +225,9 @@ class ContextTools:
         """
         agent, context, move = self._agent, self._context, self._move
         self._move, turn = None, copy.copy(turn)
-        is_elsewhere = turn.context is not None or turn.opening is not None or turn.edit is not None
+        is_elsewhere = (
+            agent.full_name(turn.context) != context.name or turn.opening is not None or turn.edit is not None
+        )
         if move is not None and (is_elsewhere or turn.continuation is not None or turn.shortens):
             self._refuse(turn, f"{move}: the environment changed the conversation itself")
             return turn
@@ -217,8 +242,9 @@ class ContextTools:
         elif move == "branch" and agent.reason_to_stop(turn) is None and self._open(turn, context):
             return turn
         while not is_over and turn.continuation is None and (name := agent.full_name(turn.context)) in self._branches:
-            cut = agent.cut if agent.limits.end_on_cut else None
-            reason = cut or driver_of(self._env).running_episode.why_full(agent, turn)
+            reason = agent.cut if agent.limits.end_on_cut else None
+            if reason is None and (agent.limits.max_context_tokens or context.policy.full_beyond) is not None:
+                reason = driver_of(self._env).running_episode.why_full(agent, turn)
             if reason is None:
                 break
             turn.messages = [self._result(name, f"[The branch did not finish: {reason}.]")]
@@ -278,4 +304,7 @@ class ContextTools:
         name = self._context.name
         while name in self._branches:
             name = self._branches[name].parent
-        return self._memories.setdefault(name, _Memory())
+        if name not in self._memories:  # a context that begins with another's messages begins with its notes
+            notes = self._context.notes or Notes()
+            self._memories[name] = _Memory(Notes([*notes.texts], [*notes.repeated]))
+        return self._memories[name]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import field_validator
 
-from ..authoring._env import EnvConfig
+from ..authoring._context_tools import ContextToolsConfig
 from ._programs import Endpoint
 
 agents: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("agents.toml").read_text())
@@ -19,7 +19,7 @@ CONTEXT_TOKENS = 128_000
 """The context size in an agent's configuration, in tokens, if the environment's limits name none."""
 
 
-class AgentConfig(EnvConfig):
+class AgentConfig(ContextToolsConfig):
     """The options of a `ProgramEnv` whose class defines no others.
 
     Attributes:
