@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,10 +21,21 @@ from ..messages import Message
 from ..rendering.renderer import Renderer
 from ._context_log import ContextLog
 from ._roles import Roles
-from ._steps import Step
+from ._steps import Origin, Step
 
-if TYPE_CHECKING:
-    from ._trajectory import Trajectory
+
+class _Recorded(Protocol):
+    """The fields of a `Trajectory` that a replay reads."""
+
+    id: str
+    contexts: dict[str, ContextLog]
+    steps: list[Step]
+    history: dict[str, Any]
+    stop_reason: str
+    origins: list[Origin]
+    final_break: Break | None
+    final_turn: dict[str, Any]
+
 
 _SUMMARY = re.compile(r"(.*)/summary-[0-9]+")
 
@@ -79,7 +90,7 @@ class Replay:
 
     def __init__(
         self,
-        trajectory: "Trajectory",
+        trajectory: _Recorded,
         policy: HistoryPolicy,
         renderer_of: Callable[[ContextLog], Renderer],
         limit: int | None,
@@ -107,8 +118,8 @@ class Replay:
             self._final = Step(name, name, 0, False, 0, 0, break_=trajectory.final_break, turn=turn)
             self._next[before[name]] = self._final
 
-    def run(self) -> "Trajectory":
-        """Return the episode as it would have been.
+    def run(self) -> dict[str, Any]:
+        """Return the fields of the trajectory that change.
 
         Raises:
             CannotReplay: See `Trajectory.under`.
@@ -150,16 +161,15 @@ class Replay:
             for origin in self._trajectory.origins
         ]
         contexts = [replayed.context for replayed in self._contexts.values()]
-        return replace(
-            self._trajectory,
-            history=self._policy.specification(),
-            contexts=self._logs(is_whole="status" not in ending),
-            steps=self._steps,
-            origins=origins,
-            renderer_rewrites=next((one.rewriting for one in contexts if one.steps > 1 and one.rewriting), ""),
-            left_out=self._left_out,
+        return {
+            "history": self._policy.specification(),
+            "contexts": self._logs(is_whole="status" not in ending),
+            "steps": self._steps,
+            "origins": origins,
+            "renderer_rewrites": next((one.rewriting for one in contexts if one.steps > 1 and one.rewriting), ""),
+            "left_out": self._left_out,
             **ending,
-        )
+        }
 
     def _exists(self, step: Step) -> bool:
         """Return whether the context of a step exists under the other policy: a summary may not be requested."""
