@@ -225,7 +225,9 @@ class ContextTools:
         """
         agent, context, move = self._agent, self._context, self._move
         self._move, turn = None, copy.copy(turn)
-        is_elsewhere = turn.context is not None or turn.opening is not None or turn.edit is not None
+        is_elsewhere = (
+            agent.full_name(turn.context) != context.name or turn.opening is not None or turn.edit is not None
+        )
         if move is not None and (is_elsewhere or turn.continuation is not None or turn.shortens):
             self._refuse(turn, f"{move}: the environment changed the conversation itself")
             return turn
@@ -240,8 +242,9 @@ class ContextTools:
         elif move == "branch" and agent.reason_to_stop(turn) is None and self._open(turn, context):
             return turn
         while not is_over and turn.continuation is None and (name := agent.full_name(turn.context)) in self._branches:
-            cut = agent.cut if agent.limits.end_on_cut else None
-            reason = cut or driver_of(self._env).running_episode.why_full(agent, turn)
+            reason = agent.cut if agent.limits.end_on_cut else None
+            if reason is None and (agent.limits.max_context_tokens or context.policy.full_beyond) is not None:
+                reason = driver_of(self._env).running_episode.why_full(agent, turn)
             if reason is None:
                 break
             turn.messages = [self._result(name, f"[The branch did not finish: {reason}.]")]

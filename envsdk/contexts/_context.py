@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from .._describing import encodable
-from ..errors import ContextFull, UndeclaredBreak
+from ..errors import ContextFull, RenderError, UndeclaredBreak
 from ..images import PlacedImage
 from ..limits import StopReason
-from ..messages import Message, ToolSchema, check_calls
+from ..messages import Message, TextPart, ToolSchema, check_calls
 from ..rendering.renderer import NOT_ENDED, Renderer, WrittenPrompt, as_given, as_prefill
 from ._edits import Edit, among, edited
 from ._history import History, HistoryPolicy, Rewrite, SummaryRequest
-from ._notes import Notes
+from ._notes import Notes, ShownNotes
 from ._protocol import Break, RewriteReason
 from ._roles import RoleLog
 
@@ -102,7 +102,8 @@ class Context:
     _cut: int = 0  # how many tokens of the last reply were dropped since the last observation
     turn: dict[str, Any] = field(default_factory=dict[str, Any])
     """How the last observation was made, unless its messages were appended as they are; see `Step.turn`."""
-    _block: tuple[Message, int] | None = None  # the last block of notes, and how many it shows
+    _noted: int = -1  # how many notes the last observation knew; -1: it had none
+    _block: ShownNotes | None = None  # the last block of notes
     _late: int = 0  # how many messages were added to the view after the policy's last call
     skips_rewrite: bool = False
     """True if the next observation keeps the past: neither the history policy nor an edit of its turn drops anything.
@@ -245,6 +246,7 @@ class Context:
         """Start with a copy of another context after its last reply, or the part that `edit` keeps; see `observe`."""
         self._prompt, self.conversation = base._prompt.copy(), list(base.conversation)
         self.messages, self.notes, self._block = list(base.messages), base.notes, base._block
+        self._noted = base._noted
         if edit is not None:
             repeated = among(messages, base.conversation)
             self.messages = [*base.conversation[edit.start : edit.keep], *repeated]
@@ -287,6 +289,15 @@ class Context:
         if self.skips_rewrite and edit is not None:
             messages, edit = among(messages, self.conversation, are=False), None
         self.turn = {"cut": self._cut} if self._cut else {}
+        if self.skips_rewrite:
+            self.turn["skips_rewrite"] = True
+        if self.notes is not None and len(self.notes.texts) != self._noted:
+            start, self._noted = max(0, self._noted), len(self.notes.texts)
+            noted: dict[str, Any] = {"start": start, "texts": self.notes.texts[start:]}
+            repeated = self.notes.repeated[-1:]
+            if repeated and messages and repeated[0][0] is messages[-1]:
+                noted["repeated"] = repeated[0][1:]
+            self.turn["notes"] = noted
         if prefill is not None:
             self.turn["prefill"] = _stored(prefill)
         if edit is not None:
@@ -403,7 +414,7 @@ class Context:
         """Return how many messages before the last reply a fold replaces, and how many tokens of the view."""
         messages = self.conversation
         start, _ = edited(self.view, messages, [*messages[: self.unfolded], messages[-1]])
-        block = None if self._block is None else self._block[0]
+        block = None if self._block is None else self._block.message
         replaced = (index for index in range(start, len(self.view) - 1) if self.view[index] is not block)
         return len(messages) - 1 - self.unfolded, sum(map(self._prompt.count, replaced))
 
@@ -435,20 +446,28 @@ class Context:
         """Add the block of notes at the end of the view if a rewrite has hidden a note. An earlier block is dropped."""
         if self.notes is None or delta.break_ is None:
             return delta
-        view, (block, shown) = self.view, self._block or (None, 0)
-        at = next((index for index, message in enumerate(view) if message is block), None)
-        if not self.notes.are_hidden(view, 0 if at is None else shown):
+        view, old, count = self.view, self._block, len(self.notes.texts)
+        at = next((index for index, message in enumerate(view) if old is not None and message is old.message), None)
+        if not self.notes.are_hidden(view, 0 if at is None or old is None else old.number):
             return delta
-        new = self.notes.block()
-        self._block = new, len(self.notes.texts)
-        start = len(view) if at is None else at
-        messages = [*(message for message in view[start:] if message is not block), new]
-        keep = self.renderer.rewrite(self._prompt, start, messages)
-        self._late = 1
+        start = max(0, len(view) - 1 if at is None else at - 1)
+        shown = [message if old is None or message is not old.message else old.instead_of for message in view[start:]]
+        messages = [message for message in shown if message is not None]
+        text = self.notes.block()
+        try:
+            block = Message(role="user", content=text)
+            keep = self.renderer.rewrite(self._prompt, start, [*messages, block])
+            self._block, self._late = ShownNotes(block, count), 1
+        except RenderError:  # such as of a template in which users and replies alternate
+            last, added = messages[-1], TextPart(text=f"\n\n{text}")
+            parts = None if last.parts is None else (*last.parts, added)
+            block = last.model_copy(update={"content": last.content + added.text, "parts": parts})
+            keep = self.renderer.rewrite(self._prompt, start, [*messages[:-1], block])
+            self._block = ShownNotes(block, count, last)
         if keep >= delta.keep:
             return delta
-        before = delta.break_
-        return delta._replace(keep=keep, break_=replace(before, kept=keep, dropped=before.dropped + before.kept - keep))
+        dropped = delta.break_.dropped + delta.break_.kept - keep
+        return delta._replace(keep=keep, break_=replace(delta.break_, kept=keep, dropped=dropped))
 
     def _add(self, messages: Sequence[Message]) -> None:
         self.messages.extend(messages)

@@ -70,7 +70,9 @@ class Step(StoredRecord):
             `cut`, how many of the reply's tokens were dropped before; `system`, true if the first new message replaced
             the system message; `tools_before`, the tools that were replaced; `edit`, an `Edit`, with the index in the
             conversation of each of its messages, or null if it is new; `returns`, true if it is a return besides the
-            break that it is. `Trajectory.under` reads it. A record leaves it out if it is empty.
+            break that it is; `notes`, the model's notes since the last observation; `skips_rewrite`, true if nothing
+            was dropped there although it would have been. `Trajectory.under` reads it. A record leaves it out if it is
+            empty.
     """
 
     context: str

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -281,7 +281,8 @@ class Trajectory(StoredRecord):
                 )
             return found
 
-        return Replay(self, get_history(history), renderer_of, limits.max_context_tokens, folds=folds).run()
+        replay = Replay(self, get_history(history), renderer_of, limits.max_context_tokens, folds=folds)
+        return replace(self, **replay.run())
 
     def reward_of(self, context: str) -> float:
         """Return the reward of a context: its own, that of the nearest parent that has one, or the episode's."""

@@ -4,25 +4,38 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..contexts._context import Context, Delta
 from ..contexts._edits import Edit
 from ..contexts._history import POLICIES, HistoryPolicy, SummaryRequest, get_history
+from ..contexts._notes import Notes
 from ..contexts._protocol import Break
 from ..contexts._roles import RoleLog
 from ..contexts._side_data import Aligned
 from ..errors import CannotReplay, EnvsdkError
+from ..limits import StopReason
 from ..messages import Message
 from ..rendering.renderer import Renderer
 from ._context_log import ContextLog
 from ._roles import Roles
-from ._steps import Step
+from ._steps import Origin, Step
 
-if TYPE_CHECKING:
-    from ._trajectory import Trajectory
+
+class _Recorded(Protocol):
+    """The fields of a `Trajectory` that a replay reads."""
+
+    id: str
+    contexts: dict[str, ContextLog]
+    steps: list[Step]
+    history: dict[str, Any]
+    stop_reason: str
+    origins: list[Origin]
+    final_break: Break | None
+    final_turn: dict[str, Any]
+
 
 _SUMMARY = re.compile(r"(.*)/summary-[0-9]+")
 
@@ -34,9 +47,9 @@ class _Replayed:
     Attributes:
         log: Its record.
         context: The same context under the other policy.
-        last: The index in the trajectory of its last step.
         tools: The tools that it has now, and after each change of them.
         limit: The largest length of the context, in tokens; None for no limit.
+        notes: The notes that it shares with its branches.
         conversation: The conversation as it was recorded. It is shorter than the context's if folds are not replayed.
         read: The number of messages of the log that were used.
         added: The number of those that the last observation added.
@@ -47,9 +60,9 @@ class _Replayed:
 
     log: ContextLog
     context: Context
-    last: int
     tools: list[list[dict[str, Any]]]
     limit: int | None
+    notes: Notes = field(default_factory=Notes)
     conversation: list[Message] = field(default_factory=list[Message])
     read: int = 0
     added: int = 0
@@ -77,7 +90,7 @@ class Replay:
 
     def __init__(
         self,
-        trajectory: "Trajectory",
+        trajectory: _Recorded,
         policy: HistoryPolicy,
         renderer_of: Callable[[ContextLog], Renderer],
         limit: int | None,
@@ -92,29 +105,33 @@ class Replay:
         self._steps: list[Step] = []
         self._moved: dict[tuple[str, int], int] = {}  # positions in the logs of contexts: recorded, and now
         self._left_out: list[str] = []
-        self._next: dict[int, Step | Mapping[str, Any]] = {}  # what follows each step in its context
+        self._next: dict[int, Step] = {}  # the step that follows each step in its context
         before: dict[str, int] = {}
         for index, step in enumerate(trajectory.steps):
             if step.context in before:
                 self._next[before[step.context]] = step
             before[step.context] = index
         self._last = before
+        self._final: Step | None = None  # the turn after the last reply, if it was rendered
         if (name := trajectory.final_turn.get("context")) in before:
-            self._next[before[name]] = trajectory.final_turn
+            turn = {key: value for key, value in trajectory.final_turn.items() if key != "context"}
+            self._final = Step(name, name, 0, False, 0, 0, break_=trajectory.final_break, turn=turn)
+            self._next[before[name]] = self._final
 
-    def run(self) -> "Trajectory":
-        """Return the episode as it would have been.
+    def run(self) -> dict[str, Any]:
+        """Return the fields of the trajectory that change.
 
         Raises:
             CannotReplay: See `Trajectory.under`.
         """
-        steps, ending = self._trajectory.steps, dict[str, Any]()
+        steps, final = self._trajectory.steps, self._final
+        ending: dict[str, Any] = {}
         for index, step in enumerate(steps):
             if step.context in self._skipped or not self._exists(step):
                 self._skipped.add(step.context)
                 continue
             is_new = step.context not in self._contexts
-            delta, break_, turn = self._observe(step.context, step, index)
+            delta, break_, turn = self._observe(step, index)
             if delta.full is not None:
                 left = [one for one in steps[index:] if one.context not in self._skipped]
                 sampled = sum(one.stop - one.action_start for one in left)
@@ -127,29 +144,32 @@ class Replay:
                 break
             self._act(index, delta, break_, turn)
         else:
-            final = self._trajectory.final_turn
-            if final.get("context") in self._contexts:
-                delta, break_, turn = self._observe(final["context"], final, len(steps))
-                ending = {"final_break": break_, "final_turn": {"context": final["context"], **turn}}
+            reason = self._trajectory.stop_reason
+            if self._steps and final is None and reason in (StopReason.CUT, StopReason.MAX_CONTEXT_TOKENS):
+                last = self._contexts[self._steps[-1].context]  # its last reply was cut, with or without room
+                is_full = last.limit is not None and len(last.context) >= last.limit
+                ending = {"stop_reason": str(StopReason.MAX_CONTEXT_TOKENS if is_full else StopReason.CUT)}
+            if final is not None and final.context in self._contexts:
+                delta, break_, turn = self._observe(final, len(steps))
+                ending = {"final_break": break_, "final_turn": {"context": final.context, **turn}}
                 if delta.full is not None:
                     ending["stop_reason"] = str(delta.full)
                 else:
-                    self._left_out.append(f"{final['context']}: there is room for another reply, which was not sampled")
+                    self._left_out.append(f"{final.context}: there is room for another reply, which was not sampled")
         origins = [
             replace(origin, tokens={name: self._moved.get((name, at), at) for name, at in origin.tokens.items()})
             for origin in self._trajectory.origins
         ]
         contexts = [replayed.context for replayed in self._contexts.values()]
-        return replace(
-            self._trajectory,
-            history=self._policy.specification(),
-            contexts=self._logs(is_whole="status" not in ending),
-            steps=self._steps,
-            origins=origins,
-            renderer_rewrites=next((one.rewriting for one in contexts if one.steps > 1 and one.rewriting), ""),
-            left_out=self._left_out,
+        return {
+            "history": self._policy.specification(),
+            "contexts": self._logs(is_whole="status" not in ending),
+            "steps": self._steps,
+            "origins": origins,
+            "renderer_rewrites": next((one.rewriting for one in contexts if one.steps > 1 and one.rewriting), ""),
+            "left_out": self._left_out,
             **ending,
-        )
+        }
 
     def _exists(self, step: Step) -> bool:
         """Return whether the context of a step exists under the other policy: a summary may not be requested."""
@@ -185,15 +205,11 @@ class Replay:
         if trajectory.final_turn.get("context") == name:
             turns.append(trajectory.final_turn)
         tools = [*(turn["tools_before"] for turn in turns if "tools_before" in turn), log.tools]
-        return _Replayed(log, context, self._last[name], tools, None if log.stop_reason else self._limit)
+        return _Replayed(log, context, tools, None if log.stop_reason else self._limit)
 
-    def _observe(
-        self, name: str, step: Step | Mapping[str, Any], index: int
-    ) -> tuple[Delta, Break | None, dict[str, Any]]:
-        """Take the turn of a step, or the final turn; return its delta, its break, and how it was made."""
-        turn, was, base, reply = step, self._trajectory.final_break, name, None
-        if isinstance(step, Step):
-            turn, was, base, reply = step.turn, step.break_, step.base, step.reply
+    def _observe(self, step: Step, index: int) -> tuple[Delta, Break | None, dict[str, Any]]:
+        """Take the turn of a step; return its delta, its break, and how it was made."""
+        name, turn, was = step.context, step.turn, step.break_
         is_new = name not in self._contexts
         replayed = self._made(name) if is_new else self._contexts[name]
         self._contexts[name] = replayed
@@ -206,15 +222,16 @@ class Replay:
             delta = context.go_on(addition, max_tokens=limit)
             return delta, delta.break_, context.turn
         prefill = _read(turn.get("prefill"))
-        above = None if base == name else self._contexts[base]
+        above = None if step.base == name else self._contexts[step.base]
         if above is not None:
+            replayed.notes = above.notes
             replayed.conversation, context.conversation = list(above.conversation), list(above.context.conversation)
             replayed.read = len(above.context.messages)
             if "edit" in turn:
                 edit = turn["edit"]
                 kept = above.conversation[edit["start"] : edit["keep"]]
                 replayed.read = len(kept) + sum(place is not None for place in edit["messages"])
-        new = replayed.log.messages[replayed.read : reply]
+        new = replayed.log.messages[replayed.read : step.reply]
         if is_new and above is None:
             replayed.conversation = list(new)
             delta = context.open(new, replayed.tools[0], max_tokens=limit, prefill=prefill)
@@ -224,14 +241,24 @@ class Replay:
             if "tools_before" in turn:
                 del replayed.tools[0]
                 options["tools"] = replayed.tools[0]
-            messages, options["edit"] = self._messages(replayed, turn, new, system)
+            unknown = new if system is None else new[1:]
+            messages, options["edit"] = self._messages(replayed, turn, unknown, system)
+            if "notes" in turn:
+                noted = turn["notes"]
+                (context if above is None else above.context).notes = replayed.notes
+                replayed.notes.texts[noted["start"] :] = noted["texts"]
+                if "repeated" in noted:
+                    replayed.notes.repeated.append((messages[-1], *noted["repeated"]))
             if system is not None:
                 options["system"] = system.content
             if above is not None:
                 delta = context.open_on(above.context, messages, **options)
             else:
-                delta = context.observe(messages, summary=self._summary(replayed), **options)
-        replayed.read, replayed.added = len(replayed.log.messages) if reply is None else reply, len(new)
+                context.skips_rewrite = "skips_rewrite" in turn
+                edit = options["edit"]
+                is_fold = edit is not None and edit.reason == "fold"  # then no summary is requested
+                delta = context.observe(messages, summary=None if is_fold else self._summary(replayed), **options)
+        replayed.read, replayed.added = replayed.read + len(new), len(new)
         if is_new:
             return delta, was and replace(was, kept=delta.keep), context.turn
         is_return = "returns" in turn or (was is not None and was.reason == "return")
@@ -250,26 +277,27 @@ class Replay:
     ) -> tuple[list[Message], Edit | None]:
         """Return the messages of a turn and its edit, in terms of the replayed conversation."""
         before, actual = replayed.conversation, replayed.context.conversation
-        unknown = iter(new if system is None else new[1:])
-        edit: Mapping[str, Any] | None = turn.get("edit")
-        given = [*unknown] if edit is None else [next(unknown) if i is None else before[i] for i in edit["messages"]]
-        count, after = len(before), list(before)
+        after = list(before)
         if system is not None:
             after[: bool(before) and before[0].role == "system"] = [system]
-        if edit is None:
-            replayed.conversation = [*after, *given]
-            return given, None
-        start, keep = edit["start"], edit["keep"]
+        if "edit" not in turn:
+            replayed.conversation = [*after, *new]
+            return new, None
+        edit: dict[str, Any] = turn["edit"]
+        indices: list[int | None] = edit["messages"]
+        unknown, start, keep = iter(new), edit["start"], edit["keep"]
+        given = [next(unknown) if index is None else before[index] for index in indices]
         replayed.conversation = [*after[start:keep], *given]
-        if edit.get("reason") == "fold" and not self._folds:
-            known = {id(message) for message in before}
-            return [message for message in given if id(message) not in known], None
-        if count != len(actual):  # earlier folds were not replayed
-            places = {id(message): index for index, message in enumerate(actual)}
-            moved = len(after) - count
-            keep = places[id(before[keep - moved - 1])] + 1 + moved if keep > moved else keep
-            start = places[id(before[start - moved])] + moved if start > moved else start
-        return given, Edit(**{**{key: edit[key] for key in Edit._fields if key in edit}, "start": start, "keep": keep})
+        if edit["reason"] == "fold" and not self._folds:
+            return new, None
+        if len(before) != len(actual):  # earlier folds were not replayed
+            places = {id(message): place for place, message in enumerate(actual)}
+            moved = len(after) - len(before)
+            for at in range(len(before)):
+                bounds = places[id(before[at])] + moved
+                keep = bounds + 1 if at + moved == edit["keep"] - 1 else keep
+                start = bounds if at + moved == edit["start"] and at else start
+        return given, Edit(keep, edit["detail"], start, edit["reason"])
 
     def _summary(self, replayed: _Replayed) -> str | None:
         """Return the summary that the policy gets with the next turn of a context, or None."""
@@ -337,12 +365,12 @@ class Replay:
         self._moved |= {(step.context, recorded): place for recorded, place in places.items()}
         context.act(log.tokens[step.action_start : step.stop], log.logprobs[step.action_start : step.stop])
         replayed.requests, replayed.summary = [], None
-        turn_after = following.turn if isinstance(following, Step) else following or {}
+        turn_after = {} if following is None else following.turn
         is_continued = "continues" in turn_after
         if step.reply is None and not is_continued:
             return  # it was never finished
         # A reply that goes on is in the record as a whole.
-        known = None if step.reply is None or (is_continued and isinstance(following, Step)) else step.reply
+        known = None if is_continued and following is not self._final else step.reply
         context.take_reply(known=None if known is None else log.messages[known])
         new.reply = None if step.reply is None else len(context.messages) - 1
         if "cut" in turn_after:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import families
 import numpy as np
 import pytest
 import real_models
@@ -355,9 +356,35 @@ def test_a_note_causes_no_break_and_the_block_is_shown_once_it_is_needed():
     assert info["break"].reason == "fold"
     assert result(env) == "Your notes so far:\n1. a\n2. b"
     answer(env, call("note", text="c"))
-    answer(env, call("fold", summary="x"))
+    again = answer(env, call("fold", summary="x"))
+    assert again["break"].kept > info["break"].kept  # the first fold is not rendered again
     assert [message.content for message in view(env) if "Your notes" in message.content] == [
         "Your notes so far:\n1. a\n2. b\n3. c"
+    ]
+
+
+ALTERNATING = """{% set ns = namespace(count=0) %}{% for message in messages %}
+{%- if message.role == "user" or message.role == "assistant" and not message.tool_calls %}
+{%- if (message.role == "user") != (ns.count % 2 == 0) %}{{ raise_exception("roles must alternate") }}{% endif %}
+{%- set ns.count = ns.count + 1 %}{% endif %}
+{{- "<|im_start|>" + message.role + "\n" + message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ ""}}
+{{- call.function.arguments | tojson }}}</tool_call>{% endfor %}{{ "<|im_end|>\n" }}{% endfor %}
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}"""
+
+
+def test_where_a_template_allows_no_further_message_the_notes_are_in_the_last_one():
+    renderer = envsdk.get_renderer("fixed_base", families.with_template("qwen3", ALTERNATING))
+    env = Pages(renderer=renderer, context_tools=ALL)
+    replies = [call("note", text="a"), call("read", page=1), call("fold", summary="x"), call("note", text="b")]
+    env.reset(seed=0)
+    for reply in replies:
+        answer(env, reply.with_reasoning(None))
+    notes = "folded into your summary.\n\nYour notes so far:\n1. a"
+    assert view(env)[3].content.endswith(notes)
+    answer(env, call("fold", summary="x").with_reasoning(None))
+    assert [message.content for message in view(env) if "Your notes" in message.content] == [
+        "2 messages were folded into your summary.\n\nYour notes so far:\n1. a\n2. b"
     ]
 
 
@@ -465,6 +492,18 @@ def test_the_options_are_made_by_name_and_survive_pickle_and_json():
     names = [schema["function"]["name"] for schema in other.episode.agent.context.tools]
     assert names[-2:] == ["fold", "note"]
     assert json.loads(json.dumps(env.config.model_dump(mode="json")))["context_tools"] == ["fold", "note"]
+
+
+def test_a_turn_may_name_the_context_that_it_is_in():
+    class Naming(Pages):
+        def after_tools(self, reply: Message, results: list[Message]) -> Turn:
+            return Turn(results, context=self.context)
+
+    env = begun(
+        call("read", page=1), call("fold", summary="x"), call("branch", task="y"), env=Naming(context_tools=ALL)
+    )
+    assert env.context == "main/branch-1"
+    assert "break" in answer(env, call("finish", result="z")) and env.context == "main"
 
 
 def test_the_environment_may_change_the_conversation_itself_instead_of_a_fold():

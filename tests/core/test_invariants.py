@@ -45,7 +45,7 @@ from envsdk.messages import check_calls
 from envsdk.policies import Aligned, Ragged
 from envsdk.rendering.renderer import NOT_ENDED
 from envsdk.rendering.tokenizers import load_tokenizer
-from envsdk.rollouts._replaying import _actions as recorded_actions
+from envsdk.rollouts._replaying import recorded_actions
 
 _UNIQUE = itertools.count()
 
@@ -1183,7 +1183,7 @@ def test_under_another_policy_an_episode_is_what_the_same_replies_give_there(pla
     played, env = play(plan).trajectory, make(replace(plan, history=other))
     replayed = played.under(env.history, env.renderer)
     env.reset(seed=7)
-    for action in recorded_actions(played, "main"):
+    for action in (action for step in played.steps for action in recorded_actions(step, played.contexts["main"])):
         if env.trajectory is not None:
             break
         env.step(action)
