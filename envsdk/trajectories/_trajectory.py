@@ -265,7 +265,8 @@ class Trajectory(StoredRecord):
             CannotReplay: If the renderer or its tokenizer is not the episode's, or the record is not enough.
             ConfigError: If `history` is not a policy.
         """
-        limits = Limits.of(self.limits, Limits()) if limits is None else limits
+        own_limits = self.limits if limits is None else limits.model_dump(exclude_defaults=True)
+        most = Limits.of(own_limits, Limits()).max_context_tokens
         given = (
             find_renderer({name: value for name, value in self.renderer.items() if name != "processor"})
             if renderer is None
@@ -281,8 +282,8 @@ class Trajectory(StoredRecord):
                 )
             return found
 
-        replay = Replay(self, get_history(history), renderer_of, limits.max_context_tokens, folds=folds)
-        return replace(self, **replay.run())
+        replay = Replay(self, get_history(history), renderer_of, most, folds=folds)
+        return replace(self, limits=own_limits, **replay.run())
 
     def reward_of(self, context: str) -> float:
         """Return the reward of a context: its own, that of the nearest parent that has one, or the episode's."""
