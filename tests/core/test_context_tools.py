@@ -41,6 +41,7 @@ HISTORIES: list[Any] = [
     {"name": "summarize", "threshold": 1100, "summarizer": lambda messages: f"{len(messages)} messages"},
     {"name": "summarize", "threshold": 1300},
     LastRounds(),
+    {"name": "planned", "max_tokens": 1400, "drops": ["oldest"], "cached": 0.5},
 ]
 RENDERERS: dict[str, Any] = {
     "qwen3": lambda: envsdk.get_renderer("qwen3", "embedded"),
