@@ -8,7 +8,9 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, Field
 
 from ..contexts._context import Context
 from ..contexts._edits import Edit
@@ -18,13 +20,34 @@ from ..episodes._turn import Opening, Turn
 from ..errors import ToolError
 from ..messages import Message, ToolCall
 from ._driver import driver_of
-from ._recall import Archive
+from ._env import EnvConfig
+from ._recall import RECALL, Archive
 from ._tools import Tool, tool
 
 ContextTool: TypeAlias = Literal["fold", "branch", "note", "recall"]
 """The context tools that a `ToolEnv` may offer. `branch` brings the tool `finish`."""
 _IN_BRANCH = "You are in a branch now. Call finish with the result when its task is done; only the result will stay."
 _DETAIL_CHARS = 80
+
+
+def _each_once(names: tuple[ContextTool, ...]) -> tuple[ContextTool, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("a name comes twice")
+    return names
+
+
+class ContextToolsConfig(EnvConfig):
+    """The options of environments that may offer context tools.
+
+    Attributes:
+        context_tools: The tools with which the model itself decides what stays in its context: `fold` (replace what
+            lies between the last fold and now by its own summary), `branch` (a detour of which only the result stays;
+            it comes with `finish`), `note` (text that stays visible), and `recall` (search what was dropped).
+        max_notes_chars: The most characters that all notes of an episode have together.
+    """
+
+    context_tools: Annotated[tuple[ContextTool, ...], AfterValidator(_each_once)] = ()
+    max_notes_chars: int = Field(default=2_000, ge=1)
 
 
 class _Branch(NamedTuple):
@@ -174,9 +197,9 @@ class ContextTools:
     def take(self, calls: Sequence[ToolCall]) -> None:
         """Take a reply, whose calls are about to be run."""
         self._calls, self._move, self._answer = calls, None, None
-        context, memory = self._context, self._memory
-        memory.archive.add(context, len(context.messages) - 1)
-        context.notes = memory.notes
+        context = self._context
+        self._remember(context, len(context.messages) - 1)
+        context.notes = self._memory.notes
 
     def answered(self, answers: list[Message]) -> list[Message]:
         """Return the answers to the calls of the reply. That to `finish` becomes the result of the branch."""
@@ -202,7 +225,9 @@ class ContextTools:
         """
         agent, context, move = self._agent, self._context, self._move
         self._move, turn = None, copy.copy(turn)
-        is_elsewhere = turn.context is not None or turn.opening is not None or turn.edit is not None
+        is_elsewhere = (
+            agent.full_name(turn.context) != context.name or turn.opening is not None or turn.edit is not None
+        )
         if move is not None and (is_elsewhere or turn.continuation is not None or turn.shortens):
             self._refuse(turn, f"{move}: the environment changed the conversation itself")
             return turn
@@ -217,8 +242,9 @@ class ContextTools:
         elif move == "branch" and agent.reason_to_stop(turn) is None and self._open(turn, context):
             return turn
         while not is_over and turn.continuation is None and (name := agent.full_name(turn.context)) in self._branches:
-            cut = agent.cut if agent.limits.end_on_cut else None
-            reason = cut or driver_of(self._env).running_episode.why_full(agent, turn)
+            reason = agent.cut if agent.limits.end_on_cut else None
+            if reason is None and (agent.limits.max_context_tokens or context.policy.full_beyond) is not None:
+                reason = driver_of(self._env).running_episode.why_full(agent, turn)
             if reason is None:
                 break
             turn.messages = [self._result(name, f"[The branch did not finish: {reason}.]")]
@@ -246,7 +272,7 @@ class ContextTools:
     def _leave(self, turn: Turn, name: str) -> None:
         """Let a turn return from a branch to the context that opened it."""
         branch = driver_of(self._env).running_episode.contexts[name]
-        self._memory.archive.add(branch, len(branch.messages))
+        self._remember(branch, len(branch.messages))
         turn.context = self._branches.pop(name).parent
         self._agent.leave_context()
 
@@ -265,6 +291,11 @@ class ContextTools:
         error = Message(role="tool", content=f"Error: {reason}", name=call.name, tool_call_id=call.id)
         turn.messages = [error if message is self._answer else message for message in turn.messages]
 
+    def _remember(self, context: Context, stop: int) -> None:
+        """Let `recall` find the messages of a context before number `stop`, once they are dropped."""
+        if RECALL in self._env.config.context_tools:
+            self._memory.archive.add(context, stop)
+
     @property
     def _agent(self) -> Agent:
         return driver_of(self._env).running
@@ -278,4 +309,7 @@ class ContextTools:
         name = self._context.name
         while name in self._branches:
             name = self._branches[name].parent
-        return self._memories.setdefault(name, _Memory())
+        if name not in self._memories:  # a context that begins with another's messages begins with its notes
+            notes = self._context.notes or Notes()
+            self._memories[name] = _Memory(Notes([*notes.texts], [*notes.repeated]))
+        return self._memories[name]

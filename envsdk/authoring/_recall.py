@@ -1,11 +1,13 @@
 """The search in messages that a model cannot see anymore."""
 
+import copy
 import math
 import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from ..messages import Message
 from ..rendering.emission import is_same_answer
 
 RECALL = "recall"
+"""The name of the tool that searches."""
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 """A word; in Chinese, Japanese and Korean, which have no spaces between words, a character."""
 _PASSAGE_CHARS = 400
@@ -30,6 +33,7 @@ class Archive:
 
     _messages: list[Message] = field(default_factory=list[Message])
     _places: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])  # context and step of each message
+    _replies: list[int] = field(default_factory=list[int])  # which messages are replies
     _added: dict[str, int] = field(default_factory=dict[str, int])  # how many messages of each context
     _passages: list[str] = field(default_factory=list[str])
     _sources: "array[int]" = field(default_factory=lambda: array("i"))  # the message of each passage
@@ -41,11 +45,13 @@ class Archive:
 
     def add(self, context: Context, stop: int) -> None:
         """Add the messages of a context up to number `stop`, if they are new. They belong to its last complete step."""
-        start = self._added.get(context.name, context.inherited)
+        start = self._added.get(context.name, context.inherited if self._messages else 0)
         step = context.steps - (stop < len(context.messages))
         for message in context.messages[start:stop]:
             if message.name == RECALL and message.role == "tool":
                 continue  # it repeats passages
+            if message.role == "assistant":
+                self._replies.append(len(self._messages))
             self._messages.append(message)
             self._places.append((context.name, step))
             for text, is_reasoning in _texts(message):
@@ -82,12 +88,12 @@ class Archive:
         hidden = self._hidden(view)
         if not hidden.any():
             raise ToolError("recall: nothing was dropped so far; you can see all of the conversation")
-        lengths = np.frombuffer(self._lengths, dtype=np.int32)
+        lengths = np.array(self._lengths)
         weights = 1 - _LENGTH_WEIGHT + _LENGTH_WEIGHT * lengths / max(1.0, float(lengths.mean()))
         scores = np.zeros(len(lengths))
         for word in words:
             if (found := self._found.get(word)) is not None:
-                at, counts = (np.frombuffer(column, dtype=np.int32) for column in found)
+                at, counts = (np.array(column) for column in found)
                 rarity = math.log1p((len(lengths) - len(at) + 0.5) / (len(at) + 0.5))
                 scores[at] += rarity * counts * (_SATURATION + 1) / (counts + _SATURATION * weights[at])
         scores[~hidden] = 0
@@ -103,6 +109,14 @@ class Archive:
             lines.append(f"[{where}, {what}] {self._passages[at]}")
         return "\n\n".join(lines)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Archive":
+        """Copy the columns; messages and passages never change."""
+        other = copy.copy(self)
+        for column in fields(self):
+            setattr(other, column.name, copy.copy(getattr(self, column.name)))
+        other._found = {word: (passages[:], counts[:]) for word, (passages, counts) in self._found.items()}
+        return other
+
     def _hidden(self, view: Sequence[Message]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
         """Return for each passage whether a view lacks it. A reply may have lost its reasoning alone."""
         ids = {id(message) for message in view}
@@ -112,12 +126,12 @@ class Archive:
                 replies.setdefault(message.content, []).append(message)
         lacks_reasoning = np.array([id(message) not in ids for message in self._messages], dtype=np.bool_)
         lacks_content = lacks_reasoning.copy()
-        for index in np.flatnonzero(lacks_content):
+        for index in self._replies:
             message = self._messages[index]
-            if message.role == "assistant":
-                lacks_content[index] = not any(is_same_answer(message, m) for m in replies.get(message.content, ()))
-        sources = np.frombuffer(self._sources, dtype=np.int32)
-        reasoning = np.frombuffer(self._are_reasoning, dtype=np.int8).astype(np.bool_)
+            if any(is_same_answer(message, shown) for shown in replies.get(message.content, ())):
+                lacks_content[index] = False
+        sources = np.array(self._sources)
+        reasoning = np.array(self._are_reasoning, dtype=np.bool_)
         return np.where(reasoning, lacks_reasoning[sources], lacks_content[sources])
 
 

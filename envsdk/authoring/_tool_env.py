@@ -15,10 +15,10 @@ import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import to_json
 
 from .._describing import message_of, what_is_invalid
@@ -31,7 +31,7 @@ from ..images import Image
 from ..limits import StopReason
 from ..messages import ContentPart, ImagePart, Message, TextPart, ToolCall, ToolSchema, check_json
 from ._concurrent import run_all
-from ._context_tools import ContextTool, ContextTools
+from ._context_tools import ContextTools, ContextToolsConfig
 from ._env import Env, EnvConfig, Returned
 from ._event_loops import MethodThread
 from ._loop_tasks import is_being_cancelled
@@ -48,14 +48,11 @@ _logged: set[tuple[str, str, str, str, int]] = set()
 """The crashes that were logged: environment, tool, exception, and place in the code."""
 
 
-def _each_once(names: tuple[ContextTool, ...]) -> tuple[ContextTool, ...]:
-    if len(set(names)) < len(names):
-        raise ValueError("a name comes twice")
-    return names
-
-
-class ToolEnvConfig(EnvConfig):
+class ToolEnvConfig(ContextToolsConfig):
     """The options of every `ToolEnv`. A subclass declares its own options in a subclass of this, named `Config`.
+
+    It also has `context_tools`, the names of tools with which the model itself decides what stays in its context
+    (`fold`, `branch`, `note`, `recall`), and `max_notes_chars`, the most characters that its notes have together.
 
     Attributes:
         max_bad_replies: How many unusable replies in a row are answered with a correction; one more ends the episode.
@@ -65,10 +62,6 @@ class ToolEnvConfig(EnvConfig):
             reported to the model. Use it to debug tools.
         concurrent_tools: Whether the calls of one reply run concurrently, plain functions in threads. The results are
             in the order of the calls in any case.
-        context_tools: The tools with which the model itself decides what stays in its context: `fold` (replace what
-            lies between the last fold and now by its own summary), `branch` (a detour of which only the result stays;
-            it comes with `finish`), `note` (text that stays visible), and `recall` (search what was dropped).
-        max_notes_chars: The most characters that all notes of an episode have together.
     """
 
     max_bad_replies: int = Field(default=3, ge=0)
@@ -76,8 +69,6 @@ class ToolEnvConfig(EnvConfig):
     tool_timeout_s: float | None = Field(default=None, gt=0)
     raise_tool_errors: bool = False
     concurrent_tools: bool = False
-    context_tools: Annotated[tuple[ContextTool, ...], AfterValidator(_each_once)] = ()
-    max_notes_chars: int = Field(default=2_000, ge=1)
 
 
 class Answer(NamedTuple):

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import numpy as np
 
 from .._describing import encodable
-from ..errors import ContextFull, UndeclaredBreak
+from ..errors import ContextFull, RenderError, UndeclaredBreak
 from ..images import PlacedImage
 from ..limits import StopReason
-from ..messages import Message, ToolSchema, check_calls
+from ..messages import Message, TextPart, ToolSchema, check_calls
 from ..rendering.renderer import NOT_ENDED, Renderer, WrittenPrompt, as_given, as_prefill
 from ._edits import Edit, among, edited
 from ._history import History, HistoryPolicy, Rewrite, SummaryRequest
-from ._notes import Notes
+from ._notes import Notes, ShownNotes
 from ._protocol import Break, RewriteReason
 from ._roles import RoleLog
 
@@ -100,7 +100,10 @@ class Context:
     rewriting: str = ""
     """An example of how the chat template rewrites earlier text that the prompts keep; empty if it does not."""
     _cut: int = 0  # how many tokens of the last reply were dropped since the last observation
-    _block: tuple[Message, int] | None = None  # the last block of notes, and how many it shows
+    turn: dict[str, Any] = field(default_factory=dict[str, Any])
+    """How the last observation was made, unless its messages were appended as they are; see `Step.turn`."""
+    _noted: int = -1  # how many notes the last observation knew; -1: it had none
+    _block: ShownNotes | None = None  # the last block of notes
     _late: int = 0  # how many messages were added to the view after the policy's last call
     skips_rewrite: bool = False
     """True if the next observation keeps the past: neither the history policy nor an edit of its turn drops anything.
@@ -152,17 +155,20 @@ class Context:
         if self.roles is not None:
             self.roles.act(len(tokens))
 
-    def take_reply(self, count: int = 0, stops: Sequence[str] = ()) -> "tuple[Message, SampledText]":
+    def take_reply(
+        self, count: int = 0, stops: Sequence[str] = (), *, known: Message | None = None
+    ) -> "tuple[Message, SampledText]":
         """Parse what was sampled since the generation prompt, and add it to the record and the view.
 
         Args:
             count: How many of the reply's last tokens the returned text has.
             stops: Strings that end a reply; if the text has one of them, no stop token is missing.
+            known: The reply, if it was parsed before.
 
         Returns:
             The reply, and the text.
         """
-        message, text = self._parse_reply(), self.new_text(count)
+        message, text = known or self._parse_reply(), self.new_text(count)
         if stops and NOT_ENDED in message.errors and any(stop in str(text) for stop in stops):
             errors = tuple(error for error in message.errors if error != NOT_ENDED)
             message = message.model_copy(update={"errors": errors})
@@ -219,6 +225,7 @@ class Context:
     ) -> Delta:
         """Render the first messages; see `observe`."""
         messages, self._opening = self._read(messages), len(messages)
+        self.turn = {} if prefill is None else {"prefill": _stored(prefill)}
         self._prompt.prefill = None if prefill is None else as_prefill(self.renderer, prefill)
         self.renderer.rewrite(self._prompt, 0, messages, tools=tuple(tools))
         self._add(messages)
@@ -239,6 +246,7 @@ class Context:
         """Start with a copy of another context after its last reply, or the part that `edit` keeps; see `observe`."""
         self._prompt, self.conversation = base._prompt.copy(), list(base.conversation)
         self.messages, self.notes, self._block = list(base.messages), base.notes, base._block
+        self._noted = base._noted
         if edit is not None:
             repeated = among(messages, base.conversation)
             self.messages = [*base.conversation[edit.start : edit.keep], *repeated]
@@ -280,6 +288,21 @@ class Context:
         messages = self._read(messages)
         if self.skips_rewrite and edit is not None:
             messages, edit = among(messages, self.conversation, are=False), None
+        self.turn = {"cut": self._cut} if self._cut else {}
+        if self.skips_rewrite:
+            self.turn["skips_rewrite"] = True
+        if self.notes is not None and len(self.notes.texts) != self._noted:
+            start, self._noted = max(0, self._noted), len(self.notes.texts)
+            noted: dict[str, Any] = {"start": start, "texts": self.notes.texts[start:]}
+            repeated = self.notes.repeated[-1:]
+            if repeated and messages and repeated[0][0] is messages[-1]:
+                noted["repeated"] = repeated[0][1:]
+            self.turn["notes"] = noted
+        if prefill is not None:
+            self.turn["prefill"] = _stored(prefill)
+        if edit is not None:
+            places = {id(message): index for index, message in enumerate(self.conversation)}
+            self.turn["edit"] = {**edit._asdict(), "messages": [places.get(id(message)) for message in messages]}
         prefill = None if prefill is None else as_prefill(self.renderer, prefill)
         given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
         messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
@@ -320,6 +343,7 @@ class Context:
             RenderError: If it does not fit the reply; the context is then as it was.
         """
         prompt, length = self._prompt, len(self)
+        self.turn = {"continues": _stored(addition), **({"cut": self._cut} if self._cut else {})}
         body = prompt.bodies[-1]
         kept, tokens = self.renderer.continuation(np.asarray(prompt.tokens[body:]), addition)
         dropped = prompt.tokens[body + kept :]
@@ -372,7 +396,10 @@ class Context:
         if not changed:
             return delta
         count, messages = len(prompt.messages), list(prompt.messages)
+        if tools is not None:
+            self.turn["tools_before"] = list(prompt.tools)
         if system is not None:
+            self.turn["system"] = True
             messages[: first.role == "system"] = [Message(role="system", content=system)]
         self.renderer.rewrite(prompt, 0, messages, tools=None if tools is None else tuple(tools))
         if system is not None:
@@ -387,7 +414,7 @@ class Context:
         """Return how many messages before the last reply a fold replaces, and how many tokens of the view."""
         messages = self.conversation
         start, _ = edited(self.view, messages, [*messages[: self.unfolded], messages[-1]])
-        block = None if self._block is None else self._block[0]
+        block = None if self._block is None else self._block.message
         replaced = (index for index in range(start, len(self.view) - 1) if self.view[index] is not block)
         return len(messages) - 1 - self.unfolded, sum(map(self._prompt.count, replaced))
 
@@ -419,20 +446,28 @@ class Context:
         """Add the block of notes at the end of the view if a rewrite has hidden a note. An earlier block is dropped."""
         if self.notes is None or delta.break_ is None:
             return delta
-        view, (block, shown) = self.view, self._block or (None, 0)
-        at = next((index for index, message in enumerate(view) if message is block), None)
-        if not self.notes.are_hidden(view, 0 if at is None else shown):
+        view, old, count = self.view, self._block, len(self.notes.texts)
+        at = next((index for index, message in enumerate(view) if old is not None and message is old.message), None)
+        if not self.notes.are_hidden(view, 0 if at is None or old is None else old.number):
             return delta
-        new = self.notes.block()
-        self._block = new, len(self.notes.texts)
-        start = len(view) if at is None else at
-        messages = [*(message for message in view[start:] if message is not block), new]
-        keep = self.renderer.rewrite(self._prompt, start, messages)
-        self._late = 1
+        start = max(0, len(view) - 1 if at is None else at - 1)
+        shown = [message if old is None or message is not old.message else old.instead_of for message in view[start:]]
+        messages = [message for message in shown if message is not None]
+        text = self.notes.block()
+        try:
+            block = Message(role="user", content=text)
+            keep = self.renderer.rewrite(self._prompt, start, [*messages, block])
+            self._block, self._late = ShownNotes(block, count), 1
+        except RenderError:  # such as of a template in which users and replies alternate
+            last, added = messages[-1], TextPart(text=f"\n\n{text}")
+            parts = None if last.parts is None else (*last.parts, added)
+            block = last.model_copy(update={"content": last.content + added.text, "parts": parts})
+            keep = self.renderer.rewrite(self._prompt, start, [*messages[:-1], block])
+            self._block = ShownNotes(block, count, last)
         if keep >= delta.keep:
             return delta
-        before = delta.break_
-        return delta._replace(keep=keep, break_=replace(before, kept=keep, dropped=before.dropped + before.kept - keep))
+        dropped = delta.break_.dropped + delta.break_.kept - keep
+        return delta._replace(keep=keep, break_=replace(delta.break_, kept=keep, dropped=dropped))
 
     def _add(self, messages: Sequence[Message]) -> None:
         self.messages.extend(messages)
@@ -452,7 +487,7 @@ class Context:
         except ContextFull:
             return delta._replace(full=StopReason.CONTEXT_FULL)
         if rewrite is None:
-            return delta
+            return self._show_notes(delta)
         is_legal = (
             isinstance(rewrite, Rewrite)  # pyright: ignore[reportUnnecessaryIsInstance]
             and rewrite.reason in _REASONS
@@ -530,6 +565,10 @@ class Context:
         if self.roles is not None:
             self.roles.observe(self.renderer, prompt, delta.keep)
         return Delta(np.asarray(tokens), delta.keep, delta.break_, delta.closed_reply, full, media)
+
+
+def _stored(text: str | Message) -> str | dict[str, Any]:
+    return text if isinstance(text, str) else text.model_dump(mode="json", exclude_unset=True)
 
 
 _REASONS = get_args(RewriteReason)

@@ -2,12 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from ..messages import Message, read_arguments
 
 NOTE = "note"
 """The name of the tool whose calls make notes."""
+
+
+class ShownNotes(NamedTuple):
+    """A block of notes in a view."""
+
+    message: Message
+    """The message that shows the notes."""
+    number: int
+    """How many notes it shows."""
+    instead_of: Message | None = None
+    """The message to whose content it adds the notes, where the chat template allows no further message."""
 
 
 @dataclass(slots=True)
@@ -24,9 +35,9 @@ class Notes:
         """Return the notes from number `start` on as text, with the number of each."""
         return "\n".join(f"{number}. {text}" for number, text in enumerate(self.texts[start:], start + 1))
 
-    def block(self) -> Message:
-        """Return the message that shows all notes."""
-        return Message(role="user", content=f"Your notes so far:\n{self.listed()}")
+    def block(self) -> str:
+        """Return the text that shows all notes."""
+        return f"Your notes so far:\n{self.listed()}"
 
     def are_hidden(self, view: Sequence[Message], shown: int) -> bool:
         """Return whether a note is neither among the first `shown` ones, nor in a call or a result that a view has."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import field_validator
 
-from ..authoring._env import EnvConfig
+from ..authoring._context_tools import ContextToolsConfig
 from ._programs import Endpoint
 
 agents: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("agents.toml").read_text())
@@ -19,8 +19,8 @@ CONTEXT_TOKENS = 128_000
 """The context size in an agent's configuration, in tokens, if the environment's limits name none."""
 
 
-class AgentConfig(EnvConfig):
-    """The options of a `ProgramEnv` whose class defines no others.
+class AgentConfig(ContextToolsConfig):
+    """The options of a `ProgramEnv` whose class defines no others; also `context_tools` and `max_notes_chars`.
 
     Attributes:
         agent: An agent program, by the name of its recipe in `agents`; None for `run` or `command`.

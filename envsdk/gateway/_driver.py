@@ -10,13 +10,16 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 
 from .._describing import message_of
 from .._spans import EpisodeSpan, current_span
+from ..authoring._context_tools import ContextTools
 from ..authoring._driver import Driver
+from ..authoring._tool_env import ToolEnvConfig, ToolRunner
 from ..contexts._context import Context, SampledText
 from ..contexts._edits import Edit
 from ..contexts._roles import reply_spans
@@ -33,7 +36,7 @@ from ..errors import (
     TurnError,
 )
 from ..limits import StopReason
-from ..messages import Message, ToolCall
+from ..messages import Message, ToolCall, ToolSchema
 from ..rendering._reply_grammar import reply_grammar
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
@@ -56,6 +59,7 @@ _NO_RETRY = {"x-should-retry": "false"}
 """The header that tells the clients of OpenAI and Anthropic not to retry: the episode is over."""
 _TOO_LONG = 32
 """An episode ends after this many requests in a row that did not fit into their context."""
+_NOT_ALONE = "Error: it was not run: call it again, in a reply without the tools for your own context"
 _OVER = RequestError("the episode is over", 400, "episode_over")
 
 
@@ -83,6 +87,9 @@ class ProgramDriver:
         self._program: ThreadProgram | CommandProgram | None = None
         self._asked: PendingRequest | None = None  # the request that is being answered
         self._placed: deque[tuple[PendingRequest, Turn]] = deque()  # requests whose turns come next
+        self._tools: ContextTools | None = None
+        self._hidden: dict[int, tuple[Message, list[Message]]] = {}
+        """By its identity, each message of context tools, and the program's messages in whose place it is."""
 
     # Episodes.
 
@@ -122,6 +129,8 @@ class ProgramDriver:
             role = self.env.role_of(request.all_messages) or by_rule(request)
             return role if role is not None or self._session is None else self._session.role
 
+        self._tools = ContextTools(self.env) if getattr(self.driver.config, "context_tools", ()) else None
+        self._hidden = {}
         self._sampled: dict[str, tuple[Context, Step, str]] = {}  # by the id of each reply; with its text
         self._conversations = Conversations(role_of, self.driver.renderer.reasoning_in_content)
         self._inner: dict[int, tuple[Message, Message]] = {}
@@ -137,9 +146,12 @@ class ProgramDriver:
         """Give the program its reply, and return the turn of its next request, or of its end."""
         asked = self._asked
         assert asked is not None
+        if (turn := await self._hidden_turn(reply)) is not None:
+            return turn
         self._replies.append(self._outer_reply(reply))
         if len(self._replies) < asked.request.n and self._limit() is None and not self._is_given_up:
-            return self._taken(asked, self._turn_of(asked.request, self._conversations.branch(asked.request)))
+            branch = self._in_context(self._conversations.branch(asked.request))
+            return self._taken(asked, self._turn_of(asked.request, branch))
         replies, self._replies, self._asked = self._replies, [], None
         self._conversations.answer(asked.request, replies, is_cut=self._is_given_up)
         if (begun := asked.request.prefill) is not None:  # the program has the beginning
@@ -162,6 +174,63 @@ class ProgramDriver:
             outcome.terminated = not (is_limited or outcome.truncated)
             return outcome
         return Turn(reward=cast("float | Mapping[str, float] | None", outcome), terminated=not is_limited)
+
+    async def _hidden_turn(self, reply: Message) -> Turn | None:
+        """Answer the calls of context tools, and return the turn after which the model replies to the program.
+
+        Returns:
+            None if the reply has no such call, or the model cannot go on after it.
+        """
+        tools, running, before = self._tools, self.driver.running, self.driver.running.turn
+        if tools is None:
+            return None
+        tools.take(reply.tool_calls)
+        known, context = tools.tools(), running.context
+        if not known.keys() & {call.name for call in reply.tool_calls} or self._limit() or self._is_given_up:
+            return None
+        count = len(reply.tool_calls)
+        settings: Any = SimpleNamespace(name=self.env.name, config=ToolEnvConfig(), reported_exceptions=(Exception,))
+        answers = await ToolRunner(settings, known).run(reply.tool_calls, running.tool_calls_left(count))
+        results: list[Message] = []
+        for call, answer in zip(reply.tool_calls, answers, strict=True):
+            content = answer.content if call.name in known else _NOT_ALONE
+            results.append(Message(role="tool", content=content, name=call.name or None, tool_call_id=call.id))
+        turn = Turn(
+            tools.answered(results),
+            stop=before.stop,
+            max_tokens=before.max_tokens,
+            prefill=before.prefill,
+            sampling=before.sampling,
+            metrics={"tool_calls": count, "tool_errors": sum(answer.is_error for answer in answers)},
+        )
+        turn = tools.applied(turn)
+        if self.driver.running_episode.why_full(running, turn) is not None:
+            return None
+        conversation = context.conversation
+        folded = [] if turn.edit is None else self._outer(conversation[turn.edit.keep : -1])
+        self._hidden |= {id(message): (message, []) for message in (conversation[-1], *results)}
+        self._hidden[id(results[0])] = results[0], folded
+        return turn
+
+    def _outer(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages that the program knows, for a part of a context's conversation."""
+        known = [self._hidden[id(message)][1] if id(message) in self._hidden else [message] for message in messages]
+        return [message for part in known for message in part]
+
+    def _in_context(self, placed: Continues | Opens) -> Continues | Opens:
+        """Return a placement whose `keep` counts the context's own messages, among them those of context tools.
+
+        If messages that the model has folded are the last that stay, they are shown again.
+        """
+        name = placed.base if isinstance(placed, Opens) else placed.context
+        if not self._hidden or name is None or placed.keep is None:
+            return placed
+        conversation = self.driver.running.contexts[name].conversation
+        pairs = [(at, outer, outer is one) for at, one in enumerate(conversation) for outer in self._outer([one])]
+        kept = pairs[: placed.keep]
+        last = max((index for index, (_, _, is_shown) in enumerate(kept) if is_shown), default=-1)
+        again = [message for _, message, _ in kept[last + 1 :]]
+        return replace(placed, keep=kept[last][0] + 1 if last >= 0 else 0, messages=(*again, *placed.messages))
 
     def _settle(self) -> None:
         """Give the contexts their roles, and exclude from training what the program did not receive."""
@@ -256,6 +325,8 @@ class ProgramDriver:
         asked = self._asked
         on_piece = None if asked is None else asked.request.on_piece
         if asked is None or on_piece is None or asked.request.n > 1 or asked.request.prefill is not None:
+            return None
+        if self._tools is not None:  # whether the program may see a reply is known at its end
             return None
         if self._live is None:
             context = self.driver.running.context
@@ -356,7 +427,7 @@ class ProgramDriver:
         A request that repeats a waiting one waits for the same reply.
         """
         session, asked = self._session, self._asked
-        if session is None or asked is None or asked.request.n > 1:
+        if session is None or asked is None or asked.request.n > 1 or self._tools is not None:
             return
         waiting = [asked.request, *(placed.request for placed, _ in self._placed)]
         while True:
@@ -398,6 +469,7 @@ class ProgramDriver:
         if isinstance(placed, Repeats):
             asked.answer(self._answers[id(placed.request)][1])
             return None
+        placed = self._in_context(placed)
         turn = self._turn_of(asked.request, placed)
         try:
             role = placed.role if isinstance(placed, Opens) else self.driver.running.contexts[placed.context].role
@@ -504,7 +576,7 @@ class ProgramDriver:
         has_system = known is not None and self.driver.running.contexts[known].conversation[0].role == "system"
         options: dict[str, Any] = {
             "system": placed.system,
-            "tools": placed.tools,
+            "tools": None if placed.tools is None else self._with_context_tools(placed.tools),
             "context": placed.context,
             "stop": request.stop,
             "max_tokens": request.max_tokens,
@@ -534,6 +606,15 @@ class ProgramDriver:
         elif placed.keep is not None:
             options["edit"] = Edit(placed.keep, placed.changed)
         return Turn([self._inner_message(message) for message in placed.messages], **options)
+
+    def _with_context_tools(self, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
+        added = {} if self._tools is None else self._tools.tools()
+        if taken := added.keys() & {tool["function"]["name"] for tool in tools}:
+            raise ConfigError(
+                f"the program has a tool named {min(taken)!r}, which is the name of a context tool: leave that out of "
+                "context_tools"
+            )
+        return [*tools, *(tool.schema for tool in added.values())]
 
     # Messages: the program knows a reply by the ids of the gateway, the context by those of the model family.
 
@@ -571,11 +652,14 @@ class ProgramDriver:
         recorded = context.conversation[-1]
         calls: list[ToolCall] = []
         texts = [recorded.content]
-        if recorded.tool_calls and not asked.request.takes_calls:  # a server does not read calls that nobody asked for
+        known = {} if self._tools is None else self._tools.tools()
+        given = [call for call in recorded.tool_calls if call.name not in known]
+        is_asked = asked.request.takes_calls or len(given) < len(recorded.tool_calls)
+        if given and not is_asked:  # a server does not read calls that nobody asked for
             _, closing = context.renderer.reasoning_in_content or ("", "")
             whole = str(context.new_text(step.stop - step.action_start))
             texts = [whole.rpartition(closing)[2].strip() if closing else whole.strip()]
-        for call in recorded.tool_calls if asked.request.takes_calls else ():
+        for call in given if asked.request.takes_calls else ():
             if not call.name:
                 texts.append(call.raw if call.raw is not None else str(call.arguments))
                 continue

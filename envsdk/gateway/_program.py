@@ -8,6 +8,7 @@ from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env, EnvConfig
 from ..containers import ContainerConfig
 from ..episodes._turn import Turn
+from ..errors import ConfigError
 from ..messages import Message
 from ._agents import AgentConfig
 from ._driver import ProgramDriver
@@ -34,6 +35,9 @@ class ProgramEnv(Env):
     When a limit is reached, the program's next request is refused with a 400 of its protocol, whose code names the
     limit. What the program returns within `limit_grace_s` seconds is still its reward. A request that does not fit into
     its context is refused, too (`context_length_exceeded`), and the episode goes on with the program's next request.
+
+    With `context_tools`, the model gets these tools in all conversations. The program neither offers them nor sees the
+    calls: they are answered here, and the program receives the reply after them, whole and not as it is sampled.
 
     It needs the packages of `pip install 'envsdk[gateway]'`. A program that runs cannot be copied: `fork` is refused.
     """
@@ -65,6 +69,13 @@ class ProgramEnv(Env):
     the program's. Trainers usually need one temperature for all."""
     limit_grace_s: ClassVar[float | None] = 10.0
     """The time that a program may still run after a limit refused a request, in seconds; None for any time."""
+
+    def _envsdk_check(self) -> None:
+        if "branch" in getattr(self.config, "context_tools", ()):
+            raise ConfigError(
+                f"{type(self).__name__} has the context tool 'branch', which a program's conversation cannot have: "
+                "leave it out of context_tools, and let the program start a sub-agent"
+            )
 
     @property
     def _envsdk_has_run(self) -> bool:

@@ -225,12 +225,14 @@ async def _values(
                 for count, at in enumerate(steps):
                     branches: tuple[Env, Env] = await player.call(None, own, what, partial(replay.fork, at))
                     numbers = range(count * k, count * k + k)
-                    plays = await run_all(
-                        play(branch, trajectory, at, number) for number in numbers for branch in branches
-                    )
+                    try:
+                        plays = await run_all(
+                            play(branch, trajectory, at, number) for number in numbers for branch in branches
+                        )
+                    finally:
+                        for branch in branches:
+                            await player.call(None, own, "close()", branch.close)
                     found[index].append(_value(trajectory, at, plays))
-                    for branch in branches:
-                        await player.call(None, own, "close()", branch.close)
             finally:
                 await player.call(None, own, "close()", env.close)
                 thread.stop()

@@ -72,6 +72,11 @@ class EnvironmentFactory:
             raise ConfigError(
                 f"{env!r} is not a ToolEnv: TRL's loop only calls tools. Train it with RolloutFunc(...) as rollout_func"
             )
+        if getattr(env.config, "context_tools", ()):
+            raise ConfigError(
+                f"{env!r} has context_tools, but TRL's loop shows all of the past: leave them out, or train it with "
+                "RolloutFunc(...) as rollout_func"
+            )
         return env
 
     @property
@@ -172,6 +177,6 @@ def environment_factory(env: Env | str | Callable[[], Env]) -> EnvironmentFactor
         env: The id of an environment, an environment, which is copied for each rollout, or a function that makes one.
 
     Raises:
-        ConfigError: If it is not a `ToolEnv`.
+        ConfigError: If it is not a `ToolEnv`, or has context tools.
     """
     return EnvironmentFactory(maker_of(env))

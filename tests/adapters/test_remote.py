@@ -202,6 +202,8 @@ class FilteredHistory(Rows):
 def test_what_cannot_be_remote_is_refused_with_the_reason():
     with pytest.raises(ConfigError, match="renderer_of"):
         remote(OwnRenderers)
+    with pytest.raises(ConfigError, match="its context_tools change the context"):
+        remote(functools.partial(envsdk.make, "envsdk/Calculator-v1", context_tools=["fold"]))
     env = remote(FilteredHistory)
     with pytest.raises(ValueError, match=r"function as history=.*'fresh' or 'full'"):
         envsdk.rollout(env, "null", seed=0)

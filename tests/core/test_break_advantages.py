@@ -283,3 +283,20 @@ def test_what_cannot_be_added_is_refused() -> None:
         add_break_advantages([replace(sample, advantage=None)], [value])
     with pytest.raises(InvalidSample, match="finite"):
         add_break_advantages([sample], [replace(value, reward_dropped=1e39)])
+
+
+def test_the_differences_of_other_episodes_of_the_group_are_a_baseline() -> None:
+    first = two_steps("main/summary-1")
+    samples = [replace(first, trajectory_id=name, group_id="g") for name in "abc"]
+    values = [
+        value_of("main/summary-1", trajectory_id=name, reward_dropped=reward)
+        for name, reward in (("a", 3.0), ("b", 2.5), ("c", 1.0))
+    ]
+    added = add_break_advantages(samples, values, "leave_one_out", scale=2.0)
+    assert [float(np.asarray(one.advantage)[4]) for one in added] == [2.0 * a for a in (0.5 + 0.75, 0.5, -1.5 - 0.25)]
+    (alone,) = add_break_advantages(samples[:1], values, "leave_one_out")
+    assert float(np.asarray(alone.advantage)[4]) == 0.5
+    with pytest.raises(ConfigError, match="sample 0 has no group_id"):
+        add_break_advantages([first], values, "leave_one_out")
+    with pytest.raises(ConfigError, match="baseline is 'mean'"):
+        add_break_advantages(samples, values, "mean")  # type: ignore[arg-type]

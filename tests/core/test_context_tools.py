@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import families
 import numpy as np
 import pytest
 import real_models
@@ -40,6 +41,7 @@ HISTORIES: list[Any] = [
     {"name": "summarize", "threshold": 1100, "summarizer": lambda messages: f"{len(messages)} messages"},
     {"name": "summarize", "threshold": 1300},
     LastRounds(),
+    {"name": "planned", "max_tokens": 1400, "drops": ["oldest"], "cached": 0.5},
 ]
 RENDERERS: dict[str, Any] = {
     "qwen3": lambda: envsdk.get_renderer("qwen3", "embedded"),
@@ -203,6 +205,14 @@ def test_a_fold_replaces_what_came_since_the_last_fold():
     assert result(env) == "2 messages were folded into your summary."
 
 
+def test_what_a_fold_renders_does_not_depend_on_how_much_it_folds():
+    lengths: list[int] = []
+    for count in (1, 40):
+        env = begun(call("note", text="a"), *[call("read", page=1)] * count)
+        lengths.append(len(env.step(env.renderer.reply(call("fold", summary="x")))[0].tokens))
+    assert lengths[1] - lengths[0] <= 1  # a digit of the number of messages
+
+
 def test_the_record_of_a_context_keeps_what_was_folded():
     env = begun(call("read", page=1), call("fold", summary="One."))
     assert any(message.content.startswith("Page 1") for message in env.messages())
@@ -347,6 +357,24 @@ def test_notes_survive_every_break(history: Any, renderer: str):
         assert "The code is 7." in env.renderer.tokenizer.decode(env.prompt())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"edit": Edit(2, "own")}, {"keep_reply": 3}, {"system": "Be long."}, {"edit": Edit(0, "own")}],
+    ids=["a dropped reply", "a shortened reply", "a system message", "all"],
+)
+def test_notes_survive_the_edits_of_an_environment(change: dict[str, Any]):
+    class Editing(Pages):
+        def after_tools(self, reply: Message, results: list[Message]) -> Turn:
+            is_note = reply.tool_calls[0].name == "note"
+            return Turn([Message(role="user", content="New."), *results[1:]], **change) if is_note else Turn(results)
+
+    env = begun(call("read", page=1), call("note", text="seven apples"), env=Editing(context_tools=ALL))
+    shown = env.renderer.tokenizer.decode(env.prompt())
+    assert shown.count("seven apples") == 1
+    answer(env, call("read", page=2))
+    assert env.renderer.tokenizer.decode(env.prompt()).count("seven apples") == 1
+
+
 def test_a_note_causes_no_break_and_the_block_is_shown_once_it_is_needed():
     env = begun(call("note", text="a"), call("note", text="b"))
     assert all("Your notes" not in message.content for message in view(env))
@@ -354,9 +382,35 @@ def test_a_note_causes_no_break_and_the_block_is_shown_once_it_is_needed():
     assert info["break"].reason == "fold"
     assert result(env) == "Your notes so far:\n1. a\n2. b"
     answer(env, call("note", text="c"))
-    answer(env, call("fold", summary="x"))
+    again = answer(env, call("fold", summary="x"))
+    assert again["break"].kept > info["break"].kept  # the first fold is not rendered again
     assert [message.content for message in view(env) if "Your notes" in message.content] == [
         "Your notes so far:\n1. a\n2. b\n3. c"
+    ]
+
+
+ALTERNATING = """{% set ns = namespace(count=0) %}{% for message in messages %}
+{%- if message.role == "user" or message.role == "assistant" and not message.tool_calls %}
+{%- if (message.role == "user") != (ns.count % 2 == 0) %}{{ raise_exception("roles must alternate") }}{% endif %}
+{%- set ns.count = ns.count + 1 %}{% endif %}
+{{- "<|im_start|>" + message.role + "\n" + message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ ""}}
+{{- call.function.arguments | tojson }}}</tool_call>{% endfor %}{{ "<|im_end|>\n" }}{% endfor %}
+{%- if add_generation_prompt %}{{ "<|im_start|>assistant\n" }}{% endif %}"""
+
+
+def test_where_a_template_allows_no_further_message_the_notes_are_in_the_last_one():
+    renderer = envsdk.get_renderer("fixed_base", families.with_template("qwen3", ALTERNATING))
+    env = Pages(renderer=renderer, context_tools=ALL)
+    replies = [call("note", text="a"), call("read", page=1), call("fold", summary="x"), call("note", text="b")]
+    env.reset(seed=0)
+    for reply in replies:
+        answer(env, reply.with_reasoning(None))
+    notes = "folded into your summary.\n\nYour notes so far:\n1. a"
+    assert view(env)[3].content.endswith(notes)
+    answer(env, call("fold", summary="x").with_reasoning(None))
+    assert [message.content for message in view(env) if "Your notes" in message.content] == [
+        "2 messages were folded into your summary.\n\nYour notes so far:\n1. a\n2. b"
     ]
 
 
@@ -464,6 +518,18 @@ def test_the_options_are_made_by_name_and_survive_pickle_and_json():
     names = [schema["function"]["name"] for schema in other.episode.agent.context.tools]
     assert names[-2:] == ["fold", "note"]
     assert json.loads(json.dumps(env.config.model_dump(mode="json")))["context_tools"] == ["fold", "note"]
+
+
+def test_a_turn_may_name_the_context_that_it_is_in():
+    class Naming(Pages):
+        def after_tools(self, reply: Message, results: list[Message]) -> Turn:
+            return Turn(results, context=self.context)
+
+    env = begun(
+        call("read", page=1), call("fold", summary="x"), call("branch", task="y"), env=Naming(context_tools=ALL)
+    )
+    assert env.context == "main/branch-1"
+    assert "break" in answer(env, call("finish", result="z")) and env.context == "main"
 
 
 def test_the_environment_may_change_the_conversation_itself_instead_of_a_fold():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_policies import in_any_vocabulary
+from toy_policies import ANY_TOKENIZER, in_any_vocabulary
 
-from envsdk import Action, Env, Handoff, HandoffResult, Message, Trajectory, Turn, tree_batch
+from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolEnv, Trajectory, Turn, tool, tree_batch
 from envsdk.errors import CannotReplay, ConfigError, EpisodeError, PolicyUnavailable
 from envsdk.gateway import ProgramEnv
 from envsdk.policies import RandomPolicy
@@ -83,6 +83,29 @@ def pairs_of(
     return found, [(pair[0], pair[1]) for pair in plays.values() if len(pair) == 2]
 
 
+def check_play(episode: Trajectory, value: BreakValue, dropped: Trajectory, kept: Trajectory) -> None:
+    """The play with the break is the episode, as the policy depends on the prompt alone; the other drops nothing."""
+    step, cause = episode.steps[value.step], episode.steps[value.cause_step]
+    context = step.context
+    before = [one for one in episode.steps[: value.step] if one.context == context]
+    assert value.cause == (cause.context, cause.action_start, cause.stop)
+    is_summary = step.break_ is not None and step.break_.reason == "summary"
+    assert cause.context.startswith(f"{context}/summary-") if is_summary else cause is before[-1]
+    assert prompts_of(dropped, context) == prompts_of(episode, context) and dropped.reward == episode.reward
+    assert value.reward_dropped == dropped.reward_of(context) and value.reward_kept == kept.reward_of(context)
+    shown = prompts_of(kept, context)
+    assert shown[: len(before)] == prompts_of(episode, context)[: len(before)]
+    last = [*shown[len(before) - 1], *episode.contexts[context].tokens[before[-1].action_start : before[-1].stop]]
+    assert shown[len(before)][: len(last)] == last
+    for play in (dropped, kept):
+        assert [origin.trajectory_id for origin in play.origins] == [episode.id]
+        copied = [one for one in play.steps if play.is_copied(one)]
+        assert [one for one in copied if one.context == context] == before
+        assert Trajectory.from_json(play.to_json()).to_json() == play.to_json()
+    sampled = [one for play in (dropped, kept) for one in play.steps if not play.is_copied(one)]
+    assert value.sampled_tokens == sum(one.stop - one.action_start for one in sampled) > 0
+
+
 @pytest.mark.parametrize("history", HISTORIES, ids=str)
 @pytest.mark.parametrize("helpers", [0, 1, 2])
 def test_a_play_with_the_break_goes_on_as_the_episode_did_and_one_without_it_drops_nothing(
@@ -95,27 +118,66 @@ def test_a_play_with_the_break_goes_on_as_the_episode_did_and_one_without_it_dro
     assert episode.to_json() == record
     assert [(step.context, step.start) for step in (episode.steps[value.step] for value in values)] == rewrites(episode)
     assert values and all(value.pairs == 1 and value.failed == 0 for value in values)
-    for value, (dropped, kept) in zip(values, pairs, strict=True):
-        step, cause = episode.steps[value.step], episode.steps[value.cause_step]
-        context = step.context
-        before = [one for one in episode.steps[: value.step] if one.context == context]
-        assert value.cause == (cause.context, cause.action_start, cause.stop)
-        is_summary = step.break_ is not None and step.break_.reason == "summary"
-        assert (cause.context.startswith(f"{context}/summary-")) == is_summary and (is_summary or cause is before[-1])
-        # The policy depends on the prompt alone, so the play with the break is the episode.
-        assert prompts_of(dropped, context) == prompts_of(episode, context) and dropped.reward == episode.reward
-        assert value.reward_dropped == dropped.reward_of(context) and value.reward_kept == kept.reward_of(context)
-        shown = prompts_of(kept, context)
-        assert shown[: len(before)] == prompts_of(episode, context)[: len(before)]
-        last = [*shown[len(before) - 1], *episode.contexts[context].tokens[before[-1].action_start : before[-1].stop]]
-        assert shown[len(before)][: len(last)] == last
-        for play in (dropped, kept):
-            assert [origin.trajectory_id for origin in play.origins] == [episode.id]
-            copied = [one for one in play.steps if play.is_copied(one)]
-            assert [one for one in copied if one.context == context] == before
-            assert Trajectory.from_json(play.to_json()).to_json() == play.to_json()
-        sampled = [one for play in (dropped, kept) for one in play.steps if not play.is_copied(one)]
-        assert value.sampled_tokens == sum(one.stop - one.action_start for one in sampled) > 0
+    for value, pair in zip(values, pairs, strict=True):
+        check_play(episode, value, *pair)
+
+
+class Counting(ToolEnv):
+    """Counts calls."""
+
+    def start(self) -> Turn:
+        self.count = 0
+        return Turn("Count to nine.")
+
+    @tool
+    def add(self) -> str:
+        """Add one."""
+        self.count += 1
+        return f"That is {self.count}."
+
+    def after_tools(self, reply: Message, results: list[Message]) -> Turn:
+        return Turn(results, reward=1.0, terminated=self.count == 9)
+
+
+class Folds:
+    """Folds after three calls, also in a branch, and takes notes. What it does depends on its view alone."""
+
+    tokenizer = ANY_TOKENIZER
+
+    def for_episode(self, env: Counting, seed: int | None) -> Callable[..., Action]:
+        @in_any_vocabulary
+        def policy(prompt: Any, *, context: str, **_: Any) -> Action:
+            pending = env.episode.pending_reply(context).context
+            calls = [call.name for message in pending.view for call in message.tool_calls]
+            later = calls[-1 - calls[::-1].index("fold") :] if "fold" in calls else calls
+            call = Message.calling("add", {})
+            if later.count("add") == 3:
+                call = Message.calling("fold", {"summary": "I counted."})
+            elif context == "main" and calls == ["fold"]:
+                call = Message.calling("branch", {"task": "Count on."})
+            elif context != "main" and calls[-1] == "fold" and len(calls) > 1:
+                call = Message.calling("finish", {"result": "Done."})
+            elif later == ["add"]:
+                call = Message.calling("note", {"text": "I began."})
+            tokens = pending.renderer.reply(call)
+            return Action(tokens, np.full(len(tokens), -0.5))
+
+        return policy
+
+
+@pytest.mark.parametrize("history", ["keep", "strip", {"name": "budget", "max_tokens": 900}], ids=str)
+def test_without_a_fold_the_call_and_its_result_are_appended(history: Any) -> None:
+    make = partial(Counting, context_tools=("fold", "branch", "note"), history=history)
+    (episode,) = rollout_many(make, Folds(), seeds=[5])
+    values, pairs = pairs_of(make, Folds(), [episode], k=1)
+    folds = [value for value in values if value.break_.reason == "fold"]
+    assert len({value.break_.context for value in folds}) == 2  # in a branch as well
+    for value, pair in zip(values, pairs, strict=True):
+        check_play(episode, value, *pair)
+    for value in folds:
+        reply = episode.steps[value.cause_step].reply
+        assert reply is not None
+        assert episode.contexts[value.cause[0]].messages[reply].tool_calls[0].name == "fold"
 
 
 @given(history=st.sampled_from(HISTORIES), seed=st.integers(0, 2**20), k=st.integers(1, 2), share=st.floats(0.2, 1.0))

@@ -48,6 +48,8 @@ def why_not_remote(env: Env) -> str | None:
         return "a program plays it, not its methods"
     if type(env).renderer_of is not Env.renderer_of:
         return "its renderer_of() chooses renderers, which are on the other side"
+    if getattr(env.config, "context_tools", ()):
+        return "its context_tools change the context, which is on the other side"
     return None
 
 

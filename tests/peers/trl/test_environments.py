@@ -168,6 +168,8 @@ def test_the_loop_gives_the_reward_of_the_same_episode_of_ours():
 def test_what_trls_loop_cannot_play_is_refused():
     with pytest.raises(ConfigError, match="not a ToolEnv"):
         environment_factory("envsdk/GuessNumber-v1")
+    with pytest.raises(ConfigError, match="shows all of the past"):
+        environment_factory(envsdk.make("envsdk/Calculator-v1", context_tools=["fold"]))
     with pytest.raises(ConfigError, match="no seed"):
         environment_factory(Codes)().reset(prompt=[])
 
