@@ -490,7 +490,7 @@ def test_wrong_options_are_refused_at_construction():
     with pytest.raises(ConfigError, match=r"Own has a tool of its own named 'note'.* leave that out"):
         Own(context_tools=ALL)
     assert Own(context_tools=("fold", "recall")).config.context_tools == ("fold", "recall")
-    with pytest.raises(ConfigError, match="context_tools"):
+    with pytest.raises(ConfigError, match="GuessNumber does not take context_tools: they are for a ToolEnv"):
         envsdk.make("envsdk/GuessNumber-v1", context_tools=["fold"])
 
 
