@@ -100,6 +100,9 @@ class Context:
     rewriting: str = ""
     """An example of how the chat template rewrites earlier text that the prompts keep; empty if it does not."""
     _cut: int = 0  # how many tokens of the last reply were dropped since the last observation
+    turn: dict[str, Any] = field(default_factory=dict[str, Any])
+    """How the last observation was made, unless its messages were appended as they are; see `Step.turn`."""
+    _noted: int = -1  # how many notes the last observation knew; -1: it had none
     _block: ShownNotes | None = None  # the last block of notes
     _late: int = 0  # how many messages were added to the view after the policy's last call
     skips_rewrite: bool = False
@@ -152,17 +155,20 @@ class Context:
         if self.roles is not None:
             self.roles.act(len(tokens))
 
-    def take_reply(self, count: int = 0, stops: Sequence[str] = ()) -> "tuple[Message, SampledText]":
+    def take_reply(
+        self, count: int = 0, stops: Sequence[str] = (), *, known: Message | None = None
+    ) -> "tuple[Message, SampledText]":
         """Parse what was sampled since the generation prompt, and add it to the record and the view.
 
         Args:
             count: How many of the reply's last tokens the returned text has.
             stops: Strings that end a reply; if the text has one of them, no stop token is missing.
+            known: The reply, if it was parsed before.
 
         Returns:
             The reply, and the text.
         """
-        message, text = self._parse_reply(), self.new_text(count)
+        message, text = known or self._parse_reply(), self.new_text(count)
         if stops and NOT_ENDED in message.errors and any(stop in str(text) for stop in stops):
             errors = tuple(error for error in message.errors if error != NOT_ENDED)
             message = message.model_copy(update={"errors": errors})
@@ -219,6 +225,7 @@ class Context:
     ) -> Delta:
         """Render the first messages; see `observe`."""
         messages, self._opening = self._read(messages), len(messages)
+        self.turn = {} if prefill is None else {"prefill": _stored(prefill)}
         self._prompt.prefill = None if prefill is None else as_prefill(self.renderer, prefill)
         self.renderer.rewrite(self._prompt, 0, messages, tools=tuple(tools))
         self._add(messages)
@@ -239,6 +246,7 @@ class Context:
         """Start with a copy of another context after its last reply, or the part that `edit` keeps; see `observe`."""
         self._prompt, self.conversation = base._prompt.copy(), list(base.conversation)
         self.messages, self.notes, self._block = list(base.messages), base.notes, base._block
+        self._noted = base._noted
         if edit is not None:
             repeated = among(messages, base.conversation)
             self.messages = [*base.conversation[edit.start : edit.keep], *repeated]
@@ -280,6 +288,21 @@ class Context:
         messages = self._read(messages)
         if self.skips_rewrite and edit is not None:
             messages, edit = among(messages, self.conversation, are=False), None
+        self.turn = {"cut": self._cut} if self._cut else {}
+        if self.skips_rewrite:
+            self.turn["skips_rewrite"] = True
+        if self.notes is not None and len(self.notes.texts) != self._noted:
+            start, self._noted = max(0, self._noted), len(self.notes.texts)
+            noted: dict[str, Any] = {"start": start, "texts": self.notes.texts[start:]}
+            repeated = self.notes.repeated[-1:]
+            if repeated and messages and repeated[0][0] is messages[-1]:
+                noted["repeated"] = repeated[0][1:]
+            self.turn["notes"] = noted
+        if prefill is not None:
+            self.turn["prefill"] = _stored(prefill)
+        if edit is not None:
+            places = {id(message): index for index, message in enumerate(self.conversation)}
+            self.turn["edit"] = {**edit._asdict(), "messages": [places.get(id(message)) for message in messages]}
         prefill = None if prefill is None else as_prefill(self.renderer, prefill)
         given, unknown = messages, messages if edit is None else among(messages, self.conversation, are=False)
         messages = unknown if edit is None or is_final else ()  # an edit renders them where they belong
@@ -320,6 +343,7 @@ class Context:
             RenderError: If it does not fit the reply; the context is then as it was.
         """
         prompt, length = self._prompt, len(self)
+        self.turn = {"continues": _stored(addition), **({"cut": self._cut} if self._cut else {})}
         body = prompt.bodies[-1]
         kept, tokens = self.renderer.continuation(np.asarray(prompt.tokens[body:]), addition)
         dropped = prompt.tokens[body + kept :]
@@ -372,7 +396,10 @@ class Context:
         if not changed:
             return delta
         count, messages = len(prompt.messages), list(prompt.messages)
+        if tools is not None:
+            self.turn["tools_before"] = list(prompt.tools)
         if system is not None:
+            self.turn["system"] = True
             messages[: first.role == "system"] = [Message(role="system", content=system)]
         self.renderer.rewrite(prompt, 0, messages, tools=None if tools is None else tuple(tools))
         if system is not None:
@@ -460,7 +487,7 @@ class Context:
         except ContextFull:
             return delta._replace(full=StopReason.CONTEXT_FULL)
         if rewrite is None:
-            return delta
+            return self._show_notes(delta)
         is_legal = (
             isinstance(rewrite, Rewrite)  # pyright: ignore[reportUnnecessaryIsInstance]
             and rewrite.reason in _REASONS
@@ -538,6 +565,10 @@ class Context:
         if self.roles is not None:
             self.roles.observe(self.renderer, prompt, delta.keep)
         return Delta(np.asarray(tokens), delta.keep, delta.break_, delta.closed_reply, full, media)
+
+
+def _stored(text: str | Message) -> str | dict[str, Any]:
+    return text if isinstance(text, str) else text.model_dump(mode="json", exclude_unset=True)
 
 
 _REASONS = get_args(RewriteReason)

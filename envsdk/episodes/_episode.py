@@ -16,7 +16,7 @@ import numpy as np
 from .._describing import describe_error
 from ..contexts._context import Context, Delta
 from ..contexts._history import SummaryRequest
-from ..contexts._protocol import Break, Observation
+from ..contexts._protocol import Observation
 from ..errors import EpisodeError, NoEndWarning, TurnError, UndeclaredBreak
 from ..limits import STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message
@@ -567,10 +567,12 @@ class Episode:
         break_ = switch if is_new else delta.break_ or switch
         agent.phase = Phase.ACTIVE
         extends = not is_new and break_ is None
+        how = {**context.turn, "returns": True} if break_ is not switch and switch is not None else context.turn
         if reason is None:
             stop = len(context.log_tokens)
             start = stop - len(delta.tokens)
-            agent.due = Step(context.name, base or context.name, delta.keep, extends, start, stop, break_=break_)
+            base = base or context.name
+            agent.due = Step(context.name, base, delta.keep, extends, start, stop, break_=break_, turn=how)
             self.agent = agent
         elif agent.parent is not None:
             return self._end_child(agent, reason)
@@ -578,7 +580,8 @@ class Episode:
             agent.phase = Phase.ENDED_UNASKED if is_new else Phase.ACTIVE
             for one in agent.contexts.values():
                 one.check_end()
-            self._end(reason, final_break=break_)
+            final_turn = {"context": context.name, **how} if delta.full and not is_new else {}
+            self._end(reason, final_break=break_, final_turn=final_turn)
         info = agent.info(break_, closed_reply=delta.closed_reply)
         if reason is not None:
             info["stop_reason"] = str(reason)
@@ -602,10 +605,10 @@ class Episode:
         agent.emitted = StepResult(observation, 0.0 if is_open else self._reward, terminated, truncated, info)
         return agent.emitted
 
-    def _end(self, reason: StopReason, *, error: str | None = None, final_break: Break | None = None) -> "Trajectory":
+    def _end(self, reason: StopReason, **ending: Any) -> "Trajectory":
         from ._recording import record  # at the first end of an episode: authors' modules need no samples
 
-        self.trajectory = record(self.header, self.root, self.contexts, reason, error=error, final_break=final_break)
+        self.trajectory = record(self.header, self.root, self.contexts, reason, **ending)
         for agent in self.root.agents():
             agent.due = None
         return self.trajectory

@@ -23,6 +23,7 @@ def record(
     *,
     error: str | None = None,
     final_break: Break | None = None,
+    final_turn: dict[str, Any] | None = None,
 ) -> Trajectory:
     """Return the trajectory of an episode so far, with the steps of all agents depth-first."""
     steps = [item for item in root.walk() if isinstance(item, Step)]
@@ -55,6 +56,7 @@ def record(
         group_id=header.group_id,
         origins=header.origins,
         final_break=final_break,
+        final_turn=final_turn or {},
         error=error,
     )
 
@@ -65,7 +67,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
     for step in steps:
         ends[step.context] = max(step.stop, ends.get(step.context, 0))
     logs: dict[str, ContextLog] = {}
-    main = root.env.renderer.tokenizer
+    main, history = root.env.renderer.tokenizer, root.env.history.specification()
     for agent in root.agents():
         is_child = agent.parent is not None
         # A sub-agent that acted before its parent's first turn has the first context of an agent above as its parent.
@@ -74,6 +76,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
         for name, context in agent.contexts.items():
             length, tokenizer, roles = ends.get(name, 0), context.renderer.tokenizer, context.roles
             is_other = tokenizer.fingerprint != main.fingerprint
+            own_history = context.policy.specification()
             logs[name] = ContextLog(
                 role=context.role,
                 parent=context.parent or parent,
@@ -88,6 +91,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
                 task=task_as_json(agent.task) if is_child else None,
                 tokenizer=tokenizer.fingerprint if is_other else "",
                 vocab_size=tokenizer.vocab_size if is_other else 0,
+                history={} if own_history == history else own_history,
                 roles=None if roles is None else Roles.of(roles.legend, np.asarray(roles.codes[:length])),
                 media=[placed for placed in context.log_media if placed.stop <= length],
             )

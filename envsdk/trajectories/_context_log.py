@@ -32,6 +32,7 @@ class ContextLog(StoredRecord):
         task: The task, if it is a sub-agent's; a value that is not JSON is stored as its `repr`.
         tokenizer: The fingerprint of its tokenizer, if that is not the episode's; an empty string otherwise.
         vocab_size: The size of its vocabulary, if that is not the episode's; 0 otherwise.
+        history: Its history policy, if it is a sub-agent's that is not the episode's. A record leaves it out otherwise.
         is_trainable: Whether its actions are the tokens that a policy sampled. It is False if the policy exchanges text
             (`Policy.trainable`); the context then gives no samples.
         roles: What each token belongs to, with n codes; None unless the environment recorded it
@@ -53,6 +54,7 @@ class ContextLog(StoredRecord):
     task: Json = None
     tokenizer: str = ""
     vocab_size: Count = 0
+    history: JsonObject = field(default_factory=dict[str, Any], metadata={"optional": True})
     is_trainable: bool = True
     roles: Roles | None = field(default=None, metadata={"optional": True})
     media: StoredMedia = field(default_factory=list[PlacedImage], metadata={"optional": True})

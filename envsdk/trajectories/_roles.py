@@ -35,10 +35,10 @@ class Roles(StoredRecord):
 
     @classmethod
     def of(cls, legend: Sequence[str], codes: "NDArray[np.int16]") -> "Roles":
-        """Make roles from the code of each token."""
+        """Make roles from the code of each token. Labels at the end of the legend that no token has are left out."""
         is_start = np.append(True, codes[1:] != codes[:-1])[: len(codes)]
         starts = np.flatnonzero(is_start).astype(np.int32)
-        return cls(list(legend), starts, codes[starts], len(codes))
+        return cls(list(legend[: codes.max(initial=-1) + 1]), starts, codes[starts], len(codes))
 
     @classmethod
     def joined(cls, parts: "Sequence[tuple[Roles, slice]]") -> "Roles":

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import Field
 
 from ..contexts._protocol import Count, FinishReason
-from ._stored import Number, Packed, StoredBreak, StoredRecord, Temperature
+from ._stored import JsonObject, Number, Packed, StoredBreak, StoredRecord, Temperature
 
 _Range: TypeAlias = Annotated[tuple[Count, Count], Field(strict=False)]
 
@@ -66,6 +66,13 @@ class Step(StoredRecord):
         metrics: Named numbers that the environment reported.
         masked: Ranges of the log that hold sampled tokens which are not trained (`Turn(mask=)`), in order.
         break_: The break that the observation is, or None.
+        turn: How the observation was made, unless it only appended messages: `prefill` and `continues` as in `Turn`;
+            `cut`, how many of the reply's tokens were dropped before; `system`, true if the first new message replaced
+            the system message; `tools_before`, the tools that were replaced; `edit`, an `Edit`, with the index in the
+            conversation of each of its messages, or null if it is new; `returns`, true if it is a return besides the
+            break that it is; `notes`, the model's notes since the last observation; `skips_rewrite`, true if nothing
+            was dropped there although it would have been. `Trajectory.under` reads it. A record leaves it out if it is
+            empty.
     """
 
     context: str
@@ -82,6 +89,7 @@ class Step(StoredRecord):
     metrics: dict[str, Number] = field(default_factory=dict[str, float])
     masked: Annotated[tuple[_Range, ...], Field(strict=False)] = ()
     break_: StoredBreak | None = None
+    turn: JsonObject = field(default_factory=dict[str, Any], metadata={"optional": True})
 
     @property
     def stop(self) -> int:

@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -11,10 +11,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from .._cards import card, named, shortened
+from .._registry import find_renderer
+from ..contexts._history import HistoryPolicy, get_history
 from ..contexts._protocol import Break, Count
-from ..errors import InvalidRecord, InvalidSample, PluginError, UndeclaredBreak
+from ..errors import CannotReplay, InvalidRecord, InvalidSample, PluginError, UndeclaredBreak
 from ..images import Image, PlacedImage
-from ..limits import StopReason
+from ..limits import Limits, StopReason
+from ..rendering.renderer import Renderer
 from ._checks import check_break, check_log, check_parts
 from ._context_log import ContextLog, KnownStopReason
 from ._fragments import fragment
@@ -25,6 +28,7 @@ from ._scoring import is_judged, why_not_scored
 from ._segments import LossRule, TrainedSegment, segments, trained_steps
 from ._steps import Origin, Step
 from ._stored import Json, JsonObject, StoredBreak, StoredRecord, dump_media, pack, record_of
+from ._under import Replay
 from .records import build, dump, load
 
 VIEWERS = "envsdk.viewers"
@@ -61,6 +65,9 @@ class Trajectory(StoredRecord):
         origins: The episodes that this one was forked from, the direct original last.
         final_break: The break of the last observation, if no reply to it was requested: the context was full after a
             rewrite.
+        final_turn: The context of the last observation, if it was full, and how the observation was made, as
+            `Step.turn`. A record leaves it out otherwise.
+        left_out: What `under` could not replay, a sentence each. A record leaves it out if it is empty.
         error: What failed, if the status is `error`.
         error_kind: Whose error it was, if a rollout recorded it. `environment`: a method of the environment raised or
             took too long. `policy`: the policy raised or returned an action that is not legal. `infrastructure`: the
@@ -88,6 +95,8 @@ class Trajectory(StoredRecord):
     error_kind: ErrorKind | None = None
     renderer_chosen_because: str = field(default="", metadata={"optional": True})
     renderer_rewrites: str = field(default="", metadata={"optional": True})
+    final_turn: JsonObject = field(default_factory=dict[str, Any], metadata={"optional": True})
+    left_out: list[str] = field(default_factory=list[str], metadata={"optional": True})
 
     def __repr__(self) -> str:
         # It is short, since asyncio prints what a task returned when its event loop ends.
@@ -228,6 +237,53 @@ class Trajectory(StoredRecord):
             path = paths.observe(replayed)
             yield tuple(placed_images(path, self.contexts))
             paths.act(replayed)
+
+    def under(
+        self,
+        history: str | Mapping[str, Any] | HistoryPolicy,
+        renderer: Renderer | Mapping[str, Renderer] | None = None,
+        *,
+        limits: Limits | None = None,
+        folds: bool = True,
+    ) -> "Trajectory":
+        """Return the same episode as it would have looked under another history policy.
+
+        The recorded messages and sampled tokens are replayed in fresh contexts: prompts, breaks and samples are those
+        of the other policy, and rewards are the recorded ones. Under its own policy, an episode is itself, byte for
+        byte. What cannot be replayed is left out and stated in `left_out`: a summary that the other policy does not
+        request, one that it requests and that was not written, and all replies after a prompt that does not fit.
+
+        Args:
+            history: The policy of the agent that was reset: a policy, its name, or its name with options. Sub-agents
+                keep theirs.
+            renderer: The episode's renderer (`env.renderer`), or the renderers by role (`StoredRun.renderers`). By
+                default it is made from the record, with the embedded vocabulary.
+            limits: The limits; None for the recorded ones. `Limits()` lets prompts of any length fit.
+            folds: Whether folds by the model (`ContextTools`) are replayed. If not, what was folded stays visible.
+
+        Raises:
+            CannotReplay: If the renderer or its tokenizer is not the episode's, or the record is not enough.
+            ConfigError: If `history` is not a policy.
+        """
+        own_limits = self.limits if limits is None else limits.model_dump(exclude_defaults=True)
+        most = Limits.of(own_limits, Limits()).max_context_tokens
+        given = (
+            find_renderer({name: value for name, value in self.renderer.items() if name != "processor"})
+            if renderer is None
+            else renderer
+        )
+
+        def renderer_of(log: ContextLog) -> Renderer:
+            found = given if isinstance(given, Renderer) else given.get(log.role, next(iter(given.values())))
+            if found.tokenizer.fingerprint != (log.tokenizer or self.tokenizer):
+                raise CannotReplay(
+                    f"{self.id!r} has another tokenizer than the renderer {found!r:.80}: give the renderer of the "
+                    "episode, env.renderer, or StoredRun.renderers of its run folder"
+                )
+            return found
+
+        replay = Replay(self, get_history(history), renderer_of, most, folds=folds)
+        return replace(self, limits=own_limits, **replay.run())
 
     def reward_of(self, context: str) -> float:
         """Return the reward of a context: its own, that of the nearest parent that has one, or the episode's."""

@@ -45,6 +45,7 @@ from envsdk.messages import check_calls
 from envsdk.policies import Aligned, Ragged
 from envsdk.rendering.renderer import NOT_ENDED
 from envsdk.rendering.tokenizers import load_tokenizer
+from envsdk.rollouts._replaying import recorded_actions
 
 _UNIQUE = itertools.count()
 
@@ -310,12 +311,21 @@ BUDGETS = st.builds(
     st.floats(0.1, 1),
     st.sampled_from(ORDERS),
 )
+PLANNED = st.fixed_dictionaries(
+    {"name": st.just("planned"), "drops": st.sampled_from(ORDERS), "keep_last": st.integers(1, 2)},
+    optional={
+        "spare": st.integers(0, 150),
+        "cached": st.sampled_from([0.0, 0.5, 1.0]),
+        "at": st.lists(st.integers(1, 6), max_size=3).map(tuple),
+    },
+)
 ARBITRARY = st.builds(lambda seed: {"name": "arbitrary", "seed": seed}, st.integers(0, 10**6))
 HISTORIES = st.one_of(
     st.just({"name": "keep"}),
     st.just({"name": "strip"}),
     st.builds(lambda n, k: {"name": "compact", "every": n, "keep_last": k}, st.integers(1, 4), st.integers(0, 3)),
     BUDGETS,
+    PLANNED,
     ARBITRARY,
 )
 LIMITS = st.fixed_dictionaries(
@@ -549,7 +559,7 @@ def make(plan: Plan, tokenizer: Any = "embedded") -> Scripted:
     options = dict(plan.history)
     if options["name"] == "arbitrary":
         policy: HistoryPolicy = Arbitrary(seed=options["seed"])
-    elif options["name"] == "budget":
+    elif "spare" in options:
         room = len(first_prompt(plan, renderer)) + options.pop("spare")
         policy = get_history({**options, "max_tokens": room})
     else:
@@ -1117,6 +1127,12 @@ def a_policy_that_obeys_passes_no_limit(run: Run) -> None:
         assert len(ask.prompt) + len(tokens) <= (limits.max_context_tokens or np.inf)
 
 
+def under_its_own_policy_an_episode_is_itself(run: Run):
+    played = run.trajectory
+    for one in (played, Trajectory.from_json(played.to_json())):
+        assert one.under(run.env.history, run.env.renderer).to_json() == played.to_json()
+
+
 CHECKS = (
     sampled_tokens_stay_verbatim_until_a_declared_rewrite_drops_them,
     replaying_the_deltas_gives_every_prompt,
@@ -1144,6 +1160,7 @@ CHECKS = (
     nothing_that_is_handed_over_is_shared,
     an_episode_leaves_the_global_random_state_alone,
     records_survive_json_to_the_byte,
+    under_its_own_policy_an_episode_is_itself,
     samples_are_valid_weighted_and_in_order,
     a_loss_rule_chooses_the_steps_that_are_trained,
     the_last_observation_follows_the_last_reply_and_asks_for_none,
@@ -1157,6 +1174,31 @@ def test_all_of_it_holds_in_every_episode(plan: Plan):
     run = play(plan)
     for check in CHECKS:
         check(run)
+
+
+@given(plan=plans(rows=st.none()), other=HISTORIES)
+def test_under_another_policy_an_episode_is_what_the_same_replies_give_there(plan: Plan, other: dict[str, Any]):
+    if "arbitrary" in (plan.history["name"], other["name"]):  # it may change the system message that a turn repeats
+        plan = replace(plan, turns=tuple({**says, "system": None} for says in plan.turns))
+    played, env = play(plan).trajectory, make(replace(plan, history=other))
+    replayed = played.under(env.history, env.renderer)
+    env.reset(seed=7)
+    for action in (action for step in played.steps for action in recorded_actions(step, played.contexts["main"])):
+        if env.trajectory is not None:
+            break
+        env.step(action)
+    if env.trajectory is None:  # there is room for more replies
+        assert replayed.left_out
+        env.fail(RuntimeError())
+    forced = env.trajectory
+    assert forced is not None
+    if replayed.left_out:
+        assert len(replayed.steps) <= len(forced.steps)
+        for one, same in zip(replayed.prompts(), forced.prompts(), strict=False):
+            assert (one.step.break_, one.step.extends) == (same.step.break_, same.step.extends)
+            assert one.prompt.tolist() == same.prompt.tolist() and one.action.tolist() == same.action.tolist()
+    else:
+        assert replayed.to_json() == forced.to_json()
 
 
 @settings(max_examples=settings.default.max_examples // 4)
