@@ -1,7 +1,6 @@
 """An episode under another history policy: its messages and sampled tokens, replayed in fresh contexts."""
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -10,7 +9,7 @@ import numpy as np
 
 from ..contexts._context import Context, Delta
 from ..contexts._edits import Edit
-from ..contexts._history import POLICIES, HistoryPolicy, SummaryRequest, get_history
+from ..contexts._history import POLICIES, SUMMARY, HistoryPolicy, SummaryRequest, get_history, is_summary_of
 from ..contexts._notes import Notes
 from ..contexts._protocol import Break
 from ..contexts._roles import RoleLog
@@ -35,9 +34,6 @@ class _Recorded(Protocol):
     origins: list[Origin]
     final_break: Break | None
     final_turn: dict[str, Any]
-
-
-_SUMMARY = re.compile(r"(.*)/summary-[0-9]+")
 
 
 @dataclass(eq=False)
@@ -173,10 +169,10 @@ class Replay:
 
     def _exists(self, step: Step) -> bool:
         """Return whether the context of a step exists under the other policy: a summary may not be requested."""
-        logs, match = self._trajectory.contexts, _SUMMARY.fullmatch(step.context)
+        logs = self._trajectory.contexts
         if step.base in self._skipped:
             return False
-        if step.context in self._contexts or match is None or match[1] != step.base:
+        if step.context in self._contexts or not is_summary_of(step.context, step.base):
             return True
         above = self._contexts[step.base]
         if logs[step.context].role != above.log.role:
@@ -305,7 +301,7 @@ class Replay:
         if request is None:
             return None
         if request.writer is None:
-            log, name = replayed.summary, f"{replayed.context.name}/summary-{replayed.summaries + 1}"
+            log, name = replayed.summary, f"{replayed.context.name}/{SUMMARY}-{replayed.summaries + 1}"
             if log is None and name in self._trajectory.contexts and name not in self._last:
                 log = self._unanswered[name] = self._trajectory.contexts[name]  # it had no room for a reply
                 replayed.summaries += 1
@@ -384,8 +380,8 @@ class Replay:
         logs, ends = dict[str, ContextLog](), {step.context: step.stop for step in self._steps}
         for name, log in self._trajectory.contexts.items():
             if name not in self._contexts:
-                is_summary = _SUMMARY.fullmatch(name) is not None
-                if name in self._unanswered or (is_whole and name not in self._skipped and not is_summary):
+                is_reached = is_whole and name not in self._skipped and not is_summary_of(name, log.parent)
+                if name in self._unanswered or is_reached:
                     logs[name] = log
                 continue
             replayed, length = self._contexts[name], ends.get(name, 0)
