@@ -13,7 +13,7 @@ import logging
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
@@ -350,7 +350,8 @@ class ToolEnv(Env):
     async def resume(self, result: list[HandoffResult]) -> Returned:
         """Answer the calls that handed over with the handoffs' results, and continue as after any tool."""
         if self._envsdk_handed_over is None:
-            return self._envsdk_applied(await self._envsdk_call("after_handoff", result))
+            turn, tools = await self._envsdk_call("after_handoff", result), self._envsdk_context_tools
+            return tools.applied(turn) if tools is not None and isinstance(turn, Turn) else turn
         (reply, calls, answers), self._envsdk_handed_over = self._envsdk_handed_over, None
         left, runner = iter(result), ToolRunner(self, self._envsdk_tools())
         answers = [runner.with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]
@@ -408,11 +409,7 @@ class ToolEnv(Env):
             "bad_replies": int(is_bad),
         }
         turn.metrics = {**metrics, **turn.metrics}
-        return self._envsdk_applied(turn)
-
-    def _envsdk_applied(self, returned: Returned) -> Returned:
-        tools = self._envsdk_context_tools
-        return tools.applied(returned) if tools is not None and isinstance(returned, Turn) else returned
+        return turn if tools is None else tools.applied(turn)
 
     async def _envsdk_call(self, method: str, *arguments: Any) -> Returned:
         """Call an author's method and return its result, awaited if it is async. A turn may replace the tools."""
@@ -420,7 +417,8 @@ class ToolEnv(Env):
         returned = await returned if inspect.isawaitable(returned) else returned
         if isinstance(returned, Turn):
             if returned.tools is not None:
-                _add_context_tools(self, returned)
+                if self._envsdk_context_tools is not None:
+                    returned.tools = self._envsdk_context_tools.added_to(returned.tools, type(self).__name__)
                 self._envsdk_functions = {**tools_of(self), **cast("Mapping[str, Tool]", returned.functions)}
                 self._envsdk.waits = None
         elif not is_handoff(returned):
@@ -448,8 +446,8 @@ class ToolEnv(Env):
 
     def _envsdk_started(self, turn: Returned) -> None:
         """Add the tools of the first turn, and raise an error if the environment has no tool."""
-        if isinstance(turn, Turn) and turn.tools is not None:
-            _add_context_tools(self, turn)
+        if self._envsdk_context_tools is not None and isinstance(turn, Turn) and turn.tools is not None:
+            turn.tools = self._envsdk_context_tools.added_to(turn.tools, type(self).__name__)
         self._envsdk_functions = {**tools_of(self), **getattr(turn, "functions", {})}
         if not self._envsdk_functions and getattr(turn, "tools", ()) is None:  # a handoff has no tools
             refuse_without_tools(type(self))
@@ -507,25 +505,8 @@ def tools_of(env: ToolEnv) -> dict[str, Tool]:
     if len(by_name) < len(tools):
         name = Counter(tool.name for tool in tools).most_common(1)[0][0]
         raise ConfigError(f"{cls} has several tools named {name!r}; give each its own name, @tool(name=...)")
-    added = context_tools.tools()
-    _refuse_context_tools(env, by_name.keys() & added.keys())
-    return {**by_name, **added}
-
-
-def _add_context_tools(env: ToolEnv, turn: Turn) -> None:
-    """Add the context tools to the tools that a turn sets."""
-    added = {name: tool.schema for name, tool in ContextTools(env).tools().items()}
-    own = [schema for schema in turn.tools or () if schema not in added.values()]
-    _refuse_context_tools(env, {schema.get("function", schema)["name"] for schema in own} & added.keys())
-    turn.tools = [*own, *added.values()]
-
-
-def _refuse_context_tools(env: ToolEnv, names: Set[str]) -> None:
-    if names:
-        raise ConfigError(
-            f"{type(env).__name__} has a tool of its own named {min(names)!r}, which is the name of a context tool: "
-            "leave that out of context_tools, or give the environment's tool another name, @tool(name=...)"
-        )
+    context_tools.added_to([tool.schema for tool in tools], cls)  # raises if a name is taken
+    return {**by_name, **context_tools.tools()}
 
 
 @functools.cache

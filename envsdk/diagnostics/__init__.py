@@ -3,9 +3,9 @@
 from ._alignment import TokenMatch, token_match
 from ._costs import BreakCost, CacheHits, Cost, cost
 from ._description import BatchDescription, ValueStatistics, describe
-from ._divergence import Estimate, NumericFormat, Verdict
+from ._divergence import Estimate
 from ._estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
-from ._explanation import Cause, Explanation, explain_break
+from ._explanation import Explanation, explain_break
 from ._forward import forward_logprobs
 from ._importance import ImportanceWeights, importance_weights
 from ._on_policy import KL, Cluster, kl
@@ -16,7 +16,6 @@ __all__ = [
     "BatchDescription",
     "BreakCost",
     "CacheHits",
-    "Cause",
     "Cluster",
     "Cost",
     "CostEstimate",
@@ -24,14 +23,12 @@ __all__ = [
     "Explanation",
     "HistoryCost",
     "ImportanceWeights",
-    "NumericFormat",
     "Prices",
     "Sizes",
     "TokenMatch",
     "TrainMode",
     "TrainingDifference",
     "ValueStatistics",
-    "Verdict",
     "cost",
     "describe",
     "estimate",

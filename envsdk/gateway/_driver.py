@@ -36,7 +36,7 @@ from ..errors import (
     TurnError,
 )
 from ..limits import StopReason
-from ..messages import Message, ToolCall, ToolSchema
+from ..messages import Message, ToolCall
 from ..rendering._reply_grammar import reply_grammar
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
@@ -574,9 +574,12 @@ class ProgramDriver:
     def _turn_of(self, request: ModelRequest, placed: Continues | Opens) -> Turn:
         known = placed.base if isinstance(placed, Opens) else placed.context
         has_system = known is not None and self.driver.running.contexts[known].conversation[0].role == "system"
+        tools = placed.tools
+        if tools is not None and self._tools is not None:
+            tools = self._tools.added_to(tools, "the program")
         options: dict[str, Any] = {
             "system": placed.system,
-            "tools": None if placed.tools is None else self._with_context_tools(placed.tools),
+            "tools": tools,
             "context": placed.context,
             "stop": request.stop,
             "max_tokens": request.max_tokens,
@@ -606,15 +609,6 @@ class ProgramDriver:
         elif placed.keep is not None:
             options["edit"] = Edit(placed.keep, placed.changed)
         return Turn([self._inner_message(message) for message in placed.messages], **options)
-
-    def _with_context_tools(self, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
-        added = {} if self._tools is None else self._tools.tools()
-        if taken := added.keys() & {tool["function"]["name"] for tool in tools}:
-            raise ConfigError(
-                f"the program has a tool named {min(taken)!r}, which is the name of a context tool: leave that out of "
-                "context_tools"
-            )
-        return [*tools, *(tool.schema for tool in added.values())]
 
     # Messages: the program knows a reply by the ids of the gateway, the context by those of the model family.
 
