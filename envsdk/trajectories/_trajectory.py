@@ -262,8 +262,8 @@ class Trajectory(StoredRecord):
             folds: Whether folds by the model (`ContextTools`) are replayed. If not, what was folded stays visible.
 
         Raises:
-            CannotReplay: If the renderer or its tokenizer is not the episode's, the record is damaged or not enough, or the
-                chat template cannot express the result.
+            CannotReplay: If the renderer or its tokenizer is not the episode's, the record is damaged or not enough, or
+                the chat template cannot express the result.
             ConfigError: If `history` is not a policy.
         """
         own_limits = self.limits if limits is None else limits.model_dump(exclude_defaults=True)
