@@ -601,7 +601,7 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
     given = specification(value) if isinstance(value, str) else value
     options = {"name": given} if isinstance(given, str) else dict(given)
     name = options.pop("name", None)
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise UnknownName.of(
             "history policy", name, POLICIES, "Pass a policy of your own as an object: history=MyPolicy(...)"
         )

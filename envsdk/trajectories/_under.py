@@ -151,6 +151,9 @@ class Replay:
                 if delta.full is not None:
                     ending["stop_reason"] = str(delta.full)
                 else:
+                    if "continues" in turn:  # the reply that would go on stays as it is
+                        replayed = self._contexts[final.context]
+                        replayed.context.messages.append(replayed.log.messages[replayed.read - 1])
                     self._left_out.append(f"{final.context}: there is room for another reply, which was not sampled")
         origins = [
             replace(origin, tokens={name: self._moved.get((name, at), at) for name, at in origin.tokens.items()})
@@ -211,6 +214,7 @@ class Replay:
         self._contexts[name] = replayed
         context, limit = replayed.context, replayed.limit
         if "continues" in turn:
+            self._check(index, not is_new, "its turn continues a reply, and there is none")
             replayed.conversation.pop()
             replayed.added = 0
             addition = _read(turn["continues"])
@@ -227,20 +231,33 @@ class Replay:
                 edit = turn["edit"]
                 kept = above.conversation[edit["start"] : edit["keep"]]
                 replayed.read = len(kept) + sum(place is not None for place in edit["messages"])
+        is_next = step.reply is None or step.reply >= replayed.read
+        self._check(index, is_next, f"its reply is the message {step.reply}, and {replayed.read} came before it")
         new = replayed.log.messages[replayed.read : step.reply]
+        self._check(index, bool(new) or not is_new or above is not None, "its context has no message before it")
         if is_new and above is None:
             replayed.conversation = list(new)
             delta = context.open(new, replayed.tools[0], max_tokens=limit, prefill=prefill)
         else:
             options: dict[str, Any] = {"max_tokens": limit, "prefill": prefill}
-            system = new[0] if turn.get("system") else None
+            is_system = [message.role == "system" for message in new[:1]]
+            self._check(index, "system" not in turn or any(is_system), "its turn has no system message")
+            system = new[0] if "system" in turn else None
             if "tools_before" in turn:
                 del replayed.tools[0]
                 options["tools"] = replayed.tools[0]
             unknown = new if system is None else new[1:]
+            if "edit" in turn:
+                places, start, keep = (turn["edit"][key] for key in ("messages", "start", "keep"))
+                count, known = len(replayed.conversation), [place for place in places if place is not None]
+                is_legal = start <= keep <= count and max(known, default=0) < count and (places or start < keep)
+                is_legal = is_legal and len(places) - len(known) == len(unknown)
+                self._check(index, is_legal, f"its edit does not fit {count} messages and {len(unknown)} new ones")
             messages, options["edit"] = self._messages(replayed, turn, unknown, system)
             if "notes" in turn:
-                noted = turn["notes"]
+                noted, count = turn["notes"], len(replayed.notes.texts)
+                is_legal = noted["start"] <= count and (bool(messages) or "repeated" not in noted)
+                self._check(index, is_legal, f"its notes do not fit the {count} that came before")
                 (context if above is None else above.context).notes = replayed.notes
                 replayed.notes.texts[noted["start"] :] = noted["texts"]
                 if "repeated" in noted:
@@ -267,6 +284,17 @@ class Replay:
         if delta.break_ is not None and is_return:
             context.turn["returns"] = True
         return delta, delta.break_ or switch, context.turn
+
+    def _check(self, index: int, is_legal: bool, problem: str) -> None:
+        """Check what a damaged record may have wrong.
+
+        Raises:
+            CannotReplay: If it is wrong.
+        """
+        if not is_legal:
+            raise CannotReplay(
+                f"step {index + 1} of {self._trajectory.id!r} cannot be replayed: {problem}. The record is damaged"
+            )
 
     def _messages(
         self, replayed: _Replayed, turn: Mapping[str, Any], new: list[Message], system: Message | None
@@ -330,7 +358,7 @@ class Replay:
         new_messages = log.messages[replayed.read - replayed.added : replayed.read]
         shows_all = all(one is other for one, other in zip(new_messages[::-1], context.view[::-1], strict=False))
         # Built-in policies change no new message but an assistant's.
-        are_built_in = {self._trajectory.history.get("name"), self._policy.name} <= POLICIES.keys()
+        are_built_in = all(name in (*POLICIES,) for name in (self._trajectory.history.get("name"), self._policy.name))
         is_plain = shows_all and are_built_in and all(message.role != "assistant" for message in new_messages)
         if extends and step.extends and is_plain and not is_same:
             raise CannotReplay(
@@ -370,6 +398,9 @@ class Replay:
         context.take_reply(known=None if known is None else log.messages[known])
         new.reply = None if step.reply is None else len(context.messages) - 1
         if "cut" in turn_after:
+            count = len(context.reply_tokens()[1])
+            is_legal = turn_after["cut"] <= count
+            self._check(index, is_legal, f"{turn_after['cut']} of its {count} sampled tokens are dropped")
             context.cut_reply(turn_after["cut"])
         replayed.conversation.append(context.conversation[-1])
         if step.reply is not None:
