@@ -18,8 +18,7 @@ from ..errors import CannotReplay, EnvsdkError
 from ..limits import StopReason
 from ..messages import Message
 from ..rendering.renderer import Renderer
-from ._context_log import ContextLog
-from ._roles import Roles
+from ._context_log import ContextLog, logged
 from ._steps import Origin, Step
 
 
@@ -415,17 +414,10 @@ class Replay:
                 if name in self._unanswered or is_reached:
                     logs[name] = log
                 continue
-            replayed, length = self._contexts[name], ends.get(name, 0)
-            context, roles = replayed.context, replayed.context.roles
-            logs[name] = replace(
-                log,
-                tokens=np.asarray(context.log_tokens[:length]),
-                logprobs=np.asarray(context.log_logprobs[:length]),
-                messages=[*context.messages, *(log.messages[replayed.read :] if is_whole else [])],
-                tools=[dict(tool) for tool in context.tools],
-                roles=None if roles is None else Roles.of(roles.legend, np.asarray(roles.codes[:length])),
-                media=[placed for placed in context.log_media if placed.stop <= length],
-            )
+            replayed = self._contexts[name]
+            left = log.messages[replayed.read :] if is_whole else []
+            found = logged(replayed.context, ends.get(name, 0))
+            logs[name] = replace(log, messages=[*replayed.context.messages, *left], **found)
         return logs
 
 
