@@ -258,9 +258,7 @@ class Replay:
                 is_legal = noted["start"] <= count and (bool(messages) or "repeated" not in noted)
                 self._check(index, is_legal, f"its notes do not fit the {count} that came before")
                 (context if above is None else above.context).notes = replayed.notes
-                replayed.notes.texts[noted["start"] :] = noted["texts"]
-                if "repeated" in noted:
-                    replayed.notes.repeated.append((messages[-1], *noted["repeated"]))
+                replayed.notes.take(noted, messages[-1] if messages else None)
             if system is not None:
                 options["system"] = system.content
             if above is not None:
