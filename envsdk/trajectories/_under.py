@@ -413,7 +413,11 @@ class Replay:
     def _logs(self, *, is_whole: bool) -> dict[str, ContextLog]:
         """Return the logs of the contexts. If the episode is not whole, those that were not reached are left out."""
         logs, ends = dict[str, ContextLog](), {step.context: step.stop for step in self._steps}
+        before, after = self._trajectory.history, self._policy.specification()
         for name, log in self._trajectory.contexts.items():
+            if log.stop_reason:  # a sub-agent's, whose policy is recorded where it is not the episode's
+                own = log.history or before
+                log = replace(log, history={} if own == after else own)
             if name not in self._contexts:
                 is_summary = _SUMMARY.fullmatch(name) is not None
                 if name in self._unanswered or (is_whole and name not in self._skipped and not is_summary):

@@ -90,6 +90,21 @@ def test_sub_agents_keep_their_own_policies() -> None:
     assert len(children) == 2
     for name in children:
         assert compacted.contexts[name].tokens.tolist() == trajectory.contexts[name].tokens.tolist()
+    for one in (compacted, trajectory.under("strip")):  # which is theirs
+        assert one.under("keep").to_json() == trajectory.to_json()
+
+
+def test_a_sub_agent_that_was_interrupted_keeps_its_policy_and_has_no_limit_of_the_agent_above() -> None:
+    env = Lead(limits={"max_context_tokens": 60})
+    env.reset(seed=0)
+    for _ in range(5):
+        env.step(env.renderer.reply(Message(role="assistant", reasoning="Let me think.", content="It is.")))
+    env.fail(RuntimeError("The server is gone."))
+    trajectory = env.trajectory
+    assert trajectory is not None and trajectory.steps[-1].context != "main"
+    assert trajectory.under("keep").to_json() == trajectory.to_json()
+    last = trajectory.under({"name": "compact", "every": 1}).steps[-1].break_
+    assert last is not None and last.reason == "thinking_stripped"
 
 
 def test_what_a_fork_shares_with_its_original_stays_shared() -> None:
