@@ -37,6 +37,8 @@ class _Recorded(Protocol):
     final_turn: dict[str, Any]
 
 
+REJECTED = "the summary was rejected"
+"""How the error of a summary begins whose text was rejected."""
 _SUMMARY = re.compile(r"(.*)/summary-[0-9]+")
 
 
@@ -54,7 +56,7 @@ class _Replayed:
         read: The number of messages of the log that were used.
         added: The number of those that the last observation added.
         requests: The summary that the policy requests after the last reply (None: none), once it was asked.
-        summary: The log of the summary that the model wrote since the last reply, or None.
+        summary: The context of the summary that the model wrote since the last reply, or None.
         summaries: The number of summaries that were recorded before the last reply.
     """
 
@@ -67,7 +69,7 @@ class _Replayed:
     read: int = 0
     added: int = 0
     requests: list[SummaryRequest | None] = field(default_factory=list[SummaryRequest | None])
-    summary: ContextLog | None = None
+    summary: str | None = None
     summaries: int = 0
 
     def request(self) -> SummaryRequest | None:
@@ -187,7 +189,7 @@ class Replay:
         above.summaries += 1
         request = above.request()
         if request is not None and request.writer is None:
-            above.summary = logs[step.context]
+            above.summary = step.context
             return True
         sampled = sum(one.stop - one.action_start for one in self._trajectory.steps if one.context == step.context)
         self._left_out.append(f"{step.context}: this summary is not requested; it has {sampled} sampled tokens")
@@ -333,22 +335,36 @@ class Replay:
         if request is None:
             return None
         if request.writer is None:
-            log, name = replayed.summary, f"{replayed.context.name}/summary-{replayed.summaries + 1}"
-            if log is None and name in self._trajectory.contexts and name not in self._last:
-                log = self._unanswered[name] = self._trajectory.contexts[name]  # it had no room for a reply
+            name = f"{replayed.context.name}/summary-{replayed.summaries + 1}"
+            if (written := replayed.summary) is not None:
+                return self._accepted(replayed.context, self._contexts[written])
+            if name in self._trajectory.contexts and name not in self._last:
+                self._unanswered[name] = self._trajectory.contexts[name]  # it had no room for a reply
                 replayed.summaries += 1
-            if log is None:
+            else:
                 steps = replayed.context.steps
                 self._left_out.append(f"{replayed.context.name}: no summary was written after reply {steps}")
-                return None
-            own = (message.content for message in reversed(log.messages) if message.role == "assistant")
-            return None if log.error is not None else next(own, "")
+            return None
         written = request.writer(request.messages)
         if inspect.isawaitable(written):
             if inspect.iscoroutine(written):
                 written.close()
             raise CannotReplay("the summarizer is async, and the replay is not: give the policy a plain function")
+        if not (written is None or isinstance(written, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise CannotReplay(f"a summarizer returns a string, or None for no summary, got {written!r:.80}")
         return None if written is None or replayed.context.rejects(written) else written
+
+    def _accepted(self, context: Context, written: _Replayed) -> str | None:
+        """Return a summary that the model wrote if the policy accepts it, or None; its log gets the reason."""
+        log, last = written.log, self._trajectory.steps[self._last[written.context.name]]
+        is_whole = log.stop_reason == StopReason.TERMINATED and last.finish_reason != "length"
+        if not is_whole or not (log.error or REJECTED).startswith(REJECTED):
+            return None
+        own = (message.content for message in reversed(log.messages) if message.role == "assistant")
+        summary = next(own, "")
+        reason = context.rejects(summary)
+        written.log = replace(log, error=reason and f"{REJECTED}: {reason}")
+        return summary if reason is None else None
 
     def _act(self, index: int, delta: Delta, break_: Break | None, turn: dict[str, Any]) -> None:
         """Add a step with its recorded reply."""
@@ -431,6 +447,7 @@ class Replay:
                 logprobs=np.asarray(context.log_logprobs[:length]),
                 messages=[*context.messages, *(log.messages[replayed.read :] if is_whole else [])],
                 tools=[dict(tool) for tool in context.tools],
+                error=replayed.log.error,
                 roles=None if roles is None else Roles.of(roles.legend, np.asarray(roles.codes[:length])),
                 media=[placed for placed in context.log_media if placed.stop <= length],
             )
