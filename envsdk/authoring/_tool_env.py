@@ -91,15 +91,19 @@ class Answer(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class ToolRunner:
-    """Runs tool calls for a `ToolEnv`.
+    """Runs tool calls.
 
     Args:
-        env: The environment. Its `config` sets time limits and sizes.
+        env: The environment that has the tools.
         tools: The tools that the model may call, by name.
+        config: The time limit of calls, the length of results, and whether calls run concurrently.
+        reported: The exceptions of tools that are reported to the model; see `ToolEnv.reported_exceptions`.
     """
 
-    _env: Any
+    _env: Env
     _tools: Mapping[str, Tool]
+    _config: ToolEnvConfig
+    _reported: tuple[type[Exception], ...]
 
     async def run(self, calls: Sequence[ToolCall], allowed: int) -> list[Answer]:
         """Run the calls of a reply and return their answers, in the order of the calls.
@@ -109,7 +113,7 @@ class ToolRunner:
             allowed: The number of calls that may be run; the others are refused.
         """
         answers: list[Answer] = []
-        if self._env.config.concurrent_tools:
+        if self._config.concurrent_tools:
             answers = await run_all(self._answer(call, index < allowed) for index, call in enumerate(calls))
         else:
             for index, call in enumerate(calls):
@@ -183,7 +187,7 @@ class ToolRunner:
             return self._error(message_of(error))
         except EnvsdkError:
             raise
-        except (*self._env.reported_exceptions, SystemExit) as error:
+        except (*self._reported, SystemExit) as error:
             return self._crashed(tool, error, self._error(f"{tool.name}: {type(error).__name__}: {message_of(error)}"))
         except asyncio.CancelledError:
             if is_being_cancelled():
@@ -195,11 +199,11 @@ class ToolRunner:
 
     async def _result(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         """Call a tool within its time limit and return its result, awaited if it is async."""
-        limit_s = self._env.config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
+        limit_s = self._config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
         clock = asyncio.timeout(limit_s) if limit_s is not None else contextlib.nullcontext()
         try:
             async with clock:
-                if (limit_s is not None or self._env.config.concurrent_tools) and not tool.is_async:
+                if (limit_s is not None or self._config.concurrent_tools) and not tool.is_async:
                     thread = MethodThread()
                     try:  # an awaitable belongs to this event loop, and is not awaited there
                         (result,) = await thread.call(lambda: (tool.function(**arguments),))
@@ -215,9 +219,9 @@ class ToolRunner:
 
     def _crashed(self, tool: Tool, error: BaseException, answer: Answer) -> Answer:
         """Count, log or raise an exception of a tool, unless its class is expected."""
-        if any(isinstance(error, kind) for kind in self._env.reported_exceptions if kind is not Exception):
+        if any(isinstance(error, kind) for kind in self._reported if kind is not Exception):
             return answer
-        if self._env.config.raise_tool_errors:
+        if self._config.raise_tool_errors:
             error.add_note(f"Raised by the tool {tool.name!r}.")
             raise error
         frames = traceback.extract_tb(error.__traceback__)
@@ -238,7 +242,7 @@ class ToolRunner:
         return Answer(self._cut(f"Error: {reason}"), is_error=True, was_run=was_run)
 
     def _cut(self, text: str) -> str:
-        limit = self._env.config.max_result_chars
+        limit = self._config.max_result_chars
         return text if len(text) <= limit else f"{text[:limit]}\n[cut: {limit:,} of {len(text):,} characters are shown]"
 
     def _content(self, result: Any) -> str | list[ContentPart]:
@@ -254,7 +258,7 @@ class ToolRunner:
         if not any(map(_is_image, items)):
             _refuse_binary(result)
             return self._cut(to_json(result, fallback=_plain).decode())
-        limit, length, parts = self._env.config.max_result_chars, 0, list[ContentPart]()
+        limit, length, parts = self._config.max_result_chars, 0, list[ContentPart]()
         for item in items:
             if isinstance(item, (str, TextPart)):
                 text = item if isinstance(item, str) else item.text
@@ -337,8 +341,8 @@ class ToolEnv(Env):
         if self._envsdk_context_tools is not None:
             self._envsdk_context_tools.take(calls)
         if calls:
-            allowed = self._envsdk.running.tool_calls_left(len(calls))
-            answers = await ToolRunner(self, self._envsdk_tools()).run(calls, allowed)
+            runner = ToolRunner(self, self._envsdk_tools(), self.config, self.reported_exceptions)
+            answers = await runner.run(calls, self._envsdk.running.tool_calls_left(len(calls)))
         handoffs: list[Handoff] = []
         for answer in answers:
             handoffs += answer.handoffs
@@ -353,7 +357,7 @@ class ToolEnv(Env):
             turn, tools = await self._envsdk_call("after_handoff", result), self._envsdk_context_tools
             return tools.applied(turn) if tools is not None and isinstance(turn, Turn) else turn
         (reply, calls, answers), self._envsdk_handed_over = self._envsdk_handed_over, None
-        left, runner = iter(result), ToolRunner(self, self._envsdk_tools())
+        left, runner = iter(result), ToolRunner(self, self._envsdk_tools(), self.config, self.reported_exceptions)
         answers = [runner.with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]
         return await self._envsdk_conclude(reply, calls, answers)
 

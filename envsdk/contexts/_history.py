@@ -97,6 +97,15 @@ class SummaryRequest:
     max_tokens: int | None = None
 
 
+SUMMARY = "summary"
+"""The role of an agent that writes a summary, in the name of its context: `main/summary-1`."""
+
+
+def is_summary_of(name: str, context: str | None) -> bool:
+    """Return whether a context is one in which the model wrote a summary of another one, by their names."""
+    return name.startswith(f"{context}/{SUMMARY}-")
+
+
 class HistoryPolicy(BaseModel, ABC):
     """The base class of history policies. Its fields are the policy's options."""
 

@@ -10,7 +10,6 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -189,8 +188,8 @@ class ProgramDriver:
         if not known.keys() & {call.name for call in reply.tool_calls} or self._limit() or self._is_given_up:
             return None
         count = len(reply.tool_calls)
-        settings: Any = SimpleNamespace(name=self.env.name, config=ToolEnvConfig(), reported_exceptions=(Exception,))
-        answers = await ToolRunner(settings, known).run(reply.tool_calls, running.tool_calls_left(count))
+        runner = ToolRunner(self.env, known, ToolEnvConfig(), (Exception,))
+        answers = await runner.run(reply.tool_calls, running.tool_calls_left(count))
         results: list[Message] = []
         for call, answer in zip(reply.tool_calls, answers, strict=True):
             content = answer.content if call.name in known else _NOT_ALONE

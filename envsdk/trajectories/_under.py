@@ -1,7 +1,6 @@
 """An episode under another history policy: its messages and sampled tokens, replayed in fresh contexts."""
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -10,7 +9,7 @@ import numpy as np
 
 from ..contexts._context import Context, Delta
 from ..contexts._edits import Edit
-from ..contexts._history import POLICIES, HistoryPolicy, SummaryRequest, get_history
+from ..contexts._history import POLICIES, SUMMARY, HistoryPolicy, SummaryRequest, get_history, is_summary_of
 from ..contexts._notes import Notes
 from ..contexts._protocol import Break
 from ..contexts._roles import RoleLog
@@ -19,8 +18,7 @@ from ..errors import CannotReplay, EnvsdkError
 from ..limits import StopReason
 from ..messages import Message
 from ..rendering.renderer import Renderer
-from ._context_log import ContextLog
-from ._roles import Roles
+from ._context_log import ContextLog, logged
 from ._steps import Origin, Step
 
 
@@ -39,7 +37,6 @@ class _Recorded(Protocol):
 
 REJECTED = "the summary was rejected"
 """How the error of a summary begins whose text was rejected."""
-_SUMMARY = re.compile(r"(.*)/summary-[0-9]+")
 
 
 @dataclass(eq=False)
@@ -178,10 +175,10 @@ class Replay:
 
     def _exists(self, step: Step) -> bool:
         """Return whether the context of a step exists under the other policy: a summary may not be requested."""
-        logs, match = self._trajectory.contexts, _SUMMARY.fullmatch(step.context)
+        logs = self._trajectory.contexts
         if step.base in self._skipped:
             return False
-        if step.context in self._contexts or match is None or match[1] != step.base:
+        if step.context in self._contexts or not is_summary_of(step.context, step.base):
             return True
         above = self._contexts[step.base]
         if logs[step.context].role != above.log.role:
@@ -265,9 +262,7 @@ class Replay:
                 is_legal = noted["start"] <= count and (bool(messages) or "repeated" not in noted)
                 self._check(index, is_legal, f"its notes do not fit the {count} that came before")
                 (context if above is None else above.context).notes = replayed.notes
-                replayed.notes.texts[noted["start"] :] = noted["texts"]
-                if "repeated" in noted:
-                    replayed.notes.repeated.append((messages[-1], *noted["repeated"]))
+                replayed.notes.take(noted, messages[-1] if messages else None)
             if system is not None:
                 options["system"] = system.content
             if above is not None:
@@ -335,7 +330,7 @@ class Replay:
         if request is None:
             return None
         if request.writer is None:
-            name = f"{replayed.context.name}/summary-{replayed.summaries + 1}"
+            name = f"{replayed.context.name}/{SUMMARY}-{replayed.summaries + 1}"
             if (written := replayed.summary) is not None:
                 return self._accepted(replayed.context, self._contexts[written])
             if name in self._trajectory.contexts and name not in self._last:
@@ -435,22 +430,14 @@ class Replay:
                 own = log.history or before
                 log = replace(log, history={} if own == after else own)
             if name not in self._contexts:
-                is_summary = _SUMMARY.fullmatch(name) is not None
-                if name in self._unanswered or (is_whole and name not in self._skipped and not is_summary):
+                is_reached = is_whole and name not in self._skipped and not is_summary_of(name, log.parent)
+                if name in self._unanswered or is_reached:
                     logs[name] = log
                 continue
-            replayed, length = self._contexts[name], ends.get(name, 0)
-            context, roles = replayed.context, replayed.context.roles
-            logs[name] = replace(
-                log,
-                tokens=np.asarray(context.log_tokens[:length]),
-                logprobs=np.asarray(context.log_logprobs[:length]),
-                messages=[*context.messages, *(log.messages[replayed.read :] if is_whole else [])],
-                tools=[dict(tool) for tool in context.tools],
-                error=replayed.log.error,
-                roles=None if roles is None else Roles.of(roles.legend, np.asarray(roles.codes[:length])),
-                media=[placed for placed in context.log_media if placed.stop <= length],
-            )
+            replayed = self._contexts[name]
+            left = log.messages[replayed.read :] if is_whole else []
+            found = logged(replayed.context, ends.get(name, 0))
+            logs[name] = replace(log, messages=[*replayed.context.messages, *left], error=replayed.log.error, **found)
         return logs
 
 
