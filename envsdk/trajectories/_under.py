@@ -35,6 +35,8 @@ class _Recorded(Protocol):
     final_turn: dict[str, Any]
 
 
+_CHANGES = {"edit", "system", "tools_before", "cut", "continues"}
+"""The items of `Step.turn` that may cause a break `edit` or `fold`."""
 REJECTED = "the summary was rejected"
 """How the error of a summary begins whose text was rejected."""
 
@@ -216,6 +218,13 @@ class Replay:
         replayed = self._made(name) if is_new else self._contexts[name]
         self._contexts[name] = replayed
         context, limit = replayed.context, replayed.limit
+        if was is not None and was.reason in ("edit", "fold") and not turn.keys() & _CHANGES:
+            own = replayed.log.history or self._trajectory.history
+            if own.get("name") in (*POLICIES,):  # one of the author's own may declare edits, too
+                raise CannotReplay(
+                    f"step {index + 1} of {self._trajectory.id!r} cannot be replayed: its record lacks how the break "
+                    f"{was.reason!r} was made, as one does that an older version of envsdk wrote: play it again"
+                )
         if "continues" in turn:
             self._check(index, not is_new, "its turn continues a reply, and there is none")
             replayed.conversation.pop()
@@ -375,7 +384,8 @@ class Replay:
         # Built-in policies change no new message but an assistant's.
         are_built_in = all(name in (*POLICIES,) for name in (self._trajectory.history.get("name"), self._policy.name))
         is_plain = shows_all and are_built_in and all(message.role != "assistant" for message in new_messages)
-        if extends and step.extends and is_plain and not is_same:
+        is_first = start == step.start == 0 and step.base == step.context
+        if (is_first or (extends and step.extends)) and is_plain and not is_same:
             raise CannotReplay(
                 f"step {index + 1} of {self._trajectory.id!r} cannot be replayed: its messages give other tokens than "
                 "were recorded. The renderer, its options or its version differ from those of the episode"
