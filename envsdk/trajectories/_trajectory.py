@@ -268,6 +268,11 @@ class Trajectory(StoredRecord):
         """
         own_limits = self.limits if limits is None else Limits.of(limits, Limits()).model_dump(exclude_defaults=True)
         most = Limits.of(own_limits, Limits()).max_context_tokens
+        if renderer is None and not self.renderer:
+            raise CannotReplay(
+                f"{self.id!r} does not record its renderer, as one does not that was imported from a log: give the "
+                "renderer, get_renderer(NAME, TOKENIZER)"
+            )
         if renderer is None:
             renderer = find_renderer({name: value for name, value in self.renderer.items() if name != "processor"})
         given: dict[Any, Any] = dict(renderer) if isinstance(renderer, Mapping) else {None: renderer}
@@ -278,7 +283,7 @@ class Trajectory(StoredRecord):
 
         def renderer_of(log: ContextLog) -> Renderer:
             found: Renderer = given.get(log.role, next(iter(given.values())))
-            if found.tokenizer.fingerprint != (log.tokenizer or self.tokenizer):
+            if found.tokenizer.fingerprint != (log.tokenizer or self.tokenizer or found.tokenizer.fingerprint):
                 raise CannotReplay(
                     f"{self.id!r} has another tokenizer than the renderer {found!r:.80}: give the renderer of the "
                     "episode, env.renderer, or StoredRun.renderers of its run folder"

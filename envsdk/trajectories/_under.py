@@ -303,7 +303,8 @@ class Replay:
         """
         if not is_legal:
             raise CannotReplay(
-                f"step {index + 1} of {self._trajectory.id!r} cannot be replayed: {problem}. The record is damaged"
+                f"step {index + 1} of {self._trajectory.id!r} cannot be replayed: {problem}. The record is damaged, or "
+                "lacks how its turns were made, as one that was imported from a log"
             )
 
     def _messages(

@@ -192,3 +192,11 @@ def test_a_summary_is_accepted_or_rejected_as_by_the_other_policy() -> None:
     assert error is not None and rejected.contexts[name].error == error and trajectory.contexts[name].error is None
     assert [break_.reason for break_ in rejected.breaks] == ["handoff", "return"]
     assert rejected.under(trajectory.history).to_json() == trajectory.to_json()
+
+
+def test_a_record_without_a_renderer_needs_one() -> None:
+    trajectory = played(Interview())
+    renderer, trajectory.renderer, trajectory.tokenizer = trajectory.renderer, {}, ""  # as of an imported log
+    with pytest.raises(CannotReplay, match="does not record its renderer"):
+        trajectory.under("keep")
+    assert trajectory.under("keep", get_renderer(**renderer)).to_json() == trajectory.to_json()
