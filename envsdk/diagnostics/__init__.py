@@ -7,6 +7,7 @@ from ._divergence import Estimate, NumericFormat, Verdict
 from ._estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
 from ._explanation import Cause, Explanation, explain_break
 from ._forward import forward_logprobs
+from ._history_gap import GapEstimate, HistoryGap, history_gap
 from ._importance import ImportanceWeights, importance_weights
 from ._on_policy import KL, Cluster, kl
 from ._training import TrainingDifference, TrainMode, train_mode
@@ -22,7 +23,9 @@ __all__ = [
     "CostEstimate",
     "Estimate",
     "Explanation",
+    "GapEstimate",
     "HistoryCost",
+    "HistoryGap",
     "ImportanceWeights",
     "NumericFormat",
     "Prices",
@@ -37,6 +40,7 @@ __all__ = [
     "estimate",
     "explain_break",
     "forward_logprobs",
+    "history_gap",
     "importance_weights",
     "kl",
     "token_match",
