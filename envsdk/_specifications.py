@@ -1,13 +1,18 @@
 """Names with options in one string, as the command line and `history=` accept them: `compact:every=10`."""
 
 import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from .errors import ConfigError
 
+_COMMA = re.compile(r",(?![^\[]*\])")
+"""A comma that is not in a list."""
+
 
 def specification(text: str) -> str | dict[str, Any]:
-    """Return a mapping for a name with options, `compact:every=10` or JSON, and a name without options unchanged.
+    """Return a mapping for a name with options, `planned:at=[8,20],max_tokens=900` or JSON; a name alone unchanged.
 
     Raises:
         ConfigError: If the string has another form.
@@ -20,10 +25,16 @@ def specification(text: str) -> str | dict[str, Any]:
     name, _, options = text.partition(":")
     if not options:
         return name
-    pairs = [option.partition("=") for option in options.split(",")]
+    pairs = [option.partition("=") for option in _COMMA.split(options)]
     if not all(key and equals for key, equals, _ in pairs):
         raise ConfigError(f"{text!r:.80} is not a name with options; write name:key=value,key=value or JSON")
     return {"name": name, **{key.strip(): value_of(value) for key, _, value in pairs}}
+
+
+def as_option(given: Mapping[str, Any]) -> str:
+    """Return a name with options as the command line takes it, which `specification` reads."""
+    options = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in given.items() if key != "name"]
+    return ":".join([given["name"], *filter(None, [",".join(options)])])
 
 
 def value_of(text: str) -> Any:

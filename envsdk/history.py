@@ -5,6 +5,7 @@ from .contexts._history import Compact as Compact
 from .contexts._history import History as History
 from .contexts._history import HistoryPolicy as HistoryPolicy
 from .contexts._history import Keep as Keep
+from .contexts._history import Planned as Planned
 from .contexts._history import Rewrite as Rewrite
 from .contexts._history import Strip as Strip
 from .contexts._history import Summarize as Summarize

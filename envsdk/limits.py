@@ -78,7 +78,7 @@ class Limits(BaseModel):
             (`max_context_tokens` or `max_sampled_tokens`), else `cut`. A reply that `Turn(max_tokens=)` cut does not
             end the episode.
         max_handoff_depth: How deeply handoffs may be nested. A deeper handoff raises a `HandoffError`; it does not end
-            the episode with a stop reason.
+            the episode with a stop reason. A branch of the context tools counts, too; the model gets an error.
 
     The steps, sampled tokens and tool calls of a sub-agent also count for the agents that handed over to it. An episode
     with neither `max_steps` nor `max_sampled_tokens` ends after 1,000 steps, with a warning, because a history policy

@@ -32,7 +32,10 @@ from envsdk.rollouts import Rollouts
 from envsdk.rollouts.evaluation import Suite
 from envsdk.sandbox import check_isolation
 
-COMPARED = ("docs/errors.md", "docs/how-to/custom-renderers.md", "docs/programs.md", "docs/tutorials/train-with-trl.md")
+COMPARED = (
+    *("docs/errors.md", "docs/how-to/custom-renderers.md", "docs/programs.md"),
+    *("docs/tutorials/learn-to-fold.md", "docs/tutorials/train-with-trl.md"),
+)
 """Pages whose blocks of text have a test of their own. In the others, each is the output of the block before it."""
 RUN_BY = {
     "README.md": "tests/test_readme.py",
@@ -47,6 +50,7 @@ RUN_BY = {
     "docs/how-to/gateway.md": "tests/gateway/test_page.py",
     "docs/programs.md": "tests/gateway/test_page.py",
     "docs/templates.md": "tests/renderers/test_templates_page.py",
+    "docs/tutorials/learn-to-fold.md": "tests/with_torch/test_fold_tutorial.py",
     "docs/tutorials/train-with-trl.md": "tests/peers/trl/test_tutorial.py",
     "docs/trainers/ms_swift.md": "tests/peers/ms_swift/test_ms_swift.py",
     "docs/trainers/tables.md": "tests/peers/datasets/test_tables.py",

@@ -21,7 +21,7 @@ from ..errors import ToolError
 from ..messages import Message, ToolCall
 from ._driver import driver_of
 from ._env import EnvConfig
-from ._recall import Archive
+from ._recall import RECALL, Archive
 from ._tools import Tool, tool
 
 ContextTool: TypeAlias = Literal["fold", "branch", "note", "recall"]
@@ -197,9 +197,9 @@ class ContextTools:
     def take(self, calls: Sequence[ToolCall]) -> None:
         """Take a reply, whose calls are about to be run."""
         self._calls, self._move, self._answer = calls, None, None
-        context, memory = self._context, self._memory
-        memory.archive.add(context, len(context.messages) - 1)
-        context.notes = memory.notes
+        context = self._context
+        self._remember(context, len(context.messages) - 1)
+        context.notes = self._memory.notes
 
     def answered(self, answers: list[Message]) -> list[Message]:
         """Return the answers to the calls of the reply. That to `finish` becomes the result of the branch."""
@@ -272,7 +272,7 @@ class ContextTools:
     def _leave(self, turn: Turn, name: str) -> None:
         """Let a turn return from a branch to the context that opened it."""
         branch = driver_of(self._env).running_episode.contexts[name]
-        self._memory.archive.add(branch, len(branch.messages))
+        self._remember(branch, len(branch.messages))
         turn.context = self._branches.pop(name).parent
         self._agent.leave_context()
 
@@ -290,6 +290,11 @@ class ContextTools:
         call = self._calls[0]
         error = Message(role="tool", content=f"Error: {reason}", name=call.name, tool_call_id=call.id)
         turn.messages = [error if message is self._answer else message for message in turn.messages]
+
+    def _remember(self, context: Context, stop: int) -> None:
+        """Let `recall` find the messages of a context before number `stop`, once they are dropped."""
+        if RECALL in self._env.config.context_tools:
+            self._memory.archive.add(context, stop)
 
     @property
     def _agent(self) -> Agent:

@@ -71,6 +71,11 @@ class Driver:
         """True if a step may have to wait; None if that is to be determined again, since methods or tools changed."""
         self._episodes = 0
         refuse_history_options(config)
+        if "context_tools" in config and "context_tools" not in env.Config.model_fields:
+            raise ConfigError(
+                f"{type(env).__name__} does not take context_tools: they are for a ToolEnv, and for a ProgramEnv whose "
+                "Config derives from ProgramEnv.Config"
+            )
         try:
             self.config: Any = env.Config(**config)
         except ValidationError as error:

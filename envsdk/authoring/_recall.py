@@ -17,6 +17,7 @@ from ..messages import Message
 from ..rendering.emission import is_same_answer
 
 RECALL = "recall"
+"""The name of the tool that searches."""
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 """A word; in Chinese, Japanese and Korean, which have no spaces between words, a character."""
 _PASSAGE_CHARS = 400

@@ -51,6 +51,9 @@ _logged: set[tuple[str, str, str, str, int]] = set()
 class ToolEnvConfig(ContextToolsConfig):
     """The options of every `ToolEnv`. A subclass declares its own options in a subclass of this, named `Config`.
 
+    It also has `context_tools`, the names of tools with which the model itself decides what stays in its context
+    (`fold`, `branch`, `note`, `recall`), and `max_notes_chars`, the most characters that its notes have together.
+
     Attributes:
         max_bad_replies: How many unusable replies in a row are answered with a correction; one more ends the episode.
         max_result_chars: The length in characters above which a result is cut, with a note to the model.

@@ -23,6 +23,7 @@ from ._list import list_
 from ._onpolicy import onpolicy
 from ._options import specification
 from ._output import ErrorHandler, print_error
+from ._plan import plan_
 from ._play import play
 from ._replay import replay
 from ._report import report_
@@ -39,6 +40,7 @@ app.command("eval")(eval_)
 app.command("export")(export)
 app.command("export-template")(export_template_)
 app.command("import")(import_)
+app.command("plan")(plan_)
 app.command("report")(report_)
 for command in (
     card,

@@ -1,6 +1,5 @@
 """`envsdk cost`: what training would cost under each history policy, before anything is trained."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,13 +8,24 @@ import typer
 from ..authoring._env import Env
 from ..diagnostics._estimates import Prices, Sizes, estimate
 from ..errors import ConfigError
-from ._options import ENVIRONMENT, NAMED, OPTION, RENDERER, SPECIFICATION, TOKENIZER, maker, options_of, specification
+from ._options import (
+    ENVIRONMENT,
+    NAMED,
+    OPTION,
+    PRICE,
+    RENDERER,
+    SPECIFICATION,
+    TOKENIZER,
+    maker,
+    numbers_of,
+    options_of,
+    specification,
+)
 from ._output import print_json, print_text
 
 SIZES = (
     "Sizes of messages in tokens instead of an environment, such as first=500,reasoning=400,answer=100,observation=200."
 )
-PRICE = "Prices per million tokens, such as input=0.5,cached=0.05,output=2,training=1."
 
 
 def cost(
@@ -40,11 +50,11 @@ def cost(
     """
     if (env is None) == (sizes is None):
         raise ConfigError("envsdk cost needs an environment or --sizes, and not both")
-    prices = None if price is None else Prices(**_numbers("--price", price, Prices))
+    prices = None if price is None else Prices(**numbers_of("--price", price, Prices))
     of: Any
     if env is None:
         family = {"renderer": specification(renderer or "qwen3"), "tokenizer": tokenizer}
-        of = Sizes(**_numbers("--sizes", sizes or "", Sizes))
+        of = Sizes(**numbers_of("--sizes", sizes or "", Sizes))
     else:
         family = {}
         options = {"renderer": renderer and specification(renderer), "tokenizer": tokenizer}
@@ -60,12 +70,3 @@ def cost(
         print_json(found.to_dict())
         return
     print_text(str(found))
-
-
-def _numbers(name: str, text: str, kind: type[Prices] | type[Sizes]) -> dict[str, Any]:
-    """Return the numbers of an option such as `input=0.5,output=2`, which are fields of a class."""
-    known = [field.name for field in fields(kind)]
-    given = options_of([pair for pair in text.split(",") if pair])
-    if not given or not given.keys() <= set(known):
-        raise ConfigError(f"{name} is {text!r}; expected some of {', '.join(known)}, as name=number,name=number")
-    return given

@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from .._specifications import specification as specification
 from .._specifications import value_of
 from ..authoring._env import Env
 from ..authoring._making import find_class, imported, make
+from ..diagnostics._estimates import Prices, Sizes
 from ..errors import ConfigError, PluginError
 from ..rendering.renderer import Renderer
 
@@ -19,6 +21,7 @@ RENDERER = SPECIFICATION + " By default, the environment's renderer: usually qwe
 TOKENIZER = "'embedded', a folder, a file, or a Hugging Face id."
 ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v1, or a class as module:Class."
 ALLOW_CHANGED = "Continue although the environment's code, options or tasks have changed; the folder records it."
+PRICE = "Prices per million tokens, such as input=0.5,cached=0.05,output=2,training=1."
 NAMED = ("renderer", "tokenizer", "history", "tasks")
 """Options of every environment that have their own option on the command line."""
 POLICY = (
@@ -51,6 +54,19 @@ def options_of(pairs: Sequence[str], reserved: Sequence[str] = ()) -> dict[str, 
             raise ConfigError(f"--option {key}=... appears twice; expected it once")
         options[key] = value_of(value)
     return options
+
+
+def numbers_of(name: str, text: str, kind: type[Prices] | type[Sizes]) -> dict[str, Any]:
+    """Return the numbers of an option such as `input=0.5,output=2`, which are fields of a class.
+
+    Raises:
+        ConfigError: If a number is not one of the fields.
+    """
+    known = [field.name for field in fields(kind)]
+    given = options_of([pair for pair in text.split(",") if pair])
+    if not given or not given.keys() <= set(known):
+        raise ConfigError(f"{name} is {text!r}; expected some of {', '.join(known)}, as name=number,name=number")
+    return given
 
 
 def env_options(

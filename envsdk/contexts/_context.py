@@ -487,7 +487,7 @@ class Context:
         except ContextFull:
             return delta._replace(full=StopReason.CONTEXT_FULL)
         if rewrite is None:
-            return delta
+            return self._show_notes(delta)
         is_legal = (
             isinstance(rewrite, Rewrite)  # pyright: ignore[reportUnnecessaryIsInstance]
             and rewrite.reason in _REASONS

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -404,14 +405,14 @@ class Summarize(HistoryPolicy):
         if history.summary is None:
             return None
         message = Message(role="user", content=self.heading + history.summary)
-        start, stop = history.opening, _last_reply(history)
+        start, stop = history.opening, last_reply(history)
         return Rewrite(start, [message, *history.messages[stop:]], "summary", f"{stop - start} messages")
 
     def request(self, history: History) -> SummaryRequest | None:
         """Request a summary when the context is too long and there is a reply to summarize."""
         if history.length <= self.threshold:
             return None
-        old = list(history.messages[history.opening : _last_reply(history)])
+        old = list(history.messages[history.opening : last_reply(history)])
         if not any(message.role == "assistant" for message in old):
             return None
         return SummaryRequest(old, self.summarizer, self.instruction, self.max_tokens)
@@ -420,7 +421,7 @@ class Summarize(HistoryPolicy):
         """Return why a summary is rejected: it is empty, not shorter than what it replaces, or not accepted."""
         if not summary.strip():
             return "it is empty"
-        old = sum(history.tokens(index) for index in range(history.opening, _last_reply(history)))
+        old = sum(history.tokens(index) for index in range(history.opening, last_reply(history)))
         length = len(history.renderer.tokenizer.encode(self.heading + summary))
         if length >= old:
             return f"it has {length} tokens, and what it replaces has {old}"
@@ -445,13 +446,127 @@ class Summarize(HistoryPolicy):
         return {**super().specification(), **named}
 
 
-def _last_reply(history: History) -> int:
-    """Return the index of the last reply; without one, the index of the first message after the first turn."""
-    replies = range(len(history.messages) - 1, history.opening - 1, -1)
-    return next((index for index in replies if history.messages[index].role == "assistant"), history.opening)
+class Planned(HistoryPolicy):
+    """Break where it costs least: after the steps of a schedule, or else where an online rule decides.
+
+    A break shortens all messages between the first turn and the last replies by what is in `drops`, so a prompt depends
+    only on where the last break was. `envsdk plan` finds the cheapest schedules of recorded episodes.
+
+    The online rule knows only the past. A token of a prompt costs `cached` if a cache holds it, and 1 if not. The rule
+    adds up what the prompts since the last break, the next one included, cost for tokens that a break would drop. It
+    breaks when that is at least what a break costs now: `1 - cached` for each token that it writes again, which are
+    those from the first message that changes up to the last reply.
+
+    With `oldest` in `drops`, a break writes only the last replies and the messages between them again, and the rule has
+    a competitive bound. Let X be the cost of a schedule beyond what every schedule pays: the shortest possible prompt
+    of each step, from a cache except for its new messages. Let r be the most that a single break may cost in the
+    episode, divided by the least. For every episode, and every schedule with the same `max_tokens`, X(online) <= 2 r
+    X(schedule). Proof: look at the prompts after one break of the rule, up to its next one. The rule paid for dropped
+    tokens less than a break one step earlier would have cost, and then it paid for the break: at most 2 r times the
+    cheapest break. If the schedule breaks there as well, it paid at least that. If not, it paid for dropped tokens at
+    least what made the rule break, which is the cost of its break, so the rule paid at most 1 + r times as much; and no
+    limit made the rule break, since the schedule's prompt is at least as long. After the last break of the rule, the
+    same holds without another one. It is the rule for acknowledgments of Dooly, Goldman and Scott (STOC 1998), with
+    unequal costs. Without `oldest` there is no such bound; docs/history.md has what was measured.
+
+    Attributes:
+        max_tokens: The longest prompt, in tokens. A break comes before a longer one, also if there is a schedule.
+        drops: What a break drops, as the stages of `Budget`. The first turn stays.
+        keep_last: The number of last replies that stay whole, with the messages that answer them.
+        cached: The price of a token of a prompt that a cache holds, divided by that of a token that it does not hold.
+        at: The schedule: the numbers of steps after which it breaks. None for the online rule.
+    """
+
+    name: ClassVar[str] = "planned"
+
+    max_tokens: int | None = Field(default=None, ge=1)
+    drops: Annotated[tuple[Stage, ...], Field(min_length=1)] = ("thinking", "tool_results")
+    keep_last: int = Field(default=1, ge=1)
+    cached: float = Field(default=0.1, ge=0, le=1)
+    at: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+
+    @property
+    def full_beyond(self) -> int | None:
+        """See `HistoryPolicy.full_beyond`."""
+        return self.max_tokens
+
+    def view(self, history: History) -> Rewrite | None:
+        """Shorten the messages before the last replies, if a break is due."""
+        state, messages, last = history.state, history.messages, last_reply(history, self.keep_last)
+        # Both places count from the end of the first turn, which an environment may make longer.
+        first = history.opening + state.setdefault("measured", 0)
+        for index in range(first, last):
+            message, length = shortened(history, index, self.drops)
+            if message is not messages[index]:
+                state.setdefault("changed", index - history.opening)
+                state["saved"] = state.get("saved", 0) + history.tokens(index) - length
+            if "changed" in state:
+                state["written"] = state.get("written", 0) + length
+            state["measured"] += 1
+        saved = state.get("saved", 0)
+        left, limit = history.length - saved, self.max_tokens or history.length
+        state["carried"] = state.get("carried", 0.0) + self.cached * saved
+        if left > limit:
+            raise ContextFull(
+                f"the prompt has {history.length} tokens, the limit is {limit}, and dropping {self.drops} leaves {left}"
+            )
+        if not saved:
+            return None
+        if self.at is None:
+            written = state["written"] + sum(map(history.tokens, range(last, last_reply(history) + 1)))
+            is_due = state["carried"] >= (1 - self.cached) * written
+        else:
+            is_due = history.steps in self.at
+        if not is_due and history.length <= limit:
+            return None
+        first = history.opening + state["changed"]
+        found = [shortened(history, index, self.drops)[0] for index in range(first, last)]
+        kept = [message for message in found if message is not None]
+        measured = state["changed"] + len(kept)
+        state.clear()
+        state["measured"] = measured
+        dropped = Counter(image for message in messages[first:last] for image in message.images)
+        dropped -= Counter(image for message in kept for image in message.images)
+        reason = "budget" if history.length > limit and not is_due else "compaction"
+        detail = f"after {history.steps} steps: {history.length} to about {left} tokens{names_of_images(dropped)}"
+        return Rewrite(first, [*kept, *messages[last:]], reason, detail)
 
 
-POLICIES: dict[str, type[HistoryPolicy]] = {policy.name: policy for policy in (Keep, Strip, Compact, Budget, Summarize)}
+def shortened(history: History, index: int, drops: Sequence[Stage]) -> tuple[Message | None, int]:
+    """Return what a break leaves of an old message, and its number of tokens: the message itself if nothing is saved.
+
+    Args:
+        history: The context.
+        index: The index of the message in the view.
+        drops: The stages of dropping.
+    """
+    message = old = history.messages[index]
+    if "oldest" in drops:
+        return None, 0
+    if "thinking" in drops:
+        message = message.with_reasoning(None)
+    if "tool_results" in drops and message.role == "tool" and message.content != DROPPED_RESULT:
+        message = message.model_copy(update={"content": DROPPED_RESULT, "parts": None})
+    if "images" in drops:
+        message = without_images(message, len(message.images))
+    before = history.tokens(index)
+    after = before if message is old else history.measure(index, message)
+    return (message, after) if after < before else (old, before)
+
+
+def last_reply(history: History, count: int = 1) -> int:
+    """Return the index of the last reply, or of the one `count` from the end.
+
+    If there are not as many, it is the index of the first message after the first turn.
+    """
+    indices = range(len(history.messages) - 1, history.opening - 1, -1)
+    replies = (index for index in indices if history.messages[index].role == "assistant")
+    return next(islice(replies, count - 1, None), history.opening)
+
+
+POLICIES: dict[str, type[HistoryPolicy]] = {
+    policy.name: policy for policy in (Keep, Strip, Compact, Budget, Summarize, Planned)
+}
 
 
 def is_named(policy: HistoryPolicy) -> bool:

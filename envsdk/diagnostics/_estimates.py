@@ -110,12 +110,14 @@ class Prices:
         cached: Tokens of prompts that a prefix cache holds.
         output: Sampled tokens.
         training: Tokens that a trainer processes, as a tree.
+        samples: Tokens that a trainer processes, if each sample is a separate sequence.
     """
 
     input: float = 0.0
     cached: float = 0.0
     output: float = 0.0
     training: float = 0.0
+    samples: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -126,7 +128,8 @@ class Prices:
     def of(self, cost: Cost) -> float:
         """Return the price of the tokens of episodes."""
         sampling = self.input * cost.observed + self.cached * cost.kept + self.output * cost.sampled
-        return (sampling + self.training * cost.as_tree) / _MILLION
+        training = self.training * cost.as_tree + self.samples * cost.as_samples
+        return (sampling + training) / _MILLION
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +223,7 @@ class CostEstimate:
         return notes
 
     def __str__(self) -> str:
-        rows = self.table()
-        first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))])
-            for row in rows
-        ]
-        return "\n".join([*lines, *self.notes()])
+        return "\n".join([*aligned(self.table()), *self.notes()])
 
     def plot(self, path: str | Path) -> None:
         """Draw the tokens to train as samples and as a tree, and the tokens of the prompts, by the number of steps.
@@ -368,6 +365,15 @@ class _Sized(Env):
         number = str(self.answered)
         encode = self.renderer.tokenizer.encode
         return number + " a" * max(0, count - len(encode(number))) if count else ""
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table: the first column is aligned to the left, all others to the right."""
+    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], widths, strict=True))])
+        for row in rows
+    ]
 
 
 def _image_tokens(messages: Sequence[Message], renderer: Renderer) -> int:

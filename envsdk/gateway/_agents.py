@@ -20,7 +20,7 @@ CONTEXT_TOKENS = 128_000
 
 
 class AgentConfig(ContextToolsConfig):
-    """The options of a `ProgramEnv` whose class defines no others.
+    """The options of a `ProgramEnv` whose class defines no others; also `context_tools` and `max_notes_chars`.
 
     Attributes:
         agent: An agent program, by the name of its recipe in `agents`; None for `run` or `command`.

@@ -19,6 +19,9 @@ OURS: list[Any] = [
     {"name": "budget", "max_tokens": 700},
     {"name": "budget", "max_tokens": 700, "order": ["oldest"]},
     {"name": "summarize", "threshold": 900},
+    "planned",
+    {"name": "planned", "max_tokens": 700, "drops": ["oldest"], "keep_last": 2},
+    {"name": "planned", "at": [4, 9, 11]},
 ]
 
 

@@ -41,6 +41,7 @@ HISTORIES: list[Any] = [
     {"name": "summarize", "threshold": 1100, "summarizer": lambda messages: f"{len(messages)} messages"},
     {"name": "summarize", "threshold": 1300},
     LastRounds(),
+    {"name": "planned", "max_tokens": 1400, "drops": ["oldest"], "cached": 0.5},
 ]
 RENDERERS: dict[str, Any] = {
     "qwen3": lambda: envsdk.get_renderer("qwen3", "embedded"),
@@ -204,6 +205,14 @@ def test_a_fold_replaces_what_came_since_the_last_fold():
     assert result(env) == "2 messages were folded into your summary."
 
 
+def test_what_a_fold_renders_does_not_depend_on_how_much_it_folds():
+    lengths: list[int] = []
+    for count in (1, 40):
+        env = begun(call("note", text="a"), *[call("read", page=1)] * count)
+        lengths.append(len(env.step(env.renderer.reply(call("fold", summary="x")))[0].tokens))
+    assert lengths[1] - lengths[0] <= 1  # a digit of the number of messages
+
+
 def test_the_record_of_a_context_keeps_what_was_folded():
     env = begun(call("read", page=1), call("fold", summary="One."))
     assert any(message.content.startswith("Page 1") for message in env.messages())
@@ -348,6 +357,24 @@ def test_notes_survive_every_break(history: Any, renderer: str):
         assert "The code is 7." in env.renderer.tokenizer.decode(env.prompt())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"edit": Edit(2, "own")}, {"keep_reply": 3}, {"system": "Be long."}, {"edit": Edit(0, "own")}],
+    ids=["a dropped reply", "a shortened reply", "a system message", "all"],
+)
+def test_notes_survive_the_edits_of_an_environment(change: dict[str, Any]):
+    class Editing(Pages):
+        def after_tools(self, reply: Message, results: list[Message]) -> Turn:
+            is_note = reply.tool_calls[0].name == "note"
+            return Turn([Message(role="user", content="New."), *results[1:]], **change) if is_note else Turn(results)
+
+    env = begun(call("read", page=1), call("note", text="seven apples"), env=Editing(context_tools=ALL))
+    shown = env.renderer.tokenizer.decode(env.prompt())
+    assert shown.count("seven apples") == 1
+    answer(env, call("read", page=2))
+    assert env.renderer.tokenizer.decode(env.prompt()).count("seven apples") == 1
+
+
 def test_a_note_causes_no_break_and_the_block_is_shown_once_it_is_needed():
     env = begun(call("note", text="a"), call("note", text="b"))
     assert all("Your notes" not in message.content for message in view(env))
@@ -463,7 +490,7 @@ def test_wrong_options_are_refused_at_construction():
     with pytest.raises(ConfigError, match=r"Own has a tool of its own named 'note'.* leave that out"):
         Own(context_tools=ALL)
     assert Own(context_tools=("fold", "recall")).config.context_tools == ("fold", "recall")
-    with pytest.raises(ConfigError, match="context_tools"):
+    with pytest.raises(ConfigError, match="GuessNumber does not take context_tools: they are for a ToolEnv"):
         envsdk.make("envsdk/GuessNumber-v1", context_tools=["fold"])
 
 

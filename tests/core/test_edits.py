@@ -22,6 +22,7 @@ HISTORIES: list[Any] = [
     {"name": "compact", "every": 2},
     {"name": "budget", "max_tokens": 160},
     {"name": "summarize", "threshold": 100, "summarizer": lambda messages: f"{len(messages)} messages"},
+    {"name": "planned", "max_tokens": 160, "drops": ["thinking", "oldest"], "cached": 0.6},
 ]
 RENDERERS = {
     "qwen3": lambda: envsdk.get_renderer("qwen3", "embedded"),

@@ -311,12 +311,21 @@ BUDGETS = st.builds(
     st.floats(0.1, 1),
     st.sampled_from(ORDERS),
 )
+PLANNED = st.fixed_dictionaries(
+    {"name": st.just("planned"), "drops": st.sampled_from(ORDERS), "keep_last": st.integers(1, 2)},
+    optional={
+        "spare": st.integers(0, 150),
+        "cached": st.sampled_from([0.0, 0.5, 1.0]),
+        "at": st.lists(st.integers(1, 6), max_size=3).map(tuple),
+    },
+)
 ARBITRARY = st.builds(lambda seed: {"name": "arbitrary", "seed": seed}, st.integers(0, 10**6))
 HISTORIES = st.one_of(
     st.just({"name": "keep"}),
     st.just({"name": "strip"}),
     st.builds(lambda n, k: {"name": "compact", "every": n, "keep_last": k}, st.integers(1, 4), st.integers(0, 3)),
     BUDGETS,
+    PLANNED,
     ARBITRARY,
 )
 LIMITS = st.fixed_dictionaries(
@@ -550,7 +559,7 @@ def make(plan: Plan, tokenizer: Any = "embedded") -> Scripted:
     options = dict(plan.history)
     if options["name"] == "arbitrary":
         policy: HistoryPolicy = Arbitrary(seed=options["seed"])
-    elif options["name"] == "budget":
+    elif "spare" in options:
         room = len(first_prompt(plan, renderer)) + options.pop("spare")
         policy = get_history({**options, "max_tokens": room})
     else:

@@ -14,6 +14,7 @@ POLICIES = {
     "compact": "compact:every=3",
     "budget": "budget:max_tokens=240",
     "summarize": "summarize:threshold=240",
+    "planned": "planned:cached=0.5",
 }
 """The history policies that are drawn, by the names of their drawings."""
 COLORS = {"kept": KEPT, "observed": OBSERVED, "sampled": SAMPLED}
