@@ -1,0 +1,154 @@
+"""A model learns, from itself, to do without what its history policy dropped: on-policy distillation with reverse KL.
+
+The environment reads out the passwords of six doors, always the same, and asks for three of them later. The history policy has
+dropped the list by then (`budget`). The teacher has the same weights and sees the whole past (`credit.add_teacher`), so
+no reward and no labels are needed: the student's own replies are pulled towards what the teacher says of them.
+
+Run it with `python examples/history_teacher.py FOLDER`, the folder of a small instruct model of transformers with its
+tokenizer; `pip install 'envsdk[torch]'` has what it needs. docs/forgetting.md has the curves of a model with 135 million
+parameters.
+"""
+# pyright: basic, reportMissingImports=false
+
+import argparse
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+import transformers
+
+import envsdk
+from envsdk import Env, EnvConfig, Message, Sample, Trajectory, Turn
+from envsdk.credit import add_teacher
+from envsdk.diagnostics import history_gap
+from envsdk.policies import TransformersPolicy
+
+DOORS = ("red", "blue", "green", "white", "black", "gold")
+WORDS = "lemon tiger piano river candle mirror garden bottle forest silver winter bridge".split()
+QUESTIONS = 3
+
+
+class Doors(Env):
+    """Reads out the passwords of some doors, then asks for three of them."""
+
+    class Config(EnvConfig):
+        """The options."""
+
+        shuffled: bool = False
+        """Whether each episode has other passwords."""
+
+    def start(self) -> Turn:
+        words = [*self.np_random.permutation(WORDS)] if self.config.shuffled else WORDS
+        self.words = dict(zip(DOORS, words, strict=False))
+        self.asked = [*self.np_random.permutation(DOORS)][:QUESTIONS]
+        self.replies = 0
+        return Turn("You will get the passwords of some doors.", max_tokens=2)
+
+    def respond(self, reply: Message) -> Turn:
+        self.replies += 1
+        number = self.replies - 2  # of the question that was answered
+        reward = (number >= 0 and self.words[self.asked[number]] in reply.content) / QUESTIONS
+        if self.replies > QUESTIONS:
+            return Turn(reward=reward, terminated=True)
+        door = self.asked[number + 1]
+        told = [f"The password of the {door} door is {word}." for door, word in self.words.items()] if number < 0 else []
+        text = " ".join([*told, f"What is the password of the {door} door?"])
+        return Turn(text, prefill=f"The password of the {door} door is", max_tokens=3, reward=reward)
+
+    def answer(self) -> str:
+        """Return the right continuation of the reply that is due."""
+        return f" {self.words[self.asked[self.replies - 1]]}." if self.replies else "OK"
+
+
+def warmed_up(folder: Path, device: str, updates: int) -> Any:
+    """Return the model after a few updates on right answers to other passwords, so that it can read them in a prompt."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
+    env = Doors(shuffled=True, renderer="auto", tokenizer=folder)
+    for number in range(updates):
+        losses = []
+        for seed in range(4 * number, 4 * number + 4):
+            env.reset(seed=seed)
+            while env.trajectory is None:
+                env.step([*env.renderer.tokenizer.encode(env.answer()), env.renderer.stop_token_ids[0]])
+            losses += [-logprobs(model, sample).mean() for sample in env.trajectory.samples()]
+        optimizer.zero_grad()
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+    return model
+
+
+def logprobs(model: Any, sample: Sample) -> torch.Tensor:
+    """Return the log-probabilities of the trained tokens."""
+    tokens = torch.as_tensor(sample.tokens, device=model.device).long()
+    places = torch.as_tensor(sample.mask.nonzero()[0], device=model.device)
+    logits = model(input_ids=tokens[None], use_cache=False, logits_to_keep=places - 1).logits[0].float()
+    return logits.log_softmax(-1).gather(1, tokens[places][:, None])[:, 0]
+
+
+def play(model: Any, folder: Path, seeds: Any, history: Any, temperature: float = 1.0) -> list[Trajectory]:
+    """Play an episode for each seed."""
+    policy = TransformersPolicy(model.eval(), folder, seed=seeds[0], temperature=temperature)
+    options: Any = {"renderer": "auto", "tokenizer": folder, "limits": {"end_on_cut": False}}
+    return [envsdk.rollout(Doors(history=history, **options), policy, seed=seed) for seed in seeds]
+
+
+def update(model: Any, optimizer: Any, trajectories: list[Trajectory], renderer: Any) -> float:
+    """Make an update towards the teacher; return the estimate of the reverse KL, in nats per token."""
+    samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
+    samples = add_teacher(samples, model, trajectories, renderer=renderer)
+    count, gaps = sum(int(sample.mask.sum()) for sample in samples), []
+    optimizer.zero_grad()
+    for sample in samples:
+        gap = torch.as_tensor((sample.logprobs - sample.reference_logprobs)[sample.mask], device=model.device)
+        gaps += gap.tolist()
+        (gap.clamp(-5, 5) * logprobs(model, sample)).sum().div(count).backward()  # the gradient of the reverse KL
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return mean(gaps)
+
+
+def train(
+    folder: Path, history: Any, *, seed: int, updates: int, episodes: int, rate: float, every: int, warm_up: int
+) -> list[Any]:
+    """Train; return (update, reward, reward under keep, gap) every few updates, on the same seeds."""
+    torch.manual_seed(seed)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = warmed_up(folder, device, warm_up)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    renderer = envsdk.get_renderer("auto", folder)
+    rows: list[Any] = []
+    for number in range(updates + 1):
+        if number % every == 0:
+            played = play(model, folder, range(10_000, 10_008), history)
+            kept = play(model, folder, range(10_000, 10_008), "keep")
+            gap = history_gap(played, model, renderer=renderer).all.mean
+            rows.append((number, mean(t.reward for t in played), mean(t.reward for t in kept), gap))
+            print(
+                "update {}: reward {:.2f}, under keep {:.2f}, gap {:.3f} nats per token".format(*rows[-1]), flush=True
+            )
+        seeds = range(1000 * seed + episodes * number, 1000 * seed + episodes * (number + 1))
+        update(model.eval(), optimizer, play(model, folder, seeds, history), renderer)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--history", default='budget:max_tokens=130,target=0.5,order=["oldest"]')
+    for name, kind, default in (
+        ("seed", int, 0),
+        ("updates", int, 200),
+        ("episodes", int, 1),
+        ("every", int, 50),
+        ("warm_up", int, 10),
+    ):
+        parser.add_argument("--" + name.replace("_", "-"), type=kind, default=default)
+    parser.add_argument("--rate", type=float, default=2e-5)
+    options = vars(parser.parse_args())
+    train(options.pop("folder"), options.pop("history"), **options)
+
+
+if __name__ == "__main__":
+    main()
