@@ -7,7 +7,6 @@ the outcome, which has the luck, or with the value of the break, which has not. 
 # pyright: basic, reportMissingImports=false
 
 import copy
-import re
 from functools import partial
 from typing import Any
 
@@ -20,13 +19,13 @@ from envsdk.credit import add_break_advantages, group_advantages
 from envsdk.policies import TransformersPolicy
 from envsdk.rollouts import Rollouts, break_values
 
-GUESSES, CODES, WRITTEN, GROUP = 4, 6, 0.3, 6
-WARM_UP_GAMES, WARM_UP_STEPS, WARM_UP_RATE, TOKENS, LEARNING_RATE = 1000, 250, 3e-3, 9_000, 3e-4
+GUESSES, CODES, LUCK, WRITTEN, GROUP, TOKENS = 4, 6, 3.0, 0.3, 6, 6_000
+WARM_UP_GAMES, WARM_UP_STEPS, WARM_UP_RATE, LEARNING_RATE = 1000, 250, 3e-3, 1e-3
 HISTORY = {"name": "summarize", "threshold": 60, "instruction": "Note?", "heading": "Note: ", "max_tokens": 6}
 
 
 class Codes(Env):
-    """Tells a code between guesses, rewards each of them by luck, and asks for the code at the end."""
+    """Tells a code between guesses, rewards right ones, and asks for the code at the end."""
 
     def start(self) -> Turn:  # noqa: D102
         self.code, self.count = int(self.np_random.integers(CODES)), 0
@@ -36,8 +35,9 @@ class Codes(Env):
         self.count += 1
         if self.count > GUESSES:
             return Turn(terminated=True, reward={"code": float(reply.content == str(self.code))})
-        text, luck = "Code?" if self.count == GUESSES else "Guess 0 or 1.", float(self.np_random.random() < 0.5)
-        return Turn(f"Code {self.code}. {text}" if self.count == 1 else text, reward={"luck": luck})
+        reward = {"luck": LUCK * (reply.content == str(self.np_random.integers(2)))}
+        text = "Code?" if self.count == GUESSES else "Guess 0 or 1."
+        return Turn(f"Code {self.code}. {text}" if self.count == 1 else text, reward=reward)
 
 
 make_env = partial(Codes, tokenizer="embedded", history=HISTORY)
@@ -47,11 +47,11 @@ RENDERER = make_env().renderer
 def forgetful(prompt: Any, *, rng: np.random.Generator, **_: Any) -> Action:
     """Guess, and seldom write the code down: the policy of the warm-up."""
     shown = RENDERER.tokenizer.decode(prompt)
-    told, question, text = re.search(r"Code (\d)", shown), shown.rpartition("user\n")[2], str(rng.integers(2))
-    if question.startswith("Note?") and told is not None:
-        text = told[0] if rng.random() < WRITTEN else "Guess 0"
+    told, question, text = shown.partition("Code ")[2][:1], shown.rpartition("user\n")[2], str(rng.integers(2))
+    if question.startswith("Note?"):
+        text = f"Code {told}" if rng.random() < WRITTEN else "Guess 0"
     elif question.startswith("Code?"):
-        text = str(rng.integers(CODES)) if told is None else told[1]
+        text = told or str(rng.integers(CODES))
     return Action(RENDERER.reply(Message(role="assistant", content=text)))
 
 
@@ -79,8 +79,8 @@ def train(model: Any, seed: int, k: int, groups: int) -> list[tuple[int, float]]
     policy, sampled, progress = TransformersPolicy(model, RENDERER.tokenizer, seed=seed, max_tokens=6), 0, []
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     while sampled < TOKENS:
-        seeds = 10**6 * seed + len(progress) * groups + np.arange(groups)
-        games = Rollouts(make_env, policy, seeds=seeds.tolist(), group_size=GROUP).run()
+        seeds = (10**6 * seed + len(progress) * groups + np.arange(groups)).tolist()
+        games = Rollouts(make_env, policy, seeds=seeds, group_size=GROUP).run()
         progress.append((sampled, float(np.mean([game.steps[-1].rewards.get("code", 0.0) for game in games]))))
         values = break_values(make_env, policy, games, k=k, seed=seed)
         samples = [one for game in games for one in game.samples(lambda step: "/summary-" in step.context)]

@@ -8,17 +8,17 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from pydantic import AfterValidator, Field
+from pydantic import Field, field_validator
 
 from ..contexts._context import Context
 from ..contexts._edits import Edit
 from ..contexts._notes import Notes
 from ..episodes._agent import Agent
 from ..episodes._turn import Opening, Turn
-from ..errors import ToolError
-from ..messages import Message, ToolCall
+from ..errors import ConfigError, ToolError
+from ..messages import Message, ToolCall, ToolSchema
 from ._driver import driver_of
 from ._env import EnvConfig
 from ._recall import RECALL, Archive
@@ -28,12 +28,6 @@ ContextTool: TypeAlias = Literal["fold", "branch", "note", "recall"]
 """The context tools that a `ToolEnv` may offer. `branch` brings the tool `finish`."""
 _IN_BRANCH = "You are in a branch now. Call finish with the result when its task is done; only the result will stay."
 _DETAIL_CHARS = 80
-
-
-def _each_once(names: tuple[ContextTool, ...]) -> tuple[ContextTool, ...]:
-    if len(set(names)) < len(names):
-        raise ValueError("a name comes twice")
-    return names
 
 
 class ContextToolsConfig(EnvConfig):
@@ -46,8 +40,15 @@ class ContextToolsConfig(EnvConfig):
         max_notes_chars: The most characters that all notes of an episode have together.
     """
 
-    context_tools: Annotated[tuple[ContextTool, ...], AfterValidator(_each_once)] = ()
+    context_tools: tuple[ContextTool, ...] = ()
     max_notes_chars: int = Field(default=2_000, ge=1)
+
+    @field_validator("context_tools")
+    @classmethod
+    def _each_name_comes_once(cls, names: tuple[ContextTool, ...]) -> tuple[ContextTool, ...]:
+        if len(set(names)) < len(names):
+            raise ValueError("a name comes twice")
+        return names
 
 
 class _Branch(NamedTuple):
@@ -93,6 +94,25 @@ class ContextTools:
         names: Sequence[ContextTool] = self._env.config.context_tools
         given = [*names, *(["finish"] if "branch" in names else [])]
         return {name: getattr(self, name) for name in given}
+
+    def added_to(self, tools: Sequence[ToolSchema], whose: str) -> list[ToolSchema]:
+        """Return the schemas of tools with those of the context tools, which come last.
+
+        Args:
+            tools: The schemas of the environment's or the program's tools.
+            whose: Whose they are, for the error message.
+
+        Raises:
+            ConfigError: If another tool has the name of a context tool.
+        """
+        added = {name: tool.schema for name, tool in self.tools().items()}
+        own = [schema for schema in tools if schema not in added.values()]
+        if taken := added.keys() & {schema.get("function", schema)["name"] for schema in own}:
+            raise ConfigError(
+                f"{whose} has a tool of its own named {min(taken)!r}, which is the name of a "
+                "context tool: leave that out of context_tools, or give the other tool another name"
+            )
+        return [*own, *added.values()]
 
     # Tools. They are async so that they never run in threads, and calls of one reply run in order.
 

@@ -13,7 +13,7 @@ import logging
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
@@ -91,15 +91,19 @@ class Answer(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class ToolRunner:
-    """Runs tool calls for a `ToolEnv`.
+    """Runs tool calls.
 
     Args:
-        env: The environment. Its `config` sets time limits and sizes.
+        env: The environment that has the tools.
         tools: The tools that the model may call, by name.
+        config: The time limit of calls, the length of results, and whether calls run concurrently.
+        reported: The exceptions of tools that are reported to the model; see `ToolEnv.reported_exceptions`.
     """
 
-    _env: Any
+    _env: Env
     _tools: Mapping[str, Tool]
+    _config: ToolEnvConfig
+    _reported: tuple[type[Exception], ...]
 
     async def run(self, calls: Sequence[ToolCall], allowed: int) -> list[Answer]:
         """Run the calls of a reply and return their answers, in the order of the calls.
@@ -109,7 +113,7 @@ class ToolRunner:
             allowed: The number of calls that may be run; the others are refused.
         """
         answers: list[Answer] = []
-        if self._env.config.concurrent_tools:
+        if self._config.concurrent_tools:
             answers = await run_all(self._answer(call, index < allowed) for index, call in enumerate(calls))
         else:
             for index, call in enumerate(calls):
@@ -183,7 +187,7 @@ class ToolRunner:
             return self._error(message_of(error))
         except EnvsdkError:
             raise
-        except (*self._env.reported_exceptions, SystemExit) as error:
+        except (*self._reported, SystemExit) as error:
             return self._crashed(tool, error, self._error(f"{tool.name}: {type(error).__name__}: {message_of(error)}"))
         except asyncio.CancelledError:
             if is_being_cancelled():
@@ -195,11 +199,11 @@ class ToolRunner:
 
     async def _result(self, tool: Tool, arguments: dict[str, Any]) -> Any:
         """Call a tool within its time limit and return its result, awaited if it is async."""
-        limit_s = self._env.config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
+        limit_s = self._config.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
         clock = asyncio.timeout(limit_s) if limit_s is not None else contextlib.nullcontext()
         try:
             async with clock:
-                if (limit_s is not None or self._env.config.concurrent_tools) and not tool.is_async:
+                if (limit_s is not None or self._config.concurrent_tools) and not tool.is_async:
                     thread = MethodThread()
                     try:  # an awaitable belongs to this event loop, and is not awaited there
                         (result,) = await thread.call(lambda: (tool.function(**arguments),))
@@ -215,9 +219,9 @@ class ToolRunner:
 
     def _crashed(self, tool: Tool, error: BaseException, answer: Answer) -> Answer:
         """Count, log or raise an exception of a tool, unless its class is expected."""
-        if any(isinstance(error, kind) for kind in self._env.reported_exceptions if kind is not Exception):
+        if any(isinstance(error, kind) for kind in self._reported if kind is not Exception):
             return answer
-        if self._env.config.raise_tool_errors:
+        if self._config.raise_tool_errors:
             error.add_note(f"Raised by the tool {tool.name!r}.")
             raise error
         frames = traceback.extract_tb(error.__traceback__)
@@ -238,7 +242,7 @@ class ToolRunner:
         return Answer(self._cut(f"Error: {reason}"), is_error=True, was_run=was_run)
 
     def _cut(self, text: str) -> str:
-        limit = self._env.config.max_result_chars
+        limit = self._config.max_result_chars
         return text if len(text) <= limit else f"{text[:limit]}\n[cut: {limit:,} of {len(text):,} characters are shown]"
 
     def _content(self, result: Any) -> str | list[ContentPart]:
@@ -254,7 +258,7 @@ class ToolRunner:
         if not any(map(_is_image, items)):
             _refuse_binary(result)
             return self._cut(to_json(result, fallback=_plain).decode())
-        limit, length, parts = self._env.config.max_result_chars, 0, list[ContentPart]()
+        limit, length, parts = self._config.max_result_chars, 0, list[ContentPart]()
         for item in items:
             if isinstance(item, (str, TextPart)):
                 text = item if isinstance(item, str) else item.text
@@ -337,8 +341,8 @@ class ToolEnv(Env):
         if self._envsdk_context_tools is not None:
             self._envsdk_context_tools.take(calls)
         if calls:
-            allowed = self._envsdk.running.tool_calls_left(len(calls))
-            answers = await ToolRunner(self, self._envsdk_tools()).run(calls, allowed)
+            runner = ToolRunner(self, self._envsdk_tools(), self.config, self.reported_exceptions)
+            answers = await runner.run(calls, self._envsdk.running.tool_calls_left(len(calls)))
         handoffs: list[Handoff] = []
         for answer in answers:
             handoffs += answer.handoffs
@@ -350,9 +354,10 @@ class ToolEnv(Env):
     async def resume(self, result: list[HandoffResult]) -> Returned:
         """Answer the calls that handed over with the handoffs' results, and continue as after any tool."""
         if self._envsdk_handed_over is None:
-            return self._envsdk_applied(await self._envsdk_call("after_handoff", result))
+            turn, tools = await self._envsdk_call("after_handoff", result), self._envsdk_context_tools
+            return tools.applied(turn) if tools is not None and isinstance(turn, Turn) else turn
         (reply, calls, answers), self._envsdk_handed_over = self._envsdk_handed_over, None
-        left, runner = iter(result), ToolRunner(self, self._envsdk_tools())
+        left, runner = iter(result), ToolRunner(self, self._envsdk_tools(), self.config, self.reported_exceptions)
         answers = [runner.with_results(answer, [next(left) for _ in answer.handoffs]) for answer in answers]
         return await self._envsdk_conclude(reply, calls, answers)
 
@@ -408,11 +413,7 @@ class ToolEnv(Env):
             "bad_replies": int(is_bad),
         }
         turn.metrics = {**metrics, **turn.metrics}
-        return self._envsdk_applied(turn)
-
-    def _envsdk_applied(self, returned: Returned) -> Returned:
-        tools = self._envsdk_context_tools
-        return tools.applied(returned) if tools is not None and isinstance(returned, Turn) else returned
+        return turn if tools is None else tools.applied(turn)
 
     async def _envsdk_call(self, method: str, *arguments: Any) -> Returned:
         """Call an author's method and return its result, awaited if it is async. A turn may replace the tools."""
@@ -420,7 +421,8 @@ class ToolEnv(Env):
         returned = await returned if inspect.isawaitable(returned) else returned
         if isinstance(returned, Turn):
             if returned.tools is not None:
-                _add_context_tools(self, returned)
+                if self._envsdk_context_tools is not None:
+                    returned.tools = self._envsdk_context_tools.added_to(returned.tools, type(self).__name__)
                 self._envsdk_functions = {**tools_of(self), **cast("Mapping[str, Tool]", returned.functions)}
                 self._envsdk.waits = None
         elif not is_handoff(returned):
@@ -448,8 +450,8 @@ class ToolEnv(Env):
 
     def _envsdk_started(self, turn: Returned) -> None:
         """Add the tools of the first turn, and raise an error if the environment has no tool."""
-        if isinstance(turn, Turn) and turn.tools is not None:
-            _add_context_tools(self, turn)
+        if self._envsdk_context_tools is not None and isinstance(turn, Turn) and turn.tools is not None:
+            turn.tools = self._envsdk_context_tools.added_to(turn.tools, type(self).__name__)
         self._envsdk_functions = {**tools_of(self), **getattr(turn, "functions", {})}
         if not self._envsdk_functions and getattr(turn, "tools", ()) is None:  # a handoff has no tools
             refuse_without_tools(type(self))
@@ -507,25 +509,8 @@ def tools_of(env: ToolEnv) -> dict[str, Tool]:
     if len(by_name) < len(tools):
         name = Counter(tool.name for tool in tools).most_common(1)[0][0]
         raise ConfigError(f"{cls} has several tools named {name!r}; give each its own name, @tool(name=...)")
-    added = context_tools.tools()
-    _refuse_context_tools(env, by_name.keys() & added.keys())
-    return {**by_name, **added}
-
-
-def _add_context_tools(env: ToolEnv, turn: Turn) -> None:
-    """Add the context tools to the tools that a turn sets."""
-    added = {name: tool.schema for name, tool in ContextTools(env).tools().items()}
-    own = [schema for schema in turn.tools or () if schema not in added.values()]
-    _refuse_context_tools(env, {schema.get("function", schema)["name"] for schema in own} & added.keys())
-    turn.tools = [*own, *added.values()]
-
-
-def _refuse_context_tools(env: ToolEnv, names: Set[str]) -> None:
-    if names:
-        raise ConfigError(
-            f"{type(env).__name__} has a tool of its own named {min(names)!r}, which is the name of a context tool: "
-            "leave that out of context_tools, or give the environment's tool another name, @tool(name=...)"
-        )
+    context_tools.added_to([tool.schema for tool in tools], cls)  # raises if a name is taken
+    return {**by_name, **context_tools.tools()}
 
 
 @functools.cache

@@ -292,12 +292,8 @@ class Context:
         if self.skips_rewrite:
             self.turn["skips_rewrite"] = True
         if self.notes is not None and len(self.notes.texts) != self._noted:
-            start, self._noted = max(0, self._noted), len(self.notes.texts)
-            noted: dict[str, Any] = {"start": start, "texts": self.notes.texts[start:]}
-            repeated = self.notes.repeated[-1:]
-            if repeated and messages and repeated[0][0] is messages[-1]:
-                noted["repeated"] = repeated[0][1:]
-            self.turn["notes"] = noted
+            self.turn["notes"] = self.notes.since(max(0, self._noted), messages[-1] if messages else None)
+            self._noted = len(self.notes.texts)
         if prefill is not None:
             self.turn["prefill"] = _stored(prefill)
         if edit is not None:

@@ -5,10 +5,11 @@ it. Policies are immutable; their state is in the context, so one object serves 
 from `envsdk.history`.
 """
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
@@ -19,7 +20,6 @@ from pydantic_core import to_jsonable_python
 from .._describing import what_is_invalid
 from .._specifications import specification
 from ..errors import ConfigError, ContextFull, UnknownName
-from ..images import Image
 from ..messages import ImagePart, Message, TextPart, text_of
 from ..rendering._whole import WholeRenderer
 from ..rendering.renderer import Renderer
@@ -95,6 +95,15 @@ class SummaryRequest:
     writer: Writer | None = None
     instruction: str = ""
     max_tokens: int | None = None
+
+
+SUMMARY = "summary"
+"""The role of an agent that writes a summary, in the name of its context: `main/summary-1`."""
+
+
+def is_summary_of(name: str, context: str | None) -> bool:
+    """Return whether a context is one in which the model wrote a summary of another one, by their names."""
+    return name.startswith(f"{context}/{SUMMARY}-")
 
 
 class HistoryPolicy(BaseModel, ABC):
@@ -232,21 +241,18 @@ class Compact(HistoryPolicy):
         end = len(messages) if not self.keep_last else replies[-self.keep_last] if self.keep_last < len(replies) else 0
         history.state["compacted"] = start + end
         first, shown = start, [*(message.with_reasoning(None) for message in messages[:end]), *messages[end:]]
-        dropped: list[Image] = []
         if self.keep_images is not None:
             first, shown = 0, [*history.messages[:start], *shown]
-            images = [image for message in shown for image in message.images]
-            old = sum(len(message.images) for message in shown[: history.new])
-            dropped = images[: min(old, max(0, len(images) - self.keep_images))]
-            left = len(dropped)
+            counts = [len(message.images) for message in shown]
+            left = min(sum(counts[: history.new]), max(0, sum(counts) - self.keep_images))
             for index, message in enumerate(shown):
                 shown[index] = without_images(message, left)
                 left -= min(left, len(message.images))
         changed = next((i for i, one in enumerate(shown) if one is not history.messages[first + i]), None)
         if changed is None:
             return None
-        detail = f"after {history.steps} steps{names_of_images(dropped)}"
-        return Rewrite(first + changed, shown[changed:], "compaction", detail)
+        images = names_of_dropped(history.messages[first:], shown)
+        return Rewrite(first + changed, shown[changed:], "compaction", f"after {history.steps} steps{images}")
 
 
 class Budget(HistoryPolicy):
@@ -296,9 +302,8 @@ class Budget(HistoryPolicy):
             )
         start = next(i for i, message in enumerate(draft.messages) if message is not history.messages[i])
         left = [message for message in draft.messages[start:] if message is not None]
-        shown = Counter(image for message in left for image in message.images)
-        dropped = Counter(image for message in history.messages[start:] for image in message.images) - shown
-        detail = f"{history.length} to about {draft.length} tokens{names_of_images(dropped)}"
+        images = names_of_dropped(history.messages[start:], left)
+        detail = f"{history.length} to about {draft.length} tokens{images}"
         return Rewrite(start, left, "budget", detail)
 
 
@@ -322,10 +327,8 @@ class _Draft:
                 continue
             if stage == "oldest":
                 self._drop_round(index)
-            elif stage == "thinking" and message.reasoning is not None:
-                self._replace(index, message.with_reasoning(None))
-            elif stage == "tool_results" and is_old and message.role == "tool" and message.content != DROPPED_RESULT:
-                self._replace(index, message.model_copy(update={"content": DROPPED_RESULT, "parts": None}))
+            elif stage == "thinking" or (stage == "tool_results" and is_old):
+                self._replace(index, without(message, stage))
             elif stage == "images" and is_old:
                 # From the first image on, as long as the context has more than `keep_images` images.
                 later = sum(len(m.images) for m in self.messages[index + 1 :] if m is not None)
@@ -346,6 +349,8 @@ class _Draft:
 
     def _replace(self, index: int, message: Message) -> bool:
         """Replace a message if the new one has fewer tokens; return whether it has."""
+        if message is self.messages[index]:
+            return False
         before = self._tokens.get(index, self._history.tokens(index))
         after = self._history.measure(index, message)
         if after < before:
@@ -353,6 +358,15 @@ class _Draft:
             self._tokens[index] = after
             self.messages[index] = message
         return after < before
+
+
+def without(message: Message, stage: Stage) -> Message:
+    """Return a message without all that a stage drops inside messages, or itself if it has none of it."""
+    if stage == "thinking":
+        return message.with_reasoning(None)
+    if stage == "tool_results" and message.role == "tool" and message.content != DROPPED_RESULT:
+        return message.model_copy(update={"content": DROPPED_RESULT, "parts": None})
+    return without_images(message, len(message.images)) if stage == "images" else message
 
 
 def without_images(message: Message, count: int) -> Message:
@@ -367,9 +381,10 @@ def without_images(message: Message, count: int) -> Message:
     return message.model_copy(update={"parts": tuple(parts), "content": text_of(parts)})
 
 
-def names_of_images(images: Iterable[Image]) -> str:
+def names_of_dropped(before: Sequence[Message], after: Sequence[Message]) -> str:
     """Return the end of a break's detail, which names the dropped images once each; empty if there are none."""
-    names = [image.sha256[:12] for image in dict.fromkeys(images)]
+    images, left = (Counter(image for message in messages for image in message.images) for messages in (before, after))
+    names = [image.sha256[:12] for image in images - left]
     return f"; dropped image{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else ""
 
 
@@ -525,10 +540,9 @@ class Planned(HistoryPolicy):
         measured = state["changed"] + len(kept)
         state.clear()
         state["measured"] = measured
-        dropped = Counter(image for message in messages[first:last] for image in message.images)
-        dropped -= Counter(image for message in kept for image in message.images)
         reason = "budget" if history.length > limit and not is_due else "compaction"
-        detail = f"after {history.steps} steps: {history.length} to about {left} tokens{names_of_images(dropped)}"
+        images = names_of_dropped(messages[first:last], kept)
+        detail = f"after {history.steps} steps: {history.length} to about {left} tokens{images}"
         return Rewrite(first, [*kept, *messages[last:]], reason, detail)
 
 
@@ -543,12 +557,7 @@ def shortened(history: History, index: int, drops: Sequence[Stage]) -> tuple[Mes
     message = old = history.messages[index]
     if "oldest" in drops:
         return None, 0
-    if "thinking" in drops:
-        message = message.with_reasoning(None)
-    if "tool_results" in drops and message.role == "tool" and message.content != DROPPED_RESULT:
-        message = message.model_copy(update={"content": DROPPED_RESULT, "parts": None})
-    if "images" in drops:
-        message = without_images(message, len(message.images))
+    message = functools.reduce(without, drops, message)
     before = history.tokens(index)
     after = before if message is old else history.measure(index, message)
     return (message, after) if after < before else (old, before)
@@ -592,7 +601,7 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
     given = specification(value) if isinstance(value, str) else value
     options = {"name": given} if isinstance(given, str) else dict(given)
     name = options.pop("name", None)
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise UnknownName.of(
             "history policy", name, POLICIES, "Pass a policy of your own as an object: history=MyPolicy(...)"
         )

@@ -1,6 +1,6 @@
 """The notes of a model: one block of text that stays visible, whatever is dropped."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -30,6 +30,19 @@ class Notes:
     repeated: list[tuple[Message, int, int]] = field(default_factory=list[tuple[Message, int, int]])
     """The results of branches that repeat notes, each with the numbers of the first note and of the one after the last.
     """
+
+    def since(self, start: int, last: Message | None) -> dict[str, Any]:
+        """Return the notes from number `start` on as JSON, and those that `last` repeats if it ends a branch."""
+        found: dict[str, Any] = {"start": start, "texts": self.texts[start:]}
+        if self.repeated and self.repeated[-1][0] is last:
+            found["repeated"] = self.repeated[-1][1:]
+        return found
+
+    def take(self, found: Mapping[str, Any], last: Message | None) -> None:
+        """Take the notes that `since` returned."""
+        self.texts[found["start"] :] = found["texts"]
+        if "repeated" in found and last is not None:
+            self.repeated.append((last, *found["repeated"]))
 
     def listed(self, start: int = 0) -> str:
         """Return the notes from number `start` on as text, with the number of each."""

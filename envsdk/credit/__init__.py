@@ -12,17 +12,14 @@ from ._advantages import (
     role_advantages,
     step_advantages,
 )
-from ._baselines import Baseline, leave_one_out, mean, none, normalized
+from ._baselines import leave_one_out, mean, none, normalized
 from ._break_advantages import add_break_advantages
 from ._comparisons import observation_anchors, win_rates
-from ._reference import Reference, add_reference
-from ._returns import Scope, context_rewards, discounted, step_returns
+from ._reference import add_reference
+from ._returns import context_rewards, discounted, step_returns
 from ._teacher import add_teacher
 
 __all__ = [
-    "Baseline",
-    "Reference",
-    "Scope",
     "add_break_advantages",
     "add_kl_penalty",
     "add_reference",

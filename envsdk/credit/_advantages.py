@@ -63,8 +63,9 @@ def group_advantages(
 
     Args:
         samples: The samples of whole groups.
-        baseline: How the rewards of a group become advantages. `leave_one_out` leaves out all contexts of the same
-            trajectory.
+        baseline: How the rewards of a group become advantages: `"mean"`, `"leave_one_out"`, which leaves out all
+            contexts of the same trajectory, `"normalized"`, `"none"`, or a function from the values of a group and
+            their owners (trajectory ids) to advantages.
         rewards: For each trajectory id, the reward of each context: `{t.id: context_rewards(t) for t in
             trajectories}`. By default, `Sample.reward` is used.
         by_role: Whether samples of different roles are in different groups.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,14 +17,10 @@ from ..trajectories._samples import Sample
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-Reference: TypeAlias = "Callable[[NDArray[np.int32]], Any]"
-"""A function from token ids, shape (L,), to their log-probabilities in nats, shape (L,): the value at i is that of
-token i, given the tokens before it. The value at 0 is ignored."""
-
 
 def add_reference(
     samples: Sequence[Sample],
-    reference: "Reference | Any",
+    reference: "Callable[[NDArray[np.int32]], Any] | Any",
     *,
     temperature: float | None = None,
     vision: Vision | None = None,
@@ -34,7 +30,8 @@ def add_reference(
     Args:
         samples: The samples.
         reference: A causal language model of transformers, which computes one sample at a time on its own device; or a
-            function from token ids to log-probabilities (see `Reference`), such as one that asks a server.
+            function, such as one that asks a server, from token ids, shape (L,), to their log-probabilities in nats,
+            shape (L,): the value at i is that of token i, given the tokens before it. The value at 0 is ignored.
         temperature: The temperature by which a model's logits are divided. By default, that at which each token was
             sampled, as in `Sample.logprobs`. A function does this itself.
         vision: The image processor for samples with images and a model: `renderer.vision`, of the renderer that wrote

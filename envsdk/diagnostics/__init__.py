@@ -3,9 +3,9 @@
 from ._alignment import TokenMatch, token_match
 from ._costs import BreakCost, CacheHits, Cost, cost
 from ._description import BatchDescription, ValueStatistics, describe
-from ._divergence import Estimate, NumericFormat, Verdict
+from ._divergence import Estimate
 from ._estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
-from ._explanation import Cause, Explanation, explain_break
+from ._explanation import Explanation, explain_break
 from ._forward import forward_logprobs
 from ._history_gap import GapEstimate, HistoryGap, history_gap
 from ._importance import ImportanceWeights, importance_weights
@@ -17,7 +17,6 @@ __all__ = [
     "BatchDescription",
     "BreakCost",
     "CacheHits",
-    "Cause",
     "Cluster",
     "Cost",
     "CostEstimate",
@@ -27,14 +26,12 @@ __all__ = [
     "HistoryCost",
     "HistoryGap",
     "ImportanceWeights",
-    "NumericFormat",
     "Prices",
     "Sizes",
     "TokenMatch",
     "TrainMode",
     "TrainingDifference",
     "ValueStatistics",
-    "Verdict",
     "cost",
     "describe",
     "estimate",

@@ -71,7 +71,8 @@ class Explanation:
     """The first difference between two prompts, in tokens if token ids were compared, and otherwise in characters.
 
     Attributes:
-        cause: The likely cause; `none` if the second prompt begins with the first.
+        cause: The likely cause: `thinking_stripped`, `thinking_added`, `newline`, `json_redumped`, `retokenized`,
+            `tools_changed`, `date_changed`, or `unknown`; `none` if the second prompt begins with the first.
         detail: A short description of what was found.
         position: The index of the first token (character) that differs; `length` if there is none.
         length: The number of tokens (characters) of the first prompt.

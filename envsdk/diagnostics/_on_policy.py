@@ -160,9 +160,9 @@ def kl(
         trainer_logprobs: For each sample, the trainer's log-probabilities in nats, shape (L,), computed at the sample's
             temperature. The value at i is that of token i, given the tokens before it.
         bin_size: The number of positions in a bin of `KL.by_position`.
-        dtype: The less precise of the numeric formats that sampler and trainer compute in. The verdicts then allow what
-            its rounding explains. None for the published thresholds, which are those of half precision: 0.01 for k1,
-            and 0.001 for k2 and k3.
+        dtype: The less precise of the numeric formats that sampler and trainer compute in: `"bfloat16"`, `"float16"` or
+            `"float32"`. The verdicts then allow what its rounding explains. None for the published thresholds, which
+            are those of half precision: 0.01 for k1, and 0.001 for k2 and k3.
         renderer: The renderer of the samples, for `KL.by_kind`.
         clip: The largest difference of a token that counts in the estimates, in nats; None for no bound. For weights
             that were trained on these samples, of which few tokens may be far off. Leave it out before the first

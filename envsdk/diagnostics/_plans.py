@@ -86,8 +86,7 @@ class _Measured(Keep):
             raise CannotReplay("it has no steps")
         main = next(iter(kept.contexts))
         steps = [step for step in kept.steps if step.context == main]
-        new = np.array([step.action_start - step.start for step in steps])
-        prompts = new + np.array([step.keep for step in steps])
+        new, prompts = np.array([step.action_start - step.start for step in steps]), np.array(_prompts(kept))
         ends = np.array([step.keep + step.stop - step.start for step in steps])
         is_branch, branches, count = dict[str, bool](), np.zeros((2, len(steps) + 1), int), 0
         for step in kept.steps:
@@ -360,16 +359,12 @@ def plan(
 
     def row(name: str, played: Mapping[_Episode, Trajectory]) -> PlanRow:
         total = reduce(add, map(cost, played.values()))
-        prompts = {one: first_prompts(own) for one, own in played.items()}
+        prompts = {one: _prompts(own) for one, own in played.items()}
         breaks = sum(break_.kind == "rewrite" for one in played.values() for break_ in one.breaks)
         longest = max(map(max, prompts.values()))
         if longest > most:
             notes.append(f"{name}: its longest prompt has {longest:,} tokens, more than the limit")
         return PlanRow(name, total, prices.of(total), longest, breaks, tuple(prompts[drawn]))
-
-    def first_prompts(own: Trajectory) -> list[int]:
-        main = next(iter(own.contexts))
-        return [step.keep + step.action_start - step.start for step in own.steps if step.context == main]
 
     def replayed(policy: HistoryPolicy) -> dict[_Episode, Trajectory]:
         return {one: one.under(policy) for one in planned}
@@ -454,6 +449,12 @@ class _Episode:
         lengths = self.lengths[drops]
         expected = prices.of(cost(self.kept)) + (lengths.price(at) - lengths.price(())) / 1e6
         return math.isclose(prices.of(cost(played)), expected, rel_tol=1e-9)
+
+
+def _prompts(trajectory: Trajectory) -> list[int]:
+    """Return the lengths of the prompts of an episode's first context."""
+    main = next(iter(trajectory.contexts))
+    return [step.keep + step.action_start - step.start for step in trajectory.steps if step.context == main]
 
 
 def _option(policy: HistoryPolicy) -> str:

@@ -22,8 +22,6 @@ from ._handoff import AgentEnvironment, Handoff, HandoffResult, PendingHandoffs
 from ._turn import Turn
 
 MAIN = "main"
-SUMMARY = "summary"
-"""The role of a sub-agent that writes a summary, in the name of its context."""
 
 
 class StepResult(NamedTuple):

@@ -15,14 +15,14 @@ import numpy as np
 
 from .._describing import describe_error
 from ..contexts._context import Context, Delta
-from ..contexts._history import SummaryRequest
+from ..contexts._history import SUMMARY, SummaryRequest
 from ..contexts._protocol import Observation
 from ..errors import EpisodeError, NoEndWarning, TurnError, UndeclaredBreak
 from ..limits import STEPS_WITHOUT_LIMIT, Limits, StopReason
 from ..messages import Message
 from ..rendering.renderer import Renderer
 from ..trajectories._steps import Origin, Step
-from ._agent import MAIN, SUMMARY, Agent, EpisodeHeader, Phase, StepResult, for_policy
+from ._agent import MAIN, Agent, EpisodeHeader, Phase, StepResult, for_policy
 from ._handoff import AgentEnvironment, Handoff, HandoffResult, PendingHandoffs, is_handoff
 from ._turn import Turn
 

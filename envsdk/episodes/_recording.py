@@ -3,13 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from ..contexts._context import Context
 from ..contexts._protocol import Break
 from ..limits import StopReason
-from ..trajectories._context_log import ContextLog
-from ..trajectories._roles import Roles
+from ..trajectories._context_log import ContextLog, logged
 from ..trajectories._steps import Step
 from ..trajectories._trajectory import Status, Trajectory
 from ._agent import Agent, EpisodeHeader
@@ -74,16 +71,13 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
         above = (name for one in agent.ancestors for name in one.contexts)
         parent = next(above, None)
         for name, context in agent.contexts.items():
-            length, tokenizer, roles = ends.get(name, 0), context.renderer.tokenizer, context.roles
+            tokenizer = context.renderer.tokenizer
             is_other = tokenizer.fingerprint != main.fingerprint
             own_history = context.policy.specification()
             logs[name] = ContextLog(
                 role=context.role,
                 parent=context.parent or parent,
-                tokens=np.asarray(context.log_tokens[:length]),
-                logprobs=np.asarray(context.log_logprobs[:length]),
                 messages=list(context.messages),
-                tools=[dict(tool) for tool in context.tools],
                 reward=context.reward,
                 is_trainable=context.is_trainable,
                 stop_reason=str(agent.stop_reason or "") if is_child else "",
@@ -92,8 +86,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
                 tokenizer=tokenizer.fingerprint if is_other else "",
                 vocab_size=tokenizer.vocab_size if is_other else 0,
                 history={} if own_history == history else own_history,
-                roles=None if roles is None else Roles.of(roles.legend, np.asarray(roles.codes[:length])),
-                media=[placed for placed in context.log_media if placed.stop <= length],
+                **logged(context, ends.get(name, 0)),
             )
     return logs
 

@@ -1,5 +1,4 @@
 from ._agents import agents as agents
-from ._imports import ImportNote as ImportNote
 from ._imports import ImportResult as ImportResult
 from ._imports import from_atif as from_atif
 from ._imports import from_requests as from_requests

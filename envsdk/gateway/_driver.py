@@ -10,7 +10,6 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -36,7 +35,7 @@ from ..errors import (
     TurnError,
 )
 from ..limits import StopReason
-from ..messages import Message, ToolCall, ToolSchema
+from ..messages import Message, ToolCall
 from ..rendering._reply_grammar import reply_grammar
 from ..rendering.emission import Emission
 from ..rendering.family import FamilyRenderer
@@ -189,8 +188,8 @@ class ProgramDriver:
         if not known.keys() & {call.name for call in reply.tool_calls} or self._limit() or self._is_given_up:
             return None
         count = len(reply.tool_calls)
-        settings: Any = SimpleNamespace(name=self.env.name, config=ToolEnvConfig(), reported_exceptions=(Exception,))
-        answers = await ToolRunner(settings, known).run(reply.tool_calls, running.tool_calls_left(count))
+        runner = ToolRunner(self.env, known, ToolEnvConfig(), (Exception,))
+        answers = await runner.run(reply.tool_calls, running.tool_calls_left(count))
         results: list[Message] = []
         for call, answer in zip(reply.tool_calls, answers, strict=True):
             content = answer.content if call.name in known else _NOT_ALONE
@@ -574,9 +573,12 @@ class ProgramDriver:
     def _turn_of(self, request: ModelRequest, placed: Continues | Opens) -> Turn:
         known = placed.base if isinstance(placed, Opens) else placed.context
         has_system = known is not None and self.driver.running.contexts[known].conversation[0].role == "system"
+        tools = placed.tools
+        if tools is not None and self._tools is not None:
+            tools = self._tools.added_to(tools, "the program")
         options: dict[str, Any] = {
             "system": placed.system,
-            "tools": None if placed.tools is None else self._with_context_tools(placed.tools),
+            "tools": tools,
             "context": placed.context,
             "stop": request.stop,
             "max_tokens": request.max_tokens,
@@ -606,15 +608,6 @@ class ProgramDriver:
         elif placed.keep is not None:
             options["edit"] = Edit(placed.keep, placed.changed)
         return Turn([self._inner_message(message) for message in placed.messages], **options)
-
-    def _with_context_tools(self, tools: Sequence[ToolSchema]) -> list[ToolSchema]:
-        added = {} if self._tools is None else self._tools.tools()
-        if taken := added.keys() & {tool["function"]["name"] for tool in tools}:
-            raise ConfigError(
-                f"the program has a tool named {min(taken)!r}, which is the name of a context tool: leave that out of "
-                "context_tools"
-            )
-        return [*tools, *(tool.schema for tool in added.values())]
 
     # Messages: the program knows a reply by the ids of the gateway, the context by those of the model family.
 

@@ -16,7 +16,6 @@ from ..messages import Message, ToolSchema
 from ..rendering.renderer import Renderer
 from ..trainers.atif import from_atif as from_atif
 from ..trainers.foreign._importer import Change, Importer, finish_reason_of
-from ..trainers.foreign._importer import ImportNote as ImportNote
 from ..trainers.foreign._importer import ImportResult as ImportResult
 from ..trainers.foreign._values import LARGEST_ID
 from ..trajectories._trajectory import Status

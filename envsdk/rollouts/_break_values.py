@@ -16,8 +16,8 @@ from ..authoring._concurrent import run_all
 from ..authoring._driver import check_seed, driver_of
 from ..authoring._env import Env
 from ..authoring._event_loops import MethodThread, run
+from ..contexts._history import is_summary_of
 from ..contexts._protocol import Break
-from ..episodes._agent import SUMMARY
 from ..episodes._episode import FORK
 from ..errors import CannotReplay, ConfigError, EpisodeError
 from ..policies._policy import PolicyLike
@@ -176,7 +176,7 @@ def _cause(trajectory: Trajectory, at: int) -> int:
     if step.break_ is not None and step.break_.reason == "summary":
         for index in range(at - 1, before, -1):
             writer = trajectory.steps[index]
-            is_summary = writer.base == step.context and writer.context.startswith(f"{step.context}/{SUMMARY}-")
+            is_summary = writer.base == step.context and is_summary_of(writer.context, step.context)
             if is_summary and trajectory.contexts[writer.context].error is None:
                 return index
     return before

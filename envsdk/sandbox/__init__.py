@@ -5,11 +5,10 @@ user namespaces, or else Landlock and seccomp. Each isolation is tested once per
 """
 
 from ._isolation import arun_python, check_isolation, run_python
-from ._result import Isolation, Limit, SandboxLimits, SandboxResult
+from ._result import Isolation, SandboxLimits, SandboxResult
 
 __all__ = [
     "Isolation",
-    "Limit",
     "SandboxLimits",
     "SandboxResult",
     "arun_python",

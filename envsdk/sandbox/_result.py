@@ -92,8 +92,9 @@ class SandboxResult:
     exit_status: int | None
     """0 for success; minus the signal number if a signal ended the program; None if the sandbox stopped it."""
     limit: Limit | None
-    """The limit that ended the program, or None. The limits on memory, files and processes are recognized by the
-    error that the program ended with."""
+    """The limit that ended the program (`"time"`, `"cpu"`, `"memory"`, `"file"`, `"disk"`, `"open_files"`,
+    `"processes"` or `"output"`), or None. The limits on memory, files and processes are recognized by the error that
+    the program ended with."""
     stdout_cut: bool
     """True if the middle of `stdout` is left out."""
     stderr_cut: bool

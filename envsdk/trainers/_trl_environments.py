@@ -72,7 +72,7 @@ class EnvironmentFactory:
             raise ConfigError(
                 f"{env!r} is not a ToolEnv: TRL's loop only calls tools. Train it with RolloutFunc(...) as rollout_func"
             )
-        if getattr(env.config, "context_tools", ()):
+        if env.config.context_tools:
             raise ConfigError(
                 f"{env!r} has context_tools, but TRL's loop shows all of the past: leave them out, or train it with "
                 "RolloutFunc(...) as rollout_func"

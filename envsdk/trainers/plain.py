@@ -28,7 +28,7 @@ from ._rows import (
     temperatures,
 )
 
-__all__ = ["Batch", "collate", "model_inputs"]
+__all__ = ["collate", "model_inputs"]
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

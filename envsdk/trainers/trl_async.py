@@ -27,8 +27,8 @@ import numpy as np
 from ..authoring._concurrent import run_all
 from ..authoring._env import Env
 from ..authoring._event_loops import LoopThread
-from ..credit import Baseline, group_advantages
-from ..credit._baselines import get_baseline
+from ..credit import group_advantages
+from ..credit._baselines import Baseline, get_baseline
 from ..errors import ConfigError, EpisodeError
 from ..policies._transformers import TransformersPolicy
 from ..policies._vocabularies import PolicyWrapper
@@ -93,7 +93,7 @@ class RolloutWorker:
         policy: A function that samples replies; see `envsdk.policies.Policy`. The worker sets the version of the
             weights of a `TransformersPolicy`.
         num_generations: The number of episodes of a row, which form a group.
-        baseline: How the rewards of a group become advantages, for each role separately.
+        baseline: How the rewards of a group become advantages, for each role separately; see `group_advantages`.
         temperature: The temperature of `AsyncGRPOConfig`. A reply that was sampled at another one is an error.
         max_groups: The number of groups that run concurrently.
         max_failed_groups: The number of consecutive groups in which all episodes fail after which the worker ends.

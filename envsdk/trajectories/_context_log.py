@@ -1,8 +1,9 @@
 """The log of a context in a trajectory's record: the tokens whose ranges the steps hold."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
+import numpy as np
 from pydantic import AfterValidator
 
 from ..contexts._protocol import Count
@@ -10,6 +11,9 @@ from ..images import PlacedImage
 from ..limits import StopReason
 from ._roles import Roles
 from ._stored import Float32s, Int32s, Json, JsonObject, Number, StoredMedia, StoredMessage, StoredRecord
+
+if TYPE_CHECKING:
+    from ..contexts._context import Context
 
 KnownStopReason: TypeAlias = Annotated[str, AfterValidator(lambda reason: str(StopReason(reason)))]
 """The value of a `StopReason`."""
@@ -58,3 +62,15 @@ class ContextLog(StoredRecord):
     is_trainable: bool = True
     roles: Roles | None = field(default=None, metadata={"optional": True})
     media: StoredMedia = field(default_factory=list[PlacedImage], metadata={"optional": True})
+
+
+def logged(context: "Context", length: int) -> dict[str, Any]:
+    """Return the fields of a log that are the same for each context: its first `length` tokens, and its tools."""
+    roles = context.roles
+    return {
+        "tokens": np.asarray(context.log_tokens[:length]),
+        "logprobs": np.asarray(context.log_logprobs[:length]),
+        "tools": [dict(tool) for tool in context.tools],
+        "roles": None if roles is None else Roles.of(roles.legend, np.asarray(roles.codes[:length])),
+        "media": [placed for placed in context.log_media if placed.stop <= length],
+    }

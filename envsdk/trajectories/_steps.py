@@ -3,17 +3,75 @@
 Steps hold ranges of their context's log, never tokens: the log has every token that was observed or sampled once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, Required, TypeAlias
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, GetPydanticSchema, with_config
+from pydantic_core import core_schema
+from typing_extensions import TypedDict
 
 from ..contexts._protocol import Count, FinishReason
-from ._stored import JsonObject, Number, Packed, StoredBreak, StoredRecord, Temperature
+from ._stored import JsonObject, Number, Packed, StoredBreak, StoredRecord, StoredText, Temperature
 
 _Range: TypeAlias = Annotated[tuple[Count, Count], Field(strict=False)]
+_CHECKED = ConfigDict(strict=True, extra="forbid")
+
+
+# The items of `Step.turn`.
+
+
+@with_config(_CHECKED)
+class _Edit(TypedDict):
+    keep: Count
+    detail: str
+    start: Count
+    reason: Literal["edit", "fold"]
+    messages: list[Count | None]
+
+
+@with_config(_CHECKED)
+class _Notes(TypedDict, total=False):
+    start: Required[Count]
+    texts: Required[list[str]]
+    repeated: _Range
+
+
+@with_config(_CHECKED)
+class _Turn(TypedDict, total=False):
+    prefill: StoredText
+    continues: StoredText
+    cut: Annotated[int, Field(ge=1)]
+    system: Literal[True]
+    tools_before: list[JsonObject]
+    edit: _Edit
+    returns: Literal[True]
+    notes: _Notes
+    skips_rewrite: Literal[True]
+
+
+@with_config(_CHECKED)
+class _FinalTurn(_Turn):
+    context: str
+
+
+def _stored_as(kind: type[Any]) -> GetPydanticSchema:
+    """Mark an object whose items must have the types of a `TypedDict`. It is read as it is, in its order."""
+
+    def read(value: Any, check: Callable[[Any], Any]) -> Any:
+        check(value)
+        return value
+
+    return GetPydanticSchema(
+        lambda source, handler: core_schema.no_info_wrap_validator_function(read, handler.generate_schema(kind))
+    )
+
+
+StoredTurn: TypeAlias = Annotated[dict[str, Any], _stored_as(_Turn)]
+"""How an observation was made; see `Step.turn`."""
+StoredFinalTurn: TypeAlias = Annotated[dict[str, Any], _stored_as(_FinalTurn)]
+"""The same for an observation without a reply, with its context; see `Trajectory.final_turn`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +147,7 @@ class Step(StoredRecord):
     metrics: dict[str, Number] = field(default_factory=dict[str, float])
     masked: Annotated[tuple[_Range, ...], Field(strict=False)] = ()
     break_: StoredBreak | None = None
-    turn: JsonObject = field(default_factory=dict[str, Any], metadata={"optional": True})
+    turn: StoredTurn = field(default_factory=dict[str, Any], metadata={"optional": True})
 
     @property
     def stop(self) -> int:

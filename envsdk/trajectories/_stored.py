@@ -143,6 +143,22 @@ StoredMessage: TypeAlias = Annotated[Message, PlainValidator(_message)]
 """A chat message, stored with all its fields."""
 
 
+def _text(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
+    try:
+        written = Message.model_validate(value).model_dump(mode="json", exclude_unset=True)
+    except ValidationError as error:
+        raise ValueError(what_is_invalid(error)) from error
+    if written != value:
+        raise ValueError(f"expected a string, or a message as it is stored, got {value!r:.200}")
+    return value
+
+
+StoredText: TypeAlias = Annotated[str | dict[str, Any], PlainValidator(_text)]
+"""What a turn adds to a reply: a string, or the fields of a message that were given."""
+
+
 StoredBreak: TypeAlias = Annotated[Break, GetPydanticSchema(lambda source, handler: _record_schema(Break, handler))]
 """A break, stored with all its fields."""
 

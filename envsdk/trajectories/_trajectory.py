@@ -14,7 +14,7 @@ from .._cards import card, named, shortened
 from .._registry import find_renderer
 from ..contexts._history import HistoryPolicy, get_history
 from ..contexts._protocol import Break, Count
-from ..errors import CannotReplay, InvalidRecord, InvalidSample, PluginError, UndeclaredBreak
+from ..errors import CannotReplay, InvalidRecord, InvalidSample, PluginError, RenderError, UndeclaredBreak
 from ..images import Image, PlacedImage
 from ..limits import Limits, StopReason
 from ..rendering.renderer import Renderer
@@ -26,7 +26,7 @@ from ._replay import Paths, Prompt, placed_images, replay
 from ._samples import Sample, loss_weights
 from ._scoring import is_judged, why_not_scored
 from ._segments import LossRule, TrainedSegment, segments, trained_steps
-from ._steps import Origin, Step
+from ._steps import Origin, Step, StoredFinalTurn
 from ._stored import Json, JsonObject, StoredBreak, StoredRecord, dump_media, pack, record_of
 from ._under import Replay
 from .records import build, dump, load
@@ -95,7 +95,7 @@ class Trajectory(StoredRecord):
     error_kind: ErrorKind | None = None
     renderer_chosen_because: str = field(default="", metadata={"optional": True})
     renderer_rewrites: str = field(default="", metadata={"optional": True})
-    final_turn: JsonObject = field(default_factory=dict[str, Any], metadata={"optional": True})
+    final_turn: StoredFinalTurn = field(default_factory=dict[str, Any], metadata={"optional": True})
     left_out: list[str] = field(default_factory=list[str], metadata={"optional": True})
 
     def __repr__(self) -> str:
@@ -262,7 +262,8 @@ class Trajectory(StoredRecord):
             folds: Whether folds by the model (`ContextTools`) are replayed. If not, what was folded stays visible.
 
         Raises:
-            CannotReplay: If the renderer or its tokenizer is not the episode's, or the record is not enough.
+            CannotReplay: If the renderer or its tokenizer is not the episode's, the record is damaged or not enough, or
+                the chat template cannot express the result.
             ConfigError: If `history` is not a policy.
         """
         own_limits = self.limits if limits is None else limits.model_dump(exclude_defaults=True)
@@ -283,7 +284,11 @@ class Trajectory(StoredRecord):
             return found
 
         replay = Replay(self, get_history(history), renderer_of, most, folds=folds)
-        return replace(self, limits=own_limits, **replay.run())
+        try:
+            changed = replay.run()
+        except RenderError as error:
+            raise CannotReplay(f"{self.id!r} cannot be rendered under this history policy: {error}") from error
+        return replace(self, limits=own_limits, **changed)
 
     def reward_of(self, context: str) -> float:
         """Return the reward of a context: its own, that of the nearest parent that has one, or the episode's."""
@@ -476,6 +481,11 @@ class Trajectory(StoredRecord):
             if not {break_.context, break_.base} <= trajectory.contexts.keys():
                 raise InvalidRecord(f"final_break is in {break_.context!r}, from {break_.base!r}: not in the record")
             check_break(break_)
+        if trajectory.final_turn:
+            if trajectory.final_turn["context"] not in trajectory.contexts:
+                raise InvalidRecord(f"final_turn is in {trajectory.final_turn['context']!r:.80}: not in the record")
+            if status != "truncated":
+                raise InvalidRecord(f"status is {status!r}, but there is a final_turn, which no reply answered")
         for name, log in trajectory.contexts.items():
             check_log(name, log, ends[name], log.vocab_size or trajectory.vocab_size)
             for image in (*(placed.image for placed in log.media), *(i for m in log.messages for i in m.images)):

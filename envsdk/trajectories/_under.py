@@ -1,7 +1,6 @@
 """An episode under another history policy: its messages and sampled tokens, replayed in fresh contexts."""
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -10,7 +9,7 @@ import numpy as np
 
 from ..contexts._context import Context, Delta
 from ..contexts._edits import Edit
-from ..contexts._history import POLICIES, HistoryPolicy, SummaryRequest, get_history
+from ..contexts._history import POLICIES, SUMMARY, HistoryPolicy, SummaryRequest, get_history, is_summary_of
 from ..contexts._notes import Notes
 from ..contexts._protocol import Break
 from ..contexts._roles import RoleLog
@@ -19,8 +18,7 @@ from ..errors import CannotReplay, EnvsdkError
 from ..limits import StopReason
 from ..messages import Message
 from ..rendering.renderer import Renderer
-from ._context_log import ContextLog
-from ._roles import Roles
+from ._context_log import ContextLog, logged
 from ._steps import Origin, Step
 
 
@@ -35,9 +33,6 @@ class _Recorded(Protocol):
     origins: list[Origin]
     final_break: Break | None
     final_turn: dict[str, Any]
-
-
-_SUMMARY = re.compile(r"(.*)/summary-[0-9]+")
 
 
 @dataclass(eq=False)
@@ -155,6 +150,9 @@ class Replay:
                 if delta.full is not None:
                     ending["stop_reason"] = str(delta.full)
                 else:
+                    if "continues" in turn:  # the reply that would go on stays as it is
+                        replayed = self._contexts[final.context]
+                        replayed.context.messages.append(replayed.log.messages[replayed.read - 1])
                     self._left_out.append(f"{final.context}: there is room for another reply, which was not sampled")
         origins = [
             replace(origin, tokens={name: self._moved.get((name, at), at) for name, at in origin.tokens.items()})
@@ -173,10 +171,10 @@ class Replay:
 
     def _exists(self, step: Step) -> bool:
         """Return whether the context of a step exists under the other policy: a summary may not be requested."""
-        logs, match = self._trajectory.contexts, _SUMMARY.fullmatch(step.context)
+        logs = self._trajectory.contexts
         if step.base in self._skipped:
             return False
-        if step.context in self._contexts or match is None or match[1] != step.base:
+        if step.context in self._contexts or not is_summary_of(step.context, step.base):
             return True
         above = self._contexts[step.base]
         if logs[step.context].role != above.log.role:
@@ -215,6 +213,7 @@ class Replay:
         self._contexts[name] = replayed
         context, limit = replayed.context, replayed.limit
         if "continues" in turn:
+            self._check(index, not is_new, "its turn continues a reply, and there is none")
             replayed.conversation.pop()
             replayed.added = 0
             addition = _read(turn["continues"])
@@ -231,24 +230,35 @@ class Replay:
                 edit = turn["edit"]
                 kept = above.conversation[edit["start"] : edit["keep"]]
                 replayed.read = len(kept) + sum(place is not None for place in edit["messages"])
+        is_next = step.reply is None or step.reply >= replayed.read
+        self._check(index, is_next, f"its reply is the message {step.reply}, and {replayed.read} came before it")
         new = replayed.log.messages[replayed.read : step.reply]
+        self._check(index, bool(new) or not is_new or above is not None, "its context has no message before it")
         if is_new and above is None:
             replayed.conversation = list(new)
             delta = context.open(new, replayed.tools[0], max_tokens=limit, prefill=prefill)
         else:
             options: dict[str, Any] = {"max_tokens": limit, "prefill": prefill}
-            system = new[0] if turn.get("system") else None
+            is_system = [message.role == "system" for message in new[:1]]
+            self._check(index, "system" not in turn or any(is_system), "its turn has no system message")
+            system = new[0] if "system" in turn else None
             if "tools_before" in turn:
                 del replayed.tools[0]
                 options["tools"] = replayed.tools[0]
             unknown = new if system is None else new[1:]
+            if "edit" in turn:
+                places, start, keep = (turn["edit"][key] for key in ("messages", "start", "keep"))
+                count, known = len(replayed.conversation), [place for place in places if place is not None]
+                is_legal = start <= keep <= count and max(known, default=0) < count and (places or start < keep)
+                is_legal = is_legal and len(places) - len(known) == len(unknown)
+                self._check(index, is_legal, f"its edit does not fit {count} messages and {len(unknown)} new ones")
             messages, options["edit"] = self._messages(replayed, turn, unknown, system)
             if "notes" in turn:
-                noted = turn["notes"]
+                noted, count = turn["notes"], len(replayed.notes.texts)
+                is_legal = noted["start"] <= count and (bool(messages) or "repeated" not in noted)
+                self._check(index, is_legal, f"its notes do not fit the {count} that came before")
                 (context if above is None else above.context).notes = replayed.notes
-                replayed.notes.texts[noted["start"] :] = noted["texts"]
-                if "repeated" in noted:
-                    replayed.notes.repeated.append((messages[-1], *noted["repeated"]))
+                replayed.notes.take(noted, messages[-1] if messages else None)
             if system is not None:
                 options["system"] = system.content
             if above is not None:
@@ -271,6 +281,17 @@ class Replay:
         if delta.break_ is not None and is_return:
             context.turn["returns"] = True
         return delta, delta.break_ or switch, context.turn
+
+    def _check(self, index: int, is_legal: bool, problem: str) -> None:
+        """Check what a damaged record may have wrong.
+
+        Raises:
+            CannotReplay: If it is wrong.
+        """
+        if not is_legal:
+            raise CannotReplay(
+                f"step {index + 1} of {self._trajectory.id!r} cannot be replayed: {problem}. The record is damaged"
+            )
 
     def _messages(
         self, replayed: _Replayed, turn: Mapping[str, Any], new: list[Message], system: Message | None
@@ -305,7 +326,7 @@ class Replay:
         if request is None:
             return None
         if request.writer is None:
-            log, name = replayed.summary, f"{replayed.context.name}/summary-{replayed.summaries + 1}"
+            log, name = replayed.summary, f"{replayed.context.name}/{SUMMARY}-{replayed.summaries + 1}"
             if log is None and name in self._trajectory.contexts and name not in self._last:
                 log = self._unanswered[name] = self._trajectory.contexts[name]  # it had no room for a reply
                 replayed.summaries += 1
@@ -334,7 +355,7 @@ class Replay:
         new_messages = log.messages[replayed.read - replayed.added : replayed.read]
         shows_all = all(one is other for one, other in zip(new_messages[::-1], context.view[::-1], strict=False))
         # Built-in policies change no new message but an assistant's.
-        are_built_in = {self._trajectory.history.get("name"), self._policy.name} <= POLICIES.keys()
+        are_built_in = all(name in (*POLICIES,) for name in (self._trajectory.history.get("name"), self._policy.name))
         is_plain = shows_all and are_built_in and all(message.role != "assistant" for message in new_messages)
         if extends and step.extends and is_plain and not is_same:
             raise CannotReplay(
@@ -374,6 +395,9 @@ class Replay:
         context.take_reply(known=None if known is None else log.messages[known])
         new.reply = None if step.reply is None else len(context.messages) - 1
         if "cut" in turn_after:
+            count = len(context.reply_tokens()[1])
+            is_legal = turn_after["cut"] <= count
+            self._check(index, is_legal, f"{turn_after['cut']} of its {count} sampled tokens are dropped")
             context.cut_reply(turn_after["cut"])
         replayed.conversation.append(context.conversation[-1])
         if step.reply is not None:
@@ -384,21 +408,14 @@ class Replay:
         logs, ends = dict[str, ContextLog](), {step.context: step.stop for step in self._steps}
         for name, log in self._trajectory.contexts.items():
             if name not in self._contexts:
-                is_summary = _SUMMARY.fullmatch(name) is not None
-                if name in self._unanswered or (is_whole and name not in self._skipped and not is_summary):
+                is_reached = is_whole and name not in self._skipped and not is_summary_of(name, log.parent)
+                if name in self._unanswered or is_reached:
                     logs[name] = log
                 continue
-            replayed, length = self._contexts[name], ends.get(name, 0)
-            context, roles = replayed.context, replayed.context.roles
-            logs[name] = replace(
-                log,
-                tokens=np.asarray(context.log_tokens[:length]),
-                logprobs=np.asarray(context.log_logprobs[:length]),
-                messages=[*context.messages, *(log.messages[replayed.read :] if is_whole else [])],
-                tools=[dict(tool) for tool in context.tools],
-                roles=None if roles is None else Roles.of(roles.legend, np.asarray(roles.codes[:length])),
-                media=[placed for placed in context.log_media if placed.stop <= length],
-            )
+            replayed = self._contexts[name]
+            left = log.messages[replayed.read :] if is_whole else []
+            found = logged(replayed.context, ends.get(name, 0))
+            logs[name] = replace(log, messages=[*replayed.context.messages, *left], **found)
         return logs
 
 

@@ -5,7 +5,6 @@ trained token it computes the same log-probability as the separate samples, over
 `tree.tokens_separate`.
 """
 
-from ._batch import Reduction as Reduction
 from ._batch import TreeBatch as TreeBatch
 from ._batch import tree_batch as tree_batch
 from ._builder import TreeSample as TreeSample

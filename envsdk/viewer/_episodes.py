@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from ..episodes._agent import SUMMARY
+from ..contexts._history import is_summary_of
 from ..errors import ImageError, UnknownName
 from ..messages import ImagePart, Message
 from ..trajectories._trajectory import Trajectory
@@ -180,8 +180,7 @@ def _steps(trajectory: Trajectory) -> list[StepJSON]:
     for ranges in step_ranges(trajectory):
         step = ranges.step.step
         observed, sampled = step.action_start - step.start, step.stop - step.action_start
-        parent = trajectory.contexts[step.context].parent
-        used["max_steps"] += not step.context.startswith(f"{parent}/{SUMMARY}-")
+        used["max_steps"] += not is_summary_of(step.context, trajectory.contexts[step.context].parent)
         used["max_sampled_tokens"] += sampled
         used["max_tool_calls"] += int(step.metrics.get("tool_calls", 0))
         used["max_context_tokens"] = step.keep + observed + sampled

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,13 @@ import pytest
 from envsdk_environments._calculator import Calculator
 from trainers.episodes import delegated, kept, stripped, truncated
 
-from envsdk import Sample, Trajectory, rollout
-from envsdk.errors import InvalidRecord
+from envsdk import Edit, Env, Limits, Message, Sample, Trajectory, Turn, make, rollout
+from envsdk.errors import CannotReplay, ConfigError, InvalidRecord, UnknownName
 from envsdk.policies import ReplyPolicy
 from envsdk.trajectories.records import read_jsonl
 
 Record = Trajectory | Sample
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
 def with_side_data() -> Trajectory:
@@ -41,6 +43,37 @@ def with_side_data() -> Trajectory:
         return replace(action, logprobs=-np.ones(count, np.float32), policy_version=3, extra=extra)
 
     return rollout(env, sample, seed=3, options={"group_id": "g"})
+
+
+class Changing(Env):
+    """Changes what a turn may change: the system message, tools, the past, and the last reply."""
+
+    def start(self) -> Turn:
+        self.turns = iter(
+            (
+                Turn("One.", system="Be long.", prefill="So "),
+                Turn([Message(role="user", content="Two.")], edit=Edit(2, "new")),
+                Turn(" and", continues=True, keep_reply=3),
+                Turn("Three.", tools=[], prefill=Message(role="assistant", content="It")),
+                Turn(" and", continues=True),
+                Turn(" on" * 200, continues=True),
+            )
+        )
+        return Turn("Zero.", system="Be brief.", tools=TOOLS, prefill="Well")
+
+    def respond(self, reply: Message) -> Turn:
+        return next(self.turns)
+
+
+def changed() -> Trajectory:
+    """Each item of `Step.turn` that an environment causes, and a `final_turn`."""
+    env = Changing(history="strip", limits={"max_context_tokens": 250})
+    return rollout(env, ReplyPolicy(env, lambda speaker: Message(role="assistant", content="a b c d e")), seed=0)
+
+
+def remembered() -> Trajectory:
+    """Folds, branches and notes, with what the model said cut off after a few steps."""
+    return rollout(make("envsdk/LongErrand-v0", limits={"max_steps": 15}), "reference", seed=0)
 
 
 TRAJECTORIES = [kept(), stripped(), delegated(), truncated(), with_side_data()]
@@ -193,6 +226,30 @@ def test_damaged_lines_are_refused_or_read_as_they_are_written(is_full: bool) ->
         kind, line = LINES[number % len(LINES)] if is_full else LINES[rng.randrange(len(LINES))]
         refused += not is_read_as_it_is_written(kind, damage(rng, line))
     assert refused > count / 2
+
+
+def test_a_damaged_turn_is_refused_when_it_is_read_or_when_it_is_replayed(is_full: bool) -> None:
+    rng, lines, outcomes = random.Random(0), [one.to_json() for one in (changed(), remembered())], Counter[str]()
+    turns = [step["turn"] for line in lines for step in json.loads(line)["steps"] if "turn" in step]
+    assert len({key for turn in turns for key in turn}) == 7
+    for number in range(10_000 if is_full else 240):
+        record = json.loads(lines[number % 2])
+        owners = [(step, "turn") for step in record["steps"]] + [(record, "final_turn"), (record, "history")]
+        owner, key = rng.choice(owners)
+        if number % 3:  # damage one of its items, or give it another step's
+            change = rng.choice([remove, retype, wrap, nudge, nudge, add, swap])
+            change(rng, *rng.choice([(owner, key), *places(owner[key])] if owner.get(key) else [(record, "steps")]))
+        else:
+            owner[key] = rng.choice([rng.choice(turns), {"context": "main", **rng.choice(turns)}])
+        try:
+            read = Trajectory.from_json(json.dumps(record))
+            for policy in (read.history, "keep"):
+                again = read.under(policy, limits=Limits())
+                assert Trajectory.from_json(again.to_json()).to_json() == again.to_json()
+            outcomes["replayed"] += 1
+        except (InvalidRecord, CannotReplay, ConfigError, UnknownName) as error:
+            outcomes[type(error).__name__] += 1
+    assert min(outcomes[name] for name in ("InvalidRecord", "CannotReplay", "replayed")) > 20
 
 
 @pytest.mark.parametrize(("kind", "line"), LINES)

@@ -1192,6 +1192,7 @@ def test_under_another_policy_an_episode_is_what_the_same_replies_give_there(pla
         env.fail(RuntimeError())
     forced = env.trajectory
     assert forced is not None
+    assert Trajectory.from_json(replayed.to_json()).to_json() == replayed.to_json()
     if replayed.left_out:
         assert len(replayed.steps) <= len(forced.steps)
         for one, same in zip(replayed.prompts(), forced.prompts(), strict=False):

@@ -209,6 +209,11 @@ def test_a_task_without_a_house_is_refused():
         LongErrand(tasks=[{"days": [{"houses": []}]}]).reset(seed=0)
 
 
+def test_a_context_tool_that_comes_twice_is_refused():
+    with pytest.raises(errors.ConfigError, match=r"context_tools: .* comes twice"):
+        LongErrand(context_tools=["fold", "fold"])
+
+
 def test_the_size_sets_the_limits_that_are_not_given():
     assert LongErrand(size="large").limits.max_steps == 280
     limits = LongErrand(size="tiny", limits={"max_steps": 7}).limits

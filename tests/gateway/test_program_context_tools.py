@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_refused():
         Asking([], context_tools=["branch"])
     env = Asking(["One."], context_tools=["note"])
     env.tools = [{"type": "function", "function": {"name": "note", "parameters": {"type": "object"}}}]
-    with pytest.raises(ConfigError, match="the program has a tool named 'note'"):
+    with pytest.raises(ConfigError, match="the program has a tool of its own named 'note'"):
         played(env, [])
 
 

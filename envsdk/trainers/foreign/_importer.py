@@ -60,7 +60,8 @@ class ImportResult:
             has no steps, and so no samples, if no reply has ids; the messages of its contexts are complete in any case.
         sft: Supervised samples of the replies without ids, made from their texts: without log-probabilities, rewards
             and advantages. Do not mix them into an update of reinforcement learning.
-        notes: What is missing in the log, in its order; empty if the whole log became the trajectory.
+        notes: What is missing in the log, in its order, each with its `kind`, `where` it is, and a `text`; empty if the
+            whole log became the trajectory.
     """
 
     trajectory: Trajectory
