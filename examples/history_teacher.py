@@ -11,6 +11,7 @@ parameters.
 # pyright: basic, reportMissingImports=false
 
 import argparse
+import copy
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,11 +22,23 @@ import transformers
 import envsdk
 from envsdk import Env, EnvConfig, Message, Sample, Trajectory, Turn
 from envsdk.credit import add_teacher
-from envsdk.diagnostics import history_gap
 from envsdk.policies import TransformersPolicy
 
 DOORS = ("red", "blue", "green", "white", "black", "gold")
-WORDS = "lemon tiger piano river candle mirror garden bottle forest silver winter bridge".split()
+WORDS = [
+    "lemon",
+    "tiger",
+    "piano",
+    "river",
+    "candle",
+    "mirror",
+    "garden",
+    "bottle",
+    "forest",
+    "silver",
+    "winter",
+    "bridge",
+]
 QUESTIONS = 3
 
 
@@ -52,7 +65,9 @@ class Doors(Env):
         if self.replies > QUESTIONS:
             return Turn(reward=reward, terminated=True)
         door = self.asked[number + 1]
-        told = [f"The password of the {door} door is {word}." for door, word in self.words.items()] if number < 0 else []
+        told = (
+            [f"The password of the {door} door is {word}." for door, word in self.words.items()] if number < 0 else []
+        )
         text = " ".join([*told, f"What is the password of the {door} door?"])
         return Turn(text, prefill=f"The password of the {door} door is", max_tokens=3, reward=reward)
 
@@ -94,42 +109,44 @@ def play(model: Any, folder: Path, seeds: Any, history: Any, temperature: float 
     return [envsdk.rollout(Doors(history=history, **options), policy, seed=seed) for seed in seeds]
 
 
-def update(model: Any, optimizer: Any, trajectories: list[Trajectory], renderer: Any) -> float:
+def update(model: Any, teacher: Any, optimizer: Any, trajectories: list[Trajectory], renderer: Any) -> float:
     """Make an update towards the teacher; return the estimate of the reverse KL, in nats per token."""
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
-    samples = add_teacher(samples, model, trajectories, renderer=renderer)
-    count, gaps = sum(int(sample.mask.sum()) for sample in samples), []
+    samples = add_teacher(samples, teacher, trajectories, renderer=renderer)
+    gaps = [(sample.logprobs - sample.reference_logprobs)[sample.mask] for sample in samples]
+    count = sum(map(len, gaps))
     optimizer.zero_grad()
-    for sample in samples:
-        gap = torch.as_tensor((sample.logprobs - sample.reference_logprobs)[sample.mask], device=model.device)
-        gaps += gap.tolist()
-        (gap.clamp(-5, 5) * logprobs(model, sample)).sum().div(count).backward()  # the gradient of the reverse KL
+    for sample, gap in zip(samples, gaps, strict=True):
+        if abs(gap).max() > 0.01:  # else the past was whole
+            advantage = -torch.as_tensor(gap, device=model.device).clamp(-5, 5)
+            (-advantage * logprobs(model, sample)).sum().div(count).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return mean(gaps)
+    return sum(gap.sum() for gap in gaps) / count
 
 
 def train(
-    folder: Path, history: Any, *, seed: int, updates: int, episodes: int, rate: float, every: int, warm_up: int
+    folder: Path, history: Any, *, seed: int, updates: int, episodes: int, rate: float, warm_up: int
 ) -> list[Any]:
-    """Train; return (update, reward, reward under keep, gap) every few updates, on the same seeds."""
+    """Train; return (update, reward, gap) every 25 updates: means of the episodes since the row before."""
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = warmed_up(folder, device, warm_up)
+    teacher = copy.deepcopy(model).eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     renderer = envsdk.get_renderer("auto", folder)
-    rows: list[Any] = []
-    for number in range(updates + 1):
-        if number % every == 0:
-            played = play(model, folder, range(10_000, 10_008), history)
-            kept = play(model, folder, range(10_000, 10_008), "keep")
-            gap = history_gap(played, model, renderer=renderer).all.mean
-            rows.append((number, mean(t.reward for t in played), mean(t.reward for t in kept), gap))
-            print(
-                "update {}: reward {:.2f}, under keep {:.2f}, gap {:.3f} nats per token".format(*rows[-1]), flush=True
-            )
-        seeds = range(1000 * seed + episodes * number, 1000 * seed + episodes * (number + 1))
-        update(model.eval(), optimizer, play(model, folder, seeds, history), renderer)
+    rows, rewards, gaps = [], [], []
+    for number in range(updates):
+        seeds = range(100_000 * seed + episodes * number, 100_000 * seed + episodes * (number + 1))
+        played = play(model, folder, seeds, history)
+        gaps.append(update(model, teacher, optimizer, played, renderer))
+        rewards += [trajectory.reward for trajectory in played]
+        if number % 25 == 24:
+            rows.append((number + 1, mean(rewards), mean(gaps)))
+            print("updates to {}: reward {:.2f}, gap {:.3f} nats per token".format(*rows[-1]), flush=True)
+            rewards, gaps = [], []
+    kept = mean(one.reward for one in play(model, folder, range(10_000_000, 10_000_008), "keep"))
+    print(f"under keep, the trained model earns {kept:.2f}")
     return rows
 
 
@@ -141,11 +158,10 @@ def main() -> None:
         ("seed", int, 0),
         ("updates", int, 200),
         ("episodes", int, 1),
-        ("every", int, 50),
         ("warm_up", int, 10),
     ):
         parser.add_argument("--" + name.replace("_", "-"), type=kind, default=default)
-    parser.add_argument("--rate", type=float, default=2e-5)
+    parser.add_argument("--rate", type=float, default=1e-5)
     options = vars(parser.parse_args())
     train(options.pop("folder"), options.pop("history"), **options)
 

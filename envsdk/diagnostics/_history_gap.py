@@ -86,21 +86,7 @@ class HistoryGap:
         figure = load("matplotlib.figure", "a plot needs", "pip install 'envsdk[examples]'").Figure(
             figsize=(12, 4), layout="constrained"
         )
-        panels: dict[str, Mapping[Any, GapEstimate]] = {
-            "number of the reply": self.by_step,
-            "last break": {key or "none": one for key, one in self.by_reason.items()},
-            "replies since the last break": self.by_distance,
-        }
-        axes: Any = figure.subplots(1, len(panels), sharey=True)
-        for axis, (title, estimates) in zip(axes, panels.items(), strict=True):
-            keys, means = list(estimates), [one.mean for one in estimates.values()]
-            wide = [min(one.high - one.mean, abs(one.mean) + 1) for one in estimates.values()]
-            axis.errorbar(keys, means, yerr=wide, marker=".", capsize=2, linestyle="none")
-            axis.axhline(0, color="gray", linewidth=0.5)
-            axis.set(xlabel=title)
-            axis.grid(alpha=0.3)
-        axes[0].set(ylabel="nats per token")
-        figure.suptitle(f"KL({self.b} || {self.a})")
+        draw_gap(figure, self)
         figure.savefig(path)
 
 
@@ -171,6 +157,25 @@ def history_gap(
         by_distance=_estimates(by_distance),
         left_out=left_out,
     )
+
+
+def draw_gap(figure: Any, gap: HistoryGap) -> None:
+    """Draw the estimates into a figure of matplotlib."""
+    panels: dict[str, Mapping[Any, GapEstimate]] = {
+        "number of the reply": gap.by_step,
+        "last break": {key or "none": one for key, one in gap.by_reason.items()},
+        "replies since the last break": gap.by_distance,
+    }
+    axes: Any = figure.subplots(1, len(panels), sharey=True)
+    for axis, (title, estimates) in zip(axes, panels.items(), strict=True):
+        keys, means = list(estimates), [one.mean for one in estimates.values()]
+        wide = [min(one.high - one.mean, abs(one.mean) + 1) for one in estimates.values()]
+        axis.errorbar(keys, means, yerr=wide, marker=".", capsize=2, linestyle="none")
+        axis.axhline(0, color="gray", linewidth=0.5)
+        axis.set(xlabel=title)
+        axis.grid(alpha=0.3)
+    axes[0].set(ylabel="nats per token")
+    figure.suptitle(f"KL({gap.b} || {gap.a})")
 
 
 def past(trajectory: Trajectory, history: History | None, renderer: Renderers | None) -> Trajectory:

@@ -10,9 +10,12 @@ import torch
 from torch_models import logprobs_separate, tiny_qwen3
 
 from envsdk import Action, Env, Message, Trajectory, Turn
+from envsdk.cli import main
 from envsdk.credit import add_teacher
 from envsdk.diagnostics import history_gap
 from envsdk.errors import ConfigError
+from envsdk.trajectories.records import write_jsonl
+from envsdk.viewer.reporting import report
 
 DIGITS = "0123456789"
 
@@ -97,6 +100,23 @@ def test_a_model_that_needs_what_was_dropped_has_a_large_one_after_the_break(nee
     assert other.all.mean == pytest.approx(-history_gap(episodes[0], needing).all.mean, abs=1e-5)
     gap.plot(tmp_path / "gap.svg")
     assert (tmp_path / "gap.svg").stat().st_size > 1000
+
+
+def test_the_report_of_a_run_has_the_gap(needing: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, model, plots = tmp_path / "run", tmp_path / "model", tmp_path / "plots"
+    needing.save_pretrained(model)
+    run.mkdir()
+    write_jsonl(run / "trajectories.jsonl", [played(seed, needs=True) for seed in range(4)])
+    assert (
+        main(["report", str(run), "--history-gap", str(model), "--plots", str(plots), "--html", str(tmp_path / "a")])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert "What forgetting cost" in printed and "thinking_stripped" in printed
+    assert (plots / "history-gap.svg").is_file() and "thinking_stripped" in (tmp_path / "a").read_text()
+    expected = history_gap([played(seed, needs=True) for seed in range(4)], needing).all.mean
+    figures = report(run, model=needing).to_dict()["runs"][0]["history_gap"]
+    assert figures["all"][0] == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_teacher_gives_each_token_what_it_says_with_the_whole_past(needing: Any) -> None:
