@@ -8,10 +8,10 @@ import numpy as np
 from pydantic import BaseModel, Field
 
 from envsdk import Edit, EnvConfig, Limits, Message, ToolEnv, ToolEnvConfig, Turn, tool
-from envsdk.authoring.tasks import Split, draw_in_split
+from envsdk.authoring.tasks import Split
 from envsdk.errors import ToolError
 
-from ._long_notes import FILLERS, SYLLABLES, Draws
+from ._long_notes import FILLERS, Draws
 from ._scoring import TaskData
 
 _SYSTEM = (
@@ -297,10 +297,7 @@ _BOOKS = ("old book", "thick book", "torn book", "thin book")
 def random_task(rng: np.random.Generator, config: LongErrandConfig) -> LongErrandTask:
     """Draw an errand of the configured size and split."""
     size, draws = _SIZES[config.size], Draws(rng)
-    people: dict[str, None] = {}
-    while len(people) < size.days * size.houses * size.letters:
-        people[draw_in_split(config.split, lambda: "".join(draws.pick(SYLLABLES) for _ in range(3)).title())] = None
-    letters = _numbered(draws, people)
+    letters = _numbered(draws, draws.names(config.split, size.days * size.houses * size.letters))
     true_words = zip(draws.some(_GATES, len(_GATES)), draws.some(_WORDS, len(_GATES)), strict=True)
     words = [f"the word of the {gate} is {word}" for gate, word in true_words]
     days = [

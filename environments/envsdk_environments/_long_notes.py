@@ -300,7 +300,7 @@ _DID_WHAT = (
     "hopes that the soup will be hot for once when the whistle blows at noon.",
 )
 FILLERS = tuple(f"{who} {did}" for who in _WHO for did in _DID_WHAT)
-SYLLABLES = (
+_SYLLABLES = (
     *("bar", "bel", "cor", "dan", "del", "fen", "gar", "hol", "jas", "kel", "lor", "mar", "nim", "or", "pel", "quin"),
     *("ros", "sel", "tam", "ul", "ver", "wen", "yor", "zan"),
 )
@@ -329,13 +329,18 @@ class Draws:
         left = list(items)
         return [left.pop(self.below(len(left))) for _ in range(count)]
 
+    def names(self, split: Split, count: int) -> list[str]:
+        """Draw different names of a split."""
+        names: dict[str, None] = {}
+        while len(names) < count:
+            names[draw_in_split(split, lambda: "".join(self.pick(_SYLLABLES) for _ in range(3)).title())] = None
+        return list(names)
+
 
 def random_task(rng: np.random.Generator, config: LongNotesConfig) -> LongNotesTask:
     """Draw messages and questions of the configured difficulty and split."""
     size, draws = _SIZES[config.difficulty], Draws(rng)
-    depots: dict[str, None] = {}
-    while len(depots) < size.depots:
-        depots[draw_in_split(config.split, lambda: "".join(draws.pick(SYLLABLES) for _ in range(3)).title())] = None
+    depots = draws.names(config.split, size.depots)
     news, abouts = list[list[tuple[str, NotedFact]]](), dict[str, None]()
     while len(abouts) < size.questions:  # up to two facts in a message, of different depots
         news = [
@@ -347,7 +352,7 @@ def random_task(rng: np.random.Generator, config: LongNotesConfig) -> LongNotesT
         text = [FILLERS[int(draw * len(FILLERS))] for draw in rng.random(size.sentences).tolist()]
         irrelevant: list[str] = []
         for _ in range(1 + draws.below(2)):
-            depot, sentence = draws.pick(list(depots)), draws.pick(_IRRELEVANT)
+            depot, sentence = draws.pick(depots), draws.pick(_IRRELEVANT)
             low, high = _CODE_RANGE if "code" in sentence else _CRATE_RANGE
             irrelevant.append(sentence.format(depot=depot, number=low + draws.below(high - low)))
         for sentence in (*irrelevant, *(sentence for sentence, _ in facts)):

@@ -8,7 +8,7 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, field_validator
 
@@ -20,7 +20,7 @@ from ..episodes._turn import Opening, Turn
 from ..errors import ConfigError, ToolError
 from ..messages import Message, ToolCall, ToolSchema
 from ._driver import driver_of
-from ._env import EnvConfig
+from ._env import Env, EnvConfig
 from ._recall import RECALL, Archive
 from ._tools import Tool, tool
 
@@ -80,7 +80,7 @@ class ContextTools:
         env: The environment.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Env) -> None:
         self._env = env
         self._calls: Sequence[ToolCall] = ()
         self._move: Literal["fold", "branch", "finish"] | None = None
@@ -196,7 +196,6 @@ class ContextTools:
                 "was not added"
             )
         notes.texts.append(text)
-        self._context.notes = notes
         return f"Noted ({length:,} of {most:,} characters)."
 
     @tool

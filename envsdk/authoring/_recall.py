@@ -1,13 +1,13 @@
 """The search in messages that a model cannot see anymore."""
 
-import copy
 import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,47 +27,43 @@ _MOST_WORDS = 32
 _SATURATION, _LENGTH_WEIGHT = 1.2, 0.25
 
 
+class _Passage(NamedTuple):
+    """A passage of a message, with the context and the step that the message belongs to."""
+
+    text: str
+    message: Message
+    context: str
+    step: int
+    is_reasoning: bool
+    words: int
+    """How many words it has."""
+
+
 @dataclass(slots=True)
 class Archive:
     """An index of passages of messages, by their words. A message is added once, in O(its length)."""
 
-    _messages: list[Message] = field(default_factory=list[Message])
-    _places: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])  # context and step of each message
-    _replies: list[int] = field(default_factory=list[int])  # which messages are replies
     _added: dict[str, int] = field(default_factory=dict[str, int])  # how many messages of each context
-    _passages: list[str] = field(default_factory=list[str])
-    _sources: "array[int]" = field(default_factory=lambda: array("i"))  # the message of each passage
-    _are_reasoning: "array[int]" = field(default_factory=lambda: array("b"))
-    _lengths: "array[int]" = field(default_factory=lambda: array("i"))  # in words
+    _passages: list[_Passage] = field(default_factory=list[_Passage])
     _found: dict[str, tuple["array[int]", "array[int]"]] = field(
         default_factory=dict[str, tuple["array[int]", "array[int]"]]
     )  # for each word, the passages that have it, and how often
 
     def add(self, context: Context, stop: int) -> None:
         """Add the messages of a context up to number `stop`, if they are new. They belong to its last complete step."""
-        start = self._added.get(context.name, context.inherited if self._messages else 0)
+        start = self._added.get(context.name, context.inherited if self._added else 0)
         step = context.steps - (stop < len(context.messages))
         for message in context.messages[start:stop]:
             if message.name == RECALL and message.role == "tool":
                 continue  # it repeats passages
-            if message.role == "assistant":
-                self._replies.append(len(self._messages))
-            self._messages.append(message)
-            self._places.append((context.name, step))
             for text, is_reasoning in _texts(message):
-                self._add(text, is_reasoning=is_reasoning)
+                words = Counter(_WORD.findall(text.casefold()))
+                for word, count in words.items():
+                    passages, counts = self._found.setdefault(word, (array("i"), array("i")))
+                    passages.append(len(self._passages))
+                    counts.append(count)
+                self._passages.append(_Passage(text, message, context.name, step, is_reasoning, words.total()))
         self._added[context.name] = max(start, stop)
-
-    def _add(self, text: str, *, is_reasoning: bool) -> None:
-        words = Counter(_WORD.findall(text.casefold()))
-        for word, count in words.items():
-            passages, counts = self._found.setdefault(word, (array("i"), array("i")))
-            passages.append(len(self._passages))
-            counts.append(count)
-        self._passages.append(text)
-        self._sources.append(len(self._messages) - 1)
-        self._are_reasoning.append(is_reasoning)
-        self._lengths.append(words.total())
 
     def search(self, query: str, view: Sequence[Message], context: str) -> str:
         """Return the passages that are not in a view and fit a query best, each with its step. Later ones win ties.
@@ -85,10 +81,10 @@ class Archive:
         words = list(dict.fromkeys(_WORD.findall(query.casefold())))[:_MOST_WORDS]
         if not words:
             raise ToolError("recall: the query has no word")
-        hidden = self._hidden(view)
-        if not hidden.any():
+        is_hidden = _lacks(view)
+        if not any(map(is_hidden, self._passages)):
             raise ToolError("recall: nothing was dropped so far; you can see all of the conversation")
-        lengths = np.array(self._lengths)
+        lengths = np.array([passage.words for passage in self._passages])
         weights = 1 - _LENGTH_WEIGHT + _LENGTH_WEIGHT * lengths / max(1.0, float(lengths.mean()))
         scores = np.zeros(len(lengths))
         for word in words:
@@ -96,43 +92,40 @@ class Archive:
                 at, counts = (np.array(column) for column in found)
                 rarity = math.log1p((len(lengths) - len(at) + 0.5) / (len(at) + 0.5))
                 scores[at] += rarity * counts * (_SATURATION + 1) / (counts + _SATURATION * weights[at])
-        scores[~hidden] = 0
-        best = [int(at) for at in np.lexsort((-np.arange(len(scores)), -scores))[:_MOST_PASSAGES] if scores[at] > 0]
-        if not best:
-            raise ToolError("recall: nothing that was dropped has a word of the query; try other words")
+        order: list[int] = np.lexsort((-np.arange(len(scores)), -scores)).tolist()
+        ranked = (self._passages[at] for at in order if scores[at] > 0)
         lines: list[str] = []
-        for at in best:
-            message, (place, step) = self._messages[self._sources[at]], self._places[self._sources[at]]
-            where = f"step {step}" if place == context else f"step {step} of {place}"
-            who = "you" if message.role == "assistant" else message.role
-            what = "your thinking" if self._are_reasoning[at] else who
-            lines.append(f"[{where}, {what}] {self._passages[at]}")
+        for passage in islice(filter(is_hidden, ranked), _MOST_PASSAGES):
+            place = "" if passage.context == context else f" of {passage.context}"
+            who = "you" if passage.message.role == "assistant" else passage.message.role
+            what = "your thinking" if passage.is_reasoning else who
+            lines.append(f"[step {passage.step}{place}, {what}] {passage.text}")
+        if not lines:
+            raise ToolError("recall: nothing that was dropped has a word of the query; try other words")
         return "\n\n".join(lines)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Archive":
-        """Copy the columns; messages and passages never change."""
-        other = copy.copy(self)
-        for column in fields(self):
-            setattr(other, column.name, copy.copy(getattr(self, column.name)))
-        other._found = {word: (passages[:], counts[:]) for word, (passages, counts) in self._found.items()}
-        return other
+        """Copy the lists; messages and passages never change."""
+        found = {word: (passages[:], counts[:]) for word, (passages, counts) in self._found.items()}
+        return Archive({**self._added}, [*self._passages], found)
 
-    def _hidden(self, view: Sequence[Message]) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-        """Return for each passage whether a view lacks it. A reply may have lost its reasoning alone."""
-        ids = {id(message) for message in view}
-        replies: dict[str, list[Message]] = {}
-        for message in view:
-            if message.role == "assistant":
-                replies.setdefault(message.content, []).append(message)
-        lacks_reasoning = np.array([id(message) not in ids for message in self._messages], dtype=np.bool_)
-        lacks_content = lacks_reasoning.copy()
-        for index in self._replies:
-            message = self._messages[index]
-            if any(is_same_answer(message, shown) for shown in replies.get(message.content, ())):
-                lacks_content[index] = False
-        sources = np.array(self._sources)
-        reasoning = np.array(self._are_reasoning, dtype=np.bool_)
-        return np.where(reasoning, lacks_reasoning[sources], lacks_content[sources])
+
+def _lacks(view: Sequence[Message]) -> Callable[[_Passage], bool]:
+    """Return a function that returns whether a view lacks a passage. A reply may have lost its reasoning alone."""
+    ids = {id(message) for message in view}
+    replies: dict[str, list[Message]] = {}
+    for message in view:
+        if message.role == "assistant":
+            replies.setdefault(message.content, []).append(message)
+
+    def lacks(passage: _Passage) -> bool:
+        message = passage.message
+        if id(message) in ids:
+            return False
+        same = () if passage.is_reasoning or message.role != "assistant" else replies.get(message.content, ())
+        return not any(is_same_answer(message, reply) for reply in same)
+
+    return lacks
 
 
 def _texts(message: Message) -> Iterator[tuple[str, bool]]:

@@ -349,7 +349,8 @@ def plan(
             break
     planned = {one: at for one, at in zip(episodes, found, strict=True) if at is not None}
     if None in found:
-        left_out[f"a prompt has more than {limit:,} tokens even without {'+'.join(chosen)}"] = found.count(None)
+        why = f"a prompt has more than {limit:,} tokens even without {'+'.join(chosen)}: allow more, or drop more"
+        left_out[why] = found.count(None)
     if not planned:
         why = "; ".join(f"{count:,} ({why})" for why, count in left_out.items())
         raise ConfigError(f"no episode can be planned. Left out: {why or 'none, there are no episodes'}")

@@ -39,7 +39,7 @@ def record(
         seed=header.seed,
         status=status,
         stop_reason=str(reason),
-        contexts=_logs(root, steps),
+        contexts=_logs(root, steps, reason),
         steps=steps,
         renderer=renderer.specification(),
         renderer_chosen_because=renderer.chosen_because,
@@ -58,8 +58,11 @@ def record(
     )
 
 
-def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
-    """Return the log of each context. The logs of sub-agents follow those of their parents."""
+def _logs(root: Agent, steps: Sequence[Step], reason: StopReason) -> dict[str, ContextLog]:
+    """Return the log of each context. The logs of sub-agents follow those of their parents.
+
+    Sub-agents that have not ended end for the reason for which the episode ended.
+    """
     ends: dict[str, int] = {}
     for step in steps:
         ends[step.context] = max(step.stop, ends.get(step.context, 0))
@@ -80,7 +83,7 @@ def _logs(root: Agent, steps: Sequence[Step]) -> dict[str, ContextLog]:
                 messages=list(context.messages),
                 reward=context.reward,
                 is_trainable=context.is_trainable,
-                stop_reason=str(agent.stop_reason or "") if is_child else "",
+                stop_reason=str(agent.stop_reason or reason) if is_child else "",
                 error=agent.error,
                 task=task_as_json(agent.task) if is_child else None,
                 tokenizer=tokenizer.fingerprint if is_other else "",

@@ -130,6 +130,10 @@ def break_values(
         raise ConfigError(f"share is {share!r:.80}; expected a number from 0 to 1")
     if check_seed(seed) is None:
         raise ConfigError("seed is None; expected an integer of at least 0")
+    if k is None or max_concurrency is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise ConfigError(f"k is {k!r} and max_concurrency is {max_concurrency!r}; expected integers")
+    if not isinstance(trajectories, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"trajectories is a {type(trajectories).__name__}; expected a list of finished episodes")
     chosen: list[tuple[Trajectory, list[int]]] = []
     for trajectory in trajectories:
         if not isinstance(trajectory, Trajectory):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -14,7 +14,7 @@ from .._cards import card, named, shortened
 from .._registry import find_renderer
 from ..contexts._history import HistoryPolicy, get_history
 from ..contexts._protocol import Break, Count
-from ..errors import CannotReplay, InvalidRecord, InvalidSample, PluginError, RenderError, UndeclaredBreak
+from ..errors import CannotReplay, ConfigError, InvalidRecord, InvalidSample, PluginError, RenderError, UndeclaredBreak
 from ..images import Image, PlacedImage
 from ..limits import Limits, StopReason
 from ..rendering.renderer import Renderer
@@ -264,18 +264,20 @@ class Trajectory(StoredRecord):
         Raises:
             CannotReplay: If the renderer or its tokenizer is not the episode's, the record is damaged or not enough, or
                 the chat template cannot express the result.
-            ConfigError: If `history` is not a policy.
+            ConfigError: If an argument is not one of these.
         """
-        own_limits = self.limits if limits is None else limits.model_dump(exclude_defaults=True)
+        own_limits = self.limits if limits is None else Limits.of(limits, Limits()).model_dump(exclude_defaults=True)
         most = Limits.of(own_limits, Limits()).max_context_tokens
-        given = (
-            find_renderer({name: value for name, value in self.renderer.items() if name != "processor"})
-            if renderer is None
-            else renderer
-        )
+        if renderer is None:
+            renderer = find_renderer({name: value for name, value in self.renderer.items() if name != "processor"})
+        given: dict[Any, Any] = dict(renderer) if isinstance(renderer, Mapping) else {None: renderer}
+        if not given or not all(isinstance(one, Renderer) for one in given.values()):
+            raise ConfigError(
+                f"renderer is {renderer!r:.80}; expected the episode's renderer, env.renderer, or renderers by role"
+            )
 
         def renderer_of(log: ContextLog) -> Renderer:
-            found = given if isinstance(given, Renderer) else given.get(log.role, next(iter(given.values())))
+            found: Renderer = given.get(log.role, next(iter(given.values())))
             if found.tokenizer.fingerprint != (log.tokenizer or self.tokenizer):
                 raise CannotReplay(
                     f"{self.id!r} has another tokenizer than the renderer {found!r:.80}: give the renderer of the "

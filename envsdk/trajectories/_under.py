@@ -35,6 +35,12 @@ class _Recorded(Protocol):
     final_turn: dict[str, Any]
 
 
+_CHANGES = {"edit", "system", "tools_before", "cut", "continues"}
+"""The items of `Step.turn` that may cause a break `edit` or `fold`."""
+REJECTED = "the summary was rejected"
+"""How the error of a summary begins whose text was rejected."""
+
+
 @dataclass(eq=False)
 class _Replayed:
     """A context that is replayed.
@@ -49,7 +55,7 @@ class _Replayed:
         read: The number of messages of the log that were used.
         added: The number of those that the last observation added.
         requests: The summary that the policy requests after the last reply (None: none), once it was asked.
-        summary: The log of the summary that the model wrote since the last reply, or None.
+        summary: The context of the summary that the model wrote since the last reply, or None.
         summaries: The number of summaries that were recorded before the last reply.
     """
 
@@ -62,7 +68,7 @@ class _Replayed:
     read: int = 0
     added: int = 0
     requests: list[SummaryRequest | None] = field(default_factory=list[SummaryRequest | None])
-    summary: ContextLog | None = None
+    summary: str | None = None
     summaries: int = 0
 
     def request(self) -> SummaryRequest | None:
@@ -182,7 +188,7 @@ class Replay:
         above.summaries += 1
         request = above.request()
         if request is not None and request.writer is None:
-            above.summary = logs[step.context]
+            above.summary = step.context
             return True
         sampled = sum(one.stop - one.action_start for one in self._trajectory.steps if one.context == step.context)
         self._left_out.append(f"{step.context}: this summary is not requested; it has {sampled} sampled tokens")
@@ -212,6 +218,13 @@ class Replay:
         replayed = self._made(name) if is_new else self._contexts[name]
         self._contexts[name] = replayed
         context, limit = replayed.context, replayed.limit
+        if was is not None and was.reason in ("edit", "fold") and not turn.keys() & _CHANGES:
+            own = replayed.log.history or self._trajectory.history
+            if own.get("name") in (*POLICIES,):  # one of the author's own may declare edits, too
+                raise CannotReplay(
+                    f"step {index + 1} of {self._trajectory.id!r} cannot be replayed: its record lacks how the break "
+                    f"{was.reason!r} was made, as one does that an older version of envsdk wrote: play it again"
+                )
         if "continues" in turn:
             self._check(index, not is_new, "its turn continues a reply, and there is none")
             replayed.conversation.pop()
@@ -326,22 +339,36 @@ class Replay:
         if request is None:
             return None
         if request.writer is None:
-            log, name = replayed.summary, f"{replayed.context.name}/{SUMMARY}-{replayed.summaries + 1}"
-            if log is None and name in self._trajectory.contexts and name not in self._last:
-                log = self._unanswered[name] = self._trajectory.contexts[name]  # it had no room for a reply
+            name = f"{replayed.context.name}/{SUMMARY}-{replayed.summaries + 1}"
+            if (written := replayed.summary) is not None:
+                return self._accepted(replayed.context, self._contexts[written])
+            if name in self._trajectory.contexts and name not in self._last:
+                self._unanswered[name] = self._trajectory.contexts[name]  # it had no room for a reply
                 replayed.summaries += 1
-            if log is None:
+            else:
                 steps = replayed.context.steps
                 self._left_out.append(f"{replayed.context.name}: no summary was written after reply {steps}")
-                return None
-            own = (message.content for message in reversed(log.messages) if message.role == "assistant")
-            return None if log.error is not None else next(own, "")
+            return None
         written = request.writer(request.messages)
         if inspect.isawaitable(written):
             if inspect.iscoroutine(written):
                 written.close()
             raise CannotReplay("the summarizer is async, and the replay is not: give the policy a plain function")
+        if not (written is None or isinstance(written, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise CannotReplay(f"a summarizer returns a string, or None for no summary, got {written!r:.80}")
         return None if written is None or replayed.context.rejects(written) else written
+
+    def _accepted(self, context: Context, written: _Replayed) -> str | None:
+        """Return a summary that the model wrote if the policy accepts it, or None; its log gets the reason."""
+        log, last = written.log, self._trajectory.steps[self._last[written.context.name]]
+        is_whole = log.stop_reason == StopReason.TERMINATED and last.finish_reason != "length"
+        if not is_whole or not (log.error or REJECTED).startswith(REJECTED):
+            return None
+        own = (message.content for message in reversed(log.messages) if message.role == "assistant")
+        summary = next(own, "")
+        reason = context.rejects(summary)
+        written.log = replace(log, error=reason and f"{REJECTED}: {reason}")
+        return summary if reason is None else None
 
     def _act(self, index: int, delta: Delta, break_: Break | None, turn: dict[str, Any]) -> None:
         """Add a step with its recorded reply."""
@@ -357,7 +384,8 @@ class Replay:
         # Built-in policies change no new message but an assistant's.
         are_built_in = all(name in (*POLICIES,) for name in (self._trajectory.history.get("name"), self._policy.name))
         is_plain = shows_all and are_built_in and all(message.role != "assistant" for message in new_messages)
-        if extends and step.extends and is_plain and not is_same:
+        is_first = start == step.start == 0 and step.base == step.context
+        if (is_first or (extends and step.extends)) and is_plain and not is_same:
             raise CannotReplay(
                 f"step {index + 1} of {self._trajectory.id!r} cannot be replayed: its messages give other tokens than "
                 "were recorded. The renderer, its options or its version differ from those of the episode"
@@ -406,7 +434,11 @@ class Replay:
     def _logs(self, *, is_whole: bool) -> dict[str, ContextLog]:
         """Return the logs of the contexts. If the episode is not whole, those that were not reached are left out."""
         logs, ends = dict[str, ContextLog](), {step.context: step.stop for step in self._steps}
+        before, after = self._trajectory.history, self._policy.specification()
         for name, log in self._trajectory.contexts.items():
+            if log.stop_reason:  # a sub-agent's, whose policy is recorded where it is not the episode's
+                own = log.history or before
+                log = replace(log, history={} if own == after else own)
             if name not in self._contexts:
                 is_reached = is_whole and name not in self._skipped and not is_summary_of(name, log.parent)
                 if name in self._unanswered or is_reached:
@@ -415,7 +447,7 @@ class Replay:
             replayed = self._contexts[name]
             left = log.messages[replayed.read :] if is_whole else []
             found = logged(replayed.context, ends.get(name, 0))
-            logs[name] = replace(log, messages=[*replayed.context.messages, *left], **found)
+            logs[name] = replace(log, messages=[*replayed.context.messages, *left], error=replayed.log.error, **found)
         return logs
 
 

@@ -252,6 +252,15 @@ def test_a_damaged_turn_is_refused_when_it_is_read_or_when_it_is_replayed(is_ful
     assert min(outcomes[name] for name in ("InvalidRecord", "CannotReplay", "replayed")) > 20
 
 
+def test_a_record_without_what_changed_the_past_is_not_replayed() -> None:
+    trajectory = changed()
+    for index in range(len(trajectory.steps)):  # as it was written before `turn` was recorded
+        record = json.loads(trajectory.to_json())
+        del record["steps"][index]["turn"]
+        with pytest.raises(CannotReplay, match=r"its record lacks how|its messages give other tokens"):
+            Trajectory.from_json(json.dumps(record)).under(trajectory.history)
+
+
 @pytest.mark.parametrize(("kind", "line"), LINES)
 def test_lines_that_are_whole_are_read_to_the_byte(kind: type[Any], line: bytes) -> None:
     assert kind.from_json(line).to_json() == line

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from envsdk import Action, Env, Handoff, HandoffResult, Limits, Message, Trajectory, Turn, get_renderer, make, rollout
-from envsdk.errors import CannotReplay
+from envsdk.errors import CannotReplay, ConfigError
+from envsdk.history import Summarize
 from envsdk.policies import Aligned
 
 
@@ -90,6 +91,21 @@ def test_sub_agents_keep_their_own_policies() -> None:
     assert len(children) == 2
     for name in children:
         assert compacted.contexts[name].tokens.tolist() == trajectory.contexts[name].tokens.tolist()
+    for one in (compacted, trajectory.under("strip")):  # which is theirs
+        assert one.under("keep").to_json() == trajectory.to_json()
+
+
+def test_a_sub_agent_that_was_interrupted_keeps_its_policy_and_has_no_limit_of_the_agent_above() -> None:
+    env = Lead(limits={"max_context_tokens": 60})
+    env.reset(seed=0)
+    for _ in range(5):
+        env.step(env.renderer.reply(Message(role="assistant", reasoning="Let me think.", content="It is.")))
+    env.fail(RuntimeError("The server is gone."))
+    trajectory = env.trajectory
+    assert trajectory is not None and trajectory.steps[-1].context != "main"
+    assert trajectory.under("keep").to_json() == trajectory.to_json()
+    last = trajectory.under({"name": "compact", "every": 1}).steps[-1].break_
+    assert last is not None and last.reason == "thinking_stripped"
 
 
 def test_what_a_fork_shares_with_its_original_stays_shared() -> None:
@@ -140,3 +156,39 @@ def test_another_tokenizer_and_another_rendering_are_refused() -> None:
     trajectory = played(Interview(renderer="qwen3"))
     with pytest.raises(CannotReplay, match="messages give other tokens"):
         trajectory.under("keep", get_renderer("qwen3", enable_thinking=False))
+
+
+@pytest.mark.parametrize("renderer", [5, "qwen3", {}, {"agent": 5}])
+def test_a_renderer_that_is_none_is_refused(renderer: Any) -> None:
+    with pytest.raises(ConfigError, match="expected the episode's renderer"):
+        played(Interview()).under("keep", renderer)
+
+
+def test_limits_may_be_a_mapping_as_those_of_an_environment() -> None:
+    trajectory = played(Interview())
+    limited = trajectory.under("keep", limits={"max_context_tokens": 200})  # type: ignore[arg-type]
+    assert limited.to_json() == trajectory.under("keep", limits=Limits(max_context_tokens=200)).to_json()
+    with pytest.raises(ConfigError, match="limits is 5"):
+        trajectory.under("keep", limits=5)  # type: ignore[arg-type]
+
+
+def test_a_summarizer_that_returns_no_string_is_refused() -> None:
+    policy = Summarize(threshold=100, summarizer=lambda messages: len(messages))  # type: ignore[arg-type, return-value]
+    with pytest.raises(CannotReplay, match="a summarizer returns a string"):
+        played(Interview()).under(policy)
+
+
+def test_a_summary_is_accepted_or_rejected_as_by_the_other_policy() -> None:
+    trajectory = played(Interview(history={"name": "summarize", "threshold": 300}), "A summary. {}")
+    other = {"name": "summarize", "threshold": 300, "heading": "Before: " * 400}
+    rejected, forced = trajectory.under(other), Interview(history=other)
+    forced.reset(seed=0)
+    first = next(index for index, step in enumerate(trajectory.steps) if step.context == "main/summary-1")
+    for prompt in list(trajectory.prompts())[: first + 1]:
+        forced.step(prompt.action)
+    forced.fail(RuntimeError("This was all."))
+    assert forced.trajectory is not None
+    name, error = "main/summary-1", forced.trajectory.contexts["main/summary-1"].error
+    assert error is not None and rejected.contexts[name].error == error and trajectory.contexts[name].error is None
+    assert [break_.reason for break_ in rejected.breaks] == ["handoff", "return"]
+    assert rejected.under(trajectory.history).to_json() == trajectory.to_json()

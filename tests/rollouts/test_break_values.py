@@ -306,6 +306,8 @@ def test_an_episode_that_cannot_be_repeated_is_refused() -> None:
         ({"seed": -1}, "seed is -1"),
         ({"seed": None}, "seed is None"),
         ({"max_concurrency": 0}, "max_concurrency is 0"),
+        ({"max_concurrency": None}, "max_concurrency is None"),
+        ({"k": None}, "k is None"),
         ({"method_timeout_s": 0}, "method_timeout_s is 0"),
         ({"patience": 3}, "no option 'patience'"),
     ],
@@ -316,3 +318,5 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         break_values(Talk, thinks, episodes, **options)
     with pytest.raises(ConfigError, match="trajectories has a str"):
         break_values(Talk, thinks, "abc")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="trajectories is a Trajectory; expected a list"):
+        break_values(Talk, thinks, episodes[0])  # type: ignore[arg-type]
