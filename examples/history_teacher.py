@@ -1,12 +1,12 @@
-"""A model learns, from itself, to do without what its history policy dropped: on-policy distillation with reverse KL.
+"""A model learns to do without what its history policy dropped: on-policy distillation with the reverse KL.
 
-The environment reads out the passwords of six doors, always the same, and asks for three of them later. The history policy has
-dropped the list by then (`budget`). The teacher has the same weights and sees the whole past (`credit.add_teacher`), so
-no reward and no labels are needed: the student's own replies are pulled towards what the teacher says of them.
+The environment reads out the passwords of six doors, always the same, and asks for three of them. At the second
+question, the history policy (`budget`) has dropped the list. The teacher has the weights that the model begins with
+and sees the whole past (`credit.add_teacher`): no reward and no labels are needed.
 
 Run it with `python examples/history_teacher.py FOLDER`, the folder of a small instruct model of transformers with its
-tokenizer; `pip install 'envsdk[torch]'` has what it needs. docs/forgetting.md has the curves of a model with 135 million
-parameters.
+tokenizer; `pip install 'envsdk[torch]'` has what it needs. docs/forgetting.md has the figures of a model with 135
+million parameters.
 """
 # pyright: basic, reportMissingImports=false
 
@@ -25,20 +25,7 @@ from envsdk.credit import add_teacher
 from envsdk.policies import TransformersPolicy
 
 DOORS = ("red", "blue", "green", "white", "black", "gold")
-WORDS = [
-    "lemon",
-    "tiger",
-    "piano",
-    "river",
-    "candle",
-    "mirror",
-    "garden",
-    "bottle",
-    "forest",
-    "silver",
-    "winter",
-    "bridge",
-]
+WORDS = ["lemon", "tiger", "piano", "river", "candle", "mirror", "garden", "bottle", "forest", "silver"]
 QUESTIONS = 3
 
 
@@ -52,6 +39,7 @@ class Doors(Env):
         """Whether each episode has other passwords."""
 
     def start(self) -> Turn:
+        """Draw the doors that are asked for."""
         words = [*self.np_random.permutation(WORDS)] if self.config.shuffled else WORDS
         self.words = dict(zip(DOORS, words, strict=False))
         self.asked = [*self.np_random.permutation(DOORS)][:QUESTIONS]
@@ -59,6 +47,7 @@ class Doors(Env):
         return Turn("You will get the passwords of some doors.", max_tokens=2)
 
     def respond(self, reply: Message) -> Turn:
+        """Read out the list, or ask for the next door."""
         self.replies += 1
         number = self.replies - 2  # of the question that was answered
         reward = (number >= 0 and self.words[self.asked[number]] in reply.content) / QUESTIONS
@@ -77,7 +66,7 @@ class Doors(Env):
 
 
 def warmed_up(folder: Path, device: str, updates: int) -> Any:
-    """Return the model after a few updates on right answers to other passwords, so that it can read them in a prompt."""
+    """Return the model after a few updates on other passwords, so that it can read them in a prompt."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
     env = Doors(shuffled=True, renderer="auto", tokenizer=folder)
@@ -151,6 +140,7 @@ def train(
 
 
 def main() -> None:
+    """Train, and print the rewards and the gaps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--history", default='budget:max_tokens=130,target=0.5,order=["oldest"]')
