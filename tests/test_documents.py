@@ -13,7 +13,7 @@ RUNNABLE = [
     "CONTRIBUTING.md",
     "docs/trainers/trl.md",
     *(f"docs/how-to/{name}.md" for name in ("scale", "servers", "tasks")),
-    *(f"docs/{name}.md" for name in ("agents", "environments", "images", "programs", "renderers")),
+    *(f"docs/{name}.md" for name in ("agents", "environments", "forgetting", "images", "programs", "renderers")),
     *(f"docs/{name}.md" for name in ("rollouts", "samples", "sub-agents", "trainers/trl", "viewer")),
 ]
 TARGET = re.compile(r"^(\w[\w-]*):", flags=re.MULTILINE)

@@ -9,11 +9,12 @@ from rich.text import Text
 
 from .._visible import on_one_line
 from ..errors import ConfigError
+from ..policies import load_model
 from ..trajectories.records import storing, whole_file
 from ..viewer.reporting import as_html, as_markdown, report, write_plots
 from ..viewer.reporting._plots import check_matplotlib
 from ..viewer.reporting._report import VIEWER
-from ..viewer.reporting._sections import Section, Table, sections_of
+from ..viewer.reporting._sections import FORGETTING, Section, Table, sections_of
 from ._output import print_json, print_table, print_text
 
 _VIEWER = "The target of links to episodes: the address of envsdk view, or a file of envsdk view --html."
@@ -26,6 +27,10 @@ def report_(
     plots: Annotated[Path | None, typer.Option(help="Draw plots into this folder, as PNG and SVG.")] = None,
     viewer: Annotated[str, typer.Option(help=_VIEWER)] = VIEWER,
     most: Annotated[int, typer.Option(min=0, help="The number of best and of worst episodes.")] = 3,
+    history_gap: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the model that sampled the runs: measure what forgetting cost."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as one line of JSON.")] = False,
 ) -> None:
     """Report what happened in runs: rewards, lengths, endings, breaks, cost, failures, the best and worst episodes.
@@ -35,7 +40,8 @@ def report_(
     """
     if plots is not None:
         check_matplotlib()  # before runs are read, which may take minutes
-    found = report(*runs, viewer=viewer, most=most)
+    model = None if history_gap is None else load_model(history_gap)
+    found = report(*runs, viewer=viewer, most=most, model=model)
     if html is not None:
         _write(html, as_html(found))
     if markdown is not None:
@@ -44,7 +50,8 @@ def report_(
     if as_json:
         print_json(found.to_dict())
         return
-    for section in sections_of(found)[: 1 + len(found.comparisons)]:
+    shown = sections_of(found)
+    for section in shown[: 1 + len(found.comparisons)] + [one for one in shown if one.title == FORGETTING]:
         _print(section)
         print_text()
     for path in filter(None, (html, markdown, *drawn)):

@@ -17,11 +17,13 @@ from ._break_advantages import add_break_advantages
 from ._comparisons import observation_anchors, win_rates
 from ._reference import add_reference
 from ._returns import context_rewards, discounted, step_returns
+from ._teacher import add_teacher
 
 __all__ = [
     "add_break_advantages",
     "add_kl_penalty",
     "add_reference",
+    "add_teacher",
     "anchor_advantages",
     "context_rewards",
     "discounted",

@@ -7,6 +7,7 @@ from ._divergence import Estimate
 from ._estimates import CostEstimate, HistoryCost, Prices, Sizes, estimate
 from ._explanation import Explanation, explain_break
 from ._forward import forward_logprobs
+from ._history_gap import GapEstimate, HistoryGap, history_gap
 from ._importance import ImportanceWeights, importance_weights
 from ._on_policy import KL, Cluster, kl
 from ._training import TrainingDifference, TrainMode, train_mode
@@ -21,7 +22,9 @@ __all__ = [
     "CostEstimate",
     "Estimate",
     "Explanation",
+    "GapEstimate",
     "HistoryCost",
+    "HistoryGap",
     "ImportanceWeights",
     "Prices",
     "Sizes",
@@ -34,6 +37,7 @@ __all__ = [
     "estimate",
     "explain_break",
     "forward_logprobs",
+    "history_gap",
     "importance_weights",
     "kl",
     "token_match",

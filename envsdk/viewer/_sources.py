@@ -11,6 +11,7 @@ import orjson
 
 from .._untrusted import open_file, read_lines
 from ..errors import ConfigError, EnvsdkError, InvalidRecord
+from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer
 from ..rollouts._run_description import RunDescription
 from ..rollouts._stored_run import (
@@ -92,6 +93,11 @@ class Source:
         rows: The rows that were read so far; see `refresh`.
         generation: How often the file was replaced by another one, so that `rows` began again.
     """
+
+    @property
+    def renderers(self) -> Mapping[str, Renderer] | None:
+        """The renderer of each role; None if there is no run folder."""
+        return None if self._stored is None else self._stored.renderers
 
     def __init__(self, path: Path | str, tokenizers: Mapping[str, Tokenizer] | None = None) -> None:
         self.path = Path(path)

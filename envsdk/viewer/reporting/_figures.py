@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ...diagnostics._costs import Cost
+from ...diagnostics._history_gap import HistoryGap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -232,6 +233,7 @@ class RunFigures:
         damaged: The lines that could not be read.
         unread_bytes: The number of bytes after the last whole line: a line that is being written, or was cut off.
         changes: What changed whenever the run was continued with `allow_changed`, as JSON; empty if nothing did.
+        history_gap: What forgetting cost in nats; None if no model was given.
     """
 
     name: str
@@ -269,6 +271,7 @@ class RunFigures:
     damaged: tuple[Damage, ...]
     unread_bytes: int
     changes: str = ""
+    history_gap: HistoryGap | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..._packages import load
 from ..._visible import on_one_line
+from ...diagnostics._history_gap import draw_gap
 from ...trajectories.records import storing
 from ._figures import RunComparison, RunFigures, RunReport
 from ._sections import clipped, interval_of, interval_scales, short_history, signed
@@ -74,6 +75,10 @@ def _drawings(report: RunReport) -> dict[str, tuple[Any, ...]]:
         found["endings"] = (10, 1.8 + 0.3 * len(names)), _endings, runs
     if any(run.costs for run in runs):
         found["cost"] = (9, 1.6 + 0.8 * sum(len(run.costs) for run in runs)), _costs, runs
+    for index, run in enumerate(runs, start=1):
+        if run.history_gap is not None:
+            name = "history-gap" if len(runs) == 1 else f"history-gap-{index}"
+            found[name] = (12, 4), draw_gap, run.history_gap
     scales = interval_scales(report.comparisons)
     for index, one in enumerate(report.comparisons, start=2):
         if one.differences:

@@ -5,8 +5,10 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -15,6 +17,7 @@ from ..._untrusted import open_file, read_lines
 from ..._visible import on_one_line
 from ...diagnostics._costs import Cost, cost
 from ...diagnostics._divergence import Estimate
+from ...diagnostics._history_gap import history_gap
 from ...errors import ConfigError, InvalidRecord
 from ...rollouts._run_description import CHANGES
 from ...rollouts.scores import task_of
@@ -43,7 +46,7 @@ _SAMPLES, _MARK = "samples.jsonl", b'"reference_logprobs"'
 _LENGTHS = ("steps", "observed_tokens", "sampled_tokens", "duration_s")
 
 
-def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3) -> RunReport:
+def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3, model: Any = None) -> RunReport:
     """Report what happened in runs, and how each further run differs from the first.
 
     Neither the environment nor its renderer is needed. A damaged line is counted and named, and the rest is reported.
@@ -52,6 +55,8 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3) -> RunReport:
         runs: Run folders, or files of trajectories.
         viewer: The target of links to episodes: the address of `envsdk view`, or a file of `envsdk view --html`.
         most: The maximum number of best and of worst episodes of each run.
+        model: The causal language model of transformers that sampled the runs. If it is given, the report has what
+            forgetting cost in nats (`diagnostics.history_gap`): a forward pass over each episode, twice.
 
     Raises:
         ConfigError: If no run is given, one does not exist, or `viewer` is not an address.
@@ -86,6 +91,10 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3) -> RunReport:
         strict=True,
     )
     figures = [collector.figures(source, name, most, edges) for collector, source, name in named]
+    if model is not None:
+        for index, source in enumerate(sources):
+            played = [one for _, one in source.episodes() if one is not None and one.status != "error"]
+            figures[index] = replace(figures[index], history_gap=history_gap(played, model, renderer=source.renderers))
     comparisons = [
         compare_runs(figures[0], collectors[0].values, own, collector.values)
         for own, collector in islice(zip(figures, collectors, strict=True), 1, None)
@@ -213,6 +222,7 @@ class Collector:
             damaged=(*(Damage(source.file.name, line, why) for line, why in self._damaged), *damaged_samples),
             unread_bytes=source.unread_bytes,
             changes=json.dumps(changes) if changes else "",
+            history_gap=None,
         )
 
     def _link(self, row: EpisodeRow, reward: float | None) -> EpisodeLink:

@@ -12,6 +12,8 @@ from typing import TypeAlias
 from ._comparison import FEW_TASKS
 from ._figures import Distribution, QuantityDifference, RunComparison, RunFigures, RunReport
 
+FORGETTING = "What forgetting cost"
+"""The title of the section about the history gap."""
 _MAX_OPTION, _MAX_HISTORY = 24, 48
 _MAX_DAMAGED, _MAX_LISTED = 20, 3
 _MAX_ID = 80
@@ -154,6 +156,7 @@ def sections_of(report: RunReport) -> list[Section]:
         ("Breaks", _breaks(report.runs)),
         ("Cost by history policy", _costs(report.runs)),
         ("Divergence from the trainer or a reference", _divergence(report.runs)),
+        (FORGETTING, _history_gaps(report.runs)),
         ("Failures", _failures(report.runs)),
         ("Best and worst episodes", _episodes(report)),
         ("Damaged lines", _damaged(report.runs)),
@@ -366,6 +369,24 @@ def _divergence(runs: Sequence[RunFigures]) -> Iterator[Block]:
     for run in runs:
         if run.no_divergence_because:
             yield _of(runs, run, f"not known, because {run.no_divergence_because}.")
+
+
+def _history_gaps(runs: Sequence[RunFigures]) -> Iterator[Block]:
+    rows: list[tuple[Cell, ...]] = []
+    for run in runs:
+        gap = run.history_gap
+        for reason, one in () if gap is None else [("all replies", gap.all), *gap.by_reason.items()]:
+            interval = f"{number(one.low)} to {number(one.high)}"
+            rows.append((run.name, reason or "before any break", number(one.mean), interval, *_counts(one.replies)))
+    if rows:
+        yield _by_run(runs, ("run", "after", "nats", "95 % interval", "replies"), rows, texts=2)
+        yield (
+            "Mean difference of the log-probability of a sampled token with the past that it saw and with the whole "
+            "past, under the same weights: an estimate of KL(as played || keep) in nats per token."
+        )
+    for run in runs:
+        if run.history_gap is not None:
+            yield from (_of(runs, run, f"left out: {why}.") for why in run.history_gap.left_out)
 
 
 def _failures(runs: Sequence[RunFigures]) -> Iterator[Block]:

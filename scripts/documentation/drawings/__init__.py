@@ -11,6 +11,8 @@ DRAWINGS: Mapping[str, Callable[[], str]] = {
     "deltas.svg": episodes.deltas,
     "breaks.svg": episodes.breaks,
     "handoffs.svg": episodes.handoffs,
+    "folds.svg": partial(episodes.folds, as_played=True),
+    "unfolded.svg": partial(episodes.folds, as_played=False),
     "tree.svg": episodes.tree,
     "retokenized.svg": tokens.retokenized,
     "on-policy.svg": charts.on_policy,

@@ -3,7 +3,7 @@
 from typing import Any
 
 import envsdk
-from envsdk import Trajectory
+from envsdk import Limits, Trajectory
 
 from .svg import DROPPED, INK, KEPT, LINE, OBSERVED, SAMPLED, SOFT, Drawing
 
@@ -70,6 +70,21 @@ def history(name: str) -> str:
     trained, separate = sum(int(sample.mask.sum()) for sample in samples), sum(map(len, samples))
     text = f"samples: {len(samples)}, with {separate:,} tokens, of which {trained:,} are trained"
     drawing.text(20, 80 + ROW * count + 26, text, color=SOFT)
+    return drawing.svg()
+
+
+def folds(*, as_played: bool) -> str:
+    """Draw an episode in which the model folds, or the same replies with everything that it folded."""
+    trajectory = episode("envsdk/LongErrand-v0", size="tiny")
+    title = "An errand in which the model folds, as it was played"
+    if not as_played:
+        trajectory = trajectory.under("keep", limits=Limits(), folds=False)
+        title = 'The same replies under("keep", folds=False): what the model would have seen'
+    drawing = Drawing(WIDTH, 110 + ROW * len(trajectory.steps), title)
+    drawing.text(20, 30, title, size=16)
+    legend = {"kept": KEPT, "observed now": OBSERVED, "sampled": SAMPLED, "dropped by the break": DROPPED}
+    drawing.legend(20, 54, legend)
+    _rows(drawing, trajectory, top=80)
     return drawing.svg()
 
 
