@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch_models import logprobs_separate, tiny_qwen3
+from typer.testing import CliRunner
 
 from envsdk import Action, Env, Message, Trajectory, Turn
-from envsdk.cli import main
+from envsdk.cli import app
 from envsdk.credit import add_teacher
 from envsdk.diagnostics import history_gap
 from envsdk.errors import ConfigError
@@ -102,16 +103,13 @@ def test_a_model_that_needs_what_was_dropped_has_a_large_one_after_the_break(nee
     assert (tmp_path / "gap.svg").stat().st_size > 1000
 
 
-def test_the_report_of_a_run_has_the_gap(needing: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_of_a_run_has_the_gap(needing: Any, tmp_path: Path) -> None:
     run, model, plots = tmp_path / "run", tmp_path / "model", tmp_path / "plots"
     needing.save_pretrained(model)
     run.mkdir()
     write_jsonl(run / "trajectories.jsonl", [played(seed, needs=True) for seed in range(4)])
-    assert (
-        main(["report", str(run), "--history-gap", str(model), "--plots", str(plots), "--html", str(tmp_path / "a")])
-        == 0
-    )
-    printed = capsys.readouterr().out
+    options = ["--history-gap", str(model), "--plots", str(plots), "--html", str(tmp_path / "a")]
+    printed = CliRunner().invoke(app, ["report", str(run), *options], catch_exceptions=False).stdout
     assert "What forgetting cost" in printed and "thinking_stripped" in printed
     assert (plots / "history-gap.svg").is_file() and "thinking_stripped" in (tmp_path / "a").read_text()
     expected = history_gap([played(seed, needs=True) for seed in range(4)], needing).all.mean
