@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -66,8 +66,12 @@ def add_break_advantages(
         raise ConfigError(f"scale is {scale!r}; expected a finite number of at least 0")
     if baseline not in ("none", "leave_one_out"):
         raise ConfigError(f"baseline is {baseline!r:.80}; expected 'none' or 'leave_one_out'")
+    given_values: list[Any] = list(values) if isinstance(values, Iterable) else [values]  # pyright: ignore[reportUnnecessaryIsInstance]
+    wrong = [type(value).__name__ for value in given_values if not isinstance(value, BreakValue)]
+    if wrong:
+        raise ConfigError(f"values has a {wrong[0]}; expected what rollouts.break_values returned")
     by_cause: dict[tuple[str, int], BreakValue] = {}
-    for value in values:
+    for value in given_values:
         if by_cause.setdefault((value.trajectory_id, value.cause_step), value) is not value:
             raise ConfigError(
                 f"values has two values of the break at step {value.step + 1} of {value.trajectory_id!r}: give the "

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..diagnostics._history_gap import History, Renderers, past, replies_of, reply_logprobs
+from ..diagnostics._history_gap import History, Renderers, episodes_of, past, replies_of, reply_logprobs
 from ..diagnostics._inputs import valid_samples
 from ..errors import ConfigError, InvalidSample
 from ..rendering._vision import Vision
@@ -51,8 +51,7 @@ def add_teacher(
         MissingPackage: If torch is not installed.
     """
     checked = valid_samples(samples)
-    given = [trajectories] if isinstance(trajectories, Trajectory) else trajectories
-    episodes = {episode.id: episode for episode in given}
+    episodes = {episode.id: episode for episode in episodes_of(trajectories)}
     if missing := {sample.trajectory_id for sample in checked} - episodes.keys():
         raise ConfigError(f"trajectories lacks {min(missing)!r}, of which there is a sample: give all episodes")
     wanted = {sample.trajectory_id for sample in checked}

@@ -51,6 +51,8 @@ def forward_logprobs(
         MissingPackage: If torch is not installed, or llguidance, if there are grammars.
     """
     torch = load("torch", "the log-probabilities of a model need", "pip install 'envsdk[torch]'")
+    if not hasattr(model, "get_input_embeddings"):
+        raise ConfigError(f"model is a {type(model).__name__}; expected a causal language model of transformers")
     images, given = ModelImages(model, vision), valid_samples(samples)
     rows: int = model.get_input_embeddings().weight.shape[0]
     device = next(model.parameters()).device

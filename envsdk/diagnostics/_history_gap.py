@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -116,7 +116,7 @@ def history_gap(
         ConfigError: If no reply can be compared, or the model does not fit the tokens.
         MissingPackage: If torch is not installed.
     """
-    episodes = [trajectories] if isinstance(trajectories, Trajectory) else list(trajectories)
+    episodes = episodes_of(trajectories)
     by_step: dict[int, list[NDArray[np.float64]]] = {}
     by_reason: dict[str, list[NDArray[np.float64]]] = {}
     by_distance: dict[int, list[NDArray[np.float64]]] = {}
@@ -176,6 +176,21 @@ def draw_gap(figure: Any, gap: HistoryGap) -> None:
         axis.grid(alpha=0.3)
     axes[0].set(ylabel="nats per token")
     figure.suptitle(f"KL({gap.b} || {gap.a})")
+
+
+def episodes_of(trajectories: Trajectory | Iterable[Trajectory]) -> list[Trajectory]:
+    """Return one episode, or several, as a list.
+
+    Raises:
+        ConfigError: If `trajectories` is neither.
+    """
+    given = [trajectories] if isinstance(trajectories, Trajectory) else trajectories
+    episodes: list[Any] = list(given) if isinstance(given, Iterable) else [given]  # pyright: ignore[reportUnnecessaryIsInstance]
+    wrong = [f"a {type(one).__name__}" for one in episodes if not isinstance(one, Trajectory)]
+    if wrong or not episodes:
+        got = wrong[0] if wrong else "nothing"
+        raise ConfigError(f"trajectories has {got}; expected one episode, or a list of them")
+    return episodes
 
 
 def past(trajectory: Trajectory, history: History | None, renderer: Renderers | None) -> Trajectory:

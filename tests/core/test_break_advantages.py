@@ -273,6 +273,12 @@ def test_only_the_tokens_of_the_cause_get_another_advantage(
     assert added.tokens is sample.tokens and added.loss_weight == sample.loss_weight
 
 
+@pytest.mark.parametrize("values", [None, [None], [1], "a"])
+def test_values_of_another_kind_are_refused(values: Any) -> None:
+    with pytest.raises(ConfigError, match="expected what rollouts.break_values returned"):
+        add_break_advantages([], values)
+
+
 def test_what_cannot_be_added_is_refused() -> None:
     sample, value = two_steps(), value_of("main")
     with pytest.raises(ConfigError, match="scale is -1"):

@@ -135,3 +135,8 @@ def test_a_teacher_gives_each_token_what_it_says_with_the_whole_past(needing: An
     )
     with pytest.raises(ConfigError, match="trajectories lacks"):
         add_teacher(samples, needing, [played(1, needs=True)])
+    for wrong in (None, [], [None], "a"):
+        with pytest.raises(ConfigError, match="expected one episode, or a list of them"):
+            history_gap(wrong, needing)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="model is a NoneType"):
+        history_gap(trajectory, None)
