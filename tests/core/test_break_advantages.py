@@ -275,7 +275,7 @@ def test_only_the_tokens_of_the_cause_get_another_advantage(
 
 @pytest.mark.parametrize("values", [None, [None], [1], "a"])
 def test_values_of_another_kind_are_refused(values: Any) -> None:
-    with pytest.raises(ConfigError, match="expected what rollouts.break_values returned"):
+    with pytest.raises(ConfigError, match=r"expected what rollouts\.break_values returned"):
         add_break_advantages([], values)
 
 
