@@ -88,7 +88,7 @@ def main() -> None:
         for sample in anchor_advantages(samples, returns, states, "leave_one_out"):
             for step in np.unique(sample.step_ids[sample.mask]):
                 start = int(np.flatnonzero(sample.step_ids == step)[0])  # the length of the step's prompt
-                advantage = sample.advantage[start + choice]
+                advantage = np.asarray(sample.advantage)[start + choice]
                 loss -= advantage * logprob(start, bool(sample.tokens[start + choice] == fold[choice]))
         optimizer.zero_grad()
         loss.backward()
