@@ -103,7 +103,7 @@ def update(model: Any, teacher: Any, optimizer: Any, trajectories: list[Trajecto
     """Make an update towards the teacher; return the estimate of the reverse KL, in nats per token."""
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     samples = add_teacher(samples, teacher, trajectories, renderer=renderer)
-    gaps = [np.subtract(sample.logprobs, sample.reference_logprobs)[sample.mask] for sample in samples]
+    gaps = [(np.asarray(sample.logprobs) - np.asarray(sample.reference_logprobs))[sample.mask] for sample in samples]
     count = sum(map(len, gaps))
     optimizer.zero_grad()
     for sample, gap in zip(samples, gaps, strict=True):
