@@ -5,7 +5,7 @@ question, the history policy (`budget`) has dropped the list. The teacher has th
 and sees the whole past (`credit.add_teacher`): no reward and no labels are needed.
 
 Run it with `python examples/history_teacher.py FOLDER`, the folder of a small instruct model of transformers with its
-tokenizer; `pip install 'envsdk[torch]'` has what it needs. docs/forgetting.md has the figures of a model with 135
+tokenizer; `pip install 'envsdk[torch]'` has what it needs. docs/forgetting.md has figures of a model with 135
 million parameters.
 """
 # pyright: basic, reportMissingImports=false

@@ -1,6 +1,8 @@
 """What forgetting cost in nats, of models that were fitted to need what is dropped, or to ignore it."""
 
+import copy
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,17 @@ import torch
 from torch_models import logprobs_separate, tiny_qwen3
 from typer.testing import CliRunner
 
+import envsdk
 from envsdk import Action, Env, Message, Trajectory, Turn
 from envsdk.cli import app
 from envsdk.credit import add_teacher
 from envsdk.diagnostics import history_gap
 from envsdk.errors import ConfigError
+from envsdk.policies import TransformersPolicy
 from envsdk.trajectories.records import write_jsonl
 from envsdk.viewer.reporting import report
+
+pytestmark = pytest.mark.filterwarnings("default")
 
 DIGITS = "0123456789"
 
@@ -101,6 +107,35 @@ def test_a_model_that_needs_what_was_dropped_has_a_large_one_after_the_break(nee
     assert other.all.mean == pytest.approx(-history_gap(episodes[0], needing).all.mean, abs=1e-5)
     gap.plot(tmp_path / "gap.svg")
     assert (tmp_path / "gap.svg").stat().st_size > 1000
+
+
+def told(model: Any, seeds: Sequence[int]) -> list[Trajectory]:
+    """Episodes in which the digit is always 7, and the model samples all replies after the first."""
+    policy, episodes = TransformersPolicy(model, "embedded", seed=seeds[0], max_tokens=6), list[Trajectory]()
+    for seed in seeds:
+        env = Recall(history="strip", renderer="qwen3", tokenizer="embedded", limits={"end_on_cut": False})
+        env.reset(seed=seed)
+        first = env.renderer.reply(Message(role="assistant", reasoning="7", content="."))
+        env.step(Action(first, np.full(len(first), -0.1, np.float32)))
+        episodes.append(envsdk.rollout(env, policy, seed=seed, reset=False))
+    return episodes
+
+
+def test_a_student_learns_from_a_teacher_with_the_whole_past_what_was_dropped(needing: Any) -> None:
+    student, gaps = copy.deepcopy(needing), list[float]()
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
+    for update in range(40):
+        episodes = told(student, range(8 * update, 8 * update + 8))
+        samples = [one for each in episodes for one in each.samples() if one.segment_index]
+        samples = add_teacher(samples, needing, episodes)
+        difference = [(one.logprobs - one.reference_logprobs)[one.mask] for one in samples]  # pyright: ignore
+        gaps.append(float(np.concatenate(difference).mean()))
+        weights = torch.as_tensor(np.concatenate(difference)).clamp(-5, 5)  # the gradient of the reverse KL
+        loss = (weights * torch.cat(logprobs_separate(student, samples))).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert np.mean(gaps[-10:]) < np.mean(gaps[:5]) / 4
 
 
 def test_the_report_of_a_run_has_the_gap(needing: Any, tmp_path: Path) -> None:
