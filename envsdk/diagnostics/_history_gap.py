@@ -32,8 +32,14 @@ _Z = 1.959964  # of a 95 % interval
 class GapEstimate(NamedTuple):
     """A mean difference, in nats per token, with its 95 % interval.
 
-    The interval treats replies as independent (the linearized variance of a ratio of sums). It is infinite for one
-    reply.
+    The interval treats replies as independent (the linearized variance of a ratio of sums).
+
+    Attributes:
+        mean: The mean over all tokens.
+        low: The lower end of the interval; negative infinity for one reply.
+        high: The upper end; infinity for one reply.
+        tokens: The number of tokens.
+        replies: The number of replies.
     """
 
     mean: float

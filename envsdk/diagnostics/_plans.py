@@ -355,7 +355,7 @@ def plan(
         why = "; ".join(f"{count:,} ({why})" for why, count in left_out.items())
         raise ConfigError(f"no episode can be planned. Left out: {why or 'none, there are no episodes'}")
     form = form.model_copy(update={"drops": chosen})
-    drawn = max(planned, key=lambda one: len(one.kept.steps))
+    drawn = max(planned, key=lambda one: (len(one.kept.steps), one.kept.id))  # whatever the order of the records
     notes = list[str]()
 
     def row(name: str, played: Mapping[_Episode, Trajectory]) -> PlanRow:
