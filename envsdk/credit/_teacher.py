@@ -52,21 +52,22 @@ def add_teacher(
     """
     checked = valid_samples(samples)
     episodes = {episode.id: episode for episode in episodes_of(trajectories)}
-    if missing := {sample.trajectory_id for sample in checked} - episodes.keys():
-        raise ConfigError(f"trajectories lacks {min(missing)!r}, of which there is a sample: give all episodes")
     wanted = {sample.trajectory_id for sample in checked}
+    if missing := wanted - episodes.keys():
+        raise ConfigError(f"trajectories lacks {min(missing)!r}, of which there is a sample: give all episodes")
     teachers = {
         name: reply_logprobs(past(episodes[name], history, renderer), model, temperature=temperature, vision=vision)
         for name in sorted(wanted)
     }
+    replies = {name: replies_of(episodes[name]) for name in wanted}
     found: list[Sample] = []
     for index, sample in enumerate(checked):
-        replies, teacher = replies_of(episodes[sample.trajectory_id]), teachers[sample.trajectory_id]
+        teacher = teachers[sample.trajectory_id]
         logprobs = np.full(len(sample), np.nan)
         indices: list[int] = sample.metadata["steps"]
         for place, at in enumerate(indices):
             own = np.flatnonzero(sample.step_ids == place)
-            values = teacher.get(replies[at])
+            values = teacher.get(replies[sample.trajectory_id][at])
             if values is not None:
                 logprobs[own] = values[: len(own)]
         unknown = sample.mask & np.isnan(logprobs)
