@@ -107,17 +107,22 @@ class Replay:
         self._moved: dict[tuple[str, int], int] = {}  # positions in the logs of contexts: recorded, and now
         self._left_out: list[str] = []
         self._next: dict[int, Step] = {}  # the step that follows each step in its context
+        self._tools_before: dict[str, list[list[dict[str, Any]]]] = {}  # by context, the tools before each change
         before: dict[str, int] = {}
         for index, step in enumerate(trajectory.steps):
             if step.context in before:
                 self._next[before[step.context]] = step
             before[step.context] = index
+            if "tools_before" in step.turn:
+                self._tools_before.setdefault(step.context, []).append(step.turn["tools_before"])
         self._last = before
         self._final: Step | None = None  # the turn after the last reply, if it was rendered
         if (name := trajectory.final_turn.get("context")) in before:
             turn = {key: value for key, value in trajectory.final_turn.items() if key != "context"}
             self._final = Step(name, name, 0, False, 0, 0, break_=trajectory.final_break, turn=turn)
             self._next[before[name]] = self._final
+            if "tools_before" in turn:
+                self._tools_before.setdefault(name, []).append(turn["tools_before"])
 
     def run(self) -> dict[str, Any]:
         """Return the fields of the trajectory that change.
@@ -205,10 +210,7 @@ class Replay:
                 raise CannotReplay(f"the history policy of {name!r} cannot be made from its record: {error}") from error
         context = Context(name, log.role, self._renderer_of(log), policy, parent=log.parent)
         context.roles = None if log.roles is None else RoleLog()
-        turns: list[Mapping[str, Any]] = [step.turn for step in trajectory.steps if step.context == name]
-        if trajectory.final_turn.get("context") == name:
-            turns.append(trajectory.final_turn)
-        tools = [*(turn["tools_before"] for turn in turns if "tools_before" in turn), log.tools]
+        tools = [*self._tools_before.get(name, []), log.tools]
         return _Replayed(log, context, tools, None if log.stop_reason else self._limit)
 
     def _observe(self, step: Step, index: int) -> tuple[Delta, Break | None, dict[str, Any]]:
