@@ -115,29 +115,27 @@ def update(model: Any, teacher: Any, optimizer: Any, trajectories: list[Trajecto
     return sum(gap.sum() for gap in gaps) / count
 
 
-def train(
-    folder: Path, history: Any, *, seed: int, updates: int, episodes: int, rate: float, warm_up: int
-) -> list[Any]:
-    """Train; return (update, reward, gap) every 25 updates: means of the episodes since the row before."""
+def train(folder: Path, history: Any, *, seed: int, updates: int, episodes: int, rate: float, warm_up: int) -> None:
+    """Train, and print the mean reward and the mean gap of every 25 updates."""
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = warmed_up(folder, device, warm_up)
     teacher = copy.deepcopy(model).eval()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
     renderer = envsdk.get_renderer("auto", folder)
-    rows, rewards, gaps = [], [], []
+    rewards, gaps = [], []
     for number in range(updates):
         seeds = range(100_000 * seed + episodes * number, 100_000 * seed + episodes * (number + 1))
         played = play(model, folder, seeds, history)
         gaps.append(update(model, teacher, optimizer, played, renderer))
         rewards += [trajectory.reward for trajectory in played]
         if number % 25 == 24:
-            rows.append((number + 1, mean(rewards), mean(gaps)))
-            print("updates to {}: reward {:.2f}, gap {:.3f} nats per token".format(*rows[-1]), flush=True)
+            print(
+                f"updates to {number + 1}: reward {mean(rewards):.2f}, gap {mean(gaps):.3f} nats per token", flush=True
+            )
             rewards, gaps = [], []
     kept = mean(one.reward for one in play(model, folder, range(10_000_000, 10_000_008), "keep"))
     print(f"under keep, the trained model earns {kept:.2f}")
-    return rows
 
 
 def main() -> None:
