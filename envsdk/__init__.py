@@ -3,7 +3,7 @@
 `__init__.pyi` lists the public names. Each is imported when it is first used, so that `import envsdk` is fast.
 """
 
-import lazy_loader
+from ._arguments import attach
 
 __version__ = "0.2.0"
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,6 +1,9 @@
 """How exceptions, and what was given, are described in messages."""
 
+import difflib
+import re
 import reprlib
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -8,15 +11,64 @@ if TYPE_CHECKING:
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+_MEANT = {
+    "absolute": "atol tolerance",
+    "arguments": "args input parameters",
+    "content": "text",
+    "data": "image path url",
+    "every": "n steps",
+    "generation_prompt": "add_generation_prompt",
+    "group_size": "n num_generations num_samples samples",
+    "max_concurrency": "batch_size max_workers n_workers num_workers workers",
+    "max_steps": "max_episode_steps max_rounds max_turns steps",
+    "messages": "content image message obs observation prompt text",
+    "out": "folder output_dir path run_folder",
+    "reasoning": "reasoning_content thinking thought",
+    "reward": "rewards score",
+    "seeds": "episodes n_episodes num_episodes",
+    "task": "goal",
+    "terminated": "done end finished is_done",
+    "tokenizer": "model model_name",
+    "url": "base_url endpoint",
+}
+"""The names that other libraries have for arguments of ours."""
 
 
-def what_is_invalid(error: "ValidationError") -> str:
-    """Return the first ten problems of a validation error on one line: field, reason, and what was given."""
+def likely(name: object, known: Collection[str]) -> list[str]:
+    """Return at most three of the known names that are likely meant by a name, the most similar first.
+
+    Namespaces and versions of ids do not count, because unrelated ids have the same.
+    """
+    names = {_without_version(one): one for one in sorted(known, reverse=True)}
+    given = _without_version(str(name))
+    near = [one for one in names if given in _MEANT.get(one, "").split()]
+    near += difflib.get_close_matches(given, names, n=3, cutoff=0.65)
+    near += [one for one in names if set(given.split("_")) < set(one.split("_"))]
+    return [names[one] for one in dict.fromkeys(near)][:3]
+
+
+def _without_version(name: str) -> str:
+    return re.sub(r"^.*/|-v\d+$", "", name.lower())
+
+
+def what_is_invalid(error: "ValidationError", known: Collection[str] = ()) -> str:
+    """Return the first ten problems of a validation error on one line: field, reason, and what was given.
+
+    Args:
+        error: The error.
+        known: The names of the fields, to suggest similar ones for an unknown name. The error then is for people;
+            without them, it may be for the model, so changing it changes prompts.
+    """
     found = error.errors(include_url=False)
-    listed = [
-        f"{'.'.join(map(str, item['loc'])) or 'it'}: {item['msg']} (got {_REPR.repr(item['input'])[:80]})"
-        for item in found[:10]
-    ]
+    listed: list[str] = []
+    for item in found[:10]:
+        reason = item["msg"]
+        if known:
+            reason = reason.removeprefix("Value error, ")
+            if item["type"] == "extra_forbidden":
+                near = likely(item["loc"][-1], known) if len(item["loc"]) == 1 else []
+                reason = f"it does not exist; did you mean {' or '.join(near)}?" if near else "it does not exist"
+        listed.append(f"{'.'.join(map(str, item['loc'])) or 'it'}: {reason} (got {_REPR.repr(item['input'])[:80]})")
     return "; ".join([*listed, f"and {len(found) - 10} more"] if len(found) > 10 else listed)
 
 

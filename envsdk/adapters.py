@@ -4,6 +4,6 @@ Each adapter imports the package that it adapts when it is used. If the package 
 install.
 """
 
-import lazy_loader
+from ._arguments import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub("envsdk", __file__)  # pyright: ignore[reportUnknownVariableType]
+__getattr__, __dir__, __all__ = attach("envsdk", __file__)

@@ -21,6 +21,7 @@ from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
 
+from ._arguments import explain_arguments
 from .errors import ConfigError
 from .sandbox._commands import output_of
 from .sandbox._container import CommandResult as CommandResult
@@ -172,3 +173,6 @@ def _lives(owner: str) -> bool:
     """Return whether the process that a label identifies runs. One of another machine is taken to run."""
     host, process, started_at = owner.rsplit(":", 2)
     return host != socket.gethostname() or _started_at(int(process)) == started_at != ""
+
+
+explain_arguments(globals())

@@ -3,13 +3,12 @@
 `docs/errors.md` has an entry for each: why it happens, and what to do. `envsdk explain NAME` prints it.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any, Self
 
-from ._describing import around_difference
+from ._describing import around_difference, likely
 
 
 class EnvsdkError(Exception):
@@ -39,8 +38,7 @@ class UnknownName(EnvsdkError, LookupError):
     def of(cls, kind: str, name: object, known: Iterable[str], hint: str = "") -> Self:
         """Return the error, which suggests similar names or else lists all known ones."""
         names = sorted(known)
-        near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
-        if near:
+        if near := likely(name, names):
             advice = "Did you mean " + " or ".join(repr(n) for n in near) + "?"
         else:
             advice = f"Known: {', '.join(names) or 'none'}."
@@ -113,7 +111,7 @@ class ActionError(EnvsdkError, ValueError):
 
 
 class ConfigError(EnvsdkError, ValueError):
-    """An option of an environment, a renderer, a history policy or the limits is not valid."""
+    """An argument of a class or function, or an option, is not valid: an unknown name, a wrong type, a wrong value."""
 
 
 class InvalidFilter(ConfigError):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar, 
 
 import numpy as np
 
+from ._arguments import explain_arguments
 from ._packages import load
 from ._untrusted import open_file, read_file
 from .errors import ImageError, InvalidRecord
@@ -508,3 +509,6 @@ def _compressed(values: "NDArray[np.uint8]") -> bytes:
     np.subtract(values[1:], values[:-1], out=rows[1:, 1:])
     compressor = zlib.compressobj(1, strategy=zlib.Z_RLE)
     return compressor.compress(rows.data) + compressor.flush()
+
+
+explain_arguments(globals())

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from ._arguments import explain_arguments
 from ._describing import what_is_invalid
 from .errors import ConfigError
 
@@ -114,6 +115,12 @@ class Limits(BaseModel):
         try:
             return cls.model_validate({**dict(default), **dict(value)})
         except ValidationError as error:
-            raise ConfigError(f"limits is {value!r:.80}, which is not valid: {what_is_invalid(error)}") from error
+            raise ConfigError(
+                f"limits is {value!r:.80}, which is not valid: {what_is_invalid(error, cls.model_fields)}. Its fields: "
+                f"{', '.join(cls.model_fields)}"
+            ) from error
         except (TypeError, ValueError) as error:
             raise ConfigError(f"limits is {value!r:.80}; expected a Limits or a mapping of its fields") from error
+
+
+explain_arguments(globals())

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from ._arguments import explain_arguments
 from .images import Image, ImageSource
 
 __all__ = ["Arguments", "ContentPart", "ImagePart", "Message", "Role", "TextPart", "ToolCall", "ToolSchema", "text_of"]
@@ -466,3 +467,6 @@ def check_calls(message: Message, tools: Sequence[ToolSchema]) -> Message:
     return message.model_copy(
         update={"tool_calls": tuple(calls), "errors": tuple(dict.fromkeys([*message.errors, *found]))}
     )
+
+
+explain_arguments(globals())

@@ -1,10 +1,9 @@
 """The environments that come with envsdk. Importing this package registers them; each module loads on first use."""
 
-import lazy_loader
-
 from envsdk import register_env
+from envsdk._arguments import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)
 
 register_env("envsdk/Calculator-v1", "envsdk_environments._calculator:Calculator")
 register_env("envsdk/ChainArithmetic-v1", "envsdk_environments._chain_arithmetic:ChainArithmetic")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import gymnasium
 from pydantic import ValidationError
 
-from .._describing import what_is_invalid
+from .._describing import likely, what_is_invalid
 from .._registry import find_renderer, refuse_history_options
 from ..contexts._history import HistoryPolicy
 from ..episodes._agent import Agent, EpisodeHeader, StepResult
@@ -77,10 +77,15 @@ class Driver:
                 "Config derives from ProgramEnv.Config"
             )
         try:
-            self.config: Any = env.Config(**config)
+            self.config: Any = env.Config.model_validate(config)
         except ValidationError as error:
-            known = ", ".join(env.Config.model_fields) or "none"
-            raise ConfigError(f"{type(env).__name__}: {what_is_invalid(error)}. Its own options: {known}") from error
+            own, of_all = [*env.Config.model_fields], ["renderer", "tokenizer", "history", "limits", "tasks"]
+            limits = [limit for name in config if name not in own for limit in likely(name, Limits.model_fields)]
+            meant = f"Did you mean limits={{{limits[0]!r}: ...}}? " if limits else ""
+            raise ConfigError(
+                f"{type(env).__name__}: {what_is_invalid(error, own + of_all)}. {meant}Its own options: "
+                f"{', '.join(own) or 'none'}. Options of every environment: {', '.join(of_all)}"
+            ) from error
         self.inherits_renderer = renderer is None and tokenizer is None
         """True if it has its parent's renderer as a sub-agent."""
         if renderer is None:

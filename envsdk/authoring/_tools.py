@@ -5,7 +5,6 @@ the same hints. This module knows nothing about environments.
 """
 
 import contextlib
-import difflib
 import functools
 import inspect
 import json
@@ -23,6 +22,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict
 
+from .._describing import likely
 from ..episodes._functions import copied_function, is_async, plain_function
 from ..errors import ConfigError
 from ..messages import ToolSchema
@@ -155,7 +155,7 @@ def tool(
     own = parameters[is_method:]
     names = [parameter.name for parameter in own]
     for unknown in described.keys() - set(names):
-        near = difflib.get_close_matches(unknown, names, n=1, cutoff=0.5)
+        near = likely(unknown, names)
         advice = f"did you mean {near[0]!r}?" if near else f"its parameters: {', '.join(names) or 'none'}"
         raise ConfigError(
             f"the docstring of the tool {name!r} describes {unknown!r}, which is not one of its parameters; {advice}"

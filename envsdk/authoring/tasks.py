@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from .._arguments import explain_arguments
 from .._describing import what_is_invalid
 from .._untrusted import open_file, parse_json, read_lines
 from ..errors import ConfigError, InvalidRecord, TaskError
@@ -178,3 +179,6 @@ def _plain(value: object) -> object:
     if isinstance(value, (np.ndarray, np.generic)):
         return cast("Any", value).tolist()
     raise ValueError(f"it contains a {type(value).__name__}, {value!r:.80}")
+
+
+explain_arguments(globals())

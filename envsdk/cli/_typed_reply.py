@@ -66,7 +66,7 @@ def read_reply(line: str, more: Callable[[], str], tools: Sequence[ToolSchema]) 
         texts = [text.removeprefix("/") for text, is_one in zip(lines, is_call, strict=True) if not is_one]
         calls = [_call(text[1:], tools) for text, is_one in zip(lines, is_call, strict=True) if is_one]
     try:
-        return Message(role="assistant", content="\n".join(texts), tool_calls=tuple(calls))
+        return Message.model_validate({"role": "assistant", "content": "\n".join(texts), "tool_calls": tuple(calls)})
     except ValidationError as error:
         raise TypingError(what_is_invalid(error)) from error
 
@@ -95,7 +95,8 @@ def _call(text: str, tools: Sequence[ToolSchema]) -> ToolCall:
         error = UnknownName.of("tool", name, functions, "To start your reply with a slash, type two: //text")
         raise TypingError(str(error))
     try:
-        return ToolCall(name=name, arguments=_arguments(rest.strip(), _parameters(functions[name])))
+        arguments = _arguments(rest.strip(), _parameters(functions[name]))
+        return ToolCall.model_validate({"name": name, "arguments": arguments})
     except ValidationError as error:
         raise TypingError(what_is_invalid(error)) from error
 

@@ -606,7 +606,9 @@ def get_history(value: "str | Mapping[str, Any] | HistoryPolicy") -> HistoryPoli
             "history policy", name, POLICIES, "Pass a policy of your own as an object: history=MyPolicy(...)"
         )
     try:
-        return POLICIES[name](**options)
+        return POLICIES[name].model_validate(options)
     except ValidationError as error:
-        known = ", ".join(POLICIES[name].model_fields) or "none"
-        raise ConfigError(f"history policy {name!r}: {what_is_invalid(error)}. Its options: {known}") from error
+        known = POLICIES[name].model_fields
+        raise ConfigError(
+            f"history policy {name!r}: {what_is_invalid(error, known)}. Its options: {', '.join(known) or 'none'}"
+        ) from error

@@ -4,6 +4,7 @@ Every function is pure: it returns arrays or new samples and does not change its
 context does not matter: the samples of one context of one trajectory count once in a baseline.
 """
 
+from .._arguments import explain_arguments
 from ._advantages import (
     add_kl_penalty,
     anchor_advantages,
@@ -39,3 +40,5 @@ __all__ = [
     "step_returns",
     "win_rates",
 ]
+
+explain_arguments(globals())

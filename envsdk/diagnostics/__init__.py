@@ -1,5 +1,6 @@
 """Diagnostics and cost: the on-policy check, the comparison of token logs, the causes of breaks, token counts."""
 
+from .._arguments import explain_arguments
 from ._alignment import TokenMatch, token_match
 from ._costs import BreakCost, CacheHits, Cost, cost
 from ._description import BatchDescription, ValueStatistics, describe
@@ -43,3 +44,5 @@ __all__ = [
     "token_match",
     "train_mode",
 ]
+
+explain_arguments(globals())

@@ -332,8 +332,9 @@ def plan(
             "not; expected the first to be at most the second, and not all prices to be 0"
         )
     try:
-        sets = _DROPS if drops is None else (Planned(drops=tuple(drops)).drops,)
-        form = Planned(keep_last=keep_last, max_tokens=limit, cached=prices.cached / read if read else 0)
+        sets = _DROPS if drops is None else (Planned.model_validate({"drops": tuple(drops)}).drops,)
+        cached = prices.cached / read if read else 0
+        form = Planned.model_validate({"keep_last": keep_last, "max_tokens": limit, "cached": cached})
     except ValidationError as error:
         raise ConfigError(f"the options of a plan: {what_is_invalid(error)}") from error
     left_out, episodes, most = Counter[str](), list[_Episode](), math.inf if limit is None else limit

@@ -1,5 +1,5 @@
 """Agent programs as environments, and the server in front of them."""
 
-import lazy_loader
+from .._arguments import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,5 +1,6 @@
 """Policies: functions that sample a reply to a prompt."""
 
+from .._arguments import explain_arguments
 from ..contexts._side_data import Aligned, Ragged
 from ._built_in import RandomPolicy, ReplyPolicy
 from ._find import policy_of
@@ -26,3 +27,5 @@ __all__ = [
     "load_model",
     "policy_of",
 ]
+
+explain_arguments(globals())

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..errors import RenderError
 from ..images import Image, PlacedImage
 from ..messages import Message, ToolSchema
@@ -407,3 +408,6 @@ class WrittenPrompt:
 def is_same_answer(old: Message, message: Message) -> bool:
     """Return whether two replies are the same apart from their reasoning."""
     return old.content == message.content and old.tool_calls == message.tool_calls
+
+
+explain_arguments(globals())

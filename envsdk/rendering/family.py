@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..errors import RenderError
 from ..messages import Message, ToolSchema
 from .emission import Emission, Rendered, WrittenPrompt, is_same_answer
@@ -287,3 +288,6 @@ def _start_of_round(messages: Sequence[Message], index: int) -> int:
 
 def _at(messages: Sequence[Message], index: int) -> Message | None:
     return messages[index] if 0 <= index < len(messages) else None
+
+
+explain_arguments(globals())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..messages import Message, ToolCall
 from .tokenizers import Tokenizer
 
@@ -264,3 +265,6 @@ class WholeReader(ReplyReader):
         for index, call in enumerate(message.tool_calls):
             events += call_events(index, call)
         return [*events, *map(ReadingError, message.errors), ReplyRead(message)]
+
+
+explain_arguments(globals())

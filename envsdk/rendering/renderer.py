@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..errors import ConfigError, PlainTagsWarning, RenderError, TokenizerError
 from ..messages import Message, ToolSchema
 from .emission import Emission, EmittedDelta, Encoder, Rendered, WrittenPrompt
@@ -706,3 +707,6 @@ def writable(message: Message) -> Message:
         for call in message.tool_calls
     ]
     return message.model_copy(update={"tool_calls": tuple(calls)})
+
+
+explain_arguments(globals())

@@ -9,6 +9,7 @@ this package are objects whose options are checked when they are created. You ca
 A wrong or malformed reply gets a lower score. A malformed target raises `TaskError`, an invalid option `ConfigError`.
 """
 
+from .._arguments import explain_arguments
 from ._combined import aweighted, best, extract, in_thread, weighted
 from ._judges import compare, judge
 from ._numbers import numeric
@@ -35,3 +36,5 @@ __all__ = [
     "unit_tests",
     "weighted",
 ]
+
+explain_arguments(globals())

@@ -1,5 +1,6 @@
 """Rollouts: run one episode, or many at the same time, with a policy; store them, and repeat what was stored."""
 
+from .._arguments import explain_arguments
 from ._break_values import BreakValue, break_values
 from ._comparing import ReplayDifference
 from ._curriculum import TaskSampler
@@ -30,3 +31,5 @@ __all__ = [
     "rollout",
     "rollout_many",
 ]
+
+explain_arguments(globals())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .._arguments import explain_arguments
 from .._describing import what_is_invalid
 from .._packages import load
 from .._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
@@ -421,3 +422,6 @@ def _row(cells: list[str]) -> str:
 
 def _escaped(text: str) -> str:
     return on_one_line(text).replace("|", "\\|")
+
+
+explain_arguments(globals())

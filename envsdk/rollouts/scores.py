@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..errors import ConfigError
 from ..trajectories._tally import Tally
 from ..trajectories._trajectory import Trajectory
@@ -288,3 +289,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _without_nan(one) for name, one in cast("dict[Any, Any]", value).items()}
     return None if isinstance(value, float) and math.isnan(value) else value
+
+
+explain_arguments(globals())

@@ -4,6 +4,7 @@
 user namespaces, or else Landlock and seccomp. Each isolation is tested once per process before it is used.
 """
 
+from .._arguments import explain_arguments
 from ._isolation import arun_python, check_isolation, run_python
 from ._result import Isolation, SandboxLimits, SandboxResult
 
@@ -15,3 +16,5 @@ __all__ = [
     "check_isolation",
     "run_python",
 ]
+
+explain_arguments(globals())

@@ -1,5 +1,6 @@
 """Conformance checks for your own environments, renderers and history policies."""
 
+from .._arguments import explain_arguments
 from ._environments import EnvCheck, EnvReport, check_env
 from ._histories import HistoryReport, check_history
 from ._renderers import RendererReport, check_renderer
@@ -15,3 +16,5 @@ __all__ = [
     "check_history",
     "check_renderer",
 ]
+
+explain_arguments(globals())

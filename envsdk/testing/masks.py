@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..errors import RenderError
 from ..messages import Message
 from ..rendering._parity import CONVERSATIONS, Conversation, has_generation_blocks, own_template, render_spans
@@ -129,3 +130,5 @@ def marked_tokens(
 
 
 _STOP = "the stop token, so a model does not learn to end its turn"
+
+explain_arguments(globals())

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..contexts._edits import shared_length
 from ..errors import InvalidRecord
 from ..messages import Message, TextPart
@@ -235,3 +236,6 @@ def _add_result(step: _Object, result: _Object) -> None:
 
 def _add_child(step: _Object, trajectory_id: str) -> None:
     _add_result(step, {"subagent_trajectory_ref": [{"trajectory_id": trajectory_id}]})
+
+
+explain_arguments(globals())

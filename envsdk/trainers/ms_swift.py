@@ -23,6 +23,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from .._describing import around_difference
 from ..authoring._env import Env
 from ..contexts._context import Context
@@ -429,3 +430,6 @@ def _check_tools(own: Sequence[ToolSchema] | None, given: Any) -> None:
             "ms-swift renders for training: add a column `tools` with the tools of the environment, "
             "trajectory.contexts['main'].tools; a sub-agent whose tools differ from its parent's cannot be trained"
         )
+
+
+explain_arguments(globals())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from .._packages import load
 from ..contexts._side_data import PerToken, Ragged, per_token
 from ..diagnostics import ImportanceWeights
@@ -252,3 +253,6 @@ def _extra(key: str, samples: Sequence[Sample], places: BatchLayout) -> "NDArray
         lengths = places.array([cast("Ragged", own).lengths for own in data], np.int64)
         return {"values": np.concatenate([own.values for own in data]), "lengths": lengths}
     return places.array([own.values for own in data], first.values.dtype, first.unknown, first.values.shape[1:])
+
+
+explain_arguments(globals())

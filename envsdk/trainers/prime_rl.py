@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..errors import InvalidSample
 from ..images import rgb_image
 from ..rendering._vision import token_types
@@ -170,3 +171,6 @@ def to_training_samples(
             ids = ids_of(sample)
             record["sampling_mask"] = SamplingMask(ids.values.tobytes(), ids.lengths.astype(np.int32).tobytes())
     return records
+
+
+explain_arguments(globals())

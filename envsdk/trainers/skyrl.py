@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDi
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..errors import InvalidSample
 from ..rendering._vision import Vision
 from ..trajectories._samples import Sample
@@ -169,3 +170,6 @@ def _support(sample: Sample, top_k: int) -> "NDArray[np.int32]":
     rows = np.full((len(sample), top_k), -1, dtype=np.int32)
     rows[np.arange(top_k) < ids.lengths[:, None]] = ids.values
     return rows
+
+
+explain_arguments(globals())

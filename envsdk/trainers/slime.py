@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..credit._baselines import mean, normalized
 from ..credit._values import finite_array
 from ..errors import ConfigError, InvalidSample
@@ -201,3 +202,6 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
         found = normalized(values, ddof=1) if is_scaled else mean(values)
         advantages.update(zip(rewards, found.tolist(), strict=True))
     return raw, [advantages[rollout] for _, rollout in rollouts]
+
+
+explain_arguments(globals())

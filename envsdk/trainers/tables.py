@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import orjson
 
+from .._arguments import explain_arguments
 from .._packages import load
 from .._untrusted import parse_json
 from ..errors import InvalidRecord, InvalidSample
@@ -296,3 +297,6 @@ def _schema(padding: _Padding | None) -> Any:
 
 def _package(name: str) -> Any:
     return load(name, "tables of samples need", f"pip install {name.partition('.')[0]}")
+
+
+explain_arguments(globals())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..authoring._env import Env
 from ..authoring._making import make
 from ..contexts._protocol import Action
@@ -387,3 +388,6 @@ def _metrics(info: Mapping[str, Any]) -> dict[str, float]:
     rewards = {f"reward/{name}": reward for name, reward in info["rewards"].items() if reward is not None}
     reason = info.get("stop_reason")
     return {**info["metrics"], **rewards, **({f"stop/{_STOP_REASONS.get(reason, reason)}": 1.0} if reason else {})}
+
+
+explain_arguments(globals())

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, cast
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..authoring._env import Env
 from ..errors import ConfigError, EpisodeError
 from ..policies._policy import PolicyLike
@@ -427,3 +428,6 @@ class RolloutFunc:
 def _tokenizer_in(processing_class: Any) -> Any:
     """Return a tokenizer, or that of a multimodal processor."""
     return getattr(processing_class, "tokenizer", processing_class)
+
+
+explain_arguments(globals())

@@ -24,6 +24,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from ..authoring._concurrent import run_all
 from ..authoring._env import Env
 from ..authoring._event_loops import LoopThread
@@ -358,3 +359,6 @@ class LocalWeights:
 
     def destroy(self) -> None:
         """Do nothing, because there is nothing to release."""
+
+
+explain_arguments(globals())

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from .._arguments import explain_arguments
 from .._registry import get_renderer
 from ..authoring._env import Env
 from ..contexts._protocol import Action
@@ -346,3 +347,6 @@ def _json(options: Any) -> str:
         return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else list(value)
 
     return json.dumps(options, default=native)
+
+
+explain_arguments(globals())

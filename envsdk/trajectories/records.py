@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
+from .._arguments import explain_arguments
 from .._describing import what_is_invalid
 from .._untrusted import open_file, parse_json, read_lines
 from ..errors import InvalidRecord, StorageError
@@ -211,3 +212,6 @@ def read_jsonl(path: Path | str, kind: type[R]) -> Iterator[R]:
                 yield cast("R", kind.from_json(line))
         except InvalidRecord as error:
             raise InvalidRecord(f"{path}, line {number}: {error}") from error
+
+
+explain_arguments(globals())

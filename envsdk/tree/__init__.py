@@ -5,8 +5,11 @@ trained token it computes the same log-probability as the separate samples, over
 `tree.tokens_separate`.
 """
 
+from .._arguments import explain_arguments
 from ._batch import TreeBatch as TreeBatch
 from ._batch import tree_batch as tree_batch
 from ._builder import TreeSample as TreeSample
 from ._masks import check_model as check_model
 from ._run_attention import tree_attention as tree_attention
+
+explain_arguments(globals())

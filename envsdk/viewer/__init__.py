@@ -4,6 +4,6 @@ A `Source` reads a run, also while it is written. A `Filter` selects rows of the
 `context_tokens` return everything about one episode as JSON, and `drawing` its contexts as lines of text.
 """
 
-import lazy_loader
+from .._arguments import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

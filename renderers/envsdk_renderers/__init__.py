@@ -3,6 +3,6 @@
 A family of your own may subclass one of these classes.
 """
 
-import lazy_loader
+from envsdk._arguments import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -5,12 +5,12 @@ under their own names, and the templates that it was checked on. Knows nothing a
 `_families.py` has the table.
 """
 
-import difflib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from envsdk._describing import likely
 from envsdk.errors import ConfigError, TokenizerError
 from envsdk.rendering.renderer import Renderer
 from envsdk.rendering.tokenizers import Tokenizer, load_tokenizer
@@ -96,7 +96,7 @@ class Alias:
         known = [*self.switches, *[*inspect.signature(FixedBase).parameters][1:]]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+                near = likely(name, known)
                 advice = f"did you mean {near[0]!r}?" if near else f"its options are {', '.join(known)}"
                 raise ConfigError(f"the renderer {self.name!r} has no option {name!r}; {advice}")
         switches = {name: value for name, value in options.items() if name in self.switches}

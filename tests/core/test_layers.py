@@ -19,6 +19,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     for layer in (
         "_describing _spans",
         "errors",
+        "_arguments",
         "_packages _untrusted",
         "images",
         "messages limits _specifications _visible",

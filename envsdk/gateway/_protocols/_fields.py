@@ -191,7 +191,7 @@ def valid(kind: type[Model], path: str, **fields: Any) -> Model:
         RequestError: If the fields are invalid.
     """
     try:
-        return kind(**fields)
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise refused(path, what_is_invalid(error)) from None
 

@@ -11,6 +11,6 @@ for a corpus. All others stay with the `tokenizers` library. `backend="fastokens
 `__init__.pyi` lists the public names. Each is imported when it is first used.
 """
 
-import lazy_loader
+from ..._arguments import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)  # pyright: ignore[reportUnknownVariableType]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

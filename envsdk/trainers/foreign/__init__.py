@@ -4,6 +4,9 @@ Three readers have one core, the writer of steps whose context and delta are kno
 full prompts by their tokens, `envsdk.gateway.from_requests` by what the requests mean, and `from_atif` reads documents.
 """
 
+from ..._arguments import explain_arguments
 from ._steps import LoggedStep, from_steps
 
 __all__ = ["LoggedStep", "from_steps"]
+
+explain_arguments(globals())

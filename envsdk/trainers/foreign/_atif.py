@@ -323,11 +323,13 @@ def _call(value: LoggedValue) -> ToolCall:
     arguments, extra = value.get("arguments"), value.get("extra").object()
     given = extra.get("arguments").text()
     try:
-        return ToolCall(
-            name=value.get("function_name").text() or "",
-            arguments=dict(arguments.mapping()) if given is None else given,
-            id=value.get("tool_call_id").text(),
-            error=extra.get("error").text(),
+        return ToolCall.model_validate(
+            {
+                "name": value.get("function_name").text() or "",
+                "arguments": dict(arguments.mapping()) if given is None else given,
+                "id": value.get("tool_call_id").text(),
+                "error": extra.get("error").text(),
+            }
         )
     except ValidationError as error:
         raise InvalidRecord(f"{value.where}: {what_is_invalid(error)}") from error
@@ -335,6 +337,6 @@ def _call(value: LoggedValue) -> ToolCall:
 
 def _message(value: LoggedValue, **fields: Any) -> Message:
     try:
-        return Message(**fields)
+        return Message.model_validate(fields)
     except ValidationError as error:
         raise InvalidRecord(f"{value.where}: {what_is_invalid(error)}") from error

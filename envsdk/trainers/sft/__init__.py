@@ -4,6 +4,9 @@ So tokens, masks and segments are made in the same way as those of an episode. A
 sample it, after the prompt that an environment would have shown. Reasoning that later prompts drop is still trained.
 """
 
+from ..._arguments import explain_arguments
 from ._supervised import sft_samples
 
 __all__ = ["sft_samples"]
+
+explain_arguments(globals())

@@ -240,7 +240,7 @@ def _read_call(name: str, text: str, *, is_open: bool) -> ToolCall:
     error = None
     try:
         value: Any = json.loads(text, object_pairs_hook=with_unique_keys)
-        call = ToolCall(name=name, arguments=cast("dict[str, Any]", value) if isinstance(value, dict) else text)
+        call = ToolCall.model_validate({"name": name, "arguments": value if isinstance(value, dict) else text})
         if not isinstance(value, dict):
             error = "a tool call's arguments are not a JSON object"
     except ValidationError as why:
