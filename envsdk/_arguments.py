@@ -7,6 +7,7 @@ the signature: their names, their number, and their types. This module knows not
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
 from numbers import Integral, Real
@@ -20,9 +21,14 @@ from .errors import ConfigError, EnvsdkError
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return what `lazy_loader.attach_stub` does, with names that explain wrong arguments."""
+    """Return what `lazy_loader.attach_stub` does, for a package whose names explain wrong arguments."""
     load, names, public = lazy_loader.attach_stub(package, file)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return lambda name: _explaining(load(name)), cast("Any", names), cast("Any", public)
+
+    def explaining(name: str) -> Any:
+        found = vars(sys.modules[package])[name] = _explaining(load(name))
+        return found
+
+    return explaining, cast("Any", names), cast("Any", public)
 
 
 def explain_arguments(module: dict[str, Any]) -> None:
@@ -44,13 +50,17 @@ def _explaining(public: Any) -> Any:
         setattr(inspect.getmodule(public), public.__name__, explaining)  # where pickle looks for it
         return explaining
     if isinstance(public, type) and not issubclass(public, (BaseException, Enum)):
-        name = "__new__" if issubclass(public, tuple) else "__init__"
-        constructor = getattr(public, name)
-        if inspect.isfunction(constructor) and not hasattr(constructor, "__explains__"):
-            owner = next(base for base in public.__mro__ if name in vars(base))
-            explaining = _wrapped(constructor, public)
-            is_ours = owner.__module__.startswith("envsdk")
-            setattr(owner if is_ours else public, name, staticmethod(explaining) if name == "__new__" else explaining)
+        maker = "__new__" if issubclass(public, tuple) else "__init__"
+        for name in (maker, *(name for name in vars(public) if not name.startswith("_"))):
+            function = inspect.getattr_static(public, name)
+            function = getattr(public, name) if name == "__new__" else function
+            if inspect.isfunction(function) and not hasattr(function, "__explains__"):
+                owner = next(base for base in public.__mro__ if name in vars(base))
+                explaining = _wrapped(function, public)
+                is_ours = owner.__module__.startswith("envsdk")
+                setattr(
+                    owner if is_ours else public, name, staticmethod(explaining) if name == "__new__" else explaining
+                )
     return public
 
 
@@ -102,7 +112,7 @@ def _what_is_wrong(
     """
     from pydantic import BaseModel, ValidationError
 
-    is_model = isinstance(public, type) and issubclass(public, BaseModel)
+    is_model = function.__name__ == "__init__" and issubclass(public, BaseModel)
     if is_model:
         public.model_rebuild()  # which makes its signature
     signature = inspect.signature(public if is_model else function)
@@ -110,7 +120,9 @@ def _what_is_wrong(
     kinds = {p.kind for p in parameters}
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    call, listed = f"{public.__name__}()", f"Its arguments: {', '.join(by_name) or 'none'}"
+    is_method = public is not function and function.__name__ not in ("__init__", "__new__")
+    name = f"{public.__name__}.{function.__name__}" if is_method else public.__name__
+    call, listed = f"{name}()", f"Its arguments: {', '.join(by_name) or 'none'}"
     unknown = [name for name in kwargs if name not in by_name]
     if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
         near = likely(unknown[0], by_name)
@@ -125,11 +137,11 @@ def _what_is_wrong(
             written += [f"{name}={value!r}" for name in fitting[:1]]
             free = [name for name in free if name not in fitting[:1]]
         takes = f"{len(by_place)} argument{'s'[len(by_place) == 1 :]} by position, but got {len(args)}"
-        write = f"Write {public.__name__}({', '.join(written)}). " if len(written) == len(args) else ""
+        write = f"Write {name}({', '.join(written)}). " if len(written) == len(args) else ""
         return f"{call} takes {takes}. {write}{listed}"
     given = dict(zip([p.name for p in by_place], args, strict=False)) | dict(kwargs)
     if missing := [p.name for p in (*by_place, *by_name.values()) if p.default is p.empty and p.name not in given]:
-        described = _descriptions(public)
+        described = _descriptions(function if is_method else public)
         needs = [f"{name} ({described[name].rstrip('.')})" if name in described else name for name in missing]
         return f"{call} needs {', '.join(dict.fromkeys(needs))}. {listed}"
     if is_model and isinstance(error, ValidationError):
@@ -156,6 +168,8 @@ def _hint_of(parameter: inspect.Parameter, function: Any) -> Any:
 def _fits(hint: Any, value: Any) -> bool:
     """Return whether a value may be of a type: False only if it is certainly not."""
     kind = get_origin(hint) or hint
+    if kind is Any:
+        return True
     if kind is Annotated:
         return _fits(get_args(hint)[0], value)
     if kind in (Union, UnionType):

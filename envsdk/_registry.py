@@ -129,11 +129,16 @@ def _families_of(model: object, names: Sequence[str]) -> str:
     stem = re.split(r"[-_. ]", given)[0]
     if not found and len(stem) > 2:
         found = [name for name in sorted(names) if name.startswith(stem.rstrip("0123456789"))]
+    if "/" in str(model):
+        of_family = f", or with renderer={min(found, key=len)!r}" if found else ""
+        return (
+            f"A model is given as the tokenizer: tokenizer={model!r}, with renderer='auto', which chooses by the "
+            f"tokenizer's chat template{of_family}."
+        )
     if not found:
         return ""
     families = " or ".join(map(repr, sorted(found, key=len)))
-    of_tokenizer = f", tokenizer={model!r}" if "/" in str(model) else ""
-    return f"Did you mean {families}? renderer='auto'{of_tokenizer} chooses by the tokenizer's own template."
+    return f"Did you mean {families}? With a tokenizer, renderer='auto' chooses by its chat template."
 
 
 _OPTIONS_OF_HISTORY = ("strip_thinking_from_history", "strip_thinking", "keep_thinking")
@@ -229,6 +234,14 @@ def register_env(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) 
         like = name if re.search(r"-v\d+$", name) else f"{name}-v0"
         raise ConfigError(f"the environment id is {id!r:.80}; expected namespace/Name-v0, such as 'you/{like}'")
     _refuse_gymnasium_limit(kwargs)
+    if not (isinstance(entry_point, str) or callable(entry_point)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"the entry point of {id!r} is {entry_point!r:.80}; expected a class, or 'module:Class'")
+    takes = inspect.signature(gymnasium.register).parameters
+    if unknown := [name for name in kwargs if name not in takes]:
+        raise ConfigError(
+            f"gymnasium.register has no argument {unknown[0]!r}; options of the environment are given as "
+            f"kwargs={{{unknown[0]!r}: {kwargs[unknown[0]]!r}}}"
+        )
     known = _envs.get(id)
     if known is not None and _path(known) != _path(entry_point):
         raise PluginError(

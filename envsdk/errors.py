@@ -27,6 +27,10 @@ class PlainTagsWarning(UserWarning):
     """An assistant's message that no model sampled has tags in its content. They are rendered as plain text."""
 
 
+class MistakeWarning(UserWarning):
+    """Code of an environment or a policy is likely a mistake. The warning is at the line that it is about."""
+
+
 class ReservedName(EnvsdkError, AttributeError):
     """An environment defines an attribute or a method with a name that envsdk uses already."""
 

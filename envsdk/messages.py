@@ -6,7 +6,7 @@ The fields follow the OpenAI chat format, with `reasoning` next to the content.
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
@@ -427,6 +427,10 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
         return [value]
     if isinstance(value, Mapping):
         return [Message.from_openai(value)]
+    if isinstance(value, (bytes, Set)) or not isinstance(value, Iterable):
+        raise TypeError(
+            f"got {value!r:.80}, of the type {type(value).__name__}; expected a string, a Message, a mapping, or a list of them"
+        )
     messages: list[Message] = []
     for item in value:
         if not isinstance(item, (Message, Mapping)):  # pyright: ignore[reportUnnecessaryIsInstance]

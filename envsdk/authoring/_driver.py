@@ -26,7 +26,7 @@ from ..rendering.renderer import Renderer
 from ..trajectories._fragments import fragment
 from ._embedded_vision import EMBEDDED_VISION
 from ._loop_tasks import Tasks, in_event_loop, not_cancelled
-from ._mistakes import explained, wrong_turn
+from ._mistakes import explained, warn_of, wrong_turn
 from .tasks import check_task, find_task, pick_task
 
 T = TypeVar("T")
@@ -296,6 +296,8 @@ class Driver:
                     returned = await call_method(self, request)
                 if isinstance(method, str) and not isinstance(returned, Turn) and not is_handoff(returned):
                     raise wrong_turn(self.env, method, returned)
+                if isinstance(method, str) and isinstance(returned, Turn):
+                    warn_of(self.env, method, returned)
                 if method == "start":
                     self.env._envsdk_started(returned)
                     self.waits = None

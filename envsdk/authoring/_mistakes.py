@@ -10,15 +10,18 @@ import inspect
 import linecache
 import re
 import traceback
-from collections.abc import Mapping, Set
+import warnings
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from pydantic import BaseModel
 
 from ..episodes._functions import is_async
-from ..errors import ConfigError, ReservedName, TaskError, TurnError
+from ..episodes._turn import Turn
+from ..errors import ConfigError, EpisodeError, MistakeWarning, ReservedName, TaskError, TurnError
 from ..limits import Limits
 from ._tools import Tool
 from .tasks import load_tasks
@@ -52,6 +55,19 @@ _SETTABLE: Mapping[str, tuple[type, ...]] = {
     "_np_random_seed": (int, np.integer, type(None)),
 }
 """The attributes that both envsdk and a program may set on an environment, and the types of their values."""
+_DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "Task": (lambda task: task is None or (isinstance(task, type) and issubclass(task, BaseModel)), "a pydantic model"),
+    "blocking": (lambda value: value is None or isinstance(value, bool), "True, False or None"),
+    "n_tasks": (
+        lambda n: n is None or isinstance(n, property) or (type(n) is int and n > 0),
+        "a number of tasks, or None",
+    ),
+    "reward_range": (
+        lambda pair: isinstance(pair, property) or (isinstance(pair, (tuple, list)) and len(cast("Any", pair)) == 2),
+        "the lowest and the highest reward, such as (0.0, 1.0)",
+    ),
+}
+"""For declarations of a class: a check, and a description of the valid values."""
 _PLAIN = ("renderer_of", "reference_reply", "null_reply", "default_tools", "render", "close")
 """Methods of authors that are never awaited."""
 
@@ -138,6 +154,21 @@ def check_class(cls: type, config: type, *, runs_tools: bool) -> None:
     limits: object = inspect.getattr_static(cls, "default_limits")
     if not isinstance(limits, Limits):
         raise ConfigError(f"{cls.__name__}.default_limits is {limits!r:.80}; expected Limits(...)")
+    for name, (is_valid, expected) in _DECLARED.items():
+        if not is_valid(value := inspect.getattr_static(cls, name)):
+            raise ConfigError(f"{cls.__name__}.{name} is {value!r:.80}; expected {expected}")
+    sdk = next(base for base in cls.__mro__ if base.__module__.startswith("envsdk."))
+    for name in METHODS & {name for base in cls.__mro__[: cls.__mro__.index(sdk)] for name in vars(base)}:
+        written, called = inspect.getattr_static(cls, name), inspect.getattr_static(sdk, name, None)
+        if inspect.isfunction(written) and inspect.isfunction(called):
+            parameters = list(inspect.signature(called).parameters)
+            try:
+                inspect.signature(written).bind(*parameters)
+            except TypeError as error:
+                raise ConfigError(
+                    f"{where(cls, name)} is called with {', '.join(parameters)}, which does not fit: {error}. Write "
+                    f"def {name}({', '.join(parameters)})"
+                ) from None
     tools = [name for name in dir(cls) if isinstance(inspect.getattr_static(cls, name, None), Tool)]
     if tools and not runs_tools:
         raise ConfigError(
@@ -204,13 +235,22 @@ def wrong_turn(env: object, method: str, returned: object) -> TurnError:
 
 
 def explained(error: Exception, env: Any, method: str) -> Exception:
-    """Return an author's exception unchanged, or a `TaskError` if it was raised because `self.task` is None."""
+    """Return an author's exception, or one that says what to do: without a task, or inside an event loop."""
+    frames = traceback.extract_tb(error.__traceback__)
+    cls = cast("type[Any]", type(env))
+    if isinstance(error, RuntimeError) and "running event loop" in str(error):
+        own = [frame for frame in frames if Path(frame.filename).parent.name != "asyncio"]
+        raised = EpisodeError(
+            f"{where(cls, method)} starts an event loop in one that runs already (line {own[-1].lineno}: "
+            f"{own[-1].line}). Write `async def {method}` and `await` there, without asyncio.run()"
+        )
+        raised.__cause__ = error
+        return raised.with_traceback(error.__traceback__)
     if not isinstance(error, (TypeError, AttributeError)) or "NoneType" not in str(error) or env.task is not None:
         return error
-    frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return error
-    frame, cls = frames[-1], cast("type[Any]", type(env))
+    frame = frames[-1]
     failed = linecache.getline(frame.filename, frame.lineno or 0)
     if frame.colno is not None and frame.end_colno is not None and frame.end_lineno == frame.lineno:
         failed = failed[frame.colno : frame.end_colno]
@@ -223,6 +263,41 @@ def explained(error: Exception, env: Any, method: str) -> Exception:
     )
     explanation.__cause__ = error
     return explanation.with_traceback(error.__traceback__)
+
+
+def warn_of(env: Any, method: str, turn: Turn) -> None:
+    """Warn if a turn lacks what its method set as an attribute instead, or the first turn shows the model nothing."""
+    cls, own = cast("type[Any]", type(env)), vars(env)
+    if method == "start" and turn.messages and not any(m.content or m.parts for m in turn.messages):
+        _warn(cls, method, r"Turn\(", "returned a first turn without text, so that the model sees no task: Turn('...')")
+    elif (
+        turn.rewards == {"reward": 0.0}
+        and turn.terminated
+        and isinstance(own.get("reward"), (int, float))
+        and own["reward"]
+    ):
+        _warn(cls, method, r"self\.reward\b.*=", "sets self.reward, which no one reads: return Turn(reward=...)")
+    else:
+        for name in ("done", "terminated", "truncated"):
+            if own.get(name) is True and not (turn.terminated or turn.truncated):
+                end = "terminated" if name == "done" else name
+                _warn(
+                    cls, method, rf"self\.{name}\b.*=", f"sets self.{name}, which no one reads: return Turn({end}=True)"
+                )
+
+
+def _warn(cls: type, method: str, pattern: str, what: str) -> None:
+    """Warn about the first line of a method that matches a pattern, once for each line."""
+    function: Any = inspect.unwrap(getattr(cls, method))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    lines = [line for *_, line in code.co_lines() if line]
+    found = (line for line in sorted(lines) if re.search(pattern, linecache.getline(code.co_filename, line)))
+    line = next(found, code.co_firstlineno)
+    registry = function.__globals__.setdefault("__warningregistry__", {})
+    text = f"{cls.__name__}.{method}() {what}"
+    warnings.warn_explicit(text, MistakeWarning, code.co_filename, line, cls.__module__, registry)
 
 
 def where(cls: type, name: str) -> str:

@@ -10,6 +10,7 @@ import inspect
 import json
 import pkgutil
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MethodType
@@ -24,7 +25,7 @@ from typing_extensions import TypedDict
 
 from .._describing import likely
 from ..episodes._functions import copied_function, is_async, plain_function
-from ..errors import ConfigError
+from ..errors import ConfigError, MistakeWarning
 from ..messages import ToolSchema
 
 Function = Callable[..., Any]
@@ -152,6 +153,10 @@ def tool(
     documentation, described = _documentation(function if function.__doc__ and plain is function else plain)
     parameters = list(inspect.signature(function).parameters.values())
     is_method = bool(parameters) and parameters[0].name == "self"
+    if (name.startswith("__") and name.endswith("__")) or (isinstance(function, staticmethod) and is_method):
+        raise ConfigError(
+            f"{name!r} cannot be a tool: a tool is a function, or a method with `self` as its first parameter"
+        )
     own = parameters[is_method:]
     names = [parameter.name for parameter in own]
     for unknown in described.keys() - set(names):
@@ -164,13 +169,20 @@ def tool(
     try:
         adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(arguments)
         schema = adapter.json_schema(schema_generator=_WithoutTitles)
-    except PydanticUserError as error:
+    except (PydanticUserError, AttributeError) as error:  # pydantic's own, for what is not a type
         raise ConfigError(f"the tool {name!r} has a parameter whose type has no JSON schema: {error}") from error
     # Models have seen this form most: type and properties first, no `additionalProperties`.
     left_out = ("additionalProperties", "title", "description")
     first: dict[str, Any] = {"type": "object", "properties": {}}
     schema = first | {key: value for key, value in schema.items() if key not in left_out}
     text = documentation if description is None else description
+    if not text.strip():
+        code = getattr(plain, "__code__", None)
+        place = ("<unknown>", 1) if code is None else (code.co_filename, code.co_firstlineno)
+        why = (
+            f"the tool {name!r} has no docstring, from which the model learns what it does: write one, or description="
+        )
+        warnings.warn_explicit(why, MistakeWarning, *place)
     return Tool(name, text, schema, function, timeout_s, adapter.validate_python, is_method)
 
 

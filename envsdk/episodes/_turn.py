@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
+import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from .._describing import what_is_invalid
@@ -186,6 +187,11 @@ class Turn:
             "mask": mask,
             "keep_reply": keep_reply,
             "up_to": up_to,
+            "metrics": metrics,
+            "terminated": terminated,
+            "truncated": truncated,
+            "continues": continues,
+            "train_dropped": train_dropped,
         }
         for name, value in given.items():
             if value is not None and not _RULES[name][0](value):
@@ -272,6 +278,10 @@ class Turn:
         return f"<Turn of {len(self.messages)} messages, reward {self.reward}{end}>"
 
 
+def _is_bool(value: object) -> bool:
+    return isinstance(value, (bool, np.bool_))
+
+
 def _are_counts(first: object, second: object) -> bool:
     return type(first) is int and type(second) is int and 0 <= first <= second
 
@@ -327,6 +337,8 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "keep_reply": (lambda count: _are_counts(0, count), "how many tokens stay, an integer of at least 0"),
     "up_to": (_is_string, "a string that is not empty"),
+    "metrics": (lambda metrics: isinstance(metrics, Mapping), "a mapping of names to numbers"),
+    **dict.fromkeys(("terminated", "truncated", "continues", "train_dropped"), (_is_bool, "True or False")),
 }
 """For each argument that is not None: a check, and a description of the valid values."""
 

@@ -91,7 +91,17 @@ def snapshot(repo_id: str) -> Path:
     try:
         return Path(hub.snapshot_download(repo_id, allow_patterns=[VOCABULARY, *_TEXTS]))
     except Exception as error:  # the hub's, the network's, the operating system's
-        raise TokenizerError(f"{type(error).__name__}: {error}") from error
+        match type(error).__name__:
+            case "LocalEntryNotFoundError" | "ConnectError" | "ConnectionError" | "OfflineModeIsEnabled":
+                raise TokenizerError(
+                    "the hub cannot be reached, and its cache on this machine lacks the model"
+                ) from None
+            case "RepositoryNotFoundError" | "GatedRepoError":
+                raise TokenizerError(
+                    "the hub has no such model, or you may not read it: log in with `hf auth login`"
+                ) from None
+            case kind:
+                raise TokenizerError(f"{kind}: {str(error).partition(chr(10))[0]}") from error
 
 
 def cached_snapshot(repo_id: str) -> Path | None:

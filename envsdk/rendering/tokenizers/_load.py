@@ -146,7 +146,26 @@ def _load_by_name(name: str, vocab_size: int | None) -> Tokenizer:
     import tiktoken
 
     if name in tiktoken.list_encoding_names():
-        return TiktokenTokenizer(name, tiktoken.get_encoding(name), nfc=False, vocab_size=vocab_size)
+        try:
+            encoding = tiktoken.get_encoding(name)
+        except OSError:  # of the network; its text is about HTTP
+            raise TokenizerError(
+                f"the tiktoken encoding {name!r} is not on this machine, and its host cannot be reached. Load it once "
+                "with a network and TIKTOKEN_CACHE_DIR=FOLDER, where tiktoken keeps it, or give a folder with a "
+                "tokenizer.json"
+            ) from None
+        return TiktokenTokenizer(name, encoding, nfc=False, vocab_size=vocab_size)
+    path = Path(name)
+    if path.is_dir():
+        found = ", ".join(sorted(file.name for file in path.iterdir())[:10]) or "nothing"
+        raise TokenizerError(
+            f"the folder {name!r} has no {VOCABULARY} (it has {found}). Write it there with "
+            f"AutoTokenizer.from_pretrained(MODEL).save_pretrained({name!r})"
+        )
+    if path.suffix == ".json" or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise TokenizerError(
+            f"the tokenizer {name!r} is a path, and no file or folder is there, seen from {Path.cwd()}"
+        )
     known = ["embedded", *tiktoken.list_encoding_names()]
     if difflib.get_close_matches(name, known, cutoff=0.8):
         # No model has such a name; a request to the hub would only take time.
