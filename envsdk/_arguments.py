@@ -8,7 +8,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from numbers import Integral, Real
 from types import UnionType
@@ -179,8 +179,10 @@ def _fits(hint: Any, value: Any) -> bool:
     if kind in (float, int) and isinstance(value, Real) and not isinstance(value, bool):
         return kind is float or isinstance(value, Integral)
     if kind is None or (isinstance(kind, type) and not getattr(kind, "_is_protocol", False)):
-        is_text = isinstance(value, (str, bytes)) and kind is not str and issubclass(str, kind or int)
-        return isinstance(value, kind or type(None)) and not (is_text and kind is not object)
+        if isinstance(value, (str, bytes)) and kind in (Sequence, Iterable, Collection):  # it is not meant as one
+            return False
+        items = value[:1] if isinstance(value, (list, tuple)) and len(get_args(hint)) == 1 else ()
+        return isinstance(value, kind or type(None)) and all(_fits(get_args(hint)[0], item) for item in items)
     return True
 
 

@@ -62,13 +62,15 @@ def what_is_invalid(error: "ValidationError", known: Collection[str] = ()) -> st
     found = error.errors(include_url=False)
     listed: list[str] = []
     for item in found[:10]:
-        reason = item["msg"]
+        reason, place = item["msg"], [str(part) for part in item["loc"]]
         if known:
+            place = [part for part in place if part.isidentifier() or part.isdigit()]  # without the kinds of a union
             reason = reason.removeprefix("Value error, ")
             if item["type"] == "extra_forbidden":
                 near = likely(item["loc"][-1], known) if len(item["loc"]) == 1 else []
                 reason = f"it does not exist; did you mean {' or '.join(near)}?" if near else "it does not exist"
-        listed.append(f"{'.'.join(map(str, item['loc'])) or 'it'}: {reason} (got {_REPR.repr(item['input'])[:80]})")
+        given = f" (got {_REPR.repr(item['input'])[:80]})"
+        listed.append(reason if known and not place else f"{'.'.join(place) or 'it'}: {reason}{given}")
     return "; ".join([*listed, f"and {len(found) - 10} more"] if len(found) > 10 else listed)
 
 

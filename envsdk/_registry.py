@@ -53,6 +53,8 @@ def register_renderer(name: str, factory: Callable[..., Renderer]) -> None:
     Raises:
         PluginError: If another renderer has that name.
     """
+    if not callable(factory):
+        raise ConfigError(f"the factory of the renderer {name!r} is {factory!r:.80}; expected a class or a function")
     points = {point.value for point in _entry_points(RENDERERS) if point.name == name}
     known = {_path(_renderers[name])} if name in _renderers else points
     if known - {_path(factory)}:

@@ -63,9 +63,14 @@ class ContainerPool:
     Args:
         config: What they are made from.
         size: How many are kept ready.
+
+    Raises:
+        ConfigError: If an argument is not valid.
     """
 
     def __init__(self, config: ContainerConfig, size: int = 1) -> None:
+        if not isinstance(config, ContainerConfig) or type(size) is not int or size < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"got {config!r:.80} and size {size!r:.20}; expected a ContainerConfig and at least 1")
         self.config = config
         self._size, self._is_closed = size, False
         self._become_own()

@@ -420,7 +420,7 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
         pydantic.ValidationError: If a mapping is not a message in the OpenAI chat format.
     """
     if isinstance(value, str):
-        return [Message(role="user", content=value)]
+        return [Message.model_validate({"role": "user", "content": value})]
     if isinstance(value, (TextPart, ImagePart, Image)):
         value = [cast("Any", value)]  # which is refused
     if isinstance(value, Message):
@@ -429,7 +429,8 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
         return [Message.from_openai(value)]
     if isinstance(value, (bytes, Set)) or not isinstance(value, Iterable):
         raise TypeError(
-            f"got {value!r:.80}, of the type {type(value).__name__}; expected a string, a Message, a mapping, or a list of them"
+            f"got {value!r:.80}, of the type {type(value).__name__}; expected a string, a Message, a mapping, or a "
+            "list of them"
         )
     messages: list[Message] = []
     for item in value:

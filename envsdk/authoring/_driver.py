@@ -5,7 +5,9 @@ The state machine of an episode does no I/O. Everything that waits, runs in a th
 
 import copy
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+import time
+import types
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -26,7 +28,7 @@ from ..rendering.renderer import Renderer
 from ..trajectories._fragments import fragment
 from ._embedded_vision import EMBEDDED_VISION
 from ._loop_tasks import Tasks, in_event_loop, not_cancelled
-from ._mistakes import explained, warn_of, wrong_turn
+from ._mistakes import explained, warn_at, warn_of, wrong_turn
 from .tasks import check_task, find_task, pick_task
 
 T = TypeVar("T")
@@ -36,6 +38,8 @@ MethodCaller = Callable[["Driver", CallMethod], Awaitable[Any]]
 """Calls a method of an environment (`Driver.call_method`), for example in a thread, and returns its result."""
 _WHY_NO_FORK = "its program runs; play the episode again with the same seed"
 """The reason why an episode that a program plays cannot be forked."""
+_LONG_S = 0.5
+"""A method that keeps an event loop this long from other tasks is warned of."""
 _RESET_OPTIONS = ("episode_id", "group_id", "task")
 
 
@@ -317,8 +321,42 @@ class Driver:
         """Call an author's method; return its turn, or an awaitable of it."""
         if callable(request.method):
             return request.method(request.argument)
-        method = getattr(self.env, request.method)
-        return method() if request.method == "start" else method(request.argument)
+        method, began = getattr(self.env, request.method), time.perf_counter()
+        answer = method() if request.method == "start" else method(request.argument)
+        if not in_event_loop():
+            return answer
+        self._warn_of_block(request.method, time.perf_counter() - began)
+        return self._watched(answer, request.method) if inspect.iscoroutine(answer) else answer
+
+    @types.coroutine
+    def _watched(self, coroutine: Any, method: str) -> Generator[Any, Any, Any]:
+        """Run a coroutine, and warn if it does not return to the event loop for long."""
+        advance: Callable[[], Any] = partial(coroutine.send, None)
+        while True:
+            began = time.perf_counter()
+            try:
+                waits_for = advance()
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                self._warn_of_block(method, time.perf_counter() - began)
+            try:
+                sent = yield waits_for
+            except BaseException as error:
+                advance = partial(coroutine.throw, error)
+            else:
+                advance = partial(coroutine.send, sent)
+
+    def _warn_of_block(self, method: str, seconds: float) -> None:
+        """Warn if a method kept other tasks of its event loop waiting."""
+        if seconds < _LONG_S:
+            return
+        import asyncio
+
+        if len(asyncio.all_tasks()) > 1:
+            what = f"{type(self.env).__name__}.{method}() kept the event loop, and other tasks, for over {_LONG_S} s"
+            advice = "await what it waits for, or call it in a thread: await asyncio.to_thread(...)"
+            warn_at([getattr(type(self.env), method)], f"{what}: {advice}")
 
     # Event loops.
 

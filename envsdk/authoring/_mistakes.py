@@ -11,7 +11,7 @@ import linecache
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from pydantic import BaseModel
 
-from ..episodes._functions import is_async
+from ..episodes._functions import is_async, plain_function
 from ..episodes._turn import Turn
 from ..errors import ConfigError, EpisodeError, MistakeWarning, ReservedName, TaskError, TurnError
 from ..limits import Limits
@@ -68,6 +68,8 @@ _DECLARED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
 }
 """For declarations of a class: a check, and a description of the valid values."""
+_warned: dict[Any, Any] = {}
+"""What was warned of, so that it is not repeated."""
 _PLAIN = ("renderer_of", "reference_reply", "null_reply", "default_tools", "render", "close")
 """Methods of authors that are never awaited."""
 
@@ -238,6 +240,7 @@ def explained(error: Exception, env: Any, method: str) -> Exception:
     """Return an author's exception, or one that says what to do: without a task, or inside an event loop."""
     frames = traceback.extract_tb(error.__traceback__)
     cls = cast("type[Any]", type(env))
+    method = "run" if cls._envsdk_program is not None else method  # the methods of others are the program's
     if isinstance(error, RuntimeError) and "running event loop" in str(error):
         own = [frame for frame in frames if Path(frame.filename).parent.name != "asyncio"]
         raised = EpisodeError(
@@ -266,38 +269,28 @@ def explained(error: Exception, env: Any, method: str) -> Exception:
 
 
 def warn_of(env: Any, method: str, turn: Turn) -> None:
-    """Warn if a turn lacks what its method set as an attribute instead, or the first turn shows the model nothing."""
-    cls, own = cast("type[Any]", type(env)), vars(env)
+    """Warn if a turn lacks what was set as an attribute instead, or the first turn shows the model nothing."""
+    cls, own, reward = type(env), vars(env), vars(env).get("reward")
     if method == "start" and turn.messages and not any(m.content or m.parts for m in turn.messages):
-        _warn(cls, method, r"Turn\(", "returned a first turn without text, so that the model sees no task: Turn('...')")
-    elif (
-        turn.rewards == {"reward": 0.0}
-        and turn.terminated
-        and isinstance(own.get("reward"), (int, float))
-        and own["reward"]
-    ):
-        _warn(cls, method, r"self\.reward\b.*=", "sets self.reward, which no one reads: return Turn(reward=...)")
-    else:
-        for name in ("done", "terminated", "truncated"):
-            if own.get(name) is True and not (turn.terminated or turn.truncated):
-                end = "terminated" if name == "done" else name
-                _warn(
-                    cls, method, rf"self\.{name}\b.*=", f"sets self.{name}, which no one reads: return Turn({end}=True)"
-                )
+        warn_at([cls.start], f"{cls.__name__}.start() returned a turn without text: the model sees no task", r"Turn\(")
+    what = ""
+    if turn.terminated and turn.rewards == {"reward": 0.0} and type(reward) in (int, float) and reward != 0:
+        name, what = "reward", f"to {reward}, which no one reads: return Turn(reward=...)"
+    elif not (turn.terminated or turn.truncated):
+        name = next((end for end in ("done", "terminated", "truncated") if own.get(end) is True), "")
+        what = f"which does not end the episode: return Turn({name.replace('done', 'terminated')}=True)" if name else ""
+    if what:
+        written = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
+        warn_at(written, f"{cls.__name__} set self.{name} {what}", rf"self\.{name}\b.*=")
 
 
-def _warn(cls: type, method: str, pattern: str, what: str) -> None:
-    """Warn about the first line of a method that matches a pattern, once for each line."""
-    function: Any = inspect.unwrap(getattr(cls, method))
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    lines = [line for *_, line in code.co_lines() if line]
-    found = (line for line in sorted(lines) if re.search(pattern, linecache.getline(code.co_filename, line)))
-    line = next(found, code.co_firstlineno)
-    registry = function.__globals__.setdefault("__warningregistry__", {})
-    text = f"{cls.__name__}.{method}() {what}"
-    warnings.warn_explicit(text, MistakeWarning, code.co_filename, line, cls.__module__, registry)
+def warn_at(functions: Sequence[Any], what: str, pattern: str = "def |lambda") -> None:
+    """Warn at the first line of some functions that matches a pattern, or else at their first line, once for each."""
+    codes = [code for function in functions if (code := getattr(plain_function(function), "__code__", None))]
+    lines = [(code.co_filename, line) for code in codes for *_, line in code.co_lines() if line]
+    found = [place for place in lines if re.search(pattern, linecache.getline(*place))]
+    if lines:
+        warnings.warn_explicit(what, MistakeWarning, *min(found[:1] or lines[:1]), registry=_warned)
 
 
 def where(cls: type, name: str) -> str:

@@ -18,6 +18,7 @@ from .._describing import message_of
 from .._spans import EpisodeSpan, current_span
 from ..authoring._context_tools import ContextTools
 from ..authoring._driver import Driver
+from ..authoring._mistakes import warn_at, where
 from ..authoring._tool_env import ToolEnvConfig, ToolRunner
 from ..contexts._context import Context, SampledText
 from ..contexts._edits import Edit
@@ -118,7 +119,13 @@ class ProgramDriver:
                 f"the program ended without a reply of the model: {session.refused} requests were refused, "
                 f"the last one because: {session.refusal:.500}"
             )
-        raise EpisodeError(f"the program ended without a request to the model: it returned {turn.outcome!r:.200}")
+        raise EpisodeError(
+            f"{self._name_of_program()} ended without a request to the model: it returned {turn.outcome!r:.200}. Its "
+            "client must send its requests to base_url of the endpoint that run() gets, or to OPENAI_BASE_URL"
+        )
+
+    def _name_of_program(self) -> str:
+        return where(type(self.env), "run") if isinstance(self._program, ThreadProgram) else "the program"
 
     def forget(self) -> None:
         """Release the requests and replies of the last episode."""
@@ -169,6 +176,11 @@ class ProgramDriver:
         self._settle()
         self.driver.running.full = None if self._full is None else self._full.reason
         is_limited, outcome = self.driver.running.limit_now() is not None, turn.outcome
+        run, is_run = type(self.env).run, isinstance(self._program, ThreadProgram)
+        says_none = run.__annotations__.get("return", "") in (None, "None")
+        if outcome is None and is_run and not (says_none or is_limited or turn.error):
+            what = f"{self._name_of_program()} returned None, so the episode is not scored: return its reward"
+            warn_at([run], f"{what}, or annotate it with -> None")
         if isinstance(outcome, Turn):
             outcome.terminated = not (is_limited or outcome.truncated)
             return outcome

@@ -1,11 +1,13 @@
 """Agent programs as environments: the program requests replies over HTTP, and each request is an observation."""
 
+import shlex
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, cast
 
 from ..authoring._driver import Driver, driver_of
 from ..authoring._env import Env, EnvConfig
+from ..authoring._mistakes import where
 from ..containers import ContainerConfig
 from ..episodes._turn import Turn
 from ..errors import ConfigError
@@ -71,6 +73,16 @@ class ProgramEnv(Env):
     """The time that a program may still run after a limit refused a request, in seconds; None for any time."""
 
     def _envsdk_check(self) -> None:
+        cls, command = type(self), self.command
+        if own := [name for name in ("start", "respond") if getattr(cls, name) is not getattr(ProgramEnv, name)]:
+            raise ConfigError(f"{where(cls, own[0])} is not for a ProgramEnv: write its program, run(self, model)")
+        if isinstance(command, str):
+            raise ConfigError(f"{cls.__name__}.command is {command!r}; expected a list: {shlex.split(command)}")
+        if not isinstance(self.container, (ContainerConfig, type(None))):
+            raise ConfigError(f"{cls.__name__}.container is {self.container!r:.80}; expected a ContainerConfig")
+        has_program = command or getattr(self.config, "agent", None) or self._envsdk_has_run
+        if not has_program and cls.prepare is ProgramEnv.prepare:  # which may set the command
+            raise ConfigError(f"{cls.__name__} has no program: write run(self, model), or set command and write score")
         if "branch" in getattr(self.config, "context_tools", ()):
             raise ConfigError(
                 f"{type(self).__name__} has the context tool 'branch', which a program's conversation cannot have: "

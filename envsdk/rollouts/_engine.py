@@ -7,13 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from .._cards import card, named
 from ..authoring._concurrent import run_all
 from ..authoring._env import Env
 from ..authoring._event_loops import MethodThread, run
-from ..errors import ConfigError, RunFailed, ServerUnreachable
+from ..errors import ConfigError, EpisodeError, RunFailed, ServerUnreachable
 from ..policies._find import find_policy
 from ..policies._policy import PolicyLike
 from ..trajectories._trajectory import Trajectory
@@ -241,6 +241,9 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
             if trajectory is not None:
                 found.append((job.index, trajectory))
         return [trajectory for _, trajectory in sorted(found, key=lambda item: item[0])]
+
+    def __iter__(self) -> NoReturn:
+        raise EpisodeError("Rollouts are iterated with `async for`; in a program without an event loop, call run()")
 
     async def __aiter__(self) -> AsyncGenerator[Trajectory]:
         async for _, trajectory in self._results():

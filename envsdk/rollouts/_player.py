@@ -106,6 +106,11 @@ class PlaySettings:
         """
         if isinstance(self.env, str):
             return make(self.env, **self.env_options)
+        try:
+            inspect.signature(self.env).bind(**self.env_options)
+        except TypeError as error:
+            name, given = getattr(self.env, "__name__", self.env), ", ".join(self.env_options) or "no arguments"
+            raise ConfigError(f"{name}, which makes environments, is called with {given}: {error}") from None
         env: object = self.env(**self.env_options)
         check_is_env(env, "the function that makes environments returned")
         assert isinstance(env, Env)

@@ -20,12 +20,14 @@ from ..authoring._driver import MethodCaller, driver_of
 from ..authoring._env import Env
 from ..authoring._event_loops import run
 from ..authoring._making import make
+from ..authoring._mistakes import warn_at
 from ..contexts._protocol import Action, Observation
 from ..episodes._agent import Agent, StepResult
 from ..episodes._episode import EpisodeGenerator
 from ..episodes._handoff import HandoffResult
 from ..episodes._turn import Turn
 from ..errors import ConfigError, EpisodeError, PolicyError
+from ..limits import MAX_EMPTY_ABORTS
 from ..policies._find import check_takes_images, find_policy, of_role, why_not_sampled
 from ..policies._policy import PolicyLike, request_of
 from ..policies._vocabularies import check_tokenizer
@@ -94,6 +96,12 @@ class EpisodeRunner:
                 assert isinstance(outcome, StepResult)  # only a sub-agent ends with a HandoffResult
                 observation, info = outcome.observation, outcome.info
             trajectory = self._episode.trajectory
+            last = trajectory.steps[-1] if trajectory.steps else None
+            if last is not None and len(last.parts) >= MAX_EMPTY_ABORTS and last.action_start == last.stop:
+                policy = of_role(self._policy, trajectory.contexts[last.context].role)
+                name = getattr(policy, "__name__", type(policy).__name__)
+                what = f"the policy {name} returned only empty actions with finish_reason='abort' for a reply"
+                warn_at([policy], f"{what}: 'abort' is an interruption, after which it is called again")
             for name in {step.context for step in trajectory.steps if step.parts}:
                 log = trajectory.contexts[name]
                 trains = getattr(of_role(self._policy, log.role), "trainable", True)  # it returns the sampled tokens

@@ -147,5 +147,5 @@ def test_a_reply_for_the_author_is_equal_and_has_its_new_text(text: str) -> None
 
 
 def test_a_string_with_an_unpaired_surrogate_is_not_a_message() -> None:
-    with pytest.raises(ValidationError, match="surrogate"):
+    with pytest.raises(ValueError, match="surrogate"):
         to_messages("\ud800")

@@ -922,7 +922,7 @@ NOT_TOGETHER = "together with .*: a reply that continues has no prefill"
         ({"reward": {"right": float("nan")}}, "reward is .*; expected numbers that are finite"),
         ({"metrics": {"tries": "many"}}, "metrics is .*; expected a number"),
         ({"metrics": {"tries": float("inf")}}, "metrics is .*; expected numbers that are finite"),
-        ({"metrics": [1]}, "metrics is .*; expected a number"),
+        ({"metrics": [1]}, "metrics is .*; expected a mapping"),
         ({"reward": 10**400}, "reward is .*; expected a number"),
         ({"reward": {"a": 1e308, "b": 1e308}}, "reward is .*; expected numbers that are finite"),
         ({"tools": {"type": "function", "function": {"name": "f"}}}, "a tool is .*; expected what"),
