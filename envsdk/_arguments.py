@@ -42,39 +42,40 @@ def explain_arguments(module: dict[str, Any]) -> None:
 
 
 def _explaining(public: Any) -> Any:
-    """Return a function that explains wrong arguments, or the class itself, whose constructor then does."""
+    """Return a function that explains wrong arguments, or the same class, whose constructor and methods then do."""
     if not str(getattr(public, "__module__", "")).startswith("envsdk") or hasattr(public, "__explains__"):
         return public
     if inspect.isfunction(public):
-        explaining = _wrapped(public)
+        explaining = _wrapped(public, None)
         setattr(inspect.getmodule(public), public.__name__, explaining)  # where pickle looks for it
         return explaining
-    if isinstance(public, type) and not issubclass(public, (BaseException, Enum)):
-        maker = "__new__" if issubclass(public, tuple) else "__init__"
-        for name in (maker, *(name for name in vars(public) if not name.startswith("_"))):
-            function = inspect.getattr_static(public, name)
-            function = getattr(public, name) if name == "__new__" else function
-            if inspect.isfunction(function) and not hasattr(function, "__explains__"):
-                owner = next(base for base in public.__mro__ if name in vars(base))
-                explaining = _wrapped(function, public)
-                is_ours = owner.__module__.startswith("envsdk")
-                setattr(
-                    owner if is_ours else public, name, staticmethod(explaining) if name == "__new__" else explaining
-                )
+    bases: tuple[Any, ...] = getattr(public, "__mro__", ())  # of a class
+    if not bases or BaseException in bases or Enum in bases or _is_protocol(public):
+        return public
+    maker = "__new__" if tuple in bases else "__init__"
+    names: list[str] = [maker, *(name for name in dir(public) if name in vars(public) and not name.startswith("_"))]
+    for name in names:
+        function: Any = getattr(public, name) if name == "__new__" else inspect.getattr_static(public, name)
+        if inspect.isfunction(function) and not hasattr(function, "__explains__"):
+            owner = next(base for base in bases if name in vars(base))
+            explaining = _wrapped(function, public)
+            place = owner if owner.__module__.startswith("envsdk") else public  # pydantic's constructor stays as it is
+            setattr(place, name, staticmethod(explaining) if name == "__new__" else explaining)
     return public
 
 
-def _wrapped(function: Any, cls: type | None = None) -> Any:
-    """Return a function that explains wrong arguments: a public function, or the constructor of a public class."""
+def _wrapped(function: Any, cls: Any) -> Any:
+    """Return a public function, or the constructor or a method of a public class, that explains wrong arguments."""
 
     def explain(error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if isinstance(error, EnvsdkError):
             return
-        public = function
-        if cls is not None:
-            made, args = args[0] if isinstance(args[0], type) else type(args[0]), args[1:]
-            public = made if made.__module__.startswith("envsdk") or getattr(made, "model_fields", None) else cls
-        if why := _what_is_wrong(public, function, args, kwargs, error):
+        made: Any = cls
+        if cls is not None and function.__name__ != "__new__":
+            derived: Any = args[0].__class__
+            if derived.__module__.startswith("envsdk") or hasattr(derived, "model_fields"):
+                made = derived  # and not an author's class, whose own constructor calls this one
+        if why := _what_is_wrong(function, made, args[cls is not None :], kwargs, error):
             raise ConfigError(why) from error
 
     @functools.wraps(function)
@@ -98,59 +99,59 @@ def _wrapped(function: Any, cls: type | None = None) -> Any:
     return explaining
 
 
-def _what_is_wrong(
-    public: Any, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
-) -> str:
+def _what_is_wrong(function: Any, cls: Any, args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception) -> str:
     """Return what is wrong with the arguments of a call that failed, and what to do; empty if nothing is.
 
     Args:
-        public: The function, or the class of which an object was made.
-        function: The function, or the constructor.
+        function: The function, or the constructor or the method.
+        cls: Its class, or None.
         args: The arguments by position, without `self`.
         kwargs: The arguments by name.
         error: The error of the call.
     """
     from pydantic import BaseModel, ValidationError
 
-    is_model = function.__name__ == "__init__" and issubclass(public, BaseModel)
-    if is_model:
-        public.model_rebuild()  # which makes its signature
-    signature = inspect.signature(public if is_model else function)
-    parameters = list(signature.parameters.values())[public is not function and not is_model :]
+    is_constructor = cls is not None and function.__name__ in ("__init__", "__new__")
+    signed: Any = function
+    if is_model := is_constructor and BaseModel in getattr(cls, "__mro__", ()):
+        signed = cls
+        signed.model_rebuild()  # which makes its signature
+    parameters = list(inspect.signature(signed).parameters.values())
+    parameters = parameters[cls is not None and not is_model :]
     kinds = {p.kind for p in parameters}
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    is_method = public is not function and function.__name__ not in ("__init__", "__new__")
-    name = f"{public.__name__}.{function.__name__}" if is_method else public.__name__
-    call, listed = f"{name}()", f"Its arguments: {', '.join(by_name) or 'none'}"
-    unknown = [name for name in kwargs if name not in by_name]
+    name = ".".join([*([] if cls is None else [cls.__name__]), *([] if is_constructor else [function.__name__])])
+    listed = f"Its arguments: {', '.join(by_name) or 'none'}"
+    unknown = [given for given in kwargs if given not in by_name]
     if unknown and inspect.Parameter.VAR_KEYWORD not in kinds:
         near = likely(unknown[0], by_name)
         meant = f"Did you mean {' or '.join(near)}? " if near else ""
-        return f"{call} has no argument {unknown[0]!r}. {meant}{listed}"
+        return f"{name}() has no argument {unknown[0]!r}. {meant}{listed}"
     hints = {p.name: _hint_of(p, function) for p in parameters}
     if len(args) > len(by_place) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         written = [repr(value) for value in args[: len(by_place)]]
-        free = [name for name, p in by_name.items() if p not in by_place and name not in kwargs]
+        free = [one for one, p in by_name.items() if p not in by_place and one not in kwargs]
         for value in args[len(by_place) :]:
-            fitting = [name for name in free if _fits(hints[name], value)]
-            written += [f"{name}={value!r}" for name in fitting[:1]]
-            free = [name for name in free if name not in fitting[:1]]
+            fitting = next((one for one in free if _fits(hints[one], value)), None)
+            if fitting is not None:
+                free.remove(fitting)
+                written.append(f"{fitting}={value!r}")
         takes = f"{len(by_place)} argument{'s'[len(by_place) == 1 :]} by position, but got {len(args)}"
         write = f"Write {name}({', '.join(written)}). " if len(written) == len(args) else ""
-        return f"{call} takes {takes}. {write}{listed}"
+        return f"{name}() takes {takes}. {write}{listed}"
     given = dict(zip([p.name for p in by_place], args, strict=False)) | dict(kwargs)
     if missing := [p.name for p in (*by_place, *by_name.values()) if p.default is p.empty and p.name not in given]:
-        described = _descriptions(function if is_method else public)
-        needs = [f"{name} ({described[name].rstrip('.')})" if name in described else name for name in missing]
-        return f"{call} needs {', '.join(dict.fromkeys(needs))}. {listed}"
+        described = _descriptions(cls if is_constructor else function)
+        needs = [f"{one} ({described[one].rstrip('.')})" if one in described else one for one in missing]
+        return f"{name}() needs {', '.join(dict.fromkeys(needs))}. {listed}"
     if is_model and isinstance(error, ValidationError):
-        return f"{call}: {what_is_invalid(error, by_name)}"
-    for place, (name, value) in enumerate(given.items(), start=1):
-        if name in hints and not _fits(hints[name], value):
+        return f"{name}(): {what_is_invalid(error, by_name)}"
+    for place, (one, value) in enumerate(given.items(), start=1):
+        if one in hints and not _fits(hints[one], value):
             nth = f" (argument {place})" if place <= len(args) else ""
-            expected = re.sub(r"\b[a-z_]\w*\.", "", inspect.formatannotation(hints[name]))
-            return f"{call}: {name}{nth} is {value!r:.80}, of the type {type(value).__name__}; expected {expected}"
+            expected = re.sub(r"\b[a-z_]\w*\.", "", inspect.formatannotation(hints[one]))
+            return f"{name}(): {one}{nth} is {value!r:.80}, of the type {type(value).__name__}; expected {expected}"
     return ""
 
 
@@ -167,23 +168,28 @@ def _hint_of(parameter: inspect.Parameter, function: Any) -> Any:
 
 def _fits(hint: Any, value: Any) -> bool:
     """Return whether a value may be of a type: False only if it is certainly not."""
-    kind = get_origin(hint) or hint
-    if kind is Any:
-        return True
+    kind: Any = get_origin(hint) or hint
+    of = get_args(hint)
     if kind is Annotated:
-        return _fits(get_args(hint)[0], value)
+        return _fits(of[0], value)
     if kind in (Union, UnionType):
-        return any(_fits(one, value) for one in get_args(hint))
+        return any(_fits(one, value) for one in of)
     if kind is Literal:
-        return value in get_args(hint)
-    if kind in (float, int) and isinstance(value, Real) and not isinstance(value, bool):
+        return value in of
+    if kind is None:
+        return value is None
+    if kind in (float, int) and type(value) is not bool and isinstance(value, Real):
         return kind is float or isinstance(value, Integral)
-    if kind is None or (isinstance(kind, type) and not getattr(kind, "_is_protocol", False)):
-        if isinstance(value, (str, bytes)) and kind in (Sequence, Iterable, Collection):  # it is not meant as one
-            return False
-        items = value[:1] if isinstance(value, (list, tuple)) and len(get_args(hint)) == 1 else ()
-        return isinstance(value, kind or type(None)) and all(_fits(get_args(hint)[0], item) for item in items)
-    return True
+    if kind in (Sequence, Iterable, Collection) and isinstance(value, (str, bytes)):
+        return False  # a string is not meant as a sequence of strings
+    if kind is Any or not isinstance(kind, type) or _is_protocol(kind):
+        return True
+    first: Any = next(iter(value), None) if type(value) in (list, tuple) and len(of) == 1 else None
+    return isinstance(value, kind) and (first is None or _fits(of[0], first))
+
+
+def _is_protocol(cls: Any) -> bool:
+    return getattr(cls, "_is_protocol", False)
 
 
 def _descriptions(public: Any) -> dict[str, str]:

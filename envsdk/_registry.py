@@ -12,7 +12,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
@@ -238,7 +238,7 @@ def register_env(id: str, entry_point: str | Callable[..., Any], **kwargs: Any) 
     _refuse_gymnasium_limit(kwargs)
     if not (isinstance(entry_point, str) or callable(entry_point)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"the entry point of {id!r} is {entry_point!r:.80}; expected a class, or 'module:Class'")
-    takes = inspect.signature(gymnasium.register).parameters
+    takes = inspect.signature(cast("Any", gymnasium).register).parameters
     if unknown := [name for name in kwargs if name not in takes]:
         raise ConfigError(
             f"gymnasium.register has no argument {unknown[0]!r}; options of the environment are given as "

@@ -427,7 +427,7 @@ def to_messages(value: "str | Message | Mapping[str, Any] | Sequence[Message | M
         return [value]
     if isinstance(value, Mapping):
         return [Message.from_openai(value)]
-    if isinstance(value, (bytes, Set)) or not isinstance(value, Iterable):
+    if isinstance(value, (bytes, Set)) or not isinstance(value, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
             f"got {value!r:.80}, of the type {type(value).__name__}; expected a string, a Message, a mapping, or a "
             "list of them"

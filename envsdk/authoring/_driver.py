@@ -84,8 +84,8 @@ class Driver:
             self.config: Any = env.Config.model_validate(config)
         except ValidationError as error:
             own, of_all = [*env.Config.model_fields], ["renderer", "tokenizer", "history", "limits", "tasks"]
-            limits = [limit for name in config if name not in own for limit in likely(name, Limits.model_fields)]
-            meant = f"Did you mean limits={{{limits[0]!r}: ...}}? " if limits else ""
+            near = [limit for name in config if name not in own for limit in likely(name, Limits.model_fields)]
+            meant = f"Did you mean limits={{{near[0]!r}: ...}}? " if near else ""
             raise ConfigError(
                 f"{type(env).__name__}: {what_is_invalid(error, own + of_all)}. {meant}Its own options: "
                 f"{', '.join(own) or 'none'}. Options of every environment: {', '.join(of_all)}"
@@ -354,9 +354,10 @@ class Driver:
         import asyncio
 
         if len(asyncio.all_tasks()) > 1:
-            what = f"{type(self.env).__name__}.{method}() kept the event loop, and other tasks, for over {_LONG_S} s"
+            cls = cast("type[Any]", type(self.env))
+            what = f"{cls.__name__}.{method}() kept the event loop, and other tasks, for over {_LONG_S} s"
             advice = "await what it waits for, or call it in a thread: await asyncio.to_thread(...)"
-            warn_at([getattr(type(self.env), method)], f"{what}: {advice}")
+            warn_at([getattr(cls, method)], f"{what}: {advice}")
 
     # Event loops.
 

@@ -270,12 +270,13 @@ def explained(error: Exception, env: Any, method: str) -> Exception:
 
 def warn_of(env: Any, method: str, turn: Turn) -> None:
     """Warn if a turn lacks what was set as an attribute instead, or the first turn shows the model nothing."""
-    cls, own, reward = type(env), vars(env), vars(env).get("reward")
+    cls, own = cast("type[Any]", type(env)), cast("dict[str, Any]", vars(env))
+    reward, name, what = own.get("reward"), "reward", ""
     if method == "start" and turn.messages and not any(m.content or m.parts for m in turn.messages):
         warn_at([cls.start], f"{cls.__name__}.start() returned a turn without text: the model sees no task", r"Turn\(")
     what = ""
     if turn.terminated and turn.rewards == {"reward": 0.0} and type(reward) in (int, float) and reward != 0:
-        name, what = "reward", f"to {reward}, which no one reads: return Turn(reward=...)"
+        what = f"to {reward}, which no one reads: return Turn(reward=...)"
     elif not (turn.terminated or turn.truncated):
         name = next((end for end in ("done", "terminated", "truncated") if own.get(end) is True), "")
         what = f"which does not end the episode: return Turn({name.replace('done', 'terminated')}=True)" if name else ""

@@ -144,7 +144,7 @@ def tool(
     """
     if function is None:
         return cast("Any", functools.partial(tool, name=name, description=description, timeout_s=timeout_s))
-    if isinstance(function, staticmethod):
+    if is_static := isinstance(function, staticmethod):
         function = cast("staticmethod[Any, Any]", function).__func__
     plain: Any = plain_function(function)
     if not callable(function) or isinstance(function, (Tool, type)) or not inspect.isroutine(plain):
@@ -153,7 +153,7 @@ def tool(
     documentation, described = _documentation(function if function.__doc__ and plain is function else plain)
     parameters = list(inspect.signature(function).parameters.values())
     is_method = bool(parameters) and parameters[0].name == "self"
-    if (name.startswith("__") and name.endswith("__")) or (isinstance(function, staticmethod) and is_method):
+    if (name.startswith("__") and name.endswith("__")) or (is_static and is_method):
         raise ConfigError(
             f"{name!r} cannot be a tool: a tool is a function, or a method with `self` as its first parameter"
         )

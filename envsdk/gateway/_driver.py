@@ -125,7 +125,8 @@ class ProgramDriver:
         )
 
     def _name_of_program(self) -> str:
-        return where(type(self.env), "run") if isinstance(self._program, ThreadProgram) else "the program"
+        cls = cast("type[Any]", type(self.env))
+        return where(cls, "run") if isinstance(self._program, ThreadProgram) else "the program"
 
     def forget(self) -> None:
         """Release the requests and replies of the last episode."""
@@ -176,7 +177,7 @@ class ProgramDriver:
         self._settle()
         self.driver.running.full = None if self._full is None else self._full.reason
         is_limited, outcome = self.driver.running.limit_now() is not None, turn.outcome
-        run, is_run = type(self.env).run, isinstance(self._program, ThreadProgram)
+        run, is_run = cast("Any", type(self.env)).run, isinstance(self._program, ThreadProgram)
         says_none = run.__annotations__.get("return", "") in (None, "None")
         if outcome is None and is_run and not (says_none or is_limited or turn.error):
             what = f"{self._name_of_program()} returned None, so the episode is not scored: return its reward"

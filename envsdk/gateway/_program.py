@@ -78,7 +78,7 @@ class ProgramEnv(Env):
             raise ConfigError(f"{where(cls, own[0])} is not for a ProgramEnv: write its program, run(self, model)")
         if isinstance(command, str):
             raise ConfigError(f"{cls.__name__}.command is {command!r}; expected a list: {shlex.split(command)}")
-        if not isinstance(self.container, (ContainerConfig, type(None))):
+        if not isinstance(self.container, (ContainerConfig, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"{cls.__name__}.container is {self.container!r:.80}; expected a ContainerConfig")
         has_program = command or getattr(self.config, "agent", None) or self._envsdk_has_run
         if not has_program and cls.prepare is ProgramEnv.prepare:  # which may set the command
