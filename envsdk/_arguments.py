@@ -184,8 +184,8 @@ def _fits(hint: Any, value: Any) -> bool:
         return False  # a string is not meant as a sequence of strings
     if kind is Any or not isinstance(kind, type) or _is_protocol(kind):
         return True
-    first: Any = next(iter(value), None) if type(value) in (list, tuple) and len(of) == 1 else None
-    return isinstance(value, kind) and (first is None or _fits(of[0], first))
+    items = cast("Sequence[Any]", value) if type(value) in (list, tuple) and len(of) == 1 else ()
+    return isinstance(value, kind) and all(_fits(of[0], item) for item in items[:1])
 
 
 def _is_protocol(cls: Any) -> bool:
