@@ -53,8 +53,8 @@ def _explaining(public: Any) -> Any:
     if not bases or BaseException in bases or Enum in bases or _is_protocol(public):
         return public
     maker = "__new__" if tuple in bases else "__init__"
-    names: list[str] = [maker, *(name for name in dir(public) if name in vars(public) and not name.startswith("_"))]
-    for name in names:
+    methods = [name for name in vars(cast("type", public)) if name == "__call__" or not name.startswith("_")]
+    for name in (maker, *methods):
         function: Any = getattr(public, name) if name == "__new__" else inspect.getattr_static(public, name)
         if inspect.isfunction(function) and not hasattr(function, "__explains__"):
             owner = next(base for base in bases if name in vars(base))
@@ -182,7 +182,9 @@ def _fits(hint: Any, value: Any) -> bool:
         return kind is float or isinstance(value, Integral)
     if kind in (Sequence, Iterable, Collection) and isinstance(value, (str, bytes)):
         return False  # a string is not meant as a sequence of strings
-    if kind is Any or not isinstance(kind, type) or _is_protocol(kind):
+    if _is_protocol(kind):
+        return type(value).__module__ != "builtins" or callable(value)
+    if kind is Any or not isinstance(kind, type):
         return True
     items = cast("Sequence[Any]", value) if type(value) in (list, tuple) and len(of) == 1 else ()
     return isinstance(value, kind) and all(_fits(of[0], item) for item in items[:1])

@@ -288,7 +288,8 @@ class SingleSampleOnly(EnvsdkError):
         super().__init__(
             f"{trainer} takes one sample per rollout, but {trajectory_id!r} has {samples}: {listed}. Choose "
             "on_break='last_segment' (train on the last segment of the main context) or 'drop', another history "
-            "policy, or a trainer that takes several samples"
+            "policy, or what takes several samples: TRL with trl.tree_trainer() and on_break='tree', or trl_async; "
+            "ms-swift with on_break='split'; verl's V1 trainer; prime-rl, SkyRL, slime, tinker"
         )
 
 

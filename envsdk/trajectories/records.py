@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from .._arguments import explain_arguments
 from .._describing import what_is_invalid
 from .._untrusted import open_file, parse_json, read_lines
-from ..errors import InvalidRecord, StorageError
+from ..errors import ConfigError, InvalidRecord, StorageError
 from ._stored import StoredRecord
 
 __all__ = ["read_jsonl", "write_jsonl"]
@@ -168,6 +168,8 @@ def write_jsonl(path: Path | str, records: Iterable[Record]) -> int:
     try:
         for record in records:
             try:
+                if not hasattr(record, "to_json"):
+                    raise InvalidRecord(f"it is a {type(record).__name__}; expected a Trajectory or a Sample")
                 line = record.to_json() + b"\n"
             except InvalidRecord as error:
                 raise InvalidRecord(f"record {count}: {error}") from error
@@ -204,7 +206,10 @@ def read_jsonl(path: Path | str, kind: type[R]) -> Iterator[R]:
 
     Raises:
         InvalidRecord: If a line is not such a record; the message names the line.
+        ConfigError: If it is another kind.
     """
+    if not hasattr(kind, "from_json"):
+        raise ConfigError(f"the kind of the records is {kind!r:.80}; expected Trajectory or Sample")
     number = 0
     with open_file(path) as file:
         try:
