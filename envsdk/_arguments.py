@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from numbers import Integral, Real
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, Union, cast, get_args, get_origin
 
 import lazy_loader
 
@@ -22,13 +22,22 @@ from .errors import ConfigError, EnvsdkError
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return what `lazy_loader.attach_stub` does, for a package whose names explain wrong arguments."""
-    load, names, public = lazy_loader.attach_stub(package, file)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    load, names, public = cast("tuple[Any, Any, list[str]]", lazy_loader.attach_stub(package, file))
 
     def explaining(name: str) -> Any:
+        if name not in public:
+            _refuse(package, public, name)
         found = vars(sys.modules[package])[name] = _explaining(load(name))
         return found
 
-    return explaining, cast("Any", names), cast("Any", public)
+    return explaining, names, public
+
+
+def _refuse(module: str, public: Collection[str], name: str) -> NoReturn:
+    """Raise the error for a name that a module does not have. Other modules look for names with underscores."""
+    near = [] if name.startswith("_") else likely(name, public)
+    meant = f". Did you mean {' or '.join(near)}?" if near else ""
+    raise AttributeError(f"{module} has no name {name!r}{meant}")
 
 
 def explain_arguments(module: dict[str, Any]) -> None:
@@ -37,8 +46,10 @@ def explain_arguments(module: dict[str, Any]) -> None:
     Args:
         module: The module's `globals()`.
     """
-    for name in module.get("__all__") or [name for name in module if not name.startswith("_")]:
+    names = module.get("__all__") or [name for name in module if not name.startswith("_")]
+    for name in names:
         module[name] = _explaining(module[name])
+    module.setdefault("__getattr__", functools.partial(_refuse, module["__name__"], names))
 
 
 def _explaining(public: Any) -> Any:
@@ -54,6 +65,7 @@ def _explaining(public: Any) -> Any:
         return public
     maker = "__new__" if tuple in bases else "__init__"
     methods = [name for name in vars(cast("type", public)) if name == "__call__" or not name.startswith("_")]
+    methods += ["__setattr__"] if "model_fields" in dir(public) else []  # a model may be immutable
     for name in (maker, *methods):
         function: Any = getattr(public, name) if name == "__new__" else inspect.getattr_static(public, name)
         if inspect.isfunction(function) and not hasattr(function, "__explains__"):
@@ -128,6 +140,9 @@ def _what_is_wrong(function: Any, cls: Any, args: Sequence[Any], kwargs: Mapping
         near = likely(unknown[0], by_name)
         meant = f"Did you mean {' or '.join(near)}? " if near else ""
         return f"{name}() has no argument {unknown[0]!r}. {meant}{listed}"
+    if isinstance(error, ValidationError) and error.errors()[0]["type"] == "frozen_instance":
+        changed = f"model_copy(update={{{args[0]!r}: {args[1]!r:.40}}})"
+        return f"a {name.partition('.')[0]} is immutable: make a changed copy, {changed}"
     hints = {p.name: _hint_of(p, function) for p in parameters}
     if len(args) > len(by_place) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         written = [repr(value) for value in args[: len(by_place)]]

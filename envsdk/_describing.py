@@ -19,9 +19,11 @@ _MEANT = {
     "every": "n steps",
     "generation_prompt": "add_generation_prompt",
     "group_size": "n num_generations num_samples samples",
-    "max_concurrency": "batch_size max_workers n_workers num_workers workers",
+    "max_concurrency": "batch_size",
+    "max_in_flight": "concurrency max_concurrency",
     "max_steps": "max_episode_steps max_rounds max_turns steps",
     "messages": "content image message obs observation prompt text",
+    "n_workers": "max_workers num_workers workers",
     "out": "folder output_dir path run_folder",
     "reasoning": "reasoning_content thinking thought",
     "reward": "rewards score",
@@ -42,8 +44,9 @@ def likely(name: object, known: Collection[str]) -> list[str]:
     names = {_without_version(one): one for one in sorted(known, reverse=True)}
     given = _without_version(str(name))
     near = [one for one in names if given in _MEANT.get(one, "").split()]
-    near += difflib.get_close_matches(given, names, n=3, cutoff=0.65)
-    near += [one for one in names if set(given.split("_")) < set(one.split("_"))]
+    if not near:
+        near = difflib.get_close_matches(given, names, n=3, cutoff=0.65)
+        near += [one for one in names if set(given.split("_")) < set(one.split("_"))]
     return [names[one] for one in dict.fromkeys(near)][:3]
 
 

@@ -191,9 +191,9 @@ def refuse_without_tools(cls: type) -> NoReturn:
         for name in dict.fromkeys(own)
         if not name.startswith("_") and name not in _names_of(cls)[1] and inspect.isfunction(vars(cls).get(name))
     ]
-    advice = f"Is @tool missing above {' or '.join(meant)}?" if meant else "Decorate a method with @tool"
+    advice = f"Is @tool missing above {' or '.join(meant)}?" if meant else "Decorate a method with @tool."
     raise ConfigError(
-        f"{cls.__name__} is a ToolEnv without a tool. {advice}. For an environment without tools, derive from Env; for "
+        f"{cls.__name__} is a ToolEnv without a tool. {advice} For an environment without tools, derive from Env; for "
         "tools of one episode, let start() return Turn(tools=...)"
     )
 
@@ -249,6 +249,8 @@ def explained(error: Exception, env: Any, method: str) -> Exception:
         )
         raised.__cause__ = error
         return raised.with_traceback(error.__traceback__)
+    if isinstance(error, TypeError) and str(error) == "'Message' object is not subscriptable":
+        error.add_note("A Message has attributes: message.content, message.role, message.tool_calls.")
     if not isinstance(error, (TypeError, AttributeError)) or "NoneType" not in str(error) or env.task is not None:
         return error
     if not frames:

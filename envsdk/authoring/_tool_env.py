@@ -500,6 +500,8 @@ def tools_of(env: ToolEnv) -> dict[str, Tool]:
             )
         tools.append(tool)
     try:
+        if isinstance(env.tools, str):
+            raise TypeError("it is a string")
         tools += [tool if isinstance(tool, Tool) else tool_of(tool) for tool in env.tools]
     except TypeError as error:
         raise ConfigError(

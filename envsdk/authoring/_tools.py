@@ -70,6 +70,9 @@ class Tool:
     def __post_init__(self) -> None:
         if not re.fullmatch(_NAME, self.name):
             raise ConfigError(f"a tool is named {self.name!r:.80}; expected 1 to 64 letters, digits, '_' and '-'")
+        if not callable(self.function) or not isinstance(self.parameters, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            given = f"the function {self.function!r:.60} and the parameters {self.parameters!r:.60}"
+            raise ConfigError(f"the tool {self.name!r} has {given}; expected a function and a JSON schema of an object")
         if self.timeout_s is not None and not (isinstance(self.timeout_s, (int, float)) and self.timeout_s > 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(
                 f"the tool {self.name!r} has timeout_s {self.timeout_s!r:.80}; expected None or seconds above 0"
@@ -169,7 +172,7 @@ def tool(
     try:
         adapter: TypeAdapter[dict[str, Any]] = TypeAdapter(arguments)
         schema = adapter.json_schema(schema_generator=_WithoutTitles)
-    except (PydanticUserError, AttributeError) as error:  # pydantic's own, for what is not a type
+    except PydanticUserError as error:
         raise ConfigError(f"the tool {name!r} has a parameter whose type has no JSON schema: {error}") from error
     # Models have seen this form most: type and properties first, no `additionalProperties`.
     left_out = ("additionalProperties", "title", "description")

@@ -243,6 +243,8 @@ class Turn:
         self.prefill = None if prefill is None else _read_start_of_reply("prefill", prefill)
         self.functions: dict[str, FunctionTool] = {}
         self.tools: list[ToolSchema] | None = None
+        if isinstance(tools, (str, Mapping)):
+            raise TurnError(f"tools is {tools!r:.80}; expected a list of tools")
         if tools is not None:
             self.functions = {tool.name: tool for tool in tools if isinstance(tool, FunctionTool)}
             self.tools = [_read_schema(tool) for tool in tools]

@@ -102,7 +102,7 @@ def find_policy(policy: PolicyLike, env: Env, seed: int | None) -> Callable[...,
         if policy not in named:
             raise UnknownName.of("policy", policy, named, "To use your own policy, pass the function itself.")
         return named[policy]()
-    for_episode: Any = getattr(policy, "for_episode", None)
+    for_episode: Any = None if isinstance(policy, type) else getattr(policy, "for_episode", None)
     if for_episode is not None:
         policy = cast("Callable[..., Any]", for_episode(env, seed))
     if not callable(policy):

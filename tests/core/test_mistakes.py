@@ -2,19 +2,30 @@
 
 import asyncio
 import functools
+import gc
+import importlib
 import inspect
+import linecache
 import re
-from collections.abc import Callable
+import shlex
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
+import gymnasium
 import numpy as np
 import pytest
-from pydantic import BaseModel
+from core.mistakes import MISTAKES, PRELUDE
+from documentation.names import public_names
+from typer.testing import CliRunner
 
 import envsdk
-from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, errors, tool
-from envsdk.authoring._env import EnvConfig
+from envsdk import Action, Env, Handoff, Message, ToolEnv, Turn, _registry, arollout, errors, tool
+from envsdk.authoring import _driver
 from envsdk.authoring._tool_env import ToolEnvConfig
+from envsdk.cli import app
 from envsdk.rollouts import arollout_many, rollout_many
 
 
@@ -129,214 +140,101 @@ def test_a_forgotten_await_says_so(base: type[Env], name: str, returned: Callabl
         come_to(name, with_method(base, name, returned, is_async=True)())
 
 
-# What a class is.
+# What newcomers write.
+
+ALL = [(part, *mistake) for part, mistakes in MISTAKES.items() for mistake in mistakes]
 
 
-def no_super() -> None:
-    class Forgets(Says):
-        def __init__(self, size: int = 3) -> None:
-            self.size = size
+def fault_of(code: str) -> tuple[str, str, bool]:
+    """Run code, and return the error that it raises, or else its first warning: the type, the text, and if it is ours.
 
-    rollout(Forgets())
-
-
-def no_super_reset() -> None:
-    class Forgets(Says):
-        def __init__(self) -> None:
-            pass
-
-    Forgets().reset(seed=0)
-
-
-def config_of_pydantic() -> None:
-    class Wrong(Says):
-        class Config(BaseModel):  # pyright: ignore[reportIncompatibleVariableOverride]
-            size: int = 3
-
-
-def config_of_an_env() -> None:
-    class Wrong(Calls):
-        class Config(EnvConfig):
-            size: int = 3
-
-
-def config_object() -> None:
-    class Wrong(Says):
-        Config = EnvConfig()  # type: ignore[assignment]
+    The text is what a traceback ends with, so it includes what Python itself adds.
+    """
+    if code.startswith("$ "):
+        result = CliRunner().invoke(app, shlex.split(code)[2:])
+        if isinstance(result.exception, SystemExit):
+            return "SystemExit", " ".join(re.sub("[\u2500-\u257f]", "", result.output).split()), True
+        assert result.exception is not None, result.output
+        return type(result.exception).__name__, str(result.exception), isinstance(result.exception, errors.EnvsdkError)
+    names: dict[str, Any] = {"__name__": "mistake"}
+    Path("mistake.py").write_text(code, encoding="utf-8")
+    linecache.checkcache("mistake.py")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            exec(PRELUDE, names)
+            exec(compile(code, "mistake.py", "exec"), names)
+        except Exception as error:
+            text = "".join(traceback.format_exception_only(error)).partition(": ")[2]
+            return type(error).__name__, text, type(error).__module__ == "envsdk.errors"
+        finally:
+            names.clear()
+            if "async" in code:
+                gc.collect()  # a coroutine that was not awaited is reported here
+    own = [one for one in warned if issubclass(one.category, errors.MistakeWarning)]
+    return ("MistakeWarning", f"{own[0].filename}:{own[0].lineno}: {own[0].message}", True) if own else ("", "", False)
 
 
-def tool_in_env() -> None:
-    class Wrong(Says):
-        @tool
-        def look(self) -> str:
-            """Look."""
-            return ""
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty folder, no network, and environments that are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    offline = {"HF_HUB_OFFLINE": "1", "HTTPS_PROXY": "http://127.0.0.1:9", "TIKTOKEN_CACHE_DIR": "none"}
+    for name, value in offline.items():
+        monkeypatch.setenv(name, value)
+    _registry.load_plugins()
+    monkeypatch.setattr(_registry, "_envs", dict(_registry._envs))
+    known = dict(gymnasium.registry)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(known)
 
 
-def responds() -> None:
-    class Wrong(ToolEnv):
-        @tool
-        def look(self) -> str:
-            """Look."""
-            return ""
+@pytest.mark.usefixtures("apart")
+@pytest.mark.parametrize("part", MISTAKES)
+def test_each_mistake_has_an_error_or_a_warning_that_says_what_to_do(part: str) -> None:
+    wrong: list[str] = []
+    for code, kind, words in MISTAKES[part]:
+        found, text, _ = fault_of(code)
+        if found != kind or words not in " ".join(text.split()):
+            wrong.append(f"{code}\n  expected {kind}: {words}\n  got      {found}: {text}")
+    assert not wrong, "\n".join(wrong)
 
-        def start(self) -> Turn:
-            return Turn("Go.")
 
-        def respond(self, reply: Message) -> Any:
+def test_at_most_2_percent_of_the_mistakes_have_a_raw_error_and_none_is_silent() -> None:
+    """A raw error is one of Python or a library that does not say what to do. Python reports the lookups in objects."""
+    ours = {name for name, one in vars(errors).items() if isinstance(one, type)} | {"SystemExit", "NotImplementedError"}
+    raw = [code for _, code, kind, words in ALL if kind not in ours and "Did you mean" not in words]
+    silent = [code for _, code, kind, words in ALL if not (kind and words)]
+    print(f"{len(ALL)} mistakes: {len(raw)} with a raw error, {len(silent)} with none")
+    assert len(raw) <= 0.02 * len(ALL), raw
+    assert not silent
+
+
+def test_every_public_class_and_function_names_an_unknown_argument_and_its_own() -> None:
+    for module, names in public_names():
+        for name in names if module != "envsdk.errors" else ():
+            public = getattr(importlib.import_module(module), name)
+            made: Any = public if inspect.isfunction(public) else getattr(public, "__init__", None)
+            if not inspect.isfunction(made) or inspect.isabstract(public) or getattr(public, "_is_protocol", False):
+                continue
+            if made.__module__.startswith("envsdk"):
+                with pytest.raises(errors.ConfigError, match="no_such_argument"):
+                    made = public(no_such_argument=1)
+                    asyncio.run(made)  # of an async function
+
+
+def test_a_method_that_blocks_an_event_loop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Blocks(Says):
+        async def respond(self, reply: Message) -> Any:
             return Turn(terminated=True)
 
-    Wrong()
+    async def play() -> None:
+        await asyncio.gather(arollout(Blocks(), seed=0), arollout(Blocks(), seed=1))
 
-
-def forgotten_tool() -> None:
-    class Wrong(ToolEnv):
-        def start(self) -> Turn:
-            return Turn("Go.")
-
-        def search(self, query: str) -> str:
-            """Search."""
-            return query
-
-        def finish(self, reply: Message) -> Turn:
-            return Turn(terminated=True)
-
-    rollout(Wrong())
-
-
-def async_close() -> None:
-    class Wrong(Says):
-        async def close(self) -> None:  # type: ignore[override]
-            pass
-
-
-def async_reference() -> None:
-    class Wrong(Says):
-        async def reference_reply(self) -> str:  # type: ignore[override]
-            return "a"
-
-
-def wrong_name_in_docstring() -> None:
-    @tool
-    def price(item: str) -> str:
-        """Look up a price.
-
-        Args:
-            itme: What it is of.
-        """
-        return item
-
-
-def reads_no_task() -> None:
-    class Wrong(Says):
-        def start(self) -> Turn:
-            return Turn(self.task["question"])
-
-    rollout(Wrong())
-
-
-def reads_no_task_later() -> None:
-    class Wrong(Says):
-        async def respond(self, reply: Message) -> Turn:
-            return Turn(reward=float(reply.content == self.task.answer), terminated=True)
-
-    rollout(Wrong())
-
-
-def needs_keywords(prompt: Any) -> Action:
-    return Action([5])
-
-
-def needs_some(prompt: Any, *, stop_token_ids: Any, max_tokens: Any) -> Action:
-    return Action([5])
-
-
-class PolicyClass:
-    def __init__(self, model: str) -> None:
-        pass
-
-    def __call__(self, prompt: Any, **_: Any) -> Action:
-        return Action([5])
-
-
-class Reward(Says):
-    def respond(self, reply: Message) -> Any:
-        return Turn(reward=coroutine(), terminated=True)  # type: ignore[arg-type]
-
-
-class NamedReward(Says):
-    def respond(self, reply: Message) -> Any:
-        return Turn(reward={"a": coroutine()}, terminated=True)  # type: ignore[dict-item]
-
-
-class RewardOfText(Says):
-    def respond(self, reply: Message) -> Any:
-        return Turn(reward="1", terminated=True)  # type: ignore[arg-type]
-
-
-class Text(Says):
-    def start(self) -> Any:
-        return Turn(coroutine())  # type: ignore[arg-type]
-
-
-ENV, CONFIG, POLICY = errors.EnvsdkError, errors.ConfigError, errors.PolicyError
-MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
-    "__init__ without super()": (no_super, CONFIG, "Forgets.__init__() (test_mistakes.py, line"),
-    "__init__ without super(), reset": (no_super_reset, CONFIG, "before super().__init__(**options) has run"),
-    "a Config of pydantic": (config_of_pydantic, CONFIG, "expected a subclass of EnvConfig: class Config(EnvConfig)"),
-    "a Config of an Env in a ToolEnv": (config_of_an_env, CONFIG, "expected a subclass of ToolEnvConfig"),
-    "a Config that is an object": (config_object, CONFIG, "Wrong.Config is EnvConfig()"),
-    "@tool in an Env": (tool_in_env, CONFIG, "class Wrong(ToolEnv), and write finish() instead of respond()"),
-    "respond in a ToolEnv": (responds, CONFIG, "write finish(reply) for a reply without a call"),
-    "a forgotten @tool": (forgotten_tool, CONFIG, "Is @tool missing above search()?"),
-    "async close": (async_close, CONFIG, "Wrong.close() (test_mistakes.py, line"),
-    "async reference_reply": (async_reference, CONFIG, "make it a plain `def`"),
-    "a wrong name under Args": (wrong_name_in_docstring, CONFIG, "'itme', which is not one of its parameters; did"),
-    "self.task without tasks": (reads_no_task, errors.TaskError, "reads self.task, which is None (line"),
-    "self.task.answer without tasks": (reads_no_task_later, errors.TaskError, "Wrong.respond() (test_mistakes.py,"),
-    "a task that is an object": (lambda: Says(tasks=[{"a": object()}]).reset(), errors.TaskError, "cannot be recorded"),
-    "a task that is a function": (lambda: Says(tasks=[{"a": len}]).reset(), errors.TaskError, "cannot be recorded"),
-    "a given task that is an object": (
-        lambda: Says().reset(options={"task": object()}),
-        errors.TaskError,
-        "a string, a number, a list, a mapping",
-    ),
-    "a reward that is not awaited": (lambda: rollout(Reward()), errors.TurnError, "reward of a Turn is an awaitable"),
-    "a named reward that is not awaited": (lambda: rollout(NamedReward()), errors.TurnError, "`await` is missing"),
-    "a reward that is a text": (lambda: rollout(RewardOfText()), errors.TurnError, "(a string is not a number)"),
-    "a text that is not awaited": (lambda: rollout(Text()), errors.TurnError, "messages of a Turn is an awaitable"),
-    "rollout(class)": (lambda: rollout(Says), CONFIG, "got the class Says; expected an instance, Says()"),
-    "rollout(None)": (lambda: rollout(None), CONFIG, "expected an Env, or the id of a registered"),
-    "rollout(unknown id)": (lambda: rollout("envsdk/MathCat-v0"), errors.UnknownName, "Did you mean 'envsdk/MathChat"),
-    "make(a class without its module)": (lambda: envsdk.make("Spell"), errors.UnknownName, "is named as module:Class"),
-    "rollout_many(env)": (lambda: rollout_many(Says(), seeds=[0]), CONFIG, "expected a way to make an environment"),
-    "rollout_many(seeds=2)": (lambda: rollout_many(Says, seeds=2), CONFIG, "such as range(2)"),
-    "rollout_many(seeds=generator)": (lambda: rollout_many(Says, seeds=(i for i in range(2))), CONFIG, "list(seeds)"),
-    "rollout_many(function of a class)": (lambda: rollout_many(lambda: Says, seeds=[0]), CONFIG, "the class Says;"),
-    "a policy without **_": (lambda: rollout(Says(), needs_keywords), POLICY, "write needs_keywords(prompt, *,"),
-    "a policy that takes some": (lambda: rollout(Says(), needs_some), POLICY, "`**_` takes the arguments that"),
-    "a policy by role without **_": (lambda: rollout(Says(), {"main": needs_some}), POLICY, "needs_some(prompt, *"),
-    "a class of policies": (lambda: rollout(Says(), PolicyClass), POLICY, "it is a class: pass an instance"),
-    "a policy in rollout_many": (lambda: rollout_many(Says, needs_some, seeds=[0]), POLICY, "`**_` takes"),
-    "register_env without a namespace": (
-        lambda: envsdk.register_env("NoSlash", Says),
-        CONFIG,
-        "expected namespace/Name-v0, such as 'you/NoSlash-v0'",
-    ),
-    "register_env without a version": (lambda: envsdk.register_env("me/My Env", Says), CONFIG, "'you/MyEnv-v0'"),
-    "a history that is misspelled": (lambda: Says(history="compct:every=2"), errors.UnknownName, "mean 'compact'"),
-    "a history with a wrong option": (lambda: Says(history="compact:evry=2"), CONFIG, "evry"),
-    "a history that is no pair": (lambda: Says(history="compact:2"), CONFIG, "name:key=value"),
-    "a renderer that is no pair": (lambda: Says(renderer="qwen3:2"), CONFIG, "name:key=value"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_has_an_error_that_says_what_to_do(mistake: str) -> None:
-    make, kind, words = MISTAKES[mistake]
-    with pytest.raises(kind, match=re.escape(words)) as raised:
-        make()
-    assert isinstance(raised.value, ENV)
+    monkeypatch.setattr(_driver, "_LONG_S", 0.0)  # so that any method does
+    with pytest.warns(errors.MistakeWarning, match=r"Blocks.respond\(\) kept the event loop"):
+        asyncio.run(play())
 
 
 # What looks like a mistake, and is none.
@@ -386,6 +284,14 @@ def test_respond_of_a_tool_env_may_add_to_what_it_does() -> None:
             return turn
 
     assert rollout(Adds()).reward == 0.5
+
+
+class PolicyClass:
+    def __init__(self, model: str) -> None:
+        pass
+
+    def __call__(self, prompt: Any, **_: Any) -> Action:
+        return Action([5])
 
 
 def test_a_policy_may_be_a_partial_or_an_object_that_can_be_called() -> None:
