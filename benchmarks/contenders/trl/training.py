@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from benchmarks.contender import Repetition, contender
+from benchmarks.contender import NotMeasured, Repetition, contender
 from benchmarks.workloads import prose
 from envsdk import Action, Env, Limits, Message, Sample, Trajectory, Turn, load_tokenizer, rollout
+from envsdk.errors import TreeTooLarge
 from envsdk.tree import TreeBatch, tree_batch
 
 PACKAGES = ("torch", "transformers")
@@ -145,6 +146,10 @@ def runs(steps: int) -> Repetition:
 @contender("training-step", "envsdk, dense mask", note="`model_inputs(model, attention='dense')`")
 def dense(steps: int) -> Repetition:
     """A tree with a mask."""
+    try:
+        tree_batch(episode(steps, "strip")).model_inputs(model(), attention="dense")
+    except TreeTooLarge:
+        raise NotMeasured("refused: the mask of this tree is larger than its limit") from None
     return timed(over_tree(steps, "dense"))
 
 
