@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl.experimental.async_grpo.packing import TreeRow
 
 from benchmarks.contender import NotMeasured, Repetition, contender
 from benchmarks.workloads import prose
@@ -185,6 +186,21 @@ def tree_tokens(steps: int) -> Repetition:
 def sample_tokens(steps: int) -> Repetition:
     """The tokens of the samples."""
     return count(sum(map(len, episode(steps, "strip").samples())))
+
+
+@contender(
+    "training-tokens",
+    "TRL, asynchronous GRPO",
+    packages=("trl",),
+    note="its row, a prefix tree: `TreeRow.add` of these samples. It computes the last shared token in each branch",
+)
+def row_tokens(steps: int) -> Repetition:
+    """The tokens of TRL's tree."""
+    row = TreeRow()
+    for sample in episode(steps, "strip").samples():
+        tokens, mask = torch.as_tensor(sample.tokens), torch.as_tensor(sample.mask)
+        row.add({"input_ids": tokens, "completion_mask": mask, "group_id": 0})
+    return count(len(row.tokens))
 
 
 @contender("training-tokens", "thinking kept", note="the one sample of the same episode under `keep`")
