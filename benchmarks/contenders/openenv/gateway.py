@@ -41,14 +41,14 @@ def gateway(length: int) -> Repetition:
 class Engine(InferenceClient):
     """Answers every request with the same tokens, after a prompt that extends the last one."""
 
-    tokens: list[int] = []
+    tokens: tuple[int, ...] = ()
 
     async def completion(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a request as vLLM does."""
         new = NEW_TOKENS if self.tokens else TOKENS_OF_A_MESSAGE * len(request["messages"])
         prompt = [*self.tokens, *range(new)]
         sampled = list(range(REPLY_TOKENS))
-        self.tokens = [*prompt, *sampled]
+        self.tokens = (*prompt, *sampled)
         words = ["Here", " is", " more", "."]
         logprobs = [{"token": word, "logprob": -0.5, "bytes": None, "top_logprobs": []} for word in words]
         choice = {
