@@ -22,13 +22,15 @@ def measure(row: Row, pool: Pool, *, sizes: Sequence[Size], repetitions: int, bu
         repetitions: The repetitions of each contender at each size.
         budget_s: The time for one contender at one size, after which it gets no more than `FEWEST` repetitions.
     """
-    origin = {"date": today(), "commit": commit(), "machine": machine(), "repetitions": repetitions}
+    result = RowResult(
+        id=row.id, date=today(), commit=commit(), machine=machine(), repetitions=repetitions, contenders=[]
+    )
     found = {entry: Measured(name=entry.name, environment=entry.environment) for entry in row.contenders}
     for size in sizes:
         for entry, cell in _at_size(row, pool, size, found, repetitions, budget_s):
             found[entry].cells.append(cell)
         pool.drop()
-    return RowResult(id=row.id, contenders=list(found.values()), **origin)
+    return result.model_copy(update={"contenders": list(found.values())})
 
 
 def _at_size(
