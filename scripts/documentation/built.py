@@ -1,6 +1,7 @@
 """Finish the built site, and check it for problems that the site generator does not report: `make docs` runs it last.
 
-In the search, an entry of the reference has its full name, so that a word finds the guides first. A page loads nothing from other servers, and every public name, every command and every error has an anchor.
+In the search, an entry of the reference has its full name, so that a word finds the guides first. A page loads nothing
+from other servers, and every public name, every command and every error has an anchor.
 """
 
 import json

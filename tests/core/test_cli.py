@@ -48,7 +48,9 @@ def test_a_rollout_prints_its_figures_for_machines() -> None:
 
 
 def test_a_rollout_counts_its_breaks_by_their_reasons() -> None:
-    assert "breaks: 10 thinking_stripped\n" in run("rollout", "envsdk/MathChat-v0", "--history", "strip", "--episodes", 2)
+    assert "breaks: 10 thinking_stripped\n" in run(
+        "rollout", "envsdk/MathChat-v0", "--history", "strip", "--episodes", 2
+    )
 
 
 def test_a_rollout_takes_its_tasks_from_a_file(tmp_path: Path) -> None:
