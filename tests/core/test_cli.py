@@ -63,7 +63,7 @@ def test_a_rollout_takes_its_tasks_from_a_file(tmp_path: Path) -> None:
 
 def test_show_prints_a_conversation_with_its_rewards_and_breaks(folder: Path) -> None:
     shown = run("show", folder / "trajectories.jsonl", 2)
-    assert shown.startswith("envsdk/MathChat-v0/6: terminated (terminated), reward 1")
+    assert shown.startswith("envsdk/MathChat-v0/6: terminated, reward 1")
     assert shown.count("main · user") == 7
     assert shown.count("main · assistant · step") == 6
     assert shown.count("before it compaction: ") == 2

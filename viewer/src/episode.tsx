@@ -310,7 +310,7 @@ function About({ episode }: { episode: Episode }) {
           ["environment", episode.env],
           ["seed", episode.seed === null ? "none" : String(episode.seed)],
           ["group", episode.group_id ?? "none"],
-          ["status", `${episode.status} (${episode.stop_reason})`],
+          ["status", episode.stop_reason === episode.status ? episode.status : `${episode.status} (${episode.stop_reason})`],
           ["error of", episode.error_kind ?? ""],
           ["samples", `${episode.samples.length}, ${number(episode.samples.reduce((sum, own) => sum + own.tokens, 0))} tokens`],
           ["tree", `${plural(episode.nodes.length, "node")}, ${number(episode.nodes.reduce((sum, own) => sum + own.stop - own.start, 0))} tokens`],
