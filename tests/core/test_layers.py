@@ -22,7 +22,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "_arguments",
         "_packages _untrusted",
         "images",
-        "messages limits _specifications _visible",
+        "messages limits _specifications _visible _palette",
         "_cards",
         "rendering",
         "contexts",
