@@ -32,8 +32,13 @@ _ROLE_STYLES = {
     "assistant": SAMPLED.text,
     "inherited": "dim",
 }
-_PART_STYLES = {"reasoning": "dim italic", "call": SAMPLED.text, "error": f"bold {TROUBLE.text}", "note": "dim"}
-_PART_STYLES |= {"image": OBSERVED.text}
+_PART_STYLES = {
+    "reasoning": "dim italic",
+    "call": SAMPLED.text,
+    "error": f"bold {TROUBLE.text}",
+    "note": "dim",
+    "image": OBSERVED.text,
+}
 _DRAWING_STYLES = {"rewrite": "bold", "handoff": "cyan", "return": "cyan", "switch": "cyan", "end": "dim"}
 
 NO_EPISODE = cast("EpisodeJSON", {"contexts": [], "steps": []})
