@@ -198,6 +198,9 @@ def test_stored_samples_add_advantages_and_log_probabilities_of_a_reference():
     trained = expanded(columns["trained"], len(columns["ids"]))
     assert columns["advantages"] == [None if index is None else float(index) for index in trained]
     assert columns["reference_logprobs"] == [None if index is None else -0.5 for index in trained]
+    assert columns["teacher"] is None
+    samples[0].metadata["teacher"] = "keep"
+    assert context_tokens(STRIP, "main", TOKENIZER, samples)["teacher"] == "keep"
 
 
 def test_stored_samples_of_another_episode_are_refused():

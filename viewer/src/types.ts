@@ -256,6 +256,7 @@ export interface Tokens {
   controls: number[];
   logprobs: (number | null)[];
   reference_logprobs: (number | null)[] | null;
+  teacher: string | null;
   advantages: (number | null)[] | null;
   steps: [number, number][];
   sampled: [number, boolean][];
