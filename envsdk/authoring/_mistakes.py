@@ -275,25 +275,24 @@ def warn_of(env: Any, method: str, turn: Turn) -> None:
     cls, own = cast("type[Any]", type(env)), cast("dict[str, Any]", vars(env))
     reward, name, what = own.get("reward"), "reward", ""
     if method == "start" and turn.messages and not any(m.content or m.parts for m in turn.messages):
-        warn_at([cls.start], f"{cls.__name__}.start() returned a turn without text: the model sees no task", r"Turn\(")
-    what = ""
+        warn_at([cls.start], f"{cls.__name__}.start() returned a turn without text: the model sees no task")
     if turn.terminated and turn.rewards == {"reward": 0.0} and type(reward) in (int, float) and reward != 0:
         what = f"to {reward}, which no one reads: return Turn(reward=...)"
     elif not (turn.terminated or turn.truncated):
         name = next((end for end in ("done", "terminated", "truncated") if own.get(end) is True), "")
         what = f"which does not end the episode: return Turn({name.replace('done', 'terminated')}=True)" if name else ""
     if what:
-        written = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
-        warn_at(written, f"{cls.__name__} set self.{name} {what}", rf"self\.{name}\b.*=")
+        values = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
+        written = [value for value in values if value.__name__ != "__init__"]  # which sets options
+        warn_at(written, f"{cls.__name__} set self.{name} {what}", rf"self\.{name}\s*[-+*]?=[^=]")
 
 
-def warn_at(functions: Sequence[Any], what: str, pattern: str = "def |lambda") -> None:
-    """Warn at the first line of some functions that matches a pattern, or else at their first line, once for each."""
+def warn_at(functions: Sequence[Any], what: str, pattern: str = "") -> None:
+    """Warn, once, at the first line of some functions that matches a pattern; without one, at their first line."""
     codes = [code for function in functions if (code := getattr(plain_function(function), "__code__", None))]
     lines = [(code.co_filename, line) for code in codes for *_, line in code.co_lines() if line]
-    found = [place for place in lines if re.search(pattern, linecache.getline(*place))]
-    if lines:
-        warnings.warn_explicit(what, MistakeWarning, *min(found[:1] or lines[:1]), registry=_warned)
+    if found := [place for place in lines if re.search(pattern, linecache.getline(*place))]:
+        warnings.warn_explicit(what, MistakeWarning, *min(found), registry=_warned)
 
 
 def where(cls: type, name: str) -> str:

@@ -106,7 +106,7 @@ def test_what_is_no_message_is_refused(data: dict) -> None:
 
 
 def test_a_message_does_not_change() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValueError, match="a Message is immutable"):
         Message(role="user", content="a").content = "b"
 
 
