@@ -5,5 +5,5 @@
 
 from ._arguments import attach
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
