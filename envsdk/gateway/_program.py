@@ -82,7 +82,7 @@ class ProgramEnv(Env):
             raise ConfigError(f"{cls.__name__}.container is {self.container!r:.80}; expected a ContainerConfig")
         has_program = command or getattr(self.config, "agent", None) or self._envsdk_has_run
         if not has_program and cls.prepare is ProgramEnv.prepare:  # which may set the command
-            raise ConfigError(f"{cls.__name__} has no program: write run(self, model), or set command and write score")
+            raise ConfigError(f"{cls.__name__} has no program: write run(), or set command and write score()")
         if "branch" in getattr(self.config, "context_tools", ()):
             raise ConfigError(
                 f"{type(self).__name__} has the context tool 'branch', which a program's conversation cannot have: "
