@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .._describing import what_is_invalid
 from .._untrusted import read_file
 from ..containers import ContainerConfig
-from ..errors import InvalidRecord, TaskError
+from ..errors import ConfigError, InvalidRecord, TaskError
 
 _MAX_BYTES = 2**20
 """The maximum size of task.toml and instruction.md, in bytes."""
@@ -200,6 +200,8 @@ def read_folder(path: Path, environ: Mapping[str, str], *, offline: bool, engine
         return _checked(path, file, environ, engine)
     except ValidationError as error:
         raise TaskError(f"the task {path} is not valid: {what_is_invalid(error)}") from error
+    except ConfigError as error:
+        raise TaskError(f"the task {path} is not valid: {error}") from error
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise TaskError(f"{path / 'task.toml'} is not TOML: {error}") from error
 

@@ -74,15 +74,13 @@ class ProgramEnv(Env):
 
     def _envsdk_check(self) -> None:
         cls, command = type(self), self.command
-        if own := [name for name in ("start", "respond") if getattr(cls, name) is not getattr(ProgramEnv, name)]:
+        methods: list[Any] = [cls.start, cls.respond]
+        if own := [method.__name__ for method in methods if not method.__module__.startswith("envsdk")]:
             raise ConfigError(f"{where(cls, own[0])} is not for a ProgramEnv: write its program, run(self, model)")
         if isinstance(command, str):
             raise ConfigError(f"{cls.__name__}.command is {command!r}; expected a list: {shlex.split(command)}")
         if not isinstance(self.container, (ContainerConfig, type(None))):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"{cls.__name__}.container is {self.container!r:.80}; expected a ContainerConfig")
-        has_program = command or getattr(self.config, "agent", None) or self._envsdk_has_run
-        if not has_program and cls.prepare is ProgramEnv.prepare:  # which may set the command
-            raise ConfigError(f"{cls.__name__} has no program: write run(), or set command and write score()")
         if "branch" in getattr(self.config, "context_tools", ()):
             raise ConfigError(
                 f"{type(self).__name__} has the context tool 'branch', which a program's conversation cannot have: "

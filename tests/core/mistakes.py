@@ -528,7 +528,7 @@ MISTAKES: dict[str, list[tuple[str, str, str]]] = {
         ('from envsdk.trainers import trl\ntrl.tree_trainer(3)', "ConfigError", "tree_trainer(): base (argument 1) is 3, of the type int; expected type[Any] | None"),
     ],
     "gateway": [
-        ('from envsdk.gateway import ProgramEnv\nclass P(ProgramEnv):\n    pass\nP()', "ConfigError", "P has no program: write run(), or set command and write score"),
+        ('from envsdk.gateway import ProgramEnv\nclass P(ProgramEnv):\n    pass\nrollout(P(), \'null\')', "ConfigError", "there is nothing to run: write run(), or set command"),
         ("from envsdk.gateway import ProgramEnv\nclass P(ProgramEnv):\n    async def run(self, model): return None\nrollout(P(), 'null')", "EpisodeError", "P.run() (mistake.py, line 3) ended without a request to the model: it returned None. Its client must send its"),
         ("from envsdk.gateway import ProgramEnv\nclass P(ProgramEnv):\n    async def run(self): return 1.0\nrollout(P(), 'null')", "ConfigError", "P.run() (mistake.py, line 3) is called with self, model, which does not fit: too many positional arguments."),
         ("from envsdk.gateway import ProgramEnv\nclass P(ProgramEnv):\n    async def run(self, model): return 'good'\nrollout(P(), 'null')", "EpisodeError", "P.run() (mistake.py, line 3) ended without a request to the model: it returned 'good'. Its client must send"),
