@@ -65,7 +65,7 @@ def test_numbers_have_to_be_given_so_that_rollouts_converted_one_by_one_stay_apa
         for index, trajectory in enumerate([kept(), truncated()])
     ]
     assert [(record["rollout_id"], record["group_index"]) for record in records] == [(0, 3), (1, 3)]
-    with pytest.raises(TypeError, match="missing 2 required keyword-only arguments"):
+    with pytest.raises(ConfigError, match="needs first_rollout_id"):
         to_slime_samples(kept().samples())  # type: ignore[call-arg]
     for value in (None, -1, 0.0, True, "0"):
         with pytest.raises(ConfigError, match=f"first_rollout_id is {value!r}; expected an integer of at least 0"):
