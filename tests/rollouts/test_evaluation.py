@@ -217,7 +217,7 @@ def test_a_stored_episode_is_scored_again_without_sampling() -> None:
 SUITE = """
 name = "small"
 seeds = 4
-samples = 2
+group_size = 2
 
 [models.reference]
 policy = "reference"
@@ -291,7 +291,7 @@ def test_a_suite_that_is_wrong_is_refused(tmp_path: Path, name: str, text: str, 
 
 def test_an_evaluation_is_compared_with_a_run(tmp_path: Path) -> None:
     file = tmp_path / "suite.toml"
-    file.write_text(SUITE.replace("samples = 2", "samples = 1"))
+    file.write_text(SUITE.replace("group_size = 2", "group_size = 1"))
     out, run = tmp_path / "out", tmp_path / "run"
     Rollouts("envsdk/MathChat-v0", "null", seeds=range(4), group_size=1, out=run).run()
     evaluate(Suite.read(file), out)

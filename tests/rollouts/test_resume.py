@@ -15,9 +15,10 @@ import pytest
 from killed_runs import PROGRAM, play, stored
 
 from envsdk import Action, Env, Message, Turn, errors
-from envsdk.rollouts import Rollouts
+from envsdk.rollouts import Rollouts, StoredRun
 from envsdk.rollouts._run_folder import RunFolder
-from envsdk.viewer.reporting import as_markdown, report
+from envsdk.rollouts.evaluation import scored
+from envsdk.viewer.reporting import report
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_a_folder_of_another_run_is_refused_with_the_differences(tmp_path: Path)
         Rollouts(
             Counts, "null", seeds=range(3), group_size=4, out=tmp_path, resume=True, env_options={"history": "strip"}
         )
-    for difference in ("policy", "history.name", "episodes: 6 in the folder, 12 now", "tasks"):
+    for difference in ("policy", "history.name", "episodes: 6 in the folder, 12 now", "the seeds or tasks"):
         assert difference in str(raised.value)
 
 
@@ -110,10 +111,10 @@ def changing(folder: Path, *, doc: str = "", reward: float = 1.0) -> type[Env]:
 @pytest.mark.parametrize(
     ("code", "options", "where"),
     [
-        ({"doc": "# better"}, {}, "configuration.code.modules.changing_environment: "),
-        ({"reward": 2.0}, {}, "configuration.code.modules.scoring_of_it: "),
+        ({"doc": "# better"}, {}, "the source of changing_environment"),
+        ({"reward": 2.0}, {}, "the source of scoring_of_it"),
         ({}, {"bonus": 0.5}, "configuration.options.bonus: nothing in the folder, 0.5 now"),
-        ({}, {"tasks": [{"n": 1}, {"n": 3}]}, "configuration.rows: "),
+        ({}, {"tasks": [{"n": 1}, {"n": 3}]}, "the data of the tasks"),
         ({}, {"limits": {"max_steps": 7}}, "configuration.limits.max_steps: nothing in the folder, 7 now"),
     ],
 )
@@ -136,10 +137,16 @@ def test_a_run_whose_environment_has_changed_continues_only_if_that_is_allowed(
     assert "--allow-changed" not in str(raised.value)
     run(new, env_options=tasks | options, resume=True, allow_changed=True).run()
     assert len(stored(out)) == 4
-    (change,) = RunFolder.open(out).configuration["changes"]
-    assert change["episodes"] == before
-    assert where in change["changed"][0]
-    assert "mix episodes" in as_markdown(report(out))
+    (segment,) = RunFolder.open(out).description.segments
+    assert segment.episodes == before
+    assert where in segment.changed[0]
+    first, second = report(out).runs  # each segment is reported as a run of its own
+    assert (first.name, first.episodes, first.changes) == ("run, segment 1", before, "")
+    assert (second.name, second.episodes) == ("run, segment 2", 4 - before)
+    assert where in second.changes
+    assert [result.score.episodes for result in scored(out).results] == [before, 4 - before]
+    with pytest.raises(errors.RunFolderError, match="has 2 segments, and no segment 3"):
+        StoredRun(out, segment=3)
     assert run(new, env_options=tasks | options, resume=True).run() == []  # that is now what the folder expects
 
 
