@@ -11,11 +11,12 @@ TORCH := .venvs/torch/.installed
 LOWEST := .venvs/torch-lowest/.installed
 GPU := .venvs/gpu/.installed
 DOCS := .venvs/docs/.installed
+RELEASE := .venvs/release/.installed
 
 # Tests start Python some hundred times: it compiles once, whatever the environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo page test test-all test-versions test-peers test-browser test-agents test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers results hooks docs docs-version has-version drawings errors-page installs clean
+.PHONY: demo page test test-all test-versions test-peers test-browser test-agents test-torch test-torch-lowest test-gpu coverage lint format bench bench-release bench-peers results hooks docs docs-version has-version release drawings errors-page installs clean
 .DELETE_ON_ERROR:
 
 demo: $(CORE)
@@ -122,6 +123,14 @@ docs-version: has-version docs
 has-version:
 	@test -n "$(VERSION)" -a -n "$(SITE)" || { echo "docs-version needs both: make docs-version VERSION=0.3 SITE=FOLDER"; exit 1; }
 
+# Builds the wheel and the sdist that it is made from in dist/, checks both, and writes dist/notes.md from CHANGELOG.md. The
+# wheel runs in a new environment of each supported Python that this machine has, without the clone and without a network.
+release: $(CORE) $(RELEASE)
+	rm -rf dist
+	.venvs/release/bin/python -m build --outdir dist .
+	.venvs/release/bin/twine check --strict dist/*
+	$(BIN)/python tests/release.py
+
 # Writes docs/drawings/ from real episodes, and from tables of the documents.
 drawings: $(CORE)
 	PYTHONPATH=scripts $(BIN)/python -m documentation.drawings
@@ -192,4 +201,11 @@ $(GPU): pyproject.toml tests/peers/trl/requirements.txt | .venvs/gpu/pyvenv.cfg
 
 $(DOCS): scripts/documentation/requirements.txt | .venvs/docs/pyvenv.cfg
 	.venvs/docs/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/documentation/requirements.txt
+	touch $@
+
+.venvs/release/pyvenv.cfg: | .venv/pyvenv.cfg
+	$(PYTHON) -m venv .venvs/release
+
+$(RELEASE): tests/requirements-release.txt | .venvs/release/pyvenv.cfg
+	.venvs/release/bin/python -m pip install --quiet --disable-pip-version-check -r tests/requirements-release.txt
 	touch $@

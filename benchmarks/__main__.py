@@ -1,12 +1,12 @@
-"""`python -m benchmarks [ROW ...]`: measure the rows, and write their page, plots and figures.
+"""`python -m benchmarks [ROW ...]`: measure rows, and write their page, plots and figures.
 
-A complete run, of all rows and sizes, writes into `docs/`. Any other run writes into `.cache/benchmarks`, or into the
-folder of `--out`, which cannot be `docs/` then: a published page never mixes runs.
+All rows, measured at all sizes, go into `docs/`, and named rows with `--out docs`: they replace what is there of these
+rows. `--write` measures nothing: it writes the page of the stored figures again. Any other run writes into
+`.cache/benchmarks`, or into the folder of `--out`.
 """
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +14,11 @@ from envsdk.viewer.reporting._plots import check_matplotlib
 
 from . import CHECKOUT
 from .contender import Size
-from .machine import commit, machine, today
 from .measuring import measure
 from .page import has_plot, page
 from .plots import plot
 from .pool import Pool
-from .results import RunResult
+from .results import Results
 from .row import Row
 from .rows import ROWS
 from .verdicts import verdicts
@@ -35,36 +34,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     check_matplotlib()  # before anything is measured, which takes minutes
     rows = [row for row in ROWS if row.id in (options.rows or [each.id for each in ROWS])]
-    is_complete = not (options.rows or options.sizes or options.quick or options.repetitions)
-    out = output(options.out, is_complete=is_complete)
+    is_part = bool(options.sizes or options.quick or options.repetitions)
+    is_published = options.write or not (options.rows or is_part)
+    out = output(options.out or (DOCS if is_published else CACHE), is_part=is_part)
     repetitions = options.repetitions or (QUICK_REPETITIONS if options.quick else REPETITIONS)
-    run = RunResult(date=today(), commit=commit(), machine=machine(), repetitions=repetitions, is_complete=is_complete)
-    start = time.monotonic()
+    stored = out / "benchmarks.json"
+    results = Results.model_validate_json(stored.read_text(encoding="utf-8")) if stored.is_file() else Results()
     pool = Pool(_folder(CACHE / "logs"), options.cap)
     try:
-        for row in rows:
+        for row in [] if options.write else rows:
             print(f"{row.id} ...", file=sys.stderr, flush=True)
             sizes = sizes_of(row, options.sizes, quick=options.quick)
-            run.rows.append(measure(row, pool, sizes=sizes, repetitions=repetitions, budget_s=BUDGET_S))
-            for verdict in verdicts(row, run.rows[-1]):
+            measured = measure(row, pool, sizes=sizes, repetitions=repetitions, budget_s=BUDGET_S)
+            results = results.replaced(measured)
+            for verdict in verdicts(row, measured):
                 print(f"  {verdict.target}: {verdict.detail}: {verdict.word}", file=sys.stderr, flush=True)
     finally:
         pool.close()
-    run.seconds = round(time.monotonic() - start, 1)
-    write(run, rows, out)
+    write(results, out)
     return 0
 
 
-def output(given: Path | None, *, is_complete: bool) -> Path:
+def output(given: Path, *, is_part: bool) -> Path:
     """Return the folder that a run writes into.
 
     Raises:
-        SystemExit: If an incomplete run would replace the published page.
+        SystemExit: If a part of a row would replace published figures.
     """
-    if given is None:
-        return DOCS if is_complete else CACHE
-    if not is_complete and given.resolve() == DOCS:
-        raise SystemExit("a run of some rows or sizes does not replace docs/benchmarks.md: leave out --out docs")
+    if is_part and given.resolve() == DOCS:
+        raise SystemExit("docs/benchmarks.md has rows at all sizes with all repetitions: leave out --out docs")
     return given
 
 
@@ -74,14 +72,14 @@ def sizes_of(row: Row, given: Sequence[str], *, quick: bool) -> tuple[Size, ...]
     return chosen or (row.quick_sizes if quick else row.sizes)
 
 
-def write(run: RunResult, rows: Sequence[Row], out: Path) -> None:
-    """Write the page, the plots and the figures of a run into a folder."""
-    text = page(run, rows)
-    for row, result in zip(rows, run.rows, strict=True):
-        if has_plot(result):
-            plot(row, result, _folder(out / "benchmarks") / f"{row.id}.svg")
-    (_folder(out) / "benchmarks.md").write_text(text, encoding="utf-8")
-    (out / "benchmarks.json").write_text(run.model_dump_json(indent=1) + "\n", encoding="utf-8")
+def write(results: Results, out: Path) -> None:
+    """Write the page, the plots and the figures of rows into a folder."""
+    for row in ROWS:
+        for result in results.rows:
+            if result.id == row.id and has_plot(result):
+                plot(row, result, _folder(out / "benchmarks") / f"{row.id}.svg")
+    (_folder(out) / "benchmarks.md").write_text(page(results, ROWS), encoding="utf-8")
+    (out / "benchmarks.json").write_text(results.model_dump_json(indent=1) + "\n", encoding="utf-8")
     print(out / "benchmarks.md")
 
 
@@ -92,6 +90,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="the folder for page, plots and figures")
     parser.add_argument("--repetitions", type=int, help=f"of each contender at each size ({REPETITIONS})")
     parser.add_argument("--sizes", nargs="+", default=[], help="some sizes only")
+    parser.add_argument("--write", action="store_true", help="measure nothing: write the page of the stored figures")
     parser.add_argument("--quick", action="store_true", help=f"small sizes, {QUICK_REPETITIONS} repetitions")
     parser.add_argument(
         "--cap", type=float, default=CAP_S, help=f"seconds for one repetition ({CAP_S:g}); a row may allow more"

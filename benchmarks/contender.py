@@ -2,7 +2,7 @@
 
 import importlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +13,11 @@ Repetition = Callable[[], float | None]
 """Runs the workload once. It returns the figure in the row's unit, or None: then its CPU time is measured. If it has a
 method `close`, that is called when the size is done."""
 SetUp = Callable[[Any], Repetition]
+
+
+class NotMeasured(Exception):
+    """A contender gives no figure. The message says why, in the words of the page."""
+
 
 CONTENDERS = Path(__file__).resolve().parent / "contenders"
 
@@ -65,18 +70,17 @@ def registered(row: str, name: str) -> Contender:
     """Return a contender.
 
     Raises:
-        LookupError: If no imported module registers it.
+        NotMeasured: If no imported module registers it.
     """
     if (row, name) not in _registered:
-        raise LookupError(f"no module registers a contender {name!r} of the row {row!r}")
+        raise NotMeasured("not measured: its package cannot be imported here")
     return _registered[row, name]
 
 
-def import_contenders(environment: str) -> Iterator[str]:
-    """Import the modules of an environment; yield a line for each that cannot be imported."""
+def import_contenders(environment: str) -> None:
+    """Import the modules of an environment; print the error of each that cannot be imported, for the log."""
     for file in sorted((CONTENDERS / environment).glob("*.py")):
-        name = f"benchmarks.contenders.{environment}.{file.stem}"
         try:
-            importlib.import_module(name)
-        except Exception as error:  # whatever a peer raises where it does not run
-            yield f"{name}: {traceback.format_exception_only(error)[-1].strip()}"
+            importlib.import_module(f"benchmarks.contenders.{environment}.{file.stem}")
+        except Exception:  # whatever a peer raises where it does not run
+            traceback.print_exc()

@@ -1,13 +1,17 @@
 """A fresh virtual environment, and what an installation adds to it."""
 
 import os
+import re
 import resource
 import subprocess
+import sys
 import tempfile
 import venv
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from .contender import NotMeasured
 
 
 class Installation(NamedTuple):
@@ -22,7 +26,7 @@ def installed(*requirements: str) -> Installation:
     """Install packages into a fresh environment, which is removed.
 
     Raises:
-        ChildProcessError: If pip reports an error.
+        NotMeasured: If pip cannot install them.
     """
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
@@ -30,8 +34,9 @@ def installed(*requirements: str) -> Installation:
         command = [Path(folder) / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         done = subprocess.run([*command, *requirements], stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            raise ChildProcessError(f"pip cannot install it: {' '.join(errors)[-200:]}")
+            print(done.stderr, file=sys.stderr)
+            missing = re.search(r"that satisfies the requirement (\S+)", done.stderr)
+            raise NotMeasured("pip cannot install it" + (f": {missing[1]} is not on the index" if missing else ""))
         return Installation(_cpu_s() - before, _size(Path(folder)) - empty)
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from .contender import Size
-from .pool import NotMeasured, Pool
+from .contender import NotMeasured, Size
+from .machine import commit, machine, today
+from .pool import Pool
 from .results import Cell, Measured, RowResult
 from .row import Entry, Row
 
@@ -21,12 +22,15 @@ def measure(row: Row, pool: Pool, *, sizes: Sequence[Size], repetitions: int, bu
         repetitions: The repetitions of each contender at each size.
         budget_s: The time for one contender at one size, after which it gets no more than `FEWEST` repetitions.
     """
+    result = RowResult(
+        id=row.id, date=today(), commit=commit(), machine=machine(), repetitions=repetitions, contenders=[]
+    )
     found = {entry: Measured(name=entry.name, environment=entry.environment) for entry in row.contenders}
     for size in sizes:
         for entry, cell in _at_size(row, pool, size, found, repetitions, budget_s):
             found[entry].cells.append(cell)
         pool.drop()
-    return RowResult(id=row.id, contenders=list(found.values()))
+    return result.model_copy(update={"contenders": list(found.values())})
 
 
 def _at_size(

@@ -1,16 +1,16 @@
-"""Writes the page of a run: machine, versions, and for each row its table, targets, notes and plot."""
+"""Writes the page: versions, and for each row its table, targets, notes, machine and plot."""
 
 from collections.abc import Iterator, Sequence
 
 from .formats import figure, times
 from .machine import LOAD
-from .results import Cell, Measured, RowResult, RunResult
+from .results import Cell, Measured, Results, RowResult
 from .row import OURS, Row
 from .verdicts import Verdict, verdicts
 
 HEAD = """# Benchmarks
 
-envsdk and other projects on the same workloads, measured in one run by `make bench-peers`, which wrote this page.
+envsdk and other projects on the same workloads, measured side by side by `make bench-peers`, which wrote this page.
 [benchmarks.json](benchmarks.json) has every repetition.
 """
 METHOD = """## How it is measured
@@ -25,27 +25,21 @@ METHOD = """## How it is measured
 """
 
 
-def page(run: RunResult, rows: Sequence[Row]) -> str:
-    """Return the page, in Markdown.
-
-    Raises:
-        ValueError: If the run does not have exactly these rows: a page never mixes runs.
-    """
-    if [result.id for result in run.rows] != [row.id for row in rows]:
-        raise ValueError(f"the run has the rows {[result.id for result in run.rows]}, not {[row.id for row in rows]}")
-    pairs = list(zip(rows, run.rows, strict=True))
+def page(results: Results, rows: Sequence[Row]) -> str:
+    """Return the page of all rows that were measured, in Markdown."""
+    measured = {result.id: result for result in results.rows}
+    pairs = [(row, measured[row.id]) for row in rows if row.id in measured]
     sections = [_section(row, result) for row, result in pairs]
-    return "\n".join([HEAD, _origin(run), _summary(pairs), METHOD, _versions(run), *sections])
+    return "\n".join([HEAD, _summary(pairs), METHOD, _versions(results), *sections])
 
 
-def _origin(run: RunResult) -> str:
-    machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
-    kind = "" if run.is_complete else "**Some rows or sizes only: not for publication.** "
-    is_busy = run.machine.get(LOAD, 0) > 0.5 * run.machine.get("cores", 1)
-    note = " **Other programs ran on the machine at the same time**: measure again on an idle one." if is_busy else ""
+def _origin(result: RowResult) -> str:
+    machine = ", ".join(f"{name} {value}" for name, value in result.machine.items())
+    is_busy = result.machine.get(LOAD, 0) > 0.5 * result.machine.get("cores", 1)
+    note = " Other programs ran on the machine at the same time, so times are too high; ratios are less affected."
     return (
-        f"{kind}Measured on {run.date} at commit `{run.commit}` in {run.seconds / 60:.0f} minutes, with "
-        f"{run.repetitions} repetitions (fewer of what takes long; without ±: one). Machine: {machine}.{note}\n"
+        f"Measured on {result.date} at commit `{result.commit}` with {result.repetitions} repetitions (fewer of what "
+        f"takes long; without ±: one): {machine}.{note * is_busy}\n"
     )
 
 
@@ -64,9 +58,9 @@ def anchor(title: str) -> str:
     return "-".join("".join(char for char in title.lower() if char.isalnum() or char in " -").split())
 
 
-def _versions(run: RunResult) -> str:
+def _versions(results: Results) -> str:
     found: dict[str, set[str]] = {}
-    for result in run.rows:
+    for result in results.rows:
         for contender in result.contenders:
             for package, version in contender.versions.items():
                 found.setdefault(package, set()).add(version)
@@ -76,7 +70,7 @@ def _versions(run: RunResult) -> str:
 
 def _section(row: Row, result: RowResult) -> str:
     parts = [f"## {row.title}\n", f"{row.measures}\n", *_table(row, result), ""]
-    parts += [*_targets(verdicts(row, result)), *_notes(result)]
+    parts += [*_targets(verdicts(row, result)), *_notes(result), _origin(result)]
     if has_plot(result):
         parts += [f"![{row.title}](benchmarks/{row.id}.svg)\n"]
     return "\n".join(parts)
@@ -108,18 +102,10 @@ def _label(contender: Measured, row: Row) -> str:
 
 def _cell(cell: Cell, ours: Cell, row: Row, *, is_ours: bool) -> str:
     if cell.median is None:
-        return _short(cell.reason or "not run")
+        return cell.reason or "not run"
     spread = f" ± {100 * cell.spread:.0f} %" if len(cell.values) > 1 else ""
     text = figure(cell.median, row.unit) + spread
     return text if is_ours or not ours.median else f"{text} ({times(cell.median / ours.median)})"
-
-
-def _short(reason: str) -> str:
-    ours, _, why = reason.partition("; ")
-    if ours.startswith("LookupError: no module registers a contender"):  # it is no result of the other project
-        reason = f"not measured: {why or 'it could not be imported'}"
-    first = reason.split("\n")[0].replace("|", "\\|")
-    return first if len(first) <= 120 else f"{first[:117]}..."
 
 
 def _targets(found: Sequence[Verdict]) -> Iterator[str]:

@@ -13,17 +13,13 @@ from typing import Any, NamedTuple
 from peer_environments import PEERS, made
 
 from . import CHECKOUT
-from .contender import Size
+from .contender import NotMeasured, Size
 
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
 SET_UP_S = 300.0
 """The longest that a worker may take to start, and a contender to prepare a size."""
 OURS = ("envsdk", "openai_harmony", "transformers")
 """What runs with the packages of this program itself: each in a process of its own, as all others."""
-
-
-class NotMeasured(Exception):
-    """A contender gave no figure; the message states why."""
 
 
 class Taken(NamedTuple):
@@ -46,7 +42,7 @@ def python_of(environment: str) -> Path:
     own = REQUIREMENTS / f"{environment}.txt"
     folder = made(environment, own if own.is_file() else PEERS / environment / "requirements.txt")
     if folder is None:
-        raise NotMeasured("its environment cannot be installed on this machine")
+        raise NotMeasured("not measured: its packages cannot be installed here")
     return folder / "bin" / "python"
 
 
@@ -55,7 +51,7 @@ class Process:
 
     Args:
         environment: Its name.
-        log: The file that gets what it prints.
+        log: The file that gets what it prints, errors included.
     """
 
     def __init__(self, environment: str, log: Path) -> None:
@@ -65,7 +61,6 @@ class Process:
                 command, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
             )
         self.prepared: set[tuple[str, str, Size]] = set()
-        self._log = log
         self._answer(SET_UP_S)  # it is ready
 
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -87,14 +82,12 @@ class Process:
             answer = json.loads(self._line(timeout_s))
         except EOFError:
             raise self._ended() from None
-        if "error" in answer:
-            with self._log.open("a", encoding="utf-8") as log:
-                log.write(answer["where"])
-            raise NotMeasured(answer["error"])
+        if "reason" in answer:
+            raise NotMeasured(answer["reason"])
         return answer
 
     def _ended(self) -> NotMeasured:
-        return NotMeasured(f"its process ended with {self._process.wait()}")
+        return NotMeasured(f"not measured: its process ended with exit status {self._process.wait()}")
 
     def _line(self, timeout_s: float) -> bytes:
         assert self._process.stdout

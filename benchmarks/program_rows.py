@@ -7,11 +7,17 @@ GATEWAY = Row(
     title="Gateway: a request of 200 new words",
     measures="The CPU time of the server for one chat request whose conversation has N messages: a user's 200 new "
     "words after what was said before. Whatever answers takes no time and is in the server's process.",
-    contenders=(Entry(OURS, OURS), Entry("LiteLLM proxy", "litellm"), Entry("verifiers", "verifiers")),
+    contenders=(
+        Entry(OURS, OURS),
+        Entry("LiteLLM proxy", "litellm"),
+        Entry("OpenEnv", "openenv"),
+        Entry("tinker-cookbook", "tinker"),
+        Entry("verifiers", "verifiers"),
+    ),
     sizes=(10, 200, 1000),
     size_name="N",
     quick_sizes=(10,),
-    targets=(ahead(1, "LiteLLM proxy", "verifiers"),),
+    targets=(ahead(1, "LiteLLM proxy", "OpenEnv", "tinker-cookbook", "verifiers"),),
 )
 IMPORT = Row(
     id="import-time",

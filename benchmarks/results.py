@@ -1,4 +1,4 @@
-"""The figures of a run, as `benchmarks.json` holds them: what was measured, and why something was not."""
+"""The figures of rows, as `benchmarks.json` holds them: what was measured, and why something was not."""
 
 import math
 from statistics import linear_regression, median
@@ -11,7 +11,7 @@ from .contender import Size
 
 
 class Strict(BaseModel):
-    """A record of a run's file."""
+    """A record of `benchmarks.json`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -67,9 +67,13 @@ class Measured(Strict):
 
 
 class RowResult(Strict):
-    """The figures of one row."""
+    """The figures of one row, of one run, and where they were measured."""
 
     id: str
+    date: str
+    commit: str
+    machine: dict[str, Any]
+    repetitions: int
     contenders: list[Measured]
 
     def named(self, name: str) -> Measured:
@@ -77,16 +81,11 @@ class RowResult(Strict):
         return next(contender for contender in self.contenders if contender.name == name)
 
 
-class RunResult(Strict):
-    """Everything that one run measured, and where.
+class Results(Strict):
+    """All rows of a page. Each was measured in one run; rows may be of different runs."""
 
-    `is_complete` is False for a run of some rows or sizes, or a quick one: no page of the documentation is made of it.
-    """
-
-    date: str
-    commit: str
-    machine: dict[str, Any]
-    repetitions: int
-    is_complete: bool
-    seconds: float = 0.0
     rows: list[RowResult] = []
+
+    def replaced(self, measured: RowResult) -> "Results":
+        """Return the results with a row that was measured again or is new."""
+        return Results(rows=[*(row for row in self.rows if row.id != measured.id), measured])

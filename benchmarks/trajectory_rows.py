@@ -82,7 +82,12 @@ TOKENS = Row(
     title="Tokens to train",
     measures="The tokens that a training step computes over for one episode of T steps, with about 20 tokens of "
     "question, 120 of thinking and 20 of answer in each, and thinking stripped.",
-    contenders=(Entry(OURS, "trl"), Entry("separate samples", "trl"), Entry("thinking kept", "trl")),
+    contenders=(
+        Entry(OURS, "trl"),
+        Entry("TRL, asynchronous GRPO", "trl"),
+        Entry("separate samples", "trl"),
+        Entry("thinking kept", "trl"),
+    ),
     sizes=(16, 32, 64, 128),
     size_name="T",
     quick_sizes=(16,),

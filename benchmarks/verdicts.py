@@ -64,7 +64,7 @@ def _compared(target: Target, row: Row, result: RowResult) -> Verdict:
     pairs: list[_Pair] = []
     for size in sizes:
         ours = result.named(OURS).at(size)
-        others = [(result.named(name).at(size), name) for name in target.of]
+        others = [(other.at(size), other.name) for other in result.contenders if other.name in target.of]
         found = [(cell.median, name) for cell, name in others if cell.median is not None]
         if ours.median is None:
             return Verdict(words, None, f"envsdk at {size}: {ours.reason}")

@@ -4,8 +4,8 @@
     {"do": "repeat", "row": ..., "name": ..., "size": ...}     {"value": 0.0012}
     {"do": "drop"}                                             {}
 
-Before the first request it answers {}: all modules are imported. A request that fails is answered with
-{"error": "ValueError: ...", "where": "<traceback>"}.
+Before the first request it answers {}: all modules are imported. A request without a figure is answered with
+{"reason": "..."}; what was not expected is printed to the log.
 """
 
 import gc
@@ -20,18 +20,17 @@ from typing import Any
 if __name__ == "__main__":  # run as a file and with -P, so that no folder of the checkout comes before a peer
     sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.contender import Repetition, import_contenders, registered
+from benchmarks.contender import NotMeasured, Repetition, import_contenders, registered
 
 
 class Worker:
     """What is prepared, and the answers to requests."""
 
-    def __init__(self, not_imported: list[str]) -> None:
-        self._not_imported = not_imported
+    def __init__(self) -> None:
         self._prepared: dict[tuple[str, str, Any], Repetition] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what a request asks for; return what happened, errors included."""
+        """Do what a request asks for; return what happened."""
         try:
             match request:
                 case {"do": "prepare", "row": row, "name": name, "size": size}:
@@ -42,17 +41,14 @@ class Worker:
                     return self._drop()
                 case _:
                     raise ValueError(f"unknown request {request!r}")
-        except Exception as error:
-            return {
-                "error": traceback.format_exception_only(error)[-1].strip(),
-                "where": "".join(traceback.format_exception(error)),
-            }
+        except NotMeasured as reason:
+            return {"reason": str(reason)}
+        except Exception:
+            traceback.print_exc()
+            return {"reason": "not measured: it failed"}
 
     def _prepare(self, row: str, name: str, size: Any) -> dict[str, Any]:
-        try:
-            contender = registered(row, name)
-        except LookupError as error:
-            raise LookupError("; ".join([str(error), *self._not_imported])) from None
+        contender = registered(row, name)
         self._prepared[row, name, size] = contender.set_up(size)
         gc.collect()
         gc.freeze()  # a repetition pays for the garbage that it makes, not for walking through what others prepared
@@ -78,7 +74,8 @@ def main() -> None:
     """Answer requests until the input ends. What a peer prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    worker = Worker(list(import_contenders(sys.argv[1])))
+    import_contenders(sys.argv[1])
+    worker = Worker()
     print(json.dumps({}), file=answers, flush=True)  # ready
     for line in sys.stdin:
         print(json.dumps(worker.answer(json.loads(line))), file=answers, flush=True)

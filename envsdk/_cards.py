@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ._palette import OBSERVED, SAMPLED
 from ._visible import on_one_line, visible
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_CARD = "border-left:3px solid #6a8fd8;padding:.1em .8em;margin:.3em 0;line-height:1.5"
+_CARD = f"border-left:3px solid {OBSERVED.light};padding:.1em .8em;margin:.3em 0;line-height:1.5"
 _TEXT = "white-space:pre-wrap;overflow:auto;max-height:24em;margin:.2em 0;background:none;color:inherit;text-align:left"
 _BINS = 200
 
@@ -64,7 +65,8 @@ def mask_bar(mask: "NDArray[np.bool_]") -> str:
     label = f"{int(np.count_nonzero(mask)):,} of {len(mask):,} tokens are trained"
     return (
         f"<svg role='img' aria-label='{label}' viewBox='0 0 {len(shares)} 1' preserveAspectRatio='none' "
-        "style='width:100%;max-width:40em;height:.7em;border:1px solid currentColor;fill:currentColor;display:block'>"
+        "style='width:100%;max-width:40em;height:.7em;border:1px solid currentColor;"
+        f"fill:{SAMPLED.light};display:block'>"
         f"<title>{label}</title>{bins}</svg>"
     )
 

@@ -282,7 +282,7 @@ def find_creator(id: str) -> object:
     if id not in _envs:
         hints = [f"The plug-in {name!r} failed to import: {error}." for name, error in _failed_plugins.items()]
         if "/" not in id:
-            hints.append("A class of your own, which is not registered, is named as module:Class.")
+            hints.append("A class of your own needs no id: call it, or register it; commands take it as module:Class.")
         raise UnknownName.of("environment", id, _envs, " ".join(hints))
     entry_point = _envs[id]
     try:

@@ -12,6 +12,7 @@ million parameters.
 
 import argparse
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -84,12 +85,18 @@ def warmed_up(folder: Path, device: str, updates: int) -> Any:
     return model
 
 
-def logprobs(model: Any, sample: Sample) -> torch.Tensor:
-    """Return the log-probabilities of the trained tokens."""
+def distributions(model: Any, sample: Sample) -> torch.Tensor:
+    """Return the log-probabilities of all tokens of the vocabulary at the trained positions, a row for each."""
     tokens = torch.as_tensor(sample.tokens, device=model.device).long()
     places = torch.as_tensor(sample.mask.nonzero()[0], device=model.device)
-    logits = model(input_ids=tokens[None], use_cache=False, logits_to_keep=places - 1).logits[0].float()
-    return logits.log_softmax(-1).gather(1, tokens[places][:, None])[:, 0]
+    logits = model(input_ids=tokens[None], use_cache=False, logits_to_keep=places - 1).logits[0]
+    return logits.float().log_softmax(-1)
+
+
+def logprobs(model: Any, sample: Sample) -> torch.Tensor:
+    """Return the log-probabilities of the trained tokens."""
+    tokens = torch.as_tensor(sample.tokens[sample.mask], device=model.device).long()
+    return distributions(model, sample).gather(1, tokens[:, None])[:, 0]
 
 
 def play(model: Any, folder: Path, seeds: Any, history: Any, temperature: float = 1.0) -> list[Trajectory]:
@@ -99,23 +106,47 @@ def play(model: Any, folder: Path, seeds: Any, history: Any, temperature: float 
     return [envsdk.rollout(Doors(history=history, **options), policy, seed=seed) for seed in seeds]
 
 
-def update(model: Any, teacher: Any, optimizer: Any, trajectories: list[Trajectory], renderer: Any) -> float:
-    """Make an update towards the teacher; return the estimate of the reverse KL, in nats per token."""
-    samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
-    samples = add_teacher(samples, teacher, trajectories, renderer=renderer)
-    gaps = [(np.asarray(sample.logprobs) - np.asarray(sample.reference_logprobs))[sample.mask] for sample in samples]
-    count = sum(map(len, gaps))
+def of_vocabulary(model: Any, teacher: Any, trajectory: Trajectory, renderer: Any) -> Iterator[Any]:
+    """Yield the reverse KL of each sample, over the whole vocabulary at each trained position, and its loss: the same.
+
+    It needs fewer episodes than `of_samples`, and the logits of the teacher.
+    """
+    with torch.no_grad():
+        taught = torch.cat([distributions(teacher, one) for one in trajectory.under("keep", renderer).samples()])
+    for sample in trajectory.samples():
+        own = distributions(model, sample)
+        loss = (own.exp() * (own - taught[: len(own)])).sum()
+        taught = taught[len(own) :]
+        yield loss.item(), loss
+
+
+def of_samples(model: Any, teacher: Any, trajectory: Trajectory, renderer: Any) -> Iterator[Any]:
+    """Yield an estimate of the reverse KL of each sample, from the sampled tokens alone, and its loss."""
+    for sample in add_teacher(trajectory.samples(), teacher, trajectory, renderer=renderer):
+        gap = (np.asarray(sample.logprobs) - np.asarray(sample.reference_logprobs))[sample.mask]
+        yield gap.sum(), (torch.as_tensor(gap, device=model.device).clamp(-5, 5) * logprobs(model, sample)).sum()
+
+
+KL = {"vocabulary": of_vocabulary, "sampled": of_samples}
+
+
+def update(model: Any, teacher: Any, optimizer: Any, trajectories: list[Trajectory], renderer: Any, kl: Any) -> float:
+    """Make an update towards the teacher; return the reverse KL, in nats per token."""
+    count = sum(trajectory.sampled_tokens for trajectory in trajectories)
+    total = 0.0
     optimizer.zero_grad()
-    for sample, gap in zip(samples, gaps, strict=True):
-        if abs(gap).max() > 0.01:  # else the past was whole
-            advantage = -torch.as_tensor(gap, device=model.device).clamp(-5, 5)
-            (-advantage * logprobs(model, sample)).sum().div(count).backward()
+    for trajectory in trajectories:
+        for gap, loss in kl(model, teacher, trajectory, renderer):
+            (loss / count).backward()
+            total += gap
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return sum(gap.sum() for gap in gaps) / count
+    return total / count
 
 
-def train(folder: Path, history: Any, *, seed: int, updates: int, episodes: int, rate: float, warm_up: int) -> None:
+def train(
+    folder: Path, history: Any, *, seed: int, updates: int, episodes: int, rate: float, warm_up: int, kl: str
+) -> None:
     """Train, and print the mean reward and the mean gap of every 25 updates."""
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -127,7 +158,7 @@ def train(folder: Path, history: Any, *, seed: int, updates: int, episodes: int,
     for number in range(updates):
         seeds = range(100_000 * seed + episodes * number, 100_000 * seed + episodes * (number + 1))
         played = play(model, folder, seeds, history)
-        gaps.append(update(model, teacher, optimizer, played, renderer))
+        gaps.append(update(model, teacher, optimizer, played, renderer, KL[kl]))
         rewards += [trajectory.reward for trajectory in played]
         if number % 25 == 24:
             print(
@@ -150,7 +181,8 @@ def main() -> None:
         ("warm_up", int, 10),
     ):
         parser.add_argument("--" + name.replace("_", "-"), type=kind, default=default)
-    parser.add_argument("--rate", type=float, default=1e-5)
+    parser.add_argument("--rate", type=float, default=5e-5)
+    parser.add_argument("--kl", choices=[*KL], default="vocabulary", help="over the vocabulary, or the sampled tokens")
     options = vars(parser.parse_args())
     train(options.pop("folder"), options.pop("history"), **options)
 

@@ -1,8 +1,10 @@
-"""Writes the types of the viewer's JSON as TypeScript: `python scripts/viewer_types.py`. `make page` runs it.
+"""Writes what the page of the viewer shares with Python: `python scripts/viewer_types.py`. `make page` runs it.
 
-`envsdk/viewer/_json.py` has the types. The names lose their ending `JSON`.
+The types of the JSON are those of `envsdk/viewer/_json.py`; the names lose their ending `JSON`. The colors and the
+legend are those of `envsdk/_palette.py`.
 """
 
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -10,20 +12,23 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from envsdk._palette import LEGEND, SHADES
 from envsdk.viewer import _json
 
-FILE = Path(__file__).parent.parent / "viewer" / "src" / "types.ts"
-_HEAD = (
-    "// The JSON of the viewer. scripts/viewer_types.py writes this file from envsdk/viewer/_json.py: do not edit it.\n"
-)
+FOLDER = Path(__file__).parent.parent / "viewer" / "src"
+_HEAD = "// scripts/viewer_types.py writes this file from envsdk/viewer/_json.py and _palette.py: do not edit it.\n"
 _PLAIN = {str: "string", int: "number", float: "number", bool: "boolean", type(None): "null", Any: "unknown"}
 
 
-def typescript() -> str:
-    """Return the types, in the order of `_json.py`."""
+def files() -> dict[str, str]:
+    """Return the files by name: the types in the order of `_json.py` with the legend, and the colors of both themes."""
     alias = "export type Range = [context: string, start: number, stop: number];\n"
     kinds = [kind for kind in vars(_json).values() if typing.is_typeddict(kind) or is_dataclass(kind)]
-    return "\n".join([_HEAD, alias, *map(_interface, kinds)])
+    legend = f"export const LEGEND: Record<string, string> = {json.dumps(LEGEND, indent=2)};\n"
+    light = "".join(f"  --{name}: {one.light};\n  --{name}-text: {one.light_text};\n" for name, one in SHADES.items())
+    dark = "".join(f"  --{name}: {one.dark};\n  --{name}-text: {one.dark_text};\n" for name, one in SHADES.items())
+    css = f'/* Written by scripts/viewer_types.py. */\n:root {{\n{light}}}\n:root[data-theme="dark"] {{\n{dark}}}\n'
+    return {"types.ts": "\n".join([_HEAD, alias, legend, *map(_interface, kinds)]), "palette.css": css}
 
 
 def _interface(kind: Any) -> str:
@@ -59,4 +64,5 @@ def _type_of(hint: Any) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(typescript(), encoding="utf-8")
+    for name, text in files().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

@@ -232,6 +232,16 @@ class Overlapping(Sound):
         return [f"w{number}" for number in self.np_random.integers(10**6, size=WORDS).tolist()]
 
 
+class SplitsOfData(Sound):
+    """One row is in both splits, and few seeds choose it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.tasks is None:
+            words = ["b", "c", "w7"] if self.config.split == "test" else [f"w{number}" for number in range(200)]
+            self.tasks = [{"word": word} for word in words]
+
+
 # Rewards.
 
 

@@ -22,7 +22,7 @@ import click
 import pytest
 import typer
 import yaml
-from documents import CHECKOUT, PAGES, Block, blocks_of
+from documents import CHECKOUT, FILE, PAGES, Block, blocks_of
 from test_documents import RUNNABLE
 from typer.testing import CliRunner
 
@@ -66,8 +66,6 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 WITH_OUTPUT = sorted({block.page for block in BLOCKS if block.language == "text"} - set(COMPARED))
 """Pages whose code runs when its output is compared."""
 SHELL = ("bash", "sh")
-FILE = re.compile(r"# (\w+\.py)\n")
-"""The first line of a block that is a file. The reader saves it, and the blocks that follow use it."""
 COMMANDS = typer.main.get_command(app)
 EXTRAS = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 

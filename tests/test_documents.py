@@ -1,10 +1,14 @@
 """The documents are true where a program can tell: their code runs, and what they refer to is there."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from documents import CHECKOUT, PAGES, anchors_of, code_of, name_of, prose_of, run_code_of
+from documents import CHECKOUT, FILE, PAGES, anchors_of, blocks_of, code_of, name_of, prose_of, run_code_of
 from markdown_it import MarkdownIt
 
 # The others name packages that are not installed here, have tests of their own (tests/trainers, tests/adapters), or
@@ -16,6 +20,14 @@ RUNNABLE = [
     *(f"docs/{name}.md" for name in ("agents", "environments", "forgetting", "images", "programs", "renderers")),
     *(f"docs/{name}.md" for name in ("rollouts", "samples", "sub-agents", "trainers/trl", "viewer")),
 ]
+WALKED = [
+    "docs/start.md",
+    *(name_of(page) for folder in ("tutorials", "how-to") for page in (CHECKOUT / "docs" / folder).glob("*.md")),
+]
+"""The pages whose commands a newcomer enters as they are printed, in order; CI runs those of the README."""
+NEED_SERVERS = {"docs/how-to/gateway.md", "docs/how-to/servers.md", "docs/how-to/traces.md"}
+FIGURES = {"docs/tutorials/learn-to-fold.md", "docs/tutorials/train-with-trl.md"}
+"""Pages whose output has figures of a training run, which differ between machines."""
 TARGET = re.compile(r"^(\w[\w-]*):", flags=re.MULTILINE)
 FOLDERS = "envsdk|tests|docs|examples|scripts|renderers|environments"
 PATH = re.compile(rf"`((?:{FOLDERS})/(?:[\w-]+/)*(?:\w[\w.-]*\.[a-z]+)?)`")
@@ -71,3 +83,46 @@ def test_every_table_of_a_page_renders_with_equal_columns() -> None:
             before = cells
             written += "---" not in line
         assert rendered == written, f"{name_of(page)} has {written} rows of tables, and {rendered} are rendered"
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone, installed as the README says."""
+    folder = tmp_path_factory.mktemp("clone") / "envsdk"
+    subprocess.run(["git", "clone", "--quiet", CHECKOUT, folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", folder / ".venv"], check=True)
+    subprocess.run([folder / ".venv/bin/python", "-m", "pip", "install", "--quiet", "-e", folder], check=True)
+    return folder
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", sorted({*WALKED} - NEED_SERVERS))
+def test_the_commands_of_a_page_print_what_it_shows_when_they_are_entered_in_order(
+    name: str, clone: Path, tmp_path: Path
+) -> None:
+    script, shown = ["set -e", f"source {shlex.quote(str(clone))}/.venv/bin/activate"], dict[int, str]()
+    commands = 0
+    for block in blocks_of(CHECKOUT / name):
+        if block.reason:
+            continue
+        if file := FILE.match(block.code):
+            script.append(f"cat > {file[1]} <<'END OF FILE'\n{block.code}END OF FILE")
+        elif block.language == "bash":
+            code = block.code.replace("<this repository>", str(clone)).replace("CLONE", str(clone))
+            script += [code, r"printf '\0'"]
+            commands += 1
+        elif block.language == "text" and name not in FIGURES:
+            shown[commands - 1] = block.code
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("VIRTUAL_ENV", "PYTHON"))}
+    environment |= {"COLUMNS": "120", "PIP_CONSTRAINT": str(CHECKOUT / "tests" / "constraints.txt")}
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=clone if "examples/" in "".join(script) or "pip install -e" in "".join(script) else tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    printed = done.stdout.split("\0")
+    for number, text in shown.items():
+        assert [line.rstrip() for line in printed[number].splitlines()][-text.count("\n") :] == text.splitlines(), name

@@ -1,7 +1,7 @@
 """The program of `make bench-peers`: figures, targets, the page, and the workers. Nothing is timed."""
 
-import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import benchmarks.__main__ as program
 from benchmarks import worker
-from benchmarks.contender import contender
+from benchmarks.contender import NotMeasured, contender
 from benchmarks.formats import digits, figure
 from benchmarks.measuring import measure
 from benchmarks.page import anchor, page
-from benchmarks.pool import NotMeasured, Pool, Taken
+from benchmarks.pool import Pool, Taken
 from benchmarks.prompt_rows import PROMPT_ROWS
-from benchmarks.results import Cell, Measured, RowResult, RunResult
+from benchmarks.results import Cell, Measured, Results, RowResult
 from benchmarks.row import Bound, Entry, Growth, Row, ahead, at_most
 from benchmarks.rows import ROWS
 from benchmarks.verdicts import verdicts
@@ -51,23 +51,12 @@ def made_result(row: Row, medians: Mapping[str, Sequence[float | str]]) -> RowRe
         Measured(name=name, environment="envsdk", cells=[cell(*pair) for pair in zip(row.sizes, values, strict=True)])
         for name, values in medians.items()
     ]
-    return RowResult(id=row.id, contenders=contenders)
+    return RowResult(
+        id=row.id, date="2026-01-02", commit="0123456789ab", machine={"cores": 2}, repetitions=3, contenders=contenders
+    )
 
 
 FIGURES = {"envsdk": (2e-4, 2e-4), "limit": (1e-4, 0.5e-4), "slow": (1e-3, 1e-2), "slower": (3e-3, "too slow")}
-
-
-def made_run(
-    row: Row, figures: Mapping[str, Sequence[float | str]] = FIGURES, *, is_complete: bool = True
-) -> RunResult:
-    return RunResult(
-        date="2026-01-02",
-        commit="0123456789ab",
-        machine={"cores": 2},
-        repetitions=3,
-        is_complete=is_complete,
-        rows=[made_result(row, figures)],
-    )
 
 
 # Figures.
@@ -146,7 +135,7 @@ def test_rows_have_names_of_their_own():
 
 def test_the_page_states_figures_reasons_targets_and_where_it_was_measured():
     row = made_row(targets=(at_most(3, "limit"), ahead(5, "slow")))
-    text = page(made_run(row), [row])
+    text = page(Results(rows=[made_result(row, FIGURES)]), [row])
     assert "Measured on 2026-01-02 at commit `0123456789ab`" in text
     assert "| **envsdk** | 200 µs ± 0 % | 200 µs ± 0 % | T^0.00 |" in text
     assert "| slower | 3 ms ± 0 % (15x) | too slow |  |" in text
@@ -155,30 +144,39 @@ def test_the_page_states_figures_reasons_targets_and_where_it_was_measured():
         in text
     )
     assert "(#a-made-row-two-sizes)" in text
-    assert "not for publication" not in text
 
 
-def test_a_page_is_not_made_of_other_rows():
+def test_a_row_that_is_measured_again_replaces_its_figures():
     row = made_row()
-    with pytest.raises(ValueError, match="not \\['other'\\]"):
-        page(made_run(row), [made_row(id="other")])
+    before, after = made_result(row, FIGURES), made_result(row, {**FIGURES, "slow": (1.0, 1.0)})
+    other = made_result(made_row(id="other"), FIGURES)
+    assert Results(rows=[before, other]).replaced(after).rows == [other, after]
 
 
-def test_only_a_complete_run_replaces_the_page_of_the_documentation(tmp_path: Path):
+def test_a_part_of_a_row_replaces_nothing_that_is_published(tmp_path: Path):
     docs = CHECKOUT / "docs"
-    assert program.output(None, is_complete=True) == docs
-    assert program.output(None, is_complete=False) == CHECKOUT / ".cache" / "benchmarks"
-    assert program.output(tmp_path, is_complete=False) == tmp_path
-    with pytest.raises(SystemExit, match="does not replace"):
-        program.output(docs, is_complete=False)
+    assert program.output(docs, is_part=False) == docs
+    assert program.output(tmp_path, is_part=True) == tmp_path
+    with pytest.raises(SystemExit, match="leave out --out docs"):
+        program.output(docs, is_part=True)
 
 
-def test_the_published_page_is_that_of_a_complete_run():
-    run = RunResult.model_validate_json((CHECKOUT / "docs" / "benchmarks.json").read_text(encoding="utf-8"))
+def test_the_published_page_is_what_the_program_writes_of_the_published_figures():
+    results = Results.model_validate_json((CHECKOUT / "docs" / "benchmarks.json").read_text(encoding="utf-8"))
     text = (CHECKOUT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    assert run.is_complete
-    assert f"Measured on {run.date} at commit `{run.commit}`" in text
-    assert all(f"](benchmarks/{result.id}.svg)" in text for result in run.rows)
+    assert text == page(results, ROWS)
+    assert all(f"](benchmarks/{result.id}.svg)" in text for result in results.rows)
+    sizes = {row.id: row.sizes for row in ROWS}
+    assert all(
+        tuple(cell.size for cell in contender.cells) == sizes[result.id]
+        for result in results.rows
+        for contender in result.contenders
+    )
+
+
+def test_no_published_cell_shows_an_exception():
+    text = (CHECKOUT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    assert not re.findall(r"\w*(?:Error|Exception|Traceback)\b", text)
 
 
 # Measuring.
@@ -252,16 +250,27 @@ def test_a_worker_prepares_repeats_and_drops(monkeypatch: pytest.MonkeyPatch):
             closed.append(self.size)
 
     contender("made", "figures", note="as made", packages=("numpy",))(Figures)
-    answers = worker.Worker(["a module: ImportError"])
+    answers = worker.Worker()
     given = {"row": "made", "name": "figures", "size": 21}
     assert answers.answer({"do": "prepare", **given})["note"] == "as made"
     assert answers.answer({"do": "repeat", **given}) == {"value": 42.0}
     assert answers.answer({"do": "drop"}) == {}
     assert closed == [21]
-    failed = answers.answer({"do": "prepare", **given, "name": "other"})
-    assert failed["error"].startswith("LookupError: no module registers a contender 'other'")
-    assert "a module: ImportError" in failed["error"]
-    json.dumps(failed)
+
+
+def test_a_worker_says_in_words_why_there_is_no_figure(capsys: pytest.CaptureFixture[str]):
+    def fails() -> float:
+        raise ZeroDivisionError
+
+    contender("made", "failing")(lambda _: fails)
+    given = {"row": "made", "name": "failing", "size": 1}
+    answers = worker.Worker()
+    assert answers.answer({"do": "prepare", **given, "name": "other"}) == {
+        "reason": "not measured: its package cannot be imported here"
+    }
+    answers.answer({"do": "prepare", **given})
+    assert answers.answer({"do": "repeat", **given}) == {"reason": "not measured: it failed"}
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_a_worker_answers_from_a_process_of_its_own(tmp_path: Path):
@@ -269,7 +278,7 @@ def test_a_worker_answers_from_a_process_of_its_own(tmp_path: Path):
     try:
         assert pool.describe("envsdk", "reply", "envsdk", 1000)["note"]
         assert pool.repeat("envsdk", "reply", "envsdk", 1000).value > 0
-        with pytest.raises(NotMeasured, match="no module registers a contender 'nobody'"):
+        with pytest.raises(NotMeasured, match="its package cannot be imported"):
             pool.describe("envsdk", "reply", "nobody", 1000)
         pool.drop()
     finally:

@@ -6,6 +6,7 @@ prompts.
 
 import copy
 import itertools
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
@@ -278,7 +279,7 @@ class ContextTools:
         episode = driver_of(self._env).running_episode
         names = (f"{context.name}/branch-{number}" for number in itertools.count(1))
         name = next(name for name in names if name not in episode.contexts)
-        detail = f"from {context.name}: {self._task}"[:_DETAIL_CHARS]
+        detail = textwrap.shorten(f"from {context.name}: {self._task}", _DETAIL_CHARS, placeholder=" …")
         turn.context = name
         turn.opening = Opening(context.role, context.name, len(context.conversation), detail, context.is_trainable)
         if reason := episode.why_full(self._agent, turn):

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -191,7 +192,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = Path("runs/demo"),
     seeds: SeedsOption = "16",
 ) -> None:
-    """Roll out every built-in environment, some of them under several history policies. Nothing is downloaded.
+    """Let scripted players play every built-in environment, some under several history policies. Nothing is downloaded.
 
     The demo skips an environment that this machine cannot run or that is nondeterministic, and prints why.
     """
@@ -221,9 +222,13 @@ def demo(
             rows.append(((_short(env), label), TrajectoryReport.of(row, row_samples)))
             trajectories += row
             samples += row_samples
-    print_table(table("What each history policy costs (compact: every 2 steps)", rows, ("environment", "history")))
+    print_text("No model plays here: a script that knows the answers earned the rewards, by the policy 'reference'.")
+    print_text("So the table shows what each history policy costs (compact rewrites the past every 2 steps).\n")
+    print_table(table(f"{episodes} episodes in each row", rows, ("environment", "history")))
     print_failures(trajectories)
     write(folder, trajectories, samples)
+    program = "envsdk" if shutil.which("envsdk") else sys.argv[0]
+    print_text(f"\nNext, look at the episodes in a browser:\n    {shlex.join([program, 'view', str(out)])}")
     if any(trajectory.status == "error" for trajectory in trajectories):
         raise typer.Exit(1)
 

@@ -49,11 +49,13 @@ class TrajectoryReport:
 
 
 def summary(report: TrajectoryReport) -> Iterator[str]:
-    """Yield lines with facts that the table does not show: how episodes ended, and the metrics."""
+    """Yield lines with facts that the table does not show: how episodes ended, breaks by reason, and the metrics."""
     facts, metrics = report.tally, dict(sorted(report.tally.metrics.items()))
     if facts.scored < facts.episodes:
         yield f"scored {facts.scored} of {facts.episodes}: the mean reward is over these"
-    yield "ended: " + ", ".join(f"{count} {reason}" for reason, count in sorted(facts.stop_reasons.items()))
+    for name, counts in (("ended", facts.stop_reasons), ("breaks", facts.breaks)):
+        if counts:
+            yield f"{name}: " + ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
     calls, errors = metrics.pop("tool_calls", None), metrics.pop("tool_errors", 0)
     crashes = metrics.pop("tool_crashes", 0)
     if calls is not None:
@@ -62,9 +64,8 @@ def summary(report: TrajectoryReport) -> Iterator[str]:
         yield "metrics: " + ", ".join(f"{name} {value:g}" for name, value in metrics.items())
 
 
-# Headings have two lines and numbers never wrap, so that the table fits into 80 columns.
-_COLUMNS = ("epi-\nsodes", "mean\nreward", "\nsteps", "breaks by\nreason", "sam-\nples")
-_TOKEN_COLUMNS = ("ob-\nserved", "as\nsamples", "as a\ntree")
+# Headings are whole words and numbers never wrap, so that a row is one line of 80 columns.
+_COLUMNS = ("mean\nreward", "\nsteps", "\nbreaks", "\nsamples", "tokens\nobserved", "as\nsamples", "as a\ntree")
 
 
 def table(title: str, rows: Sequence[tuple[Sequence[str], TrajectoryReport]], labels: Sequence[str]) -> "Table":
@@ -79,23 +80,18 @@ def table(title: str, rows: Sequence[tuple[Sequence[str], TrajectoryReport]], la
     from rich.table import Table
     from rich.text import Text
 
-    caption = "Tokens observed, tokens trained as separate samples, tokens trained as a prefix tree."
+    caption = "Tokens observed; tokens trained as samples, or as a tree."
     drawn = Table(
         title=Text(on_one_line(title), "italic"), caption=caption, box=SIMPLE_HEAD, padding=0, show_edge=False
     )
     for label in labels:
         drawn.add_column("\n" + label, no_wrap=True)
-    for column in (*_COLUMNS, *_TOKEN_COLUMNS):
-        if column.startswith("breaks"):
-            drawn.add_column(column, min_width=13, overflow="fold")
-        else:
-            drawn.add_column(column, justify="right", no_wrap=True)
+    for column in _COLUMNS:
+        drawn.add_column(column, justify="right", no_wrap=True)
     for names, report in rows:
         facts = report.tally
-        failed = f" ({facts.failed} failed)" if facts.failed else ""
         mean = "–" if facts.mean_reward is None else f"{facts.mean_reward:.3f}"
-        breaks = [f"{count} {reason}".replace("_", "_\n", 1) for reason, count in sorted(facts.breaks.items())]
+        counts = facts.steps, sum(facts.breaks.values()), report.samples
         tokens = [f"{count:,}" for count in (facts.observed_tokens, report.sample_tokens, report.tree_tokens)]
-        cells = f"{facts.episodes}{failed}", mean, str(facts.steps), "\n".join(breaks) or "none", str(report.samples)
-        drawn.add_row(*(Text(visible(cell)) for cell in (*names, *cells, *tokens)))
+        drawn.add_row(*(Text(visible(cell)) for cell in (*names, mean, *map(str, counts), *tokens)))
     return drawn

@@ -42,7 +42,9 @@ def view(
     resources = Resources([Source(run) for run in runs], follow=follow)
     if html is not None:
         count = write_page(html, resources, parse_filter(filter))
-        print_text(f"wrote {count} episodes to {html} ({html.stat().st_size / 1e6:,.1f} MB)")
+        print_text(
+            f"wrote {count} {'episode' if count == 1 else 'episodes'} to {html} ({html.stat().st_size / 1e6:,.1f} MB)"
+        )
         return
     if terminal:
         from ..viewer.terminal._app import TerminalViewer

@@ -60,5 +60,6 @@ def add_reference(
         whose = f"the reference's logprobs of sample {index}, of trajectory {sample.trajectory_id!r}"
         given = computed[index] if is_model else reference(sample.tokens.copy())
         logprobs = np.where(sample.mask, np.minimum(logprobs_of(given, sample, whose), 0), 0)
-        found.append(replace(sample, reference_logprobs=logprobs.astype(np.float32)))
+        metadata = {name: value for name, value in sample.metadata.items() if name != "teacher"}
+        found.append(replace(sample, reference_logprobs=logprobs.astype(np.float32), metadata=metadata))
     return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..diagnostics._history_gap import History, Renderers, episodes_of, past, replies_of, reply_logprobs
+from ..diagnostics._history_gap import History, Renderers, episodes_of, name_of, past, replies_of, reply_logprobs
 from ..diagnostics._inputs import valid_samples
 from ..errors import ConfigError, InvalidSample
 from ..rendering._vision import Vision
@@ -40,8 +40,9 @@ def add_teacher(
         vision: The image processor; see `add_reference`.
 
     Returns:
-        New samples in the same order, with `reference_logprobs`: float32 of shape (L,), 0.0 where mask is False. A
-        token that the teacher's past does not have (a summary, which is not requested there) has the sampler's
+        New samples in the same order, with `reference_logprobs`: float32 of shape (L,), 0.0 where mask is False, and
+        with the name of the history policy as `metadata["teacher"]`, by which the viewer shows the history gap. A token
+        that the teacher's past does not have (a summary, which is not requested there) has the sampler's
         log-probability: it teaches nothing.
 
     Raises:
@@ -80,5 +81,6 @@ def add_teacher(
                 )
             logprobs[unknown] = sample.logprobs[unknown]
         teaching = np.where(sample.mask, np.minimum(logprobs, 0), 0).astype(np.float32)
-        found.append(replace(sample, reference_logprobs=teaching))
+        metadata = {**sample.metadata, "teacher": name_of(history)}
+        found.append(replace(sample, reference_logprobs=teaching, metadata=metadata))
     return found

@@ -134,7 +134,7 @@ def history_gap(
         second = reply_logprobs(played, model, temperature=temperature, vision=vision)
         missing = sum(int(np.count_nonzero(~np.isnan(second[key]))) for key in second.keys() - first.keys())
         if missing:
-            left_out.append(f"{episode.id}: {missing} sampled tokens that only {_name_of(b)} has")
+            left_out.append(f"{episode.id}: {missing} sampled tokens that only {name_of(b)} has")
         last: dict[str, tuple[str, int]] = {}  # by context, the reason of its last break, and the replies since
         for step, key in zip(played.steps, replies_of(played), strict=True):
             reason, distance = last.get(step.context, ("", 0))
@@ -155,8 +155,8 @@ def history_gap(
     if not everything:
         raise ConfigError("no sampled token is in both pasts, so there is nothing to compare: give other episodes")
     return HistoryGap(
-        a=_name_of(a),
-        b=_name_of(b),
+        a=name_of(a),
+        b=name_of(b),
         all=_estimate(everything),
         by_step=_estimates(by_step),
         by_reason={key: _estimate(gaps) for key, gaps in by_reason.items()},
@@ -252,7 +252,8 @@ def _estimates(gaps: "Mapping[int, Sequence[NDArray[np.float64]]]") -> dict[int,
     return {key: _estimate(gaps[key]) for key in sorted(gaps)}
 
 
-def _name_of(history: History | None) -> str:
+def name_of(history: History | None) -> str:
+    """Return the name of a past: of its history policy, or `as played`."""
     if history is None:
         return "as played"
     if isinstance(history, str):

@@ -6,6 +6,7 @@ Each reply is built for the scene in which it is given: the model family, the to
 import contextlib
 import re
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ import numpy as np
 from ..authoring._env import Env
 from ..authoring._tool_env import ToolEnv
 from ..contexts._protocol import Action, FinishReason
-from ..errors import RenderError
+from ..errors import PlainTagsWarning, RenderError
 from ..messages import Message, ToolCall, ToolSchema
 from ..rendering.renderer import Renderer
 from ._env_checks import check_in_range, check_sound
@@ -370,10 +371,13 @@ def _built(episodes: Episodes, reply: Reply, env: Env, seed: int, number: int) -
         except Exception as error:  # after unusual replies, the reference policy may have no reply
             raise NoPolicyReply from error
 
-    try:
-        return reply.build(Scene(context.renderer, context.tools, policy_reply, np.random.default_rng([seed, number])))
-    except (RenderError, NoPolicyReply):
-        return None
+    scene = Scene(context.renderer, context.tools, policy_reply, np.random.default_rng([seed, number]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlainTagsWarning)  # replies have tags as text on purpose
+        try:
+            return reply.build(scene)
+        except (RenderError, NoPolicyReply):
+            return None
 
 
 # Tools: every call gets a tool message, regardless of its arguments.

@@ -4,7 +4,8 @@ import json
 import math
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
@@ -261,35 +262,59 @@ def distinct_tasks(episodes: Episodes) -> str:
     return f"{len(seed_of)} of {len(episodes.seeds)}"
 
 
+_ROWS = 20_000
+"""The number of rows of each split that are compared."""
+
+
 def splits(episodes: Episodes) -> str:
-    """Check that no task is in two splits."""
+    """Check that no task is in two splits: by the rows of an environment with `tasks`, else by playing seeds."""
     field = episodes.sample.Config.model_fields.get("split")
     if field is None:
         raise NotPossible('there is no option `split`: add a field `split: Split = "train"` to the Config')
-    if episodes.sample.spec is not None and episodes.sample.spec.kwargs.get("tasks") is not None:
+    spec, maker = episodes.sample.spec, episodes.subject.maker
+    given = (maker.keywords if isinstance(maker, partial) else {}) | ({} if spec is None else spec.kwargs)
+    if given.get("tasks") is not None:
         raise NotPossible("the tasks are passed as `tasks`, so they do not depend on the split")
     names: tuple[Any, ...] = get_args(field.annotation) or ("train", "test")
-    found: dict[str, tuple[Any, int]] = {}
+    found: dict[str, tuple[Any, str, int]] = {}
     for split in names:
-        is_default = split == episodes.sample.config.split
-        for seed in episodes.seeds if is_default else episodes.half_of_seeds:
-            if is_default:
-                trajectory = episodes.play(episodes.policy, seed)
-            else:
-                with (
-                    episodes.attempt(seed, f"the {episodes.policy} policy with split={split!r}"),
-                    closing(episodes.subject.make_with(split=split)) as env,
-                ):
-                    trajectory = roll_out(env, episodes.policy, seed)
-            task = _task(trajectory, with_replies=episodes.has_reference)
-            other, at = found.setdefault(task, (split, seed))
+        for task, kind, at in _tasks_of(episodes, split):
+            other, _, other_at = found.setdefault(task, (split, kind, at))
             if other != split:
+                advice = (
+                    "keep each row in one file or list"
+                    if kind == "row"
+                    else "draw tasks with envsdk.authoring.tasks.draw_in_split"
+                )
                 raise CheckFailure(
-                    f"the task of split={split!r} is also the task of seed {at} with split={other!r}: draw "
-                    "tasks with envsdk.authoring.tasks.draw_in_split",
-                    seed,
+                    f"the task of {kind} {at} with split={split!r} is also the task of {kind} {other_at} with "
+                    f"split={other!r}: {advice}",
+                    at if kind == "seed" else None,
                 )
     return f"{len(found)} tasks in {', '.join(map(repr, names))}"
+
+
+def _tasks_of(episodes: Episodes, split: Any) -> Iterator[tuple[str, str, int]]:
+    """Yield an identifier of each task of a split, with the row or seed that has it."""
+    is_default = split == episodes.sample.config.split
+    env = episodes.sample if is_default else episodes.subject.make_with(split=split)
+    rows = env.tasks
+    if env is not episodes.sample:
+        env.close()
+    if rows is not None:
+        for row in range(min(len(rows), _ROWS)):
+            yield json.dumps(rows[row], default=repr, sort_keys=True), "row", row
+        return
+    for seed in episodes.seeds if is_default else episodes.half_of_seeds:
+        if is_default:
+            trajectory = episodes.play(episodes.policy, seed)
+        else:
+            with (
+                episodes.attempt(seed, f"the {episodes.policy} policy with split={split!r}"),
+                closing(episodes.subject.make_with(split=split)) as env,
+            ):
+                trajectory = roll_out(env, episodes.policy, seed)
+        yield _task(trajectory, with_replies=episodes.has_reference), "seed", seed
 
 
 def _task(trajectory: Trajectory, *, with_replies: bool) -> str:

@@ -6,9 +6,11 @@ import inspect
 import json
 import pickle
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import gymnasium
@@ -72,7 +74,7 @@ class Subject:
         module, path = getattr(make, "__module__", "__main__"), getattr(make, "__qualname__", "")
         is_importable = path and "<" not in path and module != "__main__"
         names = (f"{module}.{path}", module) if is_importable else ("", "")
-        name, maker = str(getattr(make, "__name__", make)), cast("Callable[..., Env]", make)
+        name, maker = str(getattr(getattr(make, "func", make), "__name__", make)), cast("Callable[..., Env]", make)
         return cls(name, maker, maker, maker, *names)
 
     def make_with(self, **options: Any) -> Env:
@@ -118,7 +120,11 @@ class Subject:
             return ""
         arguments = f"{self.expression}, seeds={seeds}, only={json.dumps(check)}"
         imports = f"import {self.module}; from envsdk.testing import check_env"
-        return f"python -c {shlex.quote(f'{imports}; check_env({arguments}).raise_if_failed()')}"
+        command = f"python -c {shlex.quote(f'{imports}; check_env({arguments}).raise_if_failed()')}"
+        file = Path(getattr(sys.modules.get(self.module), "__file__", None) or "")
+        root = file.parents[self.module.count(".") + (file.stem == "__init__")] if file.is_absolute() else Path.cwd()
+        is_found = root == Path.cwd() or "site-packages" in root.parts
+        return command if is_found else f"PYTHONPATH={shlex.quote(str(root))} {command}"
 
 
 def _of_spec(spec: EnvSpec) -> Subject:

@@ -11,6 +11,11 @@ _INTERRUPTED = (StopReason.ABORTED, StopReason.IDLE, StopReason.SHUTDOWN)
 """Ends that neither the model nor the environment decided."""
 
 
+def ending(status: str, stop_reason: str) -> str:
+    """Return how an episode ended, with the reason where it says more: `terminated`, `truncated (max_steps)`."""
+    return status if stop_reason in ("", status) else f"{status} ({stop_reason})"
+
+
 def is_judged(status: str, stop_reason: str, *, has_reward: bool) -> bool:
     """Return whether the reward of an episode means something, if the episode did not fail.
 

@@ -24,7 +24,7 @@ from ._fragments import fragment
 from ._media import embedded, read_embedded
 from ._replay import Paths, Prompt, placed_images, replay
 from ._samples import Sample, loss_weights
-from ._scoring import is_judged, why_not_scored
+from ._scoring import ending, is_judged, why_not_scored
 from ._segments import LossRule, TrainedSegment, segments, trained_steps
 from ._steps import Origin, Step, StoredFinalTurn
 from ._stored import Json, JsonObject, StoredBreak, StoredRecord, dump_media, pack, record_of
@@ -116,7 +116,7 @@ class Trajectory(StoredRecord):
             for message in log.messages
         ]
         facts = {
-            "status": f"{self.status} ({self.stop_reason})",
+            "status": ending(self.status, self.stop_reason),
             "reward": self.reward_text.removeprefix("reward "),
             "steps": len(self.steps),
             "contexts": len(self.contexts) if len(self.contexts) > 1 else None,

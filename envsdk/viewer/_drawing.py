@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from .._visible import on_one_line
+from ..trajectories._scoring import ending
 from ._json import EpisodeJSON, LinkJSON, StepJSON
 from ._transcript import break_text
 
@@ -85,7 +86,7 @@ class _Lanes:
             lanes = self._with(self._lane(final["context"]), _CUT)
             yield DrawnRow("rewrite", lanes, on_one_line(f"at the end {break_text(final)}"))
         reward = f"not scored ({shown['not_scored']})" if shown["reward"] is None else f"reward {shown['reward']:g}"
-        yield DrawnRow("end", "", on_one_line(f"{shown['status']} ({shown['stop_reason']}), {reward}"))
+        yield DrawnRow("end", "", on_one_line(f"{ending(shown['status'], shown['stop_reason'])}, {reward}"))
 
     def _before(self, step: StepJSON, links: Sequence[LinkJSON]) -> Iterator[DrawnRow]:
         """Yield the rows before a step: returns, then a handoff or another switch, or a rewrite."""

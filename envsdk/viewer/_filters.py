@@ -12,6 +12,7 @@ which all other terms hold. Upper and lower case are the same. The page of the v
 TypeScript; the cases of `tests/viewer/filter_cases.json` hold for both.
 """
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -154,8 +155,9 @@ def _term(text: str, position: int) -> Callable[[EpisodeRow], bool] | TextTerm:
                 return TextTerm(tuple(values), is_negated)
             texts = NAMES.get(field) or TEXTS.get(field)
             if texts is None and field != CONTENTS:
-                kind = f"is a number, such as {field}>=1" if field in NUMBERS else "is unknown"
-                raise ValueError(f"{field!r} {kind}; expected {', '.join([*NAMES, *TEXTS])} or {CONTENTS}")
+                expected = f"expected {', '.join([*NAMES, *TEXTS])} or {CONTENTS}"
+                is_number = f"{field!r} is a number, such as {field}>=1; {expected}"
+                raise ValueError(is_number if field in NUMBERS else _unknown(field, expected))
             if texts is None or not values:
                 raise ValueError(f"{field}: needs a value, such as {field}:word")
             holds = (
@@ -168,6 +170,12 @@ def _term(text: str, position: int) -> Callable[[EpisodeRow], bool] | TextTerm:
     except ValueError as error:
         raise InvalidFilter(str(error), position, len(text)) from None
     return (lambda row: not holds(row)) if is_negated else holds
+
+
+def _unknown(field: str, expected: str) -> str:
+    """Return an error's message, which suggests the field that is meant, or else lists those that there are."""
+    near = difflib.get_close_matches(field.lower(), [*NUMBERS, *NAMES, *TEXTS, CONTENTS], n=1)
+    return f"{field!r} is unknown; {f'did you mean {near[0]}?' if near else expected}"
 
 
 def _contains(fields: Iterable[_Texts], values: Sequence[str]) -> Callable[[EpisodeRow], bool]:
@@ -185,9 +193,9 @@ def _comparison(field: str, operator: str, given: str) -> Callable[[EpisodeRow],
     group, dot, name = field.partition(".")
     number, values = NUMBERS.get(key), _GROUPS.get(group.lower()) if dot else None
     if number is None and values is None:
-        is_text = key in {*NAMES, *TEXTS, CONTENTS}
-        kind = f"is matched with a string, such as {field}:..." if is_text else "is unknown"
-        raise ValueError(f"{field!r} {kind}; expected {', '.join(NUMBERS)}, reward.NAME, metric.NAME or break.REASON")
+        expected = f"expected {', '.join(NUMBERS)}, reward.NAME, metric.NAME or break.REASON"
+        is_text = f"{field!r} is matched with a string, such as {field}:...; {expected}"
+        raise ValueError(is_text if key in {*NAMES, *TEXTS, CONTENTS} else _unknown(field, expected))
     if _NUMBER.fullmatch(given) is None:
         raise ValueError(f"{field}{operator} needs a number such as 0.5, not {given!r}")
     wanted = float(given)

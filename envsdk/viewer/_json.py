@@ -236,6 +236,7 @@ class TokensJSON(TypedDict):
     controls: list[int]
     logprobs: list[float | None]
     reference_logprobs: list[float | None] | None
+    teacher: str | None
     advantages: list[float | None] | None
     steps: list[tuple[int, int]]
     sampled: list[tuple[int, bool]]

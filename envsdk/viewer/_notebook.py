@@ -21,7 +21,6 @@ from ._page import write_page
 from ._resources import Resources
 from ._sources import Source
 
-_EPISODE = "#/run/0/1"
 _LARGEST_FRAME = 1_400_000
 """The maximum size of a page in a frame, in bytes: Chromium refuses base64 addresses of more than 2 MiB."""
 _HEIGHT = 640
@@ -40,7 +39,7 @@ class TrajectoryPage:
     @property
     def url(self) -> str:
         """The address of the episode in the file."""
-        return self.path.resolve().as_uri() + _EPISODE
+        return self.path.resolve().as_uri()
 
     def __repr__(self) -> str:
         return f"<TrajectoryPage {str(self.path)!r}>"
@@ -50,7 +49,7 @@ class TrajectoryPage:
         page = self.path.read_bytes()
         if len(page) > _LARGEST_FRAME:
             return f"<p>The page is too large for a notebook ({len(page) / 1e6:.1f} MB). Open {escape(self.url)}</p>"
-        source = f"data:text/html;base64,{base64.b64encode(page).decode()}{_EPISODE}"
+        source = f"data:text/html;base64,{base64.b64encode(page).decode()}"
         style = f"width:100%;height:{_HEIGHT}px;border:1px solid currentColor"
         return f'<iframe title="Trajectory" sandbox="allow-scripts" style="{style}" src="{source}"></iframe>'
 

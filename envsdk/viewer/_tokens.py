@@ -36,11 +36,13 @@ def context_tokens(
         `ids`: the token ids, n of them. `texts`: by id, the text of each token that is valid UTF-8. `bytes`: by id,
         the bytes of all others, as hexadecimal digits. `controls`: the ids of control tokens. `logprobs`: n numbers;
         None where a token was observed or the policy gave none. `reference_logprobs`, `advantages`: n numbers or None;
-        None in place of the list if the samples have none. As runs: `steps` (the index of the step), `sampled` (whether
-        the token was sampled), `trained` (the index of the sample that trains it, or None), `samples` (the indices of
-        all samples that have it), `nodes` (the index of the tree's node), `dropped` (the index of the step that dropped
-        it, or None), and `roles` (what it belongs to, or None; the list is empty if that was not recorded). `images`:
-        the images as `[start, stop, SHA-256]`, with the range of their placeholders.
+        None in place of the list if the samples have none. `teacher`: the history policy under which
+        `reference_logprobs` were computed (`credit.add_teacher`); None if they are a trainer's. As runs: `steps` (the
+        index of the step), `sampled` (whether the token was sampled), `trained` (the index of the sample that trains
+        it, or None), `samples` (the indices of all samples that have it), `nodes` (the index of the tree's node),
+        `dropped` (the index of the step that dropped it, or None), and `roles` (what it belongs to, or None; the list
+        is empty if that was not recorded). `images`: the images as `[start, stop, SHA-256]`, with the range of their
+        placeholders.
 
     Raises:
         InvalidRecord: If there is no such context, the steps do not fit the logs, or the stored samples are not this
@@ -80,6 +82,7 @@ def context_tokens(
         "controls": controls,
         "logprobs": _numbers(np.where(is_sampled, log.logprobs, np.nan)),
         "reference_logprobs": added["reference_logprobs"],
+        "teacher": next((str(one.metadata["teacher"]) for one in samples if "teacher" in one.metadata), None),
         "advantages": added["advantage"],
         "steps": [(step.start, index) for index, step in steps if step.start < step.stop],
         "sampled": _runs(is_sampled),

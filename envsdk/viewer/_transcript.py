@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from .._visible import on_one_line, visible
+from ..trajectories._scoring import ending
 from ..trajectories._trajectory import Trajectory
 from ._contents import Hit
 from ._episodes import episode, image_name
@@ -75,8 +76,8 @@ def transcript(trajectory: Trajectory, shown: EpisodeJSON | None = None) -> Iter
         InvalidRecord: If the steps do not fit the logs.
     """
     shown = episode(trajectory) if shown is None else shown
-    end = trajectory.error or trajectory.stop_reason
-    heading = on_one_line(f"{trajectory.id}: {trajectory.status} ({end}), {trajectory.reward_text}")
+    end = ending(trajectory.status, trajectory.error or trajectory.stop_reason)
+    heading = on_one_line(f"{trajectory.id}: {end}, {trajectory.reward_text}")
     renderer = _renderer_of(trajectory)
     yield TranscriptEntry("episode", "", (heading,), parts=(TranscriptPart("note", renderer),) if renderer else ())
     for context in shown["contexts"]:

@@ -1,8 +1,10 @@
-"""Check the built site for problems that the site generator does not report: `make docs` runs it last.
+"""Finish the built site, and check it for problems that the site generator does not report: `make docs` runs it last.
 
-A page loads nothing from other servers, and every public name, every command and every error has an anchor.
+In the search, an entry of the reference has its full name, so that a word finds the guides first. A page loads nothing
+from other servers, and every public name, every command and every error has an anchor.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,16 @@ from .reference import documented_paths
 
 LOADED = re.compile(r"<(?:script|img|source|iframe)\b[^>]*\bsrc=\"?https?:[^>]*>|<link\b[^>]*\bhref=\"?https?:[^>]*>")
 ANCHOR = re.compile(r"\bid=\"?([^\s\">]+)")
+
+
+def name_entries(search: Path = OUTPUT / "site" / "search.json") -> None:
+    """Give the entries of the reference their full names as titles: `envsdk.rewards.judge` instead of `judge`."""
+    index = json.loads(search.read_text(encoding="utf-8"))
+    for item in index["items"]:
+        page, _, anchor = item["location"].partition("#")
+        if page.startswith("reference/") and "." in anchor:
+            item["title"] = anchor
+    search.write_text(json.dumps(index), encoding="utf-8")
 
 
 def problems(site: Path = OUTPUT / "site") -> Iterator[str]:
@@ -38,6 +50,7 @@ def has_anchor(path: str, anchors: set[str]) -> bool:
 
 
 if __name__ == "__main__":
+    name_entries()
     found = list(problems())
     print("\n".join(found) or "every public name and error has an entry, and no page loads anything from elsewhere")
     sys.exit(1 if found else 0)

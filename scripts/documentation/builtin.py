@@ -13,11 +13,11 @@ from .commands import cell
 from .formats import stored_fields
 
 WITHOUT_MEMBERS = "    options:\n      heading_level: 3\n      members: false\n"
-ENVIRONMENTS = """# Built-in environments
+ENVIRONMENTS = """# Options of the built-in environments
 
 `envsdk.make(id, **options)` makes an environment. It also accepts the options of [`Env`][envsdk.Env].
 """
-RENDERERS = """# Built-in renderers
+RENDERERS = """# Options of the built-in renderers
 
 `envsdk.get_renderer(name, tokenizer, **options)` makes a renderer. [Renderers](../renderers.md) compares them.
 """

@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+import tomllib
 
 from envsdk.cli._explain import ErrorExplanation, explanations
 
@@ -19,13 +20,30 @@ them and compare its message.
 
 
 def errors_page() -> str:
-    """Return the page."""
-    return "\n".join([INTRODUCTION, *(section(entry) for entry in explanations().values())])
+    """Return the page: each error is in the group of the site's navigation that has the page which it refers to."""
+    navigation = tomllib.loads((CHECKOUT / "docs" / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
+    group_of = {
+        page: title
+        for entry in navigation
+        for title, pages in entry.items()
+        for page in re.findall(r"[\w/-]+\.md", str(pages))
+    }
+    group_of |= dict.fromkeys(("errors.md", "start.md", "explanation/breaks.md"), "In any part")
+    groups: dict[str, list[ErrorExplanation]] = {title: [] for title in ("In any part", *group_of.values())}
+    for entry in explanations().values():
+        groups[group_of[entry.see.partition("#")[0]]].append(entry)
+    parts = [INTRODUCTION, "| part | errors |\n|---|---|"]
+    for title, entries in groups.items():
+        names = ", ".join(f"[{one.name}](#{one.name.lower()})" for one in entries)
+        parts += [f"| {title} | {names} |"] if entries else []
+    for title, entries in groups.items():
+        parts += [f"\n## {title}\n", *map(section, entries)] if entries else []
+    return "\n".join(parts)
 
 
 def section(entry: ErrorExplanation) -> str:
     """Return the section of an error."""
-    parts = [f"## {entry.name}\n", f"{entry.meaning}\n", f"**Why it happens.** {entry.why}\n"]
+    parts = [f"### {entry.name}\n", f"{entry.meaning}\n", f"**Why it happens.** {entry.why}\n"]
     parts.append(f"**What to do.** {entry.do}\n")
     if entry.message:
         parts.append(f"A typical message:\n\n```text\n{wrapped(entry.message)}\n```\n")

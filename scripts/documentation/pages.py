@@ -41,7 +41,7 @@ def write_pages(output: Path = OUTPUT, *, has_versions: bool = False) -> None:
     text = configuration()
     write(output / "zensical.toml", text + MENU if has_versions else text)
     for drawing in (CHECKOUT / "docs").rglob("*"):
-        if drawing.suffix in (".png", ".svg", ".css", ".json"):
+        if drawing.suffix in (".png", ".svg", ".css", ".js", ".json"):
             target = output / "pages" / drawing.relative_to(CHECKOUT / "docs")
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(drawing, target)

@@ -1,8 +1,8 @@
 """The conformance kit of environments finds what is broken, names it, and tells how to see it again."""
 
 import asyncio
+import functools
 import json
-import os
 import random
 import re
 import signal
@@ -21,10 +21,12 @@ import gymnasium
 import numpy as np
 import pytest
 from pydantic import BaseModel, Field
+from typer.testing import CliRunner
 
 import envsdk
 from envsdk import Env, errors, tool
 from envsdk import _registry as registry
+from envsdk.cli import app
 from envsdk.testing import Check, EnvReport, check_env
 from envsdk.testing import _env_attacks as env_replies
 from envsdk.testing import _env_episodes as env_episodes
@@ -111,7 +113,7 @@ def test_what_is_broken_fails_its_check_and_no_other(
     assert {check.name for check in report.failed} == expected.keys()
     for check in report.failed:
         assert expected[check.name] in check.detail
-        assert check.command.startswith("python -c ")
+        assert " python -c " in check.command
         assert f"check_env(broken_environments.{env.__name__}, seeds=" in check.command
         assert f'only="{check.name}").raise_if_failed()' in check.command
 
@@ -145,13 +147,23 @@ def test_a_failure_shows_again_with_its_seed_alone(env: type[Env], name: str, se
     assert (again.seed, again.detail) == (first.seed, first.detail)
 
 
-def test_the_command_does_what_it_says() -> None:
+def test_the_command_does_what_it_says_in_any_folder(tmp_path: Path) -> None:
     (check,) = check_env(broken.PaidForNothing, seeds=2, only="null policy").failed
-    command = check.command.replace("python", sys.executable, 1)
-    path = os.pathsep.join([str(Path(broken.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    variables = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, shell=True, capture_output=True, env=variables, check=False)
+    command = check.command.replace(" python", f" {sys.executable}", 1)
+    done = subprocess.run(command, shell=True, capture_output=True, cwd=tmp_path, check=False)
     assert done.returncode == 1 and check.detail in done.stderr.decode()
+
+
+def test_splits_of_data_are_compared_by_all_their_rows(register: Callable[..., str]) -> None:
+    arguments = ["check", "broken_environments:SplitsOfData", "--seeds", "1", "--only", "splits"]
+    printed = [
+        str(check_env(given, seeds=1, only="splits")) for given in (broken.SplitsOfData, register(broken.SplitsOfData))
+    ]
+    for text in (*printed, CliRunner().invoke(app, arguments).output):
+        assert "row 2 with split='test' is also the task of row 7 with split='train': keep each row in one" in text
+    given = functools.partial(broken.SplitsOfData, tasks=[{"word": "a"}])
+    (check,) = check_env(given, seeds=1, only="splits").raise_if_failed().checks
+    assert check.verdict == "NOT POSSIBLE" and "the tasks are passed" in check.detail
 
 
 def test_of_an_id_of_a_plugin_the_command_is_one_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:

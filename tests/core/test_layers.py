@@ -21,7 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "errors",
         "_packages _untrusted",
         "images",
-        "messages limits _specifications _visible",
+        "messages limits _specifications _visible _palette",
         "_cards",
         "rendering",
         "contexts",

@@ -110,7 +110,18 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
     out = tmp_path / "run"
     with ModelServer(stop_logit=9.0, token_s=0.2) as server:
         command = ["rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "seed=1"]
-        command += ["--tokenizer", "embedded", "--seeds", "3", "--group-size", "4", "--max-concurrency", "4", "--out", str(out)]
+        command += [
+            "--tokenizer",
+            "embedded",
+            "--seeds",
+            "3",
+            "--group-size",
+            "4",
+            "--max-concurrency",
+            "4",
+            "--out",
+            str(out),
+        ]
         with subprocess.Popen(
             [*ENVSDK, *command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:

@@ -57,14 +57,14 @@ def test_everything_can_be_written_as_json(trajectory):
         orjson.dumps(context_tokens(trajectory, name, TOKENIZER))
 
 
-def test_the_types_of_the_page_are_those_of_python():
+def test_the_types_and_colors_of_the_page_are_those_of_python():
     sys.path.insert(0, str(CHECKOUT / "scripts"))
     try:
         import viewer_types
     finally:
         sys.path.remove(str(CHECKOUT / "scripts"))
-    text = viewer_types.FILE.read_text(encoding="utf-8")
-    assert text == viewer_types.typescript(), "viewer/src/types.ts is not current: run `make page`"
+    for name, text in viewer_types.files().items():
+        assert (viewer_types.FOLDER / name).read_text(encoding="utf-8") == text, f"{name} is old: run `make page`"
 
 
 @every_episode
@@ -198,6 +198,9 @@ def test_stored_samples_add_advantages_and_log_probabilities_of_a_reference():
     trained = expanded(columns["trained"], len(columns["ids"]))
     assert columns["advantages"] == [None if index is None else float(index) for index in trained]
     assert columns["reference_logprobs"] == [None if index is None else -0.5 for index in trained]
+    assert columns["teacher"] is None
+    samples[0].metadata["teacher"] = "keep"
+    assert context_tokens(STRIP, "main", TOKENIZER, samples)["teacher"] == "keep"
 
 
 def test_stored_samples_of_another_episode_are_refused():

@@ -53,6 +53,11 @@ class Tags(Elements):
         super().handle_starttag(tag, attrs)
 
 
+def test_the_card_of_an_episode_says_once_how_it_ended():
+    assert EPISODE.status == EPISODE.stop_reason == "terminated"
+    assert EPISODE._repr_html_().count("terminated") == 1
+
+
 @pytest.mark.parametrize("name", CARDS)
 def test_a_card_is_small_and_needs_nothing_from_elsewhere(name):
     html = CARDS[name]._repr_html_()
@@ -115,7 +120,7 @@ def test_view_opens_the_page_of_the_episode_in_the_browser(monkeypatch):
     monkeypatch.setattr(notebook.webbrowser, "open", opened.append)
     page = EPISODE.view()
     assert isinstance(page, TrajectoryPage)
-    assert opened == [page.url] and page.url.startswith("file:///") and page.url.endswith("#/run/0/1")
+    assert opened == [page.url] and page.url.startswith("file:///")
     assert page.path.stat().st_size > PAGE.stat().st_size
     found = Tags(page._repr_html_())
     assert found.tags == {"iframe"} and "sandbox" in found.attributes
@@ -131,7 +136,7 @@ def test_view_names_the_tokens_of_the_tokenizer_that_the_episode_has():
 
 def test_a_page_that_is_too_large_for_a_frame_is_named_instead(tmp_path):
     (tmp_path / "large.html").write_bytes(b"x" * 2_000_000)
-    assert "large.html#/run/0/1" in TrajectoryPage(tmp_path / "large.html")._repr_html_()
+    assert "large.html" in TrajectoryPage(tmp_path / "large.html")._repr_html_()
 
 
 def test_a_notebook_displays_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

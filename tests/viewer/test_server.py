@@ -108,7 +108,7 @@ def test_only_chosen_episodes_are_written_into_a_file(run, tmp_path):
 
 def test_the_command_writes_a_file(run, tmp_path):
     answer = CliRunner().invoke(app, ["view", str(run), "--html", str(tmp_path / "page.html"), "--filter", "seed=0"])
-    assert (answer.exit_code, answer.output[:16]) == (0, "wrote 1 episodes")
+    assert (answer.exit_code, answer.output[:16]) == (0, "wrote 1 episode ")
     with pytest.raises(ConfigError, match="cannot follow"):
         CliRunner().invoke(app, ["view", str(run), "--html", "page.html", "--follow"], catch_exceptions=False)
     with pytest.raises(ConfigError, match="into the filter of the page"):

@@ -43,7 +43,7 @@ def test_an_episode_is_chosen_by_its_number_its_id_or_a_filter(run):
     id_ = first.partition(": ")[0]
     assert show(run, id_) == first
     both = show(run, f"group:{id_.partition('#')[0]} status:terminated")
-    assert both.count(": terminated (") == 2 and both.startswith(first)
+    assert both.count(": terminated, ") == 2 and both.startswith(first)
 
 
 def test_a_text_in_the_contents_chooses_and_what_was_found_is_printed_first(tmp_path):

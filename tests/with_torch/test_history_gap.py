@@ -155,6 +155,7 @@ def test_the_report_of_a_run_has_the_gap(needing: Any, tmp_path: Path) -> None:
 def test_a_teacher_gives_each_token_what_it_says_with_the_whole_past(needing: Any) -> None:
     trajectory = played(0, needs=True)
     samples = add_teacher(trajectory.samples(), needing, trajectory)
+    assert {sample.metadata["teacher"] for sample in samples} == {"keep"}
     (kept,) = trajectory.under("keep").samples()
     with torch.no_grad():
         expected = torch.cat(logprobs_separate(needing, [kept])).numpy()

@@ -5,11 +5,11 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type RunRows, episodeOf, store, tokensOf } from "./data";
 import { Content } from "./image";
 import { useKeys } from "./keys";
-import { Breaks, Reward, Status, groupsOf, mean, rewardsOf } from "./list";
+import { Breaks, Reward, Status, groupsOf, mean, outcomeOf, rewardsOf } from "./list";
 import { change, go, linkTo, numberOf } from "./router";
 import { Block, asText, decimal, number, plural, short, visible } from "./text";
 import type { Context, Episode, Message, EpisodeRow } from "./types";
-import { Rows, reveal, useSeen } from "./virtual";
+import { Rows, reveal, useSeen, useWidth } from "./virtual";
 
 interface Column {
   run: number;
@@ -219,93 +219,143 @@ function TokenDivergence({ columns }: { columns: Column[] }) {
 interface Pair {
   key: string;
   task: string;
-  rows: EpisodeRow[][]; // of each run
+  rows: [EpisodeRow[], EpisodeRow[]]; // of each run
 }
 
 const ROW = 30;
+const WIDE = 700; // pixels
 
-/** The runs, task by task. */
+/** The tasks of two runs: those that both have come first, since they have a difference. */
+function pairsOf(first: RunRows, second: RunRows): Pair[] {
+  const found = new Map<string, Pair>();
+  [first, second].forEach((state, run) => {
+    for (const group of groupsOf(state.rows.filter((row) => row.status !== "damaged"))) {
+      const pair = found.get(group.key) ?? { key: group.key, task: group.rows[0]!.task, rows: [[], []] };
+      pair.rows[run] = group.rows;
+      found.set(group.key, pair);
+    }
+  });
+  return [...found.values()].sort((a, b) => Number(isInBoth(b)) - Number(isInBoth(a)));
+}
+
+const isInBoth = (pair: Pair) => pair.rows.every((rows) => rows.length > 0);
+
+/** The two runs that share most tasks. */
+function likeliest(runs: RunRows[]): [number, number] {
+  const keys = runs.map((state) => new Set(groupsOf(state.rows.filter((row) => row.status !== "damaged")).map((group) => group.key)));
+  let [best, most]: [[number, number], number] = [[0, 1], -1];
+  keys.forEach((own, first) =>
+    keys.slice(first + 1).forEach((other, at) => {
+      const shared = [...own].filter((key) => other.has(key)).length;
+      if (shared > most) [best, most] = [[first, first + 1 + at], shared];
+    }),
+  );
+  return best;
+}
+
+/** Two runs, task by task: which two, the address says. */
 export function Runs({ runs, query }: { runs: RunRows[]; query: Record<string, string> }) {
   const box = useRef<HTMLDivElement>(null);
+  const isWide = useWidth(box) >= WIDE;
   const isByDifference = query.sort === "difference";
+  const rowCount = runs.reduce((sum, state) => sum + state.rows.length, 0);
+  const guessed = useMemo(() => likeliest(runs), [rowCount]);
+  const chosen = (given: string | undefined, guess: number) => (given !== undefined && runs[Number(given)] ? Number(given) : guess);
+  const [first, second] = [chosen(query.first, guessed[0]), chosen(query.second, guessed[1])];
   const pairs = useMemo(() => {
-    const found = new Map<string, Pair>();
-    runs.forEach((state, run) => {
-      for (const group of groupsOf(state.rows.filter((row) => row.status !== "damaged"))) {
-        const pair = found.get(group.key) ?? { key: group.key, task: group.rows[0]!.task, rows: runs.map(() => []) };
-        pair.rows[run] = group.rows;
-        found.set(group.key, pair);
-      }
-    });
-    const all = [...found.values()];
-    return isByDifference ? all.sort((a, b) => (differenceOf(a) ?? Infinity) - (differenceOf(b) ?? Infinity)) : all;
-  }, [runs.map((state) => state.rows).reduce((sum, rows) => sum + rows.length, 0), isByDifference]);
+    const all = pairsOf(runs[first]!, runs[second]!);
+    return isByDifference ? all.sort((a, b) => (differenceOf(a, rewardsOf) ?? Infinity) - (differenceOf(b, rewardsOf) ?? Infinity)) : all;
+  }, [first, second, rowCount, isByDifference]);
   const seen = useSeen(box, pairs.length, ROW, ROW);
   const selected = Math.min(Math.max(0, Number(query.at ?? 0)), Math.max(0, pairs.length - 1));
   const open = (pair: Pair | undefined) => {
-    const chosen = pair?.rows.flatMap((rows, run) => rows.slice(0, 1).map((row) => `${run}.${row.line}`));
-    if (chosen?.length) go(linkTo(["compare"], { e: chosen.join(",") }));
+    const ids = pair?.rows.flatMap((rows, at) => rows.slice(0, 1).map((row) => `${at ? second : first}.${row.line}`));
+    if (ids?.length) go(linkTo(["compare"], { e: ids.join(",") }));
   };
   const select = (index: number) => change({ at: Math.min(Math.max(0, index), pairs.length - 1) });
   useEffect(() => reveal(box.current, selected, ROW, ROW), [selected]);
+  useEffect(() => {
+    if (document.activeElement?.closest(".top")) box.current?.focus();
+  }, []);
   useKeys([
     { keys: ["ArrowDown", "j"], what: "Next task", run: () => select(selected + 1) },
     { keys: ["ArrowUp", "k"], what: "Previous task", run: () => select(selected - 1) },
     { keys: ["Enter", "o"], what: "Open the episodes side by side", run: () => open(pairs[selected]) },
-    { keys: ["Escape", "u"], what: "Back to the list", run: () => go(linkTo(["run", 0])) },
+    { keys: ["Escape", "u"], what: "Back to the list", run: () => go(linkTo(["run", first])) },
   ]);
-  const template = `minmax(160px, 1fr) minmax(140px, 2fr) repeat(${runs.length}, minmax(110px, 150px)) 100px`;
-  const both = pairs.filter((pair) => differenceOf(pair) !== null);
+  const differences: [string, (rows: EpisodeRow[]) => number[]][] = [
+    ["Reward", rewardsOf],
+    ["Steps", (rows) => rows.map((row) => row.steps)],
+    ["Sampled", (rows) => rows.map((row) => row.sampled_tokens)],
+  ];
+  const shown = differences.slice(0, isWide ? 3 : 1);
+  const template = isWide ? `minmax(150px, 1fr) minmax(120px, 1.6fr) repeat(2, 140px) repeat(3, 84px)` : `minmax(80px, 1fr) repeat(2, 64px) 74px`;
+  const both = pairs.filter(isInBoth);
+  const names = runs.map((state) => visible(state.info.name));
   return (
     <div class="list">
-      <h1 class="unseen">Runs, task by task</h1>
+      <h1 class="unseen">Two runs, task by task</h1>
       <div class="bar-row">
-        <p class="figures">
-          <b>{number(pairs.length)}</b> tasks, <b>{number(both.length)}</b> of them in all runs
-          {both.length > 0 && (
-            <>
-              <span class="dot" />
-              mean difference <b>{decimal(mean(both.map((pair) => differenceOf(pair)!)))}</b>
-            </>
-          )}
-        </p>
+        {([["first", first], ["second", second]] as const).map(([which, at]) => (
+          <label class="choice">
+            {which === "first" ? "First" : "Second"}
+            <select value={at} onChange={(event) => change({ [which]: event.currentTarget.value, at: undefined })}>
+              {names.map((name, index) => (
+                <option value={index}>{name}</option>
+              ))}
+            </select>
+          </label>
+        ))}
         <button type="button" aria-pressed={isByDifference} onClick={() => change({ sort: isByDifference ? undefined : "difference" })}>
           Largest loss first
         </button>
+        <p class="figures">
+          <b>{number(both.length)}</b> {both.length === 1 ? "task" : "tasks"} in both
+          {pairs.length > both.length && <span class="faint">, {number(pairs.length - both.length)} in one of them</span>}
+          {both.length > 0 && (
+            <>
+              <span class="dot" />
+              mean of second less first: reward <Change of={meanDifference(both, rewardsOf)} isOutcome />
+            </>
+          )}
+        </p>
       </div>
-      <div ref={box} class="table" role="grid" tabIndex={0} aria-label="Tasks of the runs" aria-rowcount={pairs.length + 1} aria-activedescendant={selected >= seen.first && selected < seen.stop ? `row-${selected}` : undefined}>
+      <div ref={box} class="table" role="grid" tabIndex={0} aria-label="Tasks of two runs" aria-rowcount={pairs.length + 1} aria-activedescendant={selected >= seen.first && selected < seen.stop ? `row-${selected}` : undefined}>
         <div class="tr th" role="row" aria-rowindex={1} style={{ gridTemplateColumns: template }}>
-          {["Group", "Task"].map((name) => (
-            <div role="columnheader">{name}</div>
-          ))}
-          {runs.map((state) => (
+          {isWide && <div role="columnheader">Group</div>}
+          <div role="columnheader">Task</div>
+          {[first, second].map((at) => (
             <div role="columnheader" class="num">
-              {visible(state.info.name)}
+              {names[at]}
             </div>
           ))}
-          <div role="columnheader" class="num">
-            Difference
-          </div>
+          {shown.map(([name]) => (
+            <div role="columnheader" class="num" title="Second less first, of the means of a task's episodes">
+              Δ {name.toLowerCase()}
+            </div>
+          ))}
         </div>
-        <Rows seen={seen} count={pairs.length} height={ROW} depends={[pairs, selected]}>
+        <Rows seen={seen} count={pairs.length} height={ROW} depends={[pairs, selected, isWide]}>
           {(index) => {
             const pair = pairs[index]!;
-            const difference = differenceOf(pair);
             return (
               <div key={pair.key} id={`row-${index}`} role="row" aria-rowindex={index + 2} aria-selected={index === selected} class={`tr ${index === selected ? "selected" : ""}`} style={{ gridTemplateColumns: template }} onClick={() => open(pair)}>
-                <div role="gridcell">{visible(pair.key)}</div>
+                {isWide && <div role="gridcell">{visible(pair.key)}</div>}
                 <div role="gridcell">{visible(pair.task)}</div>
                 {pair.rows.map((rows) => {
                   const rewards = rewardsOf(rows);
+                  const value = rewards.length ? mean(rewards) : null;
                   return (
                     <div role="gridcell" class="num">
-                      {rewards.length ? <Reward value={mean(rewards)} /> : <span class="faint">–</span>}
+                      {value === null || isWide ? <Reward value={value} /> : <b class={outcomeOf(value)}>{decimal(value)}</b>}
                     </div>
                   );
                 })}
-                <div role="gridcell" class="num">
-                  {difference === null ? <span class="faint">–</span> : <span class={difference < 0 ? "bad" : difference > 0 ? "good" : "faint"}>{`${difference > 0 ? "+" : ""}${decimal(difference)}`}</span>}
-                </div>
+                {shown.map(([name, valuesOf]) => (
+                  <div role="gridcell" class="num">
+                    <Change of={differenceOf(pair, valuesOf)} isOutcome={name === "Reward"} />
+                  </div>
+                ))}
               </div>
             );
           }}
@@ -315,9 +365,20 @@ export function Runs({ runs, query }: { runs: RunRows[]; query: Record<string, s
   );
 }
 
-/** The mean reward of a task in the last run, less that in the first one; null if one of them does not have it. */
-function differenceOf(pair: Pair): number | null {
-  const rewards = pair.rows.map(rewardsOf);
-  const [first, last] = [rewards[0], rewards.at(-1)];
-  return rewards.length > 1 && first?.length && last?.length ? mean(last) - mean(first) : null;
+/** A difference with its sign. One of a reward has the color of an outcome. */
+function Change({ of, isOutcome = false }: { of: number | null; isOutcome?: boolean }) {
+  if (of === null) return <span class="faint">–</span>;
+  const text = isOutcome ? decimal(Math.abs(of)) : short(Number(Math.abs(of).toFixed(1)));
+  return <span class={!of ? "faint" : isOutcome ? outcomeOf(of) : ""}>{`${of > 0 ? "+" : of < 0 ? "−" : ""}${text}`}</span>;
+}
+
+/** The mean of a task's episodes in the second run, less that in the first one; null if one of them does not have it. */
+function differenceOf(pair: Pair, valuesOf: (rows: EpisodeRow[]) => number[]): number | null {
+  const [first, second] = pair.rows.map(valuesOf) as [number[], number[]];
+  return first.length && second.length ? mean(second) - mean(first) : null;
+}
+
+function meanDifference(pairs: Pair[], valuesOf: (rows: EpisodeRow[]) => number[]): number | null {
+  const found = pairs.map((pair) => differenceOf(pair, valuesOf)).filter((one): one is number => one !== null);
+  return found.length ? mean(found) : null;
 }

@@ -5,6 +5,7 @@ import { useState } from "preact/hooks";
 import { folded } from "./folding";
 import { Content, type Place } from "./image";
 import { breakText } from "./lanes";
+import { outcomeOf } from "./list";
 import { numberOf } from "./router";
 import { Block, Visible, asText, number, plural, short, visible } from "./text";
 import type { Call, Context, Episode, Message, Step } from "./types";
@@ -51,7 +52,7 @@ export function Conversation(props: Shown) {
         </p>
       ))}
       {episode.final_break?.context === context.name && (
-        <p class="note bad">
+        <p class="note">
           The last observation was a rewrite ({episode.final_break.reason}), and no reply to it was requested.
         </p>
       )}
@@ -61,8 +62,10 @@ export function Conversation(props: Shown) {
   );
 }
 
-function Origin({ context, onContext }: Shown) {
+function Origin({ context, episode, onContext, onStep }: Shown) {
   if (context.parent === null && context.task === null) return null;
+  const opened = episode.links.find((link) => link.kind === "handoff" && link.to === context.name);
+  const opener = opened && lastStepOf(episode, opened.from, opened.step);
   return (
     <div class="origin">
       {context.parent !== null && (
@@ -71,7 +74,16 @@ function Origin({ context, onContext }: Shown) {
           <button type="button" class="link" onClick={() => onContext(context.parent!)}>
             {visible(context.parent)}
           </button>
-          {context.base !== null && <>, with its first {number(context.inherited_tokens)} tokens as they were</>}
+          {opener && (
+            <>
+              {" "}
+              in{" "}
+              <button type="button" class="link" onClick={() => onStep(opener.index)}>
+                step {numberOf(opener)}
+              </button>
+            </>
+          )}
+          {context.base !== null && <>, with the first {number(context.inherited_tokens)} tokens of {visible(context.base)}</>}
         </p>
       )}
       {context.task !== null && <Block text={asText(context.task)} mono />}
@@ -114,6 +126,33 @@ function EndMark({ episode, context }: Shown) {
   );
 }
 
+/** The last step of a context before a step of another one. */
+const lastStepOf = (episode: Episode, context: string, before: number) =>
+  episode.steps.slice(0, before).findLast((step) => step.context === context);
+
+/** The rewrite that took a reply out of the prompts, if any did. The fold's own call is observed again, so it stays. */
+function dropperOf(episode: Episode, reply: Step, isFold: boolean): Step | undefined {
+  const step = episode.steps.find((one) => one.dropped.some(([context, start, stop]) => context === reply.context && start <= reply.action_start && reply.action_start < stop));
+  const reason = step?.break?.reason ?? "";
+  const isShownAgain = reason === "thinking_stripped" || reason === "template" || (reason === "fold" && isFold && lastStepOf(episode, reply.context, step!.index) === reply);
+  return isShownAgain ? undefined : step;
+}
+
+/** What the tools do by which the model itself decides what stays in its context (`context_tools`). */
+const CONTEXT_TOOLS: Record<string, string> = {
+  fold: "The messages since the last fold leave the prompt. This call stays in their place.",
+  branch: "A detour in a context that begins with all of this one. Of it, only the result stays here.",
+  finish: "The end of the branch. Its parent sees only this result.",
+  note: "Stays visible: after a break, the prompt ends with all notes.",
+  recall: "A search in what left the prompt. The steps in its result count the replies of a context.",
+};
+
+function aboutCall(episode: Episode, call: Call): string | undefined {
+  const { context_tools: tools } = episode.config;
+  const name = call.name === "finish" ? "branch" : call.name;
+  return Array.isArray(tools) && tools.includes(name) ? CONTEXT_TOOLS[call.name] : undefined;
+}
+
 export function BreakMark({ step, onStep }: { step: Step; onStep: (step: number) => void }) {
   const break_ = step.break!;
   return (
@@ -130,7 +169,7 @@ function labelOf(message: Message): string {
 }
 
 function Card(props: Shown & { message: Message; index: number }) {
-  const { run, line, message, index, context, search, selected, episode, onStep, onPrompt, onTokens } = props;
+  const { run, line, message, index, context, search, selected, episode, onStep, onPrompt, onTokens, onContext } = props;
   const steps = message.is_inherited ? [] : message.steps.map((at) => episode.steps[at]!);
   const last = steps.at(-1);
   const isSelected = steps.some((step) => step.index === selected);
@@ -147,6 +186,7 @@ function Card(props: Shown & { message: Message; index: number }) {
             <Rewards step={step} />
             {step.finish_reason !== "stop" && <span class="warn">{step.finish_reason}</span>}
             {step.is_copied && <span class="faint">before the fork</span>}
+            <DroppedMark {...{ episode, step, message, onStep }} />
             <span class="actions">
               <button type="button" class="quiet" onClick={() => onPrompt(step.index)}>
                 prompt
@@ -162,7 +202,7 @@ function Card(props: Shown & { message: Message; index: number }) {
       <Content {...{ run, line, episode, message, search }} />
       {message.content === "" && !message.parts && message.reasoning === null && !message.calls.length && <p class="faint">(empty)</p>}
       {message.calls.map((call, at) => (
-        <CallBox key={at} {...{ run, line, episode, call, search }} result={call.result === null ? null : context.messages[call.result]!} />
+        <CallBox key={at} {...{ run, line, episode, call, search, last, onContext }} result={call.result === null ? null : context.messages[call.result]!} />
       ))}
       {message.errors.map((error) => (
         <p class="error-box">
@@ -176,11 +216,11 @@ function Card(props: Shown & { message: Message; index: number }) {
 export function Rewards({ step }: { step: Step }) {
   const named = Object.entries(step.rewards).filter(([name, value]) => value !== 0 || name !== "reward");
   if (step.reward === null) return null;
-  if (!named.length) return step.reward ? <span class="earned">reward {short(step.reward)}</span> : null;
+  if (!named.length) return step.reward ? <span class={`earned ${outcomeOf(step.reward)}`}>reward {short(step.reward)}</span> : null;
   return (
     <>
       {named.map(([name, value]) => (
-        <span class={value > 0 ? "earned" : value < 0 ? "bad" : "faint"}>
+        <span class={value ? `earned ${outcomeOf(value)}` : "faint"}>
           {visible(name)} {value > 0 ? "+" : ""}
           {short(value)}
         </span>
@@ -204,8 +244,34 @@ function Reasoning({ text, search, isOpenBlock }: { text: string; search: string
   );
 }
 
-function CallBox({ call, result, search, ...place }: Place & { call: Call; result: Message | null; search: string }) {
+function DroppedMark({ episode, step, message, onStep }: { episode: Episode; step: Step; message: Message; onStep: (step: number) => void }) {
+  const dropper = dropperOf(
+    episode,
+    step,
+    message.calls.some((call) => call.name === "fold"),
+  );
+  if (!dropper?.break) return null;
+  return (
+    <button type="button" class="link dropped-mark" title={visible(breakText(dropper))} onClick={() => onStep(dropper.index)}>
+      <span class="swatch dropped" />
+      dropped at step {numberOf(dropper)} ({visible(dropper.break.reason.replaceAll("_", " "))})
+    </button>
+  );
+}
+
+interface CallProps extends Place {
+  call: Call;
+  result: Message | null;
+  search: string;
+  last: Step | undefined; // of the message
+  onContext: (name: string) => void;
+}
+
+function CallBox({ call, result, search, last, onContext, ...place }: CallProps) {
+  const { episode } = place;
   const given = call.arguments;
+  const about = aboutCall(episode, call);
+  const opened = episode.links.filter((link) => link.kind === "handoff" && last && lastStepOf(episode, link.from, link.step) === last);
   const isObject = given !== null && typeof given === "object";
   return (
     <div class={`call ${call.error ? "failed" : ""}`}>
@@ -215,7 +281,13 @@ function CallBox({ call, result, search, ...place }: Place & { call: Call; resul
           <Visible text={call.name || "(no name)"} search={search} />
         </code>
         {call.id && <span class="faint">{visible(call.id)}</span>}
+        {opened.map((link) => (
+          <button type="button" class="link opened" onClick={() => onContext(link.to)}>
+            → {visible(link.to)}
+          </button>
+        ))}
       </div>
+      {about && <p class="faint about-call">{about}</p>}
       {isObject ? (
         <dl class="arguments">
           {Object.entries(given).map(([name, value]) => (

@@ -7,8 +7,9 @@ import { type RunRows, episodeOf } from "./data";
 import { folded } from "./folding";
 import { useKeys } from "./keys";
 import { Lanes, breakText } from "./lanes";
-import { Status, backTo, groupKey, lastList, sideBySide } from "./list";
+import { Status, backTo, groupKey, lastList, outcomeOf, sideBySide } from "./list";
 import { change, go, indexOf, linkTo, numberOf } from "./router";
+import { Share } from "./share";
 import { asText, decimal, number, plural, short, visible } from "./text";
 import { TokenView } from "./tokenview";
 import type { Episode, Hit, Step } from "./types";
@@ -66,9 +67,11 @@ export function EpisodePage({ state, run, line, query }: Props) {
 }
 
 function EpisodeView({ episode, state, run, line, query, move }: Props & { episode: Episode; move: (by: number) => void }) {
-  const context = episode.contexts.find((own) => own.name === query.context) ?? episode.contexts[0];
   const named = indexOf(query.step);
   const selected = named !== null && named < episode.steps.length ? named : null;
+  const wanted = query.context ?? (selected === null ? undefined : episode.steps[selected]!.context);
+  const context = episode.contexts.find((own) => own.name === wanted) ?? episode.contexts[0];
+  const [isSharing, setSharing] = useState(false);
   const view = query.view ?? "conversation";
   const search = query.find ?? "";
   const found = useMemo(() => hitsOf(episode, search ? [folded(search)] : []), [episode, search]);
@@ -128,11 +131,19 @@ function EpisodeView({ episode, state, run, line, query, move }: Props & { episo
           <button type="button" class="quiet" aria-label="Next episode" title="Next episode (])" onClick={() => move(1)}>
             ›
           </button>
-          <h1>{visible(episode.id)}</h1>
-          <Status row={episode} />
+          <h1>
+            Episode {number(line)} <span class="faint">{visible(episode.id)}</span>
+          </h1>
           <span class="head-reward">
-            {episode.reward === null ? `not scored (${episode.not_scored})` : <>reward <b>{decimal(episode.reward)}</b></>}
+            {episode.reward === null ? (
+              `not scored (${episode.not_scored})`
+            ) : (
+              <>
+                reward <b class={outcomeOf(episode.reward)}>{decimal(episode.reward)}</b>
+              </>
+            )}
           </span>
+          <Status row={episode} />
           <span class="faint wide-only">
             {plural(episode.steps.length, "step")} · {number(episode.observed_tokens + episode.sampled_tokens)} tokens
           </span>
@@ -152,6 +163,9 @@ function EpisodeView({ episode, state, run, line, query, move }: Props & { episo
           <a class="button" href={besides()}>
             Side by side
           </a>
+          <button type="button" onClick={() => setSharing(true)}>
+            Share
+          </button>
           {view === "conversation" && (
             <span class="search">
               <input
@@ -174,6 +188,7 @@ function EpisodeView({ episode, state, run, line, query, move }: Props & { episo
           )}
         </div>
       </header>
+      {isSharing && <Share {...{ run, line }} onClose={() => setSharing(false)} />}
       <Lanes
         episode={episode}
         context={context.name}
@@ -253,7 +268,7 @@ function StepPanel({ step, episode, onPrompt, onTokens, onClose }: PanelProps) {
       {step.break && (
         <>
           <h3>{step.break.kind === "rewrite" ? "Break" : "Switch"}</h3>
-          <p class={step.break.kind === "rewrite" ? "cut-text" : ""}>{visible(breakText(step))}</p>
+          <p>{visible(breakText(step))}</p>
         </>
       )}
       <h3>Reward</h3>
@@ -310,7 +325,7 @@ function About({ episode }: { episode: Episode }) {
           ["environment", episode.env],
           ["seed", episode.seed === null ? "none" : String(episode.seed)],
           ["group", episode.group_id ?? "none"],
-          ["status", `${episode.status} (${episode.stop_reason})`],
+          ["status", episode.stop_reason === episode.status ? episode.status : `${episode.status} (${episode.stop_reason})`],
           ["error of", episode.error_kind ?? ""],
           ["samples", `${episode.samples.length}, ${number(episode.samples.reduce((sum, own) => sum + own.tokens, 0))} tokens`],
           ["tree", `${plural(episode.nodes.length, "node")}, ${number(episode.nodes.reduce((sum, own) => sum + own.stop - own.start, 0))} tokens`],

@@ -149,19 +149,39 @@ function numberOf(field: string, fail: (why: string) => never): OfNumber {
   if (has(GROUPS, group)) return (row) => (has(GROUPS[group]!(row), name) ? GROUPS[group]!(row)[name] : group === "break" ? 0 : null);
   if (dot < 0 && has(NUMBERS, field.toLowerCase())) return NUMBERS[field.toLowerCase()]!;
   const isText = has(NAMES, field.toLowerCase()) || has(TEXTS, field.toLowerCase()) || field.toLowerCase() === CONTENTS;
-  const kind = isText ? `is matched with a string, such as ${field}:...` : "is unknown";
-  return fail(`'${field}' ${kind}; expected ${Object.keys(NUMBERS).join(", ")}, reward.NAME, metric.NAME or break.REASON`);
+  const expected = `expected ${Object.keys(NUMBERS).join(", ")}, reward.NAME, metric.NAME or break.REASON`;
+  return fail(isText ? `'${field}' is matched with a string, such as ${field}:...; ${expected}` : unknown(field, expected));
 }
 
 function matched(field: string, given: string, fail: (why: string) => never): Test {
   const texts = has(NAMES, field) ? NAMES[field]! : has(TEXTS, field) ? TEXTS[field]! : null;
   if (!texts) {
-    const kind = has(NUMBERS, field) ? `is a number, such as ${field}>=1` : "is unknown";
-    return fail(`'${field}' ${kind}; expected ${[...Object.keys(NAMES), ...Object.keys(TEXTS)].join(", ")} or ${CONTENTS}`);
+    const expected = `expected ${[...Object.keys(NAMES), ...Object.keys(TEXTS)].join(", ")} or ${CONTENTS}`;
+    return fail(has(NUMBERS, field) ? `'${field}' is a number, such as ${field}>=1; ${expected}` : unknown(field, expected));
   }
   const values = valuesOf(field, given, fail);
   if (has(NAMES, field)) return (row) => texts(row).some((text) => values.includes(folded(text)));
   return (row) => texts(row).some((text) => values.some((value) => folded(text).includes(value)));
+}
+
+/** Return an error's message, which suggests the field that is meant, or else lists those that there are. */
+function unknown(field: string, expected: string): string {
+  const known = [...Object.keys(NUMBERS), ...Object.keys(NAMES), ...Object.keys(TEXTS), CONTENTS];
+  const [near, edits] = known.map((name): [string, number] => [name, editsOf(field.toLowerCase(), name)]).sort((a, b) => a[1] - b[1])[0]!;
+  return `'${field}' is unknown; ${edits <= Math.max(1, near.length / 3) ? `did you mean ${near}?` : expected}`;
+}
+
+/** Return how many characters have to be added, removed or replaced to make one string of another. */
+function editsOf(one: string, other: string): number {
+  let row = [...Array(other.length + 1).keys()];
+  for (let at = 1; at <= one.length; at++) {
+    const next = [at];
+    for (let to = 1; to <= other.length; to++) {
+      next.push(Math.min(row[to]! + 1, next[to - 1]! + 1, row[to - 1]! + Number(one[at - 1] !== other[to - 1])));
+    }
+    row = next;
+  }
+  return row.at(-1)!;
 }
 
 function valuesOf(field: string, given: string, fail: (why: string) => never): string[] {

@@ -4,14 +4,16 @@
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { numberOf } from "./router";
 import { number, plural, short, visible } from "./text";
-import type { Episode, Step } from "./types";
+import { type Episode, LEGEND, type Step } from "./types";
 import { useWidth } from "./virtual";
 
-const LANE = 34;
-const BAR = 16;
 const TOP = 20;
 const LEAST = 5; // pixels of a step
 const GAP = 2;
+const MANY = 5; // contexts; their lanes are low
+
+/** The heights of a lane and of the bar in it, in pixels. */
+const sizesOf = (episode: Episode) => (episode.contexts.length > MANY ? { lane: 25, bar: 12 } : { lane: 34, bar: 16 });
 
 interface Placed {
   step: Step;
@@ -23,12 +25,13 @@ interface Placed {
 /** Return where each step is drawn: in the order of the steps, as wide as its tokens. */
 export function placed(episode: Episode, width: number): { steps: Placed[]; width: number } {
   const lanes = new Map(episode.contexts.map((context, index) => [context.name, index]));
+  const { lane } = sizesOf(episode);
   const tokens = episode.steps.reduce((sum, step) => sum + step.observed + step.sampled, 0) || 1;
   const room = Math.max(200, width - 16, episode.steps.length * (LEAST + GAP + 4)) - episode.steps.length * (LEAST + GAP);
   const scale = room / tokens;
   let x = 8;
   const steps = episode.steps.map((step) => {
-    const own = { step, x, width: LEAST + (step.observed + step.sampled) * scale, y: TOP + (lanes.get(step.context) ?? 0) * LANE };
+    const own = { step, x, width: LEAST + (step.observed + step.sampled) * scale, y: TOP + (lanes.get(step.context) ?? 0) * lane };
     x += own.width + GAP;
     return own;
   });
@@ -47,7 +50,9 @@ export function Lanes({ episode, context, selected, onStep, onContext }: Props) 
   const box = useRef<HTMLDivElement>(null);
   const available = useWidth(box);
   const drawing = useMemo(() => placed(episode, available), [episode, available]);
-  const height = TOP + episode.contexts.length * LANE + 4;
+  const { lane, bar } = sizesOf(episode);
+  const height = TOP + episode.contexts.length * lane + 4;
+  const trained = useMemo(() => new Set(episode.samples.flatMap((sample) => sample.steps)), [episode]);
   useEffect(() => {
     const own = selected === null ? undefined : drawing.steps[selected];
     const element = box.current;
@@ -55,38 +60,83 @@ export function Lanes({ episode, context, selected, onStep, onContext }: Props) 
       element.scrollLeft = own.x - element.clientWidth / 2;
     }
     const lanes = element?.parentElement;
-    if (own && lanes && (own.y < lanes.scrollTop || own.y + LANE > lanes.scrollTop + lanes.clientHeight)) lanes.scrollTop = own.y - 60;
+    if (own && lanes && (own.y < lanes.scrollTop || own.y + lane > lanes.scrollTop + lanes.clientHeight)) lanes.scrollTop = own.y - 60;
   }, [selected, drawing]);
   const breaks = episode.steps.filter((step) => step.break?.kind === "rewrite").length;
   const label = `${plural(episode.contexts.length, "context")}, ${plural(episode.steps.length, "step")}, ${plural(breaks, "rewrite")}, ${plural(episode.links.length, "handoff or return")}`;
   return (
-    <div class="lanes">
-      <div class="lane-names" style={{ paddingTop: `${TOP - 9}px` }}>
-        {episode.contexts.map((own) => (
-          <button type="button" style={{ height: `${LANE}px` }} aria-pressed={own.name === context} onClick={() => onContext(own.name)} title={visible(own.name)}>
-            <span class="lane-name">{visible(own.name.split("/").at(-1) ?? own.name)}</span>
-            <span class="faint">{own.role === own.name.split("/").at(-1)?.replace(/-\d+$/, "") ? "" : visible(own.role)}</span>
-            <span class="lane-tokens">{number(own.tokens)}</span>
-          </button>
-        ))}
-      </div>
-      <div ref={box} class="lane-box" tabIndex={0} role="group" aria-label="Drawing of the contexts">
-        <svg width={drawing.width} height={height} role="img" aria-label={label}>
-          <Definitions />
-          {episode.contexts.map((own, index) => (
-            <line class={own.name === context ? "lane current" : "lane"} x1="0" x2={drawing.width} y1={TOP + index * LANE + BAR / 2} y2={TOP + index * LANE + BAR / 2} />
+    <>
+      <div class="lanes">
+        <div class="lane-names" style={{ paddingTop: `${TOP - (lane - bar) / 2}px` }}>
+          {episode.contexts.map((own) => (
+            <button type="button" style={{ height: `${lane}px` }} aria-pressed={own.name === context} onClick={() => onContext(own.name)} title={visible(own.name)}>
+              <span class="lane-name">{visible(own.name.split("/").at(-1) ?? own.name)}</span>
+              <span class="faint">{isNamedByRole(episode, own) ? "" : visible(own.role)}</span>
+              <span class="lane-tokens">{number(own.tokens)}</span>
+            </button>
           ))}
-          {drawing.steps.map((own) => (
-            <Block own={own} isSelected={own.step.index === selected} onStep={onStep} />
-          ))}
-          <Dropped episode={episode} steps={drawing.steps} />
-          <Links episode={episode} steps={drawing.steps} />
-          {drawing.steps.map((own) => own.step.break?.kind === "rewrite" && <Cut own={own} />)}
-        </svg>
+        </div>
+        <div ref={box} class="lane-box" tabIndex={0} role="group" aria-label="Drawing of the contexts">
+          <svg width={drawing.width} height={height} role="img" aria-label={label}>
+            <Definitions />
+            {episode.contexts.map((own, index) => (
+              <line class={own.name === context ? "lane current" : "lane"} x1="0" x2={drawing.width} y1={TOP + index * lane + bar / 2} y2={TOP + index * lane + bar / 2} />
+            ))}
+            {drawing.steps.map((own) => (
+              <Block {...{ own, bar, onStep }} isTrained={trained.has(own.step.index)} isSelected={own.step.index === selected} />
+            ))}
+            <Dropped episode={episode} steps={drawing.steps} />
+            <Links episode={episode} steps={drawing.steps} />
+            <Cuts drawing={drawing} bar={bar} />
+          </svg>
+        </div>
       </div>
-    </div>
+      <Legend episode={episode} />
+    </>
   );
 }
+
+/** Whether the role adds nothing to a name: it is in the name, or it is that of the context from which it was opened. */
+function isNamedByRole(episode: Episode, own: Episode["contexts"][number]): boolean {
+  const parent = episode.contexts.find((one) => one.name === own.parent);
+  return own.role === (parent?.role ?? "") || own.role === own.name.split("/").at(-1)?.replace(/-\d+$/, "");
+}
+
+/** What the colors and signs mean: the same words as in the drawings of the documentation. */
+function Legend({ episode }: { episode: Episode }) {
+  const breaks = episode.steps.flatMap((step) => step.break ?? []);
+  const signs: [boolean, string, string, preact.ComponentChildren][] = [
+    [breaks.some((own) => own.kind === "rewrite"), "break", "a rewrite: what it dropped is hatched", <Sign name="cut" path="M1 0 L5 3 L1 6 L5 9 L1 12" />],
+    [episode.links.some((own) => own.kind === "handoff"), "opens a context", "a branch, a sub-agent or a summary", <Sign name="links" path="M0 6 H22" width={24} />],
+    [episode.links.some((own) => own.kind === "return"), "returns", "to the context that opened it", <Sign name="links" path="M0 6 H22" width={24} dashed />],
+    [episode.steps.some((step) => step.reward), "reward of a step", "green above zero, purple below", <span class="swatch good" />],
+  ];
+  return (
+    <ul class="lane-legend" aria-label="Legend">
+      {Object.entries(LEGEND).map(([kind, meaning]) => (
+        <li title={meaning}>
+          <span class={`swatch ${kind}`} />
+          {kind}
+        </li>
+      ))}
+      {signs.map(
+        ([isShown, name, meaning, sign]) =>
+          isShown && (
+            <li title={meaning}>
+              {sign}
+              {name}
+            </li>
+          ),
+      )}
+    </ul>
+  );
+}
+
+const Sign = ({ name, path, width = 6, dashed = false }: { name: string; path: string; width?: number; dashed?: boolean }) => (
+  <svg class={name} width={width} height="12" aria-hidden="true">
+    <path class={dashed ? "return" : ""} d={path} marker-end={name === "links" ? "url(#arrow)" : undefined} />
+  </svg>
+);
 
 function Definitions() {
   return (
@@ -117,18 +167,27 @@ export function breakText(step: Step): string {
   return `${name}: ${number(dropped)} tokens dropped, ${number(kept)} kept, ${number(step.observed)} observed${again}${detail ? ` (${detail})` : ""}`;
 }
 
-function Block({ own, isSelected, onStep }: { own: Placed; isSelected: boolean; onStep: (step: number) => void }) {
+interface BlockProps {
+  own: Placed;
+  bar: number;
+  isTrained: boolean;
+  isSelected: boolean;
+  onStep: (step: number) => void;
+}
+
+function Block({ own, bar, isTrained, isSelected, onStep }: BlockProps) {
   const { step, x, y, width } = own;
   const total = step.observed + step.sampled || 1;
   const share = (step.sampled / total) * width;
   return (
     <g class={isSelected ? "block selected" : "block"} onClick={() => onStep(step.index)}>
       <title>{describe(step)}</title>
-      <rect class="hit" x={x - 1} y={y - 8} width={width + 2} height={BAR + 16} />
-      <rect class="observed" x={x} y={y} width={width} height={BAR} rx="2" />
-      <rect class="sampled" x={x + width - share} y={y} width={share} height={BAR} rx="2" />
-      {step.reward ? <rect class={step.reward > 0 ? "gain" : "loss"} x={x} y={y + BAR + 2} width={width} height="3" rx="1" /> : null}
-      {isSelected && <rect class="ring" x={x - 1.5} y={y - 2.5} width={width + 3} height={BAR + 5} rx="3" />}
+      <rect class="hit" x={x - 1} y={y - 6} width={width + 2} height={bar + 12} />
+      <rect class="observed" x={x} y={y} width={width} height={bar} rx="2" />
+      <rect class="sampled" x={x + width - share} y={y} width={share} height={bar} rx="2" />
+      {isTrained && <rect class="trained" x={x + width - share} y={y + bar} width={share} height="2" />}
+      {step.reward ? <rect class={step.reward > 0 ? "good" : "bad"} x={x} y={y + bar + 4} width={width} height="3" rx="1" /> : null}
+      {isSelected && <rect class="ring" x={x - 1.5} y={y - 2.5} width={width + 3} height={bar + 6} rx="3" />}
     </g>
   );
 }
@@ -140,6 +199,7 @@ function positionOf(own: Placed, token: number): number {
 }
 
 function Dropped({ episode, steps }: { episode: Episode; steps: Placed[] }) {
+  const { bar } = sizesOf(episode);
   const found = useMemo(() => {
     const rects: { x: number; y: number; width: number }[] = [];
     const byContext = new Map<string, Placed[]>();
@@ -157,24 +217,25 @@ function Dropped({ episode, steps }: { episode: Episode; steps: Placed[] }) {
   return (
     <g class="dropped" aria-hidden="true">
       {found.map((rect) => (
-        <rect x={rect.x} y={rect.y} width={rect.width} height={BAR} fill="url(#hatch)" />
+        <rect x={rect.x} y={rect.y} width={rect.width} height={bar} fill="url(#hatch)" />
       ))}
     </g>
   );
 }
 
 function Links({ episode, steps }: { episode: Episode; steps: Placed[] }) {
-  const lanes = new Map(episode.contexts.map((context, index) => [context.name, TOP + index * LANE]));
+  const { lane, bar } = sizesOf(episode);
+  const lanes = new Map(episode.contexts.map((context, index) => [context.name, TOP + index * lane]));
   return (
     <g class="links" aria-hidden="true">
       {episode.links.map((link) => {
         const to = steps[link.step];
         const from = lastBefore(steps, link.from, link.step) ?? firstOf(steps, link.from);
         if (!to || !from) return null;
-        const laneOf = (name: string) => (lanes.get(name) ?? 0) + BAR / 2;
-        const [source, target] = [laneOf(link.from), to.y + BAR / 2];
+        const laneOf = (name: string) => (lanes.get(name) ?? 0) + bar / 2;
+        const [source, target] = [laneOf(link.from), to.y + bar / 2];
         const turn = Math.sign(target - source) * 4;
-        const edge = Math.sign(target - source) * (BAR / 2);
+        const edge = Math.sign(target - source) * (bar / 2);
         // A handoff leaves the end of its parent, down to the lane of the new context; a return arrives from below.
         const trunk = link.kind === "handoff" ? from.x + from.width - 5 : to.x + Math.min(5, to.width / 2);
         const path =
@@ -194,17 +255,30 @@ function lastBefore(steps: Placed[], context: string, index: number): Placed | u
 
 const firstOf = (steps: Placed[], context: string) => steps.find((own) => own.step.context === context);
 
-function Cut({ own }: { own: Placed }) {
-  const { x, y, step } = own;
-  const teeth = [0, 1, 2, 3, 4, 5].map((tooth) => `${x - 2 + (tooth % 2 ? 2.5 : -2.5)} ${y - 5 + tooth * ((BAR + 10) / 5)}`);
+const CHARACTER = 5.8; // pixels of a label
+
+/** The rewrites, each with its reason and cost as far as there is room before the next one of its lane. */
+function Cuts({ drawing, bar }: { drawing: ReturnType<typeof placed>; bar: number }) {
+  const cuts = drawing.steps.filter((own) => own.step.break?.kind === "rewrite");
   return (
     <g class="cut" aria-hidden="true">
-      <path d={`M${teeth.join(" L")}`} />
-      {own.width > 30 && (
-        <text x={x + 2} y={y - 5}>
-          {step.break!.reason.replaceAll("_", " ")} −{number(step.break!.dropped)}
-        </text>
-      )}
+      {cuts.map((own, index) => {
+        const { x, y, step } = own;
+        const room = (cuts.slice(index + 1).find((next) => next.y === y)?.x ?? drawing.width) - x - 8;
+        const reason = step.break!.reason.replaceAll("_", " ");
+        const text = [`${reason} −${number(step.break!.dropped)}`, reason].find((one) => one.length * CHARACTER < room);
+        const teeth = [0, 1, 2, 3, 4, 5].map((tooth) => `${x - 2 + (tooth % 2 ? 2.5 : -2.5)} ${y - 5 + tooth * ((bar + 10) / 5)}`);
+        return (
+          <>
+            <path d={`M${teeth.join(" L")}`} />
+            {text && (
+              <text x={x + 2} y={y - 5}>
+                {text}
+              </text>
+            )}
+          </>
+        );
+      })}
     </g>
   );
 }

@@ -8,7 +8,7 @@ import { folded } from "./folding";
 import { useKeys } from "./keys";
 import { change, go, linkTo, numberOf } from "./router";
 import { useSearch } from "./search";
-import { Visible, decimal, number, plural, visible } from "./text";
+import { Visible, decimal, number, plural, short, visible } from "./text";
 import type { Hit, EpisodeRow } from "./types";
 import { Rows, reveal, useSeen, useWidth } from "./virtual";
 
@@ -24,6 +24,7 @@ export function backTo(run: number, line: number): string {
 interface Column {
   name: string;
   title: string;
+  about?: string; // what it means
   width: string;
   least: number; // pixels
   drop: number; // columns with larger numbers are left out first where the window is narrow
@@ -45,7 +46,7 @@ export function Breaks({ breaks }: { breaks: Record<string, number> }) {
   return (
     <>
       {Object.entries(breaks).map(([reason, count]) => (
-        <span class={`break-count ${reason === "handoff" || reason === "return" ? "switch" : "rewrite"}`} title={`${count} ${reason}`}>
+        <span class="break-count" title={`${count} ${reason}`}>
           {count} {reason.replaceAll("_", " ")}
         </span>
       ))}
@@ -55,49 +56,47 @@ export function Breaks({ breaks }: { breaks: Record<string, number> }) {
 
 export function Reward({ value, low = 0, high = 1, because = "" }: { value: number | null; low?: number; high?: number; because?: string }) {
   if (value === null) return <span class="faint" title={because && `not scored: ${visible(because)}`}>–</span>;
-  const share = high > low ? Math.min(1, Math.max(0, (value - low) / (high - low))) : 1;
+  const at = (one: number) => 100 * Math.min(1, Math.max(0, (one - low) / (high - low || 1)));
+  const [zero, end] = [at(0), at(value)];
   return (
-    <span class="reward">
+    <span class={`reward ${outcomeOf(value)}`}>
       <span class="bar" aria-hidden="true">
-        <span style={{ width: `${share * 100}%` }} />
+        <span style={{ left: `${Math.min(zero, end)}%`, width: `${Math.abs(end - zero)}%` }} />
+        {low < 0 && <i style={{ left: `${zero}%` }} />}
       </span>
-      {decimal(value)}
+      <b>{decimal(value)}</b>
     </span>
   );
 }
 
-/** Return what all ids have in front, up to a slash, so that the list need not repeat it. */
-function sharedStart(rows: EpisodeRow[]): string {
-  const ids = rows.filter(isRead).map((row) => row.id);
-  let start = ids[0]?.replace(/[^/]*$/, "") ?? "";
-  for (const id of ids) while (!id.startsWith(start)) start = start.replace(/[^/]*\/$/, "");
-  return start;
-}
+/** The color of a reward or of a difference: above zero is success. It has nothing to do with how an episode ended. */
+export const outcomeOf = (value: number) => (value > 0 ? "good" : "bad");
+
+const NUMBER = "The number of the episode: its line in the file of the run, in the order in which episodes ended. Commands take it, too: envsdk show RUN 3";
 
 function columnsOf(rows: EpisodeRow[], run: number): Column[] {
-  const start = sharedStart(rows).length;
   const names = new Set<string>();
   for (const row of rows.slice(0, 400)) for (const name of Object.keys(row.rewards)) names.add(name);
   const rewards = rows.map(scored).filter((value) => value !== null);
   const low = Math.min(0, ...(rewards.length < 50000 ? rewards : []));
   const high = rewards.reduce((most, value) => Math.max(most, value), 0) || 1;
   names.delete("reward");
+  const hasContexts = rows.some((row) => row.contexts > 1);
   const hasImages = rows.some((row) => row.images);
   const hasTimes = rows.some((row) => row.duration_s !== null);
   const hasVersions = rows.some((row) => row.policy_versions.length);
   const all: (Column | false)[] = [
-    { name: "line", title: "#", width: "52px", least: 52, drop: 0, value: (row) => row.line },
     {
-      ...{ name: "id", title: "Episode", width: start ? "minmax(90px, 0.7fr)" : "minmax(140px, 1.3fr)", least: start ? 90 : 150, drop: 0, isText: true },
-      value: (row) => row.id,
+      ...{ name: "line", title: "Episode", about: NUMBER, width: "78px", least: 78, drop: 0 },
+      value: (row) => row.line,
       cell: (row) => (
         <a href={linkTo(["run", run, row.line])} tabIndex={-1} title={visible(row.id)}>
-          <Visible text={row.id.slice(start) || "(damaged line)"} />
+          {number(row.line)}
         </a>
       ),
     },
     {
-      ...{ name: "task", title: "Task", width: "minmax(120px, 2fr)", least: 160, drop: 5, isText: true },
+      ...{ name: "task", title: "Task", width: "minmax(110px, 2fr)", least: 110, drop: 0, isText: true },
       value: (row) => row.task,
       cell: (row) => <Visible text={row.damage || row.error || row.task} />,
     },
@@ -107,7 +106,8 @@ function columnsOf(rows: EpisodeRow[], run: number): Column[] {
       cell: (row) => <Status row={row} />,
     },
     {
-      ...{ name: "reward", title: "Reward", width: "104px", least: 104, drop: 0, value: scored },
+      ...{ name: "reward", title: "Reward", about: `The bar is from ${short(low)} to ${short(high)}. Green is above zero, purple is not.` },
+      ...{ width: "116px", least: 116, drop: 0, value: scored },
       cell: (row) => (isRead(row) ? <Reward value={scored(row)} low={low} high={high} because={row.not_scored} /> : null),
     },
     ...[...names].slice(0, 4).map((name): Column => {
@@ -120,11 +120,11 @@ function columnsOf(rows: EpisodeRow[], run: number): Column[] {
       value: (row) => Object.values(row.breaks).reduce((a, b) => a + b, 0),
       cell: (row) => <Breaks breaks={row.breaks} />,
     },
-    { name: "contexts", title: "Contexts", width: "76px", least: 76, drop: 9, value: (row) => (isRead(row) ? row.contexts : null) },
+    hasContexts && { name: "contexts", title: "Contexts", width: "76px", least: 76, drop: 9, value: (row) => (isRead(row) ? row.contexts : null) },
     {
       ...{ name: "errors", title: "Errors", width: "62px", least: 62, drop: 7 },
       value: (row) => (isRead(row) ? row.reply_errors : null),
-      cell: (row) => (row.reply_errors ? <span class="bad">{row.reply_errors}</span> : isRead(row) ? <span class="faint">0</span> : null),
+      cell: (row) => (row.reply_errors ? <span class="trouble">{row.reply_errors}</span> : isRead(row) ? <span class="faint">0</span> : null),
     },
     { name: "observed", title: "Observed", width: "86px", least: 86, drop: 10, value: (row) => (isRead(row) ? row.observed_tokens : null) },
     { name: "sampled", title: "Sampled", width: "80px", least: 80, drop: 4, value: (row) => (isRead(row) ? row.sampled_tokens : null) },
@@ -204,6 +204,7 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
   const sort = query.sort ?? "line";
   const isDown = query.desc === "1";
   const isGrouped = query.group === "1";
+  const isWorstFirst = sort === "reward" && !isDown;
   const box = useRef<HTMLDivElement>(null);
   const input = useRef<HTMLInputElement>(null);
   const width = useWidth(box);
@@ -243,6 +244,9 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
     if (item) change({ at: keyOf(item) });
   };
   useEffect(() => reveal(box.current, selected, ROW, ROW), [selected, box.current === null]);
+  useEffect(() => {
+    if (document.activeElement?.closest(".top")) box.current?.focus(); // after a click on a run, keys are for its list
+  }, []);
   const placeOf = (item: Item): string => {
     if (item.kind === "group") return sideBySide(run, item.group.rows);
     if (item.kind === "hit") return linkToHit(run, item.row, item.hit, parsed?.searched ?? []);
@@ -275,6 +279,9 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
         <button type="button" aria-pressed={isGrouped} onClick={() => change({ group: isGrouped ? undefined : 1 })}>
           Group by task
         </button>
+        <button type="button" aria-pressed={isWorstFirst} onClick={() => change(isWorstFirst ? { sort: undefined, at: undefined } : { sort: "reward", desc: undefined, at: undefined })}>
+          Worst first
+        </button>
         <p class="figures">
           <b>{chosen.length === rows.length ? number(rows.length) : `${number(chosen.length)} of ${number(rows.length)}`}</b>{" "}
           {rows.length === 1 ? "episode" : "episodes"}
@@ -289,13 +296,13 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
           {failed > 0 && (
             <>
               <span class="dot" />
-              <span class="bad">{number(failed)} failed</span>
+              <span class="trouble">{number(failed)} failed</span>
             </>
           )}
           {damaged > 0 && (
             <>
               <span class="dot" />
-              <span class="bad">{plural(damaged, "damaged line")}</span>
+              <span class="trouble">{plural(damaged, "damaged line")}</span>
             </>
           )}
           {state.isReading && <span class="faint"> reading…</span>}
@@ -310,7 +317,7 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
               )}
             </span>
           )}
-          {found.error !== null && <span class="bad"> {visible(found.error)}</span>}
+          {found.error !== null && <span class="trouble"> {visible(found.error)}</span>}
         </p>
         <Histogram values={rewards} />
       </div>
@@ -332,6 +339,7 @@ export function List({ state, run, query }: { state: RunRows; run: number; query
             >
               <button
                 type="button"
+                title={column.about}
                 onClick={() => change({ sort: column.name, desc: (sort === column.name ? !isDown : column.name === "reward") ? 1 : undefined })}
               >
                 <Visible text={column.title} />
@@ -460,9 +468,10 @@ function sortedBy(rows: EpisodeRow[], column: Column | undefined, isDown: boolea
 }
 
 function Histogram({ values }: { values: number[] }) {
-  const bins = 24;
+  const [bins, step, tall] = [24, 6, 22];
   const low = values.reduce((least, value) => Math.min(least, value), 0);
   const high = values.reduce((most, value) => Math.max(most, value), 0) || 1;
+  const at = (bin: number) => low + (bin * (high - low)) / bins;
   const counts = useMemo(() => {
     const found = new Array<number>(bins).fill(0);
     for (const value of values) found[Math.min(bins - 1, Math.floor(((value - low) / (high - low || 1)) * bins))]!++;
@@ -471,12 +480,23 @@ function Histogram({ values }: { values: number[] }) {
   if (values.length < 2) return null;
   const most = Math.max(...counts);
   return (
-    <svg class="histogram" width="124" height="24" role="img" aria-label={`Rewards from ${decimal(low)} to ${decimal(high)}`}>
+    <svg class="histogram" width={bins * step} height={tall + 14} role="img" aria-label={`Episodes by reward, from ${short(low)} to ${short(high)}`}>
       {counts.map((count, bin) => {
-        const height = count ? Math.max(2, (count / most) * 22) : 0;
-        return <rect x={bin * 5 + 2} y={23 - height} width="4" height={height} />;
+        const height = count ? Math.max(2, (count / most) * tall) : 0;
+        return (
+          <rect class={bin > 0 && at(bin) > -1e-9 ? "good" : "bad"} x={bin * step} y={tall - height} width={step - 1} height={height}>
+            <title>{`${plural(count, "episode")} with a reward from ${short(at(bin))} to ${short(at(bin + 1))}`}</title>
+          </rect>
+        );
       })}
-      <line x1="0" x2="124" y1="23.5" y2="23.5" />
+      <line x1="0" x2={bins * step} y1={tall + 0.5} y2={tall + 0.5} />
+      <text y={tall + 13}>{short(low)}</text>
+      <text x={(bins * step) / 2} y={tall + 13} text-anchor="middle">
+        reward
+      </text>
+      <text x={bins * step} y={tall + 13} text-anchor="end">
+        {short(high)}
+      </text>
     </svg>
   );
 }

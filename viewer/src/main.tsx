@@ -1,14 +1,16 @@
 // The frame of the page: the runs, the theme, the help, and the view that the address names.
 
 import { render } from "preact";
-import { useEffect, useLayoutEffect, useReducer, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useReducer, useState } from "preact/hooks";
 import { Compare, Runs } from "./compare";
 import { type RunRows, isEmbedded, load, store, subscribe } from "./data";
+import { Dialog } from "./dialog";
 import { EpisodePage } from "./episode";
 import { keysNow, useKeys } from "./keys";
 import { List } from "./list";
-import { linkTo, usePlace } from "./router";
+import { go, linkTo, usePlace } from "./router";
 import { number, visible } from "./text";
+import "./palette.css";
 import "./style.css";
 
 type Theme = "light" | "dark";
@@ -47,19 +49,9 @@ const NAMED: Record<string, string> = {
 };
 
 function Help({ onClose }: { onClose: () => void }) {
-  const dialog = useRef<HTMLDialogElement>(null);
   const [keys] = useState(keysNow);
-  useEffect(() => {
-    dialog.current?.showModal();
-  }, []);
   return (
-    <dialog ref={dialog} class="help" aria-labelledby="help-title" onClose={onClose} onClick={(event) => event.target === dialog.current && onClose()}>
-      <header>
-        <h2 id="help-title">Keys</h2>
-        <button type="button" class="quiet" aria-label="Close" onClick={onClose}>
-          ×
-        </button>
-      </header>
+    <Dialog title="Keys" onClose={onClose}>
       <dl>
         {keys.map((key) => (
           <>
@@ -72,7 +64,7 @@ function Help({ onClose }: { onClose: () => void }) {
           </>
         ))}
       </dl>
-      <h2>Filter</h2>
+      <h3>Filter</h3>
       <p>
         <code>reward&lt;0.5 break:summary role:researcher -status:error text:"refund policy" word "two words"</code>
       </p>
@@ -81,12 +73,17 @@ function Help({ onClose }: { onClose: () => void }) {
         errors, duration, seed, version, line, with &lt; &lt;= &gt; &gt;= = !=. Names: status, stop, break, role, by (environment, policy or infrastructure). Texts: id,
         task, group, env, error, and text, which is what messages, reasoning, calls and results contain. Several values: <code>status:error,truncated</code>.
       </p>
-    </dialog>
+      <h3>Colors</h3>
+      <p>
+        Orange was sampled, blue was observed, gray was kept. A line below tokens: trained. Hatched: dropped by a break. A reward above zero is green, others are
+        purple. Red is only for trouble: errors, failed episodes, damaged lines.
+      </p>
+    </Dialog>
   );
 }
 
 function RunState({ state }: { state: RunRows }) {
-  if (state.error) return <span class="bad">{visible(state.error)}</span>;
+  if (state.error) return <span class="trouble">{visible(state.error)}</span>;
   const facts = [state.info.env, state.info.policy, state.info.model, state.info.history].filter(Boolean);
   return (
     <>
@@ -117,6 +114,10 @@ function App() {
   const run = view === "run" ? Number(first ?? 0) : 0;
   const state = store.runs[run];
   const line = view === "run" && second !== undefined ? Number(second) : null;
+  const only = isEmbedded && store.runs.length === 1 && state?.rows.length === 1 && !state.isReading ? state.rows[0]!.line : null;
+  useEffect(() => {
+    if (only !== null && !location.hash) go(linkTo(["run", 0, only]), true); // a file of one episode opens it
+  }, [only]);
   useEffect(() => {
     document.title = [line === null ? "" : `${line}`, state?.info.name ?? "", "envsdk"].filter(Boolean).join(" · ");
   }, [line, state?.info.name]);

@@ -59,8 +59,7 @@ export class Log {
   role(at: number): string {
     const role = this.roleNames[this.roleCodes[at]!];
     if (role !== undefined) return role;
-    if (this.hasRoles) return "unknown";
-    return this.isControl(at) ? "control" : this.sampled[at] ? "sampled" : "observed";
+    return this.hasRoles ? "unknown" : this.sampled[at] ? "sampled" : "observed";
   }
 
   isControl = (at: number) => this.controls.has(this.ids[at]!);

@@ -7,7 +7,7 @@ import { Picture, Pixels, type Place, nameOf, sizeOf } from "./image";
 import { useKeys } from "./keys";
 import { breakText } from "./lanes";
 import { change, indexOf, numberOf } from "./router";
-import { decimal, number, plural, visible } from "./text";
+import { decimal, number, plural, short, visible } from "./text";
 import { type Line, Log, type Part, Sequence, lineAt, linesOf, rowAt, rowsOf } from "./tokens";
 import type { Episode, Step } from "./types";
 import { Rows, reveal, useSeen, useWidth } from "./virtual";
@@ -68,11 +68,13 @@ export function TokenView(props: Props) {
   return <Loaded {...props} sequence={sequence} />;
 }
 
-type Mode = "role" | "logprob" | "difference" | "advantage" | "sample" | "node";
+type Mode = "source" | "role" | "logprob" | "difference" | "gap" | "advantage" | "sample" | "node";
 const MODES: Record<Mode, string> = {
+  source: "Kept, observed, sampled",
   role: "Role",
   logprob: "Log-probability",
   difference: "Difference to the trainer",
+  gap: "History gap",
   advantage: "Advantage",
   sample: "Sample",
   node: "Tree node",
@@ -80,9 +82,10 @@ const MODES: Record<Mode, string> = {
 
 function modesOf(sequence: Sequence): Mode[] {
   const has = (test: (log: Log) => boolean) => sequence.parts.some((part) => test(part.log));
-  const found: Mode[] = ["role"];
+  const found: Mode[] = ["source"];
+  if (has((log) => log.hasRoles)) found.push("role");
   if (has((log) => log.given.logprobs.some((value) => value !== null))) found.push("logprob");
-  if (has((log) => log.reference !== null)) found.push("difference");
+  if (has((log) => log.reference !== null)) found.push(teacherOf(sequence) ? "gap" : "difference");
   if (has((log) => log.advantages !== null)) found.push("advantage");
   return [...found, "sample", "node"];
 }
@@ -98,8 +101,9 @@ function Loaded({ sequence, run, line, episode, context, step, query }: Props & 
   const count = isTable ? rows.length : lines.length;
   const seen = useSeen(box, count, LINE, isTable ? LINE : 0);
   const modes = useMemo(() => modesOf(sequence), [sequence]);
-  const mode = modes.includes(query.color as Mode) ? (query.color as Mode) : "role";
-  const scale = useMemo(() => advantageScale(sequence), [sequence]);
+  const mode = modes.includes(query.color as Mode) ? (query.color as Mode) : "source";
+  const scale = useMemo(() => scaleOf(sequence, mode), [sequence, mode]);
+  const keep = step?.keep ?? 0;
   const at = query.at === undefined ? null : Math.min(Math.max(0, Number(query.at) || 0), sequence.length - 1);
   const [hovered, setHovered] = useState<number | null>(null);
   const [wanted, setWanted] = useState("");
@@ -203,7 +207,7 @@ function Loaded({ sequence, run, line, episode, context, step, query }: Props & 
             </>
           )}
         </span>
-        <Legend mode={mode} sequence={sequence} isPrompt={step !== null} />
+        <Legend {...{ mode, sequence, scale }} />
       </div>
       {!hasTexts && <p class="note">The tokenizer of this context is not in the run folder: tokens are shown by their ids.</p>}
       {problem && <p class="note bad">{visible(problem)}</p>}
@@ -229,9 +233,9 @@ function Loaded({ sequence, run, line, episode, context, step, query }: Props & 
           <Rows seen={seen} count={count} height={LINE} depends={[sequence, lines, isTable, mode, at, match]}>
             {(index) =>
               isTable ? (
-                <TableRow key={index} {...{ sequence, row: index, position: rows[index]!, stop: rows[index + 1] ?? sequence.length, mode, scale, at, match, episode }} />
+                <TableRow key={index} {...{ sequence, row: index, position: rows[index]!, stop: rows[index + 1] ?? sequence.length, mode, scale, keep, at, match, episode }} />
               ) : (
-                <TextLine key={index} {...{ run, file: line, sequence, line: lines[index]!, mode, scale, at, match, episode, isPrompt: step !== null }} />
+                <TextLine key={index} {...{ run, file: line, sequence, line: lines[index]!, mode, scale, keep, at, match, episode, isPrompt: step !== null }} />
               )
             }
           </Rows>
@@ -254,32 +258,43 @@ function useColumns(box: { current: HTMLElement | null }, width: number): [colum
 
 const isIn = (match: [number, number] | null, position: number) => match !== null && match[0] <= position && position < match[1];
 
-function advantageScale(sequence: Sequence): number {
-  let most = 0;
-  for (const part of sequence.parts) {
-    const values = part.log.advantages;
-    if (values) for (let at = part.start; at < part.stop; at++) most = Math.max(most, Math.abs(values[at]!) || 0);
+/** What a token has in a mode: NaN where it has nothing. */
+function valueOf(log: Log, at: number, mode: Mode): number {
+  const reference = log.reference?.[at] ?? Number.NaN;
+  if (mode === "logprob") return log.logprobs[at]!;
+  if (mode === "difference") return reference - log.logprobs[at]!;
+  if (mode === "gap") return log.logprobs[at]! - reference;
+  return mode === "advantage" ? (log.advantages?.[at] ?? Number.NaN) : Number.NaN;
+}
+
+/** The value that has the strongest color: the largest, or 5 nats of a log-probability. */
+function scaleOf(sequence: Sequence, mode: Mode): number {
+  let most = mode === "logprob" ? 5 : 0;
+  if (mode === "difference" || mode === "gap" || mode === "advantage") {
+    for (const part of sequence.parts) {
+      for (let at = part.start; at < part.stop; at++) most = Math.max(most, Math.abs(valueOf(part.log, at, mode)) || 0);
+    }
   }
   return most || 1;
 }
 
+/** The history policy under which the other log-probabilities were computed, if they are a teacher's. */
+const teacherOf = (sequence: Sequence) => sequence.parts.find((part) => part.log.given.teacher)?.log.given.teacher;
+
 /** The class and the style of a token in a mode: its intensity is from 0 to 1. */
-function shade(log: Log, at: number, mode: Mode, scale: number): { name: string; style?: Record<string, string | number> } {
-  const value = (kind: string, intensity: number) =>
-    Number.isNaN(intensity) ? { name: "" } : { name: kind, style: { "--a": Math.min(1, intensity).toFixed(2) } };
+function shade(log: Log, at: number, mode: Mode, scale: number, isKept: boolean): { name: string; style?: Record<string, string | number> } {
+  const value = valueOf(log, at, mode);
   switch (mode) {
+    case "source":
+      return { name: isKept ? "of-kept" : log.sampled[at] ? "of-sampled" : "of-observed" };
     case "role":
       return { name: `role-${log.role(at).split(":")[0]}` };
     case "logprob":
-      return value("heat", -log.logprobs[at]! / 5);
-    case "difference": {
-      const difference = (log.reference?.[at] ?? Number.NaN) - log.logprobs[at]!;
-      return value(difference > 0 ? "up" : "down", Math.abs(difference));
-    }
-    case "advantage": {
-      const advantage = log.advantages?.[at] ?? Number.NaN;
-      return value(advantage > 0 ? "up" : "down", Math.abs(advantage) / scale);
-    }
+    case "difference":
+    case "gap":
+    case "advantage":
+      if (Number.isNaN(value)) return { name: "" };
+      return { name: mode === "logprob" ? "heat" : value > 0 ? "up" : "down", style: { "--a": Math.min(1, Math.abs(value) / scale).toFixed(2) } };
     case "sample":
       return log.trained[at]! < 0 ? { name: "" } : { name: "hue", style: { "--hue": (log.trained[at]! * 67 + 210) % 360 } };
     case "node":
@@ -303,13 +318,14 @@ interface LineProps {
   line: Line;
   mode: Mode;
   scale: number;
+  keep: number; // tokens of a prompt that were in it already
   at: number | null;
   match: [number, number] | null;
   episode: Episode;
   isPrompt: boolean;
 }
 
-function TextLine({ run, file, sequence, line, mode, scale, at, match, episode, isPrompt }: LineProps) {
+function TextLine({ run, file, sequence, line, mode, scale, keep, at, match, episode, isPrompt }: LineProps) {
   if (line.step >= 0) {
     const step = episode.steps[line.step];
     const isCut = step?.break?.kind === "rewrite";
@@ -329,7 +345,7 @@ function TextLine({ run, file, sequence, line, mode, scale, at, match, episode, 
   for (let position = line.first; position < line.stop; position++) {
     if (!part || position >= part.position + part.stop - part.start) part = sequence.part(position);
     const index = part.start + position - part.position;
-    const { name, style } = shade(part.log, index, mode, scale);
+    const { name, style } = shade(part.log, index, mode, scale, position < keep);
     const more = `${name}${position === at ? " selected" : ""}${isIn(match, position) ? " match" : ""}`;
     found.push(
       <span class={classOf(part.log, index, more, isPrompt)} style={style} data-at={position}>
@@ -341,7 +357,7 @@ function TextLine({ run, file, sequence, line, mode, scale, at, match, episode, 
 }
 
 /** One of the lines of an image, whose placeholders are folded. */
-function ImageLine({ run, file, sequence, line, at, match, episode, isPrompt }: Omit<LineProps, "mode" | "scale">) {
+function ImageLine({ run, file, sequence, line, at, match, episode, isPrompt }: Omit<LineProps, "mode" | "scale" | "keep">) {
   const { sha256, row } = line.image!;
   const part = sequence.part(line.first);
   const holds = (position: number | null | undefined) => position !== null && position !== undefined && line.first <= position && position < line.stop;
@@ -363,7 +379,7 @@ const hasAdvantages = (sequence: Sequence) => sequence.parts.some((part) => part
 
 function TableHead({ sequence }: { sequence: Sequence }) {
   const names = ["Position", "Id", "Text", "Bytes", "Role", "Step", "Log-prob"];
-  if (hasReference(sequence)) names.push("Trainer", "Difference");
+  if (hasReference(sequence)) names.push(...(teacherOf(sequence) ? ["Teacher", "Gap"] : ["Trainer", "Difference"]));
   if (hasAdvantages(sequence)) names.push("Advantage");
   names.push("Trained in", "Node", "Dropped at");
   return (
@@ -389,20 +405,21 @@ interface RowProps {
   stop: number; // after its last token: the placeholders of an image are one row
   mode: Mode;
   scale: number;
+  keep: number;
   at: number | null;
   match: [number, number] | null;
   episode: Episode;
 }
 
-function TableRow({ sequence, row, position, stop, mode, scale, at: selected, match, episode }: RowProps) {
+function TableRow({ sequence, row, position, stop, mode, scale, keep, at: selected, match, episode }: RowProps) {
   const part = sequence.part(position);
   const { log } = part;
   const at = part.start + position - part.position;
   const image = log.imageAt(at);
   const isSelected = selected !== null && position <= selected && selected < stop;
   const isMatch = isIn(match, position) || isIn([position, stop], match?.[0] ?? -1);
-  const { name, style } = shade(log, at, mode, scale);
-  const difference = (log.reference?.[at] ?? Number.NaN) - log.logprobs[at]!;
+  const { name, style } = shade(log, at, mode, scale, position < keep);
+  const difference = valueOf(log, at, teacherOf(sequence) ? "gap" : "difference");
   const cell = (value: string | number, kind = "num") => (
     <div role="gridcell" class={kind}>
       {value}
@@ -467,13 +484,15 @@ function Detail({ sequence, position, ...place }: Place & { sequence: Sequence; 
   const image = log.imageAt(at);
   if (image) rows.push(["image", sizeOf(episode.images[image[2]]!)], ["SHA-256", image[2]], ["placeholders", number(image[1] - image[0])]);
   if (!Number.isNaN(logprob)) rows.push(["log-prob", `${decimal(logprob, 4)} (${(100 * Math.exp(logprob)).toFixed(2)}%)`]);
-  if (!Number.isNaN(reference)) rows.push(["trainer", decimal(reference, 4)], ["difference", decimal(reference - logprob, 4)]);
+  const teacher = teacherOf(sequence);
+  if (!Number.isNaN(reference) && teacher) rows.push([`under ${visible(teacher)}`, decimal(reference, 4)], ["history gap", decimal(logprob - reference, 4)]);
+  else if (!Number.isNaN(reference)) rows.push(["trainer", decimal(reference, 4)], ["difference", decimal(reference - logprob, 4)]);
   if (!Number.isNaN(advantage)) rows.push(["advantage", decimal(advantage, 4)]);
   return (
     <aside class="panel token-detail" tabIndex={0} aria-label="Token">
       {image && <Picture key={image[2]} {...place} sha256={image[2]} />}
       <p class="token-shown">
-        <span class={classOf(log, at, `role-${log.role(at).split(":")[0]}`)}>{dotted(log.piece(at).text)}</span>
+        <span class={classOf(log, at, log.sampled[at] ? "of-sampled" : "of-observed")}>{dotted(log.piece(at).text)}</span>
       </p>
       <dl class="facts" aria-live="polite">
         {rows.map(([name, value]) => (
@@ -487,26 +506,57 @@ function Detail({ sequence, position, ...place }: Place & { sequence: Sequence; 
   );
 }
 
-function Legend({ mode, sequence, isPrompt }: { mode: Mode; sequence: Sequence; isPrompt: boolean }) {
+/** What the color of a mode means. The legend of the drawing above has what all modes share. */
+function Legend({ mode, sequence, scale }: { mode: Mode; sequence: Sequence; scale: number }) {
+  const most = short(Number(scale.toPrecision(2)));
   const scales: Partial<Record<Mode, ComponentChildren>> = {
-    logprob: <span class="scale heat-scale">certain … unlikely</span>,
-    difference: <span class="scale up-scale">trainer lower … higher</span>,
-    advantage: <span class="scale up-scale">negative … positive</span>,
+    logprob: <span class="scale heat-scale">0, certain … −{most} or less, unlikely</span>,
+    difference: (
+      <span class="scale up-scale">
+        −{most}, the trainer gives less … +{most}, more
+      </span>
+    ),
+    gap: (
+      <span class="scale up-scale" title="The log-probability with the past that the reply saw, less that with the other past">
+        −{most}, likelier under {visible(teacherOf(sequence) ?? "")} … +{most}, as played
+      </span>
+    ),
+    advantage: (
+      <span class="scale up-scale">
+        −{most} … +{most}
+      </span>
+    ),
   };
+  const mean = useMemo(() => meanOf(sequence, mode), [sequence, mode]);
   const roles = useMemo(() => {
     const found = new Set<string>();
+    if (mode !== "role") return [];
     for (const part of sequence.parts) {
       for (let at = part.start; at < part.stop && found.size < 9; at += at > 4000 ? 37 : 1) found.add(part.log.role(at).split(":")[0]!);
     }
     return [...found];
-  }, [sequence]);
+  }, [sequence, mode]);
   return (
     <span class="legend">
-      {mode === "role" ? roles.map((role) => <span class={`tk role-${role}`}>{visible(role)}</span>) : scales[mode]}
-      <span class="tk trained">trained</span>
-      {!isPrompt && <span class="tk gone">dropped later</span>}
+      {roles.map((role) => (
+        <span class={`tk role-${role}`}>{visible(role)}</span>
+      ))}
+      {mean !== null && <span class="faint">mean {short(Number(mean.toPrecision(3)))}</span>}
+      {scales[mode]}
     </span>
   );
+}
+
+/** The mean of what the tokens have in a mode; null if they have nothing. */
+function meanOf(sequence: Sequence, mode: Mode): number | null {
+  let [sum, count] = [0, 0];
+  for (const part of sequence.parts) {
+    for (let at = part.start; at < part.stop; at++) {
+      const value = valueOf(part.log, at, mode);
+      if (!Number.isNaN(value)) [sum, count] = [sum + value, count + 1];
+    }
+  }
+  return count ? sum / count : null;
 }
 
 interface Joined {

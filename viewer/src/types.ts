@@ -1,6 +1,14 @@
-// The JSON of the viewer. scripts/viewer_types.py writes this file from envsdk/viewer/_json.py: do not edit it.
+// scripts/viewer_types.py writes this file from envsdk/viewer/_json.py and _palette.py: do not edit it.
 
 export type Range = [context: string, start: number, stop: number];
+
+export const LEGEND: Record<string, string> = {
+  "kept": "in the prompt already: a step neither renders nor sends it again",
+  "observed": "new in a prompt: what the environment and the chat format added",
+  "sampled": "sampled by the model",
+  "trained": "underlined: sampled, and in the loss of a sample",
+  "dropped": "hatched: a later break took it out of the prompt"
+};
 
 export interface Hit {
   context: string;
@@ -248,6 +256,7 @@ export interface Tokens {
   controls: number[];
   logprobs: (number | null)[];
   reference_logprobs: (number | null)[] | null;
+  teacher: string | null;
   advantages: (number | null)[] | null;
   steps: [number, number][];
   sampled: [number, boolean][];

@@ -4,7 +4,7 @@ import torch
 from tinker_cookbook.rl.data_processing import assemble_training_data
 from tinker_cookbook.rl.types import TrajectoryGroup
 
-from benchmarks.contender import Repetition, contender
+from benchmarks.contender import NotMeasured, Repetition, contender
 from benchmarks.groups import PROMPTS, REPLIES, replies
 from benchmarks.logs import LoggedStep
 
@@ -15,7 +15,7 @@ from .samples import PACKAGES, trajectory_of
 def batches(size: str) -> Repetition:
     """Assemble the data of 64 groups of 8 trajectories."""
     if size != "packed":
-        raise NotImplementedError("a list of `Datum` is neither padded nor a tree: its server lays it out")
+        raise NotMeasured(f"has no {size} batch: its server lays out the list of `Datum`")
     steps = [LoggedStep(0, [0], one.prompt, one.reply, one.logprobs) for one in replies()]
     groups = [
         TrajectoryGroup(

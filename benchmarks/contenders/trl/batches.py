@@ -9,7 +9,7 @@ from trl.experimental.async_grpo.packing import TreeRow
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from trl.trainer.utils import pad
 
-from benchmarks.contender import Repetition, contender
+from benchmarks.contender import NotMeasured, Repetition, contender
 from benchmarks.groups import Reply, replies
 from envsdk.trainers.foreign import from_steps
 from envsdk.trainers.plain import collate
@@ -24,10 +24,10 @@ def at(size: str, choices: dict[str, Made]) -> Repetition:
     """Return what is measured at a size.
 
     Raises:
-        NotImplementedError: If the contender has no batch of that kind.
+        NotMeasured: If the contender has no batch of that kind.
     """
     if size not in choices:
-        raise NotImplementedError(f"it makes no {size} batch")
+        raise NotMeasured(f"has no {size} batch")
     make = choices[size]
 
     def repetition() -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from trl.experimental.async_grpo.packing import TreeRow
 
-from benchmarks.contender import Repetition, contender
+from benchmarks.contender import NotMeasured, Repetition, contender
 from benchmarks.workloads import prose
 from envsdk import Action, Env, Limits, Message, Sample, Trajectory, Turn, load_tokenizer, rollout
+from envsdk.errors import TreeTooLarge
 from envsdk.tree import TreeBatch, tree_batch
 
 PACKAGES = ("torch", "transformers")
@@ -145,6 +147,10 @@ def runs(steps: int) -> Repetition:
 @contender("training-step", "envsdk, dense mask", note="`model_inputs(model, attention='dense')`")
 def dense(steps: int) -> Repetition:
     """A tree with a mask."""
+    try:
+        tree_batch(episode(steps, "strip")).model_inputs(model(), attention="dense")
+    except TreeTooLarge:
+        raise NotMeasured("refused: the mask of this tree is larger than its limit") from None
     return timed(over_tree(steps, "dense"))
 
 
@@ -180,6 +186,21 @@ def tree_tokens(steps: int) -> Repetition:
 def sample_tokens(steps: int) -> Repetition:
     """The tokens of the samples."""
     return count(sum(map(len, episode(steps, "strip").samples())))
+
+
+@contender(
+    "training-tokens",
+    "TRL, asynchronous GRPO",
+    packages=("trl",),
+    note="its row, a prefix tree: `TreeRow.add` of these samples. It computes the last shared token in each branch",
+)
+def row_tokens(steps: int) -> Repetition:
+    """The tokens of TRL's tree."""
+    row = TreeRow()
+    for sample in episode(steps, "strip").samples():
+        tokens, mask = torch.as_tensor(sample.tokens), torch.as_tensor(sample.mask)
+        row.add({"input_ids": tokens, "completion_mask": mask, "group_id": 0})
+    return count(len(row.tokens))
 
 
 @contender("training-tokens", "thinking kept", note="the one sample of the same episode under `keep`")

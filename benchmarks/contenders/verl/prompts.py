@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import real_models
+import torchvision_operators  # noqa: F401  # the CPU build of torch has none, and transformers looks for them
 from transformers import AutoTokenizer
 from verl.utils.tokenizer.continuous_token_wiring import create_continuous_token_builder
 

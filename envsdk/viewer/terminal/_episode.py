@@ -15,6 +15,7 @@ from textual.binding import Binding, BindingType
 
 from ..._visible import on_one_line
 from ...errors import EnvsdkError
+from ...trajectories._scoring import ending
 from .._contents import Hit, find
 from .._drawing import DrawnRow, drawing
 from .._json import EpisodeJSON
@@ -208,7 +209,7 @@ class EpisodeScreen(ViewerScreen[ConversationLines]):
             self.write("title", str(error), "red")
         else:
             facts = (
-                f"{self._shown['status']} ({self._shown['stop_reason']})",
+                ending(self._shown["status"], self._shown["stop_reason"]),
                 trajectory.reward_text,
                 f"{len(self._shown['steps'])} steps",
                 f"{trajectory.observed_tokens + trajectory.sampled_tokens:,} tokens",

@@ -4,7 +4,7 @@ import math
 import re
 
 from ..names import CHECKOUT
-from .svg import DROPPED, INK, LINE, OBSERVED, SOFT, Drawing
+from .svg import INK, LINE, OBSERVED, SOFT, TROUBLE, Drawing
 
 
 def on_policy() -> str:
@@ -18,7 +18,7 @@ def on_policy() -> str:
         length = 20 * (math.log10(abs(float(k2))) + 14)
         healthy = abs(float(k2)) < 1e-3
         drawing.text(20, y + 20, case, size=12)
-        drawing.box(230, y + 4, length, 24, OBSERVED if healthy else DROPPED)
+        drawing.box(230, y + 4, length, 24, OBSERVED if healthy else TROUBLE)
         drawing.text(240 + length, y + 20, f"{k2}   ({match} of the tokens match)", size=12)
     limit = 230 + 20 * 11
     drawing.line(limit, 66, limit, 72 + 46 * len(rows), SOFT)

@@ -5,7 +5,7 @@ from typing import Any
 import envsdk
 from envsdk import Limits, Trajectory
 
-from .svg import DROPPED, INK, KEPT, LINE, OBSERVED, SAMPLED, SOFT, Drawing
+from .svg import DROPPED, INK, KEPT, OBSERVED, SAMPLED, SOFT, Drawing
 
 LEFT, ROW, BAR, WIDTH = 150, 34, 18, 820
 POLICIES = {
@@ -17,7 +17,7 @@ POLICIES = {
     "planned": "planned:cached=0.5",
 }
 """The history policies that are drawn, by the names of their drawings."""
-COLORS = {"kept": KEPT, "observed": OBSERVED, "sampled": SAMPLED}
+COLORS = {"kept": KEPT, "observed": OBSERVED, "sampled": SAMPLED, "trained": SAMPLED, "dropped": DROPPED}
 
 
 def episode(name: str, history: Any = "keep", seed: int = 0, **options: Any) -> Trajectory:
@@ -32,7 +32,7 @@ def deltas() -> str:
     prompts = list(trajectory.prompts())
     drawing = Drawing(WIDTH, 130 + ROW * len(prompts), "What each step of an episode keeps, observes and samples")
     drawing.text(20, 30, "An episode of MathChat: each step appends to its context", size=16)
-    drawing.legend(20, 54, {"kept": KEPT, "observed now": OBSERVED, "sampled": SAMPLED})
+    _legend(drawing, "kept observed sampled trained")
     _rows(drawing, trajectory, top=80)
     appended = trajectory.observed_tokens + trajectory.sampled_tokens
     whole = sum(len(prompt.prompt) + len(prompt.action) for prompt in prompts)
@@ -47,8 +47,7 @@ def breaks() -> str:
     count = len(trajectory.steps)
     drawing = Drawing(WIDTH, 130 + ROW * count, "An episode with declared breaks, and the tokens that each one drops")
     drawing.text(20, 30, 'The same episode under history="compact:every=2"', size=16)
-    legend = {"kept": KEPT, "observed now": OBSERVED, "sampled": SAMPLED, "dropped by the break": DROPPED}
-    drawing.legend(20, 54, legend)
+    _legend(drawing, "kept observed sampled trained dropped")
     _rows(drawing, trajectory, top=80)
     found = [break_ for break_ in trajectory.breaks if break_.kind == "rewrite"]
     dropped = sum(break_.dropped for break_ in found)
@@ -63,8 +62,7 @@ def history(name: str) -> str:
     count = len(trajectory.steps)
     drawing = Drawing(WIDTH, 130 + ROW * count, f"What the model sees at each step under the history policy {name}")
     drawing.text(20, 30, f'An episode of MathChat under history="{POLICIES[name]}"', size=16)
-    legend = {"kept": KEPT, "observed now": OBSERVED, "sampled": SAMPLED, "dropped by the break": DROPPED}
-    drawing.legend(20, 54, legend)
+    _legend(drawing, "kept observed sampled trained dropped")
     _rows(drawing, trajectory, top=80)
     samples = trajectory.samples()
     trained, separate = sum(int(sample.mask.sum()) for sample in samples), sum(map(len, samples))
@@ -82,8 +80,7 @@ def folds(*, as_played: bool) -> str:
         title = 'The same replies under("keep", folds=False): what the model would have seen'
     drawing = Drawing(WIDTH, 110 + ROW * len(trajectory.steps), title)
     drawing.text(20, 30, title, size=16)
-    legend = {"kept": KEPT, "observed now": OBSERVED, "sampled": SAMPLED, "dropped by the break": DROPPED}
-    drawing.legend(20, 54, legend)
+    _legend(drawing, "kept observed sampled trained dropped")
     _rows(drawing, trajectory, top=80)
     return drawing.svg()
 
@@ -95,7 +92,7 @@ def handoffs() -> str:
     scale = (WIDTH - LEFT - 30) / sum(_new_tokens(prompt) for prompt in trajectory.prompts())
     drawing = Drawing(WIDTH, 110 + 52 * len(order), "Contexts of an episode with sub-agents, with handoffs and returns")
     drawing.text(20, 30, "An episode of Delegate: each agent has a context, and a switch drops nothing", size=16)
-    drawing.legend(20, 54, {"observed": OBSERVED, "sampled": SAMPLED})
+    _legend(drawing, "observed sampled")
     x, last = float(LEFT), ""
     for prompt in trajectory.prompts():
         step = prompt.step
@@ -124,7 +121,7 @@ def tree() -> str:
     count, half = len(trajectory.steps), (WIDTH - 80) / 2
     drawing = Drawing(WIDTH, 150 + ROW * count, "The samples of an episode, separate and as a tree")
     drawing.text(20, 30, 'The same episode under history="strip": every step is a sample', size=16)
-    drawing.legend(20, 54, {"shared prefix": KEPT, "observed now": OBSERVED, "sampled": SAMPLED})
+    _legend(drawing, "kept observed sampled trained")
     longest = max(len(prompt.prompt) + len(prompt.action) for prompt in trajectory.prompts())
     scale = half / longest
     drawing.text(20, 86, f"separate: {batch.tokens_separate:,} tokens", color=SOFT)
@@ -141,6 +138,16 @@ def tree() -> str:
     return drawing.svg()
 
 
+def _legend(drawing: Drawing, kinds: str) -> None:
+    """Write the meaning of the colors: the names are those of the viewer's legend."""
+    x = 20.0
+    for kind in kinds.split():
+        drawing.legend(x, 54, {kind: COLORS[kind]})
+        if kind == "trained":
+            drawing.box(x, 54, 12, 2, INK)
+        x += 36 + 6.4 * len(kind)
+
+
 def _rows(drawing: Drawing, trajectory: Trajectory, top: int) -> None:
     """Draw one row for each step, with the tokens that a break dropped after the place of the new tokens."""
     prompts = list(trajectory.prompts())
@@ -152,7 +159,7 @@ def _rows(drawing: Drawing, trajectory: Trajectory, top: int) -> None:
         _bar(drawing, prompt, LEFT, y, scale)
         if step.break_ is not None and step.break_.kind == "rewrite":
             dropped = step.break_.dropped * scale
-            drawing.box(LEFT + step.keep * scale, y - 8, dropped, 5, DROPPED)
+            drawing.box(LEFT + step.keep * scale, y - 9, dropped, 7, DROPPED)
             _label(drawing, LEFT + step.keep * scale, dropped, y - 2, step.break_.reason)
 
 
@@ -168,7 +175,8 @@ def _bar(drawing: Drawing, prompt: Any, x: float, y: float, scale: float, *, wit
     if with_kept:
         drawing.box(x, y, keep * scale, BAR, KEPT)
     drawing.box(x + keep * scale, y, (length - keep) * scale, BAR, OBSERVED)
-    drawing.box(x + length * scale, y, sampled * scale, BAR, SAMPLED, LINE)
+    drawing.box(x + length * scale, y, sampled * scale, BAR, SAMPLED)
+    drawing.box(x + length * scale, y + BAR, sampled * scale, 2, INK)  # they are all trained
 
 
 def _new_tokens(prompt: Any) -> int:

@@ -4,8 +4,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 
+from envsdk import _palette
+
 INK, SOFT, LINE = "#1f2430", "#5b6472", "#aab2bf"
-KEPT, OBSERVED, SAMPLED, DROPPED = "#d5dbe5", "#5b9bd5", "#f0a23b", "#e4576b"
+KEPT, OBSERVED, SAMPLED, TROUBLE = (
+    one.light for one in (_palette.KEPT, _palette.OBSERVED, _palette.SAMPLED, _palette.TROUBLE)
+)
+DROPPED = "url(#dropped)"
+"""The hatching of dropped tokens."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
@@ -70,7 +76,10 @@ class Drawing:
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" width="{self.width}" '
             f'height="{self.height}" font-family="{FONT}" role="img">\n<title>{escape(self.title)}</title>\n'
             '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
-            f'orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{SOFT}"/></marker></defs>\n'
+            f'orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{SOFT}"/></marker>'
+            '<pattern id="dropped" width="4" height="4" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+            '<rect width="4" height="4" fill="#fbfcfe"/>'
+            f'<rect width="1.6" height="4" fill="{SOFT}"/></pattern></defs>\n'
         )
         card = f'<rect width="{self.width}" height="{self.height}" rx="8" fill="#fbfcfe" stroke="#e3e7ee"/>\n'
         return head + card + "\n".join(self.parts) + "\n</svg>\n"

@@ -4,7 +4,7 @@ from functools import cache
 
 import envsdk
 
-from .svg import DROPPED, SAMPLED, SOFT, Drawing
+from .svg import SAMPLED, SOFT, TROUBLE, Drawing
 
 LENGTH = 8
 EPISODES = 16
@@ -17,7 +17,7 @@ def retokenized() -> str:
     drawing = Drawing(820, 240, "Sampled tokens, and the tokens of the same text after decoding and encoding")
     drawing.text(20, 30, "A piece of a reply of the random policy: the text is the same, the tokens are not", size=16)
     sampled = next(piece for piece in found if again(piece) != piece)
-    rows = (("sampled", sampled, SAMPLED), ("encoded again", again(sampled), DROPPED))
+    rows = (("sampled", sampled, SAMPLED), ("encoded again", again(sampled), TROUBLE))
     for row, (name, ids, color) in enumerate(rows):
         y = 60 + 62 * row
         drawing.text(20, y + 22, name, size=12)

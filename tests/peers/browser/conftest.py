@@ -137,13 +137,14 @@ def run_with_images(path: Path) -> Path:
     return path
 
 
-def with_trained(samples: list[envsdk.Sample]) -> list[envsdk.Sample]:
+def with_trained(samples: list[envsdk.Sample], **metadata: str) -> list[envsdk.Sample]:
     """Add what a trainer knows: its log-probabilities, and advantages."""
     for sample in samples:
         noise = np.random.default_rng(0).normal(size=len(sample))
         logprobs = np.zeros(len(sample)) if sample.logprobs is None else sample.logprobs
         sample.reference_logprobs = np.where(sample.mask, np.minimum(0, logprobs - abs(noise)), 0).astype(np.float32)
         sample.advantage = np.where(sample.mask, noise, 0).astype(np.float32)
+        sample.metadata = {**sample.metadata, **metadata}
     return samples
 
 
@@ -155,11 +156,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "random": stored(root / "random", "envsdk/MathChat-v0", "random", history="strip"),
         "notes": stored(root / "notes", "envsdk/LongNotes-v1", history={"name": "summarize", "threshold": 2500}),
         "delegate": stored(root / "delegate", "envsdk/Delegate-v1"),
+        "errand": stored(
+            root / "errand", "envsdk/LongErrand-v0", seeds=range(1), context_tools=("fold", "branch", "note", "recall")
+        ),
     }
-    for name, episodes in {"hostile": [hostile_episode()], "long": [long_episode()]}.items():
+    taught = envsdk.rollout("envsdk/MathChat-v0", "random", seed=0)
+    for name, episode in {"hostile": hostile_episode(), "long": long_episode(), "taught": taught}.items():
         shutil.copytree(made["strip"], root / name)
-        write_jsonl(root / name / "trajectories.jsonl", episodes)
-        write_jsonl(root / name / "samples.jsonl", with_trained([own for one in episodes for own in one.samples()]))
+        write_jsonl(root / name / "trajectories.jsonl", [episode])
+        metadata = {"teacher": "keep"} if name == "taught" else {}
+        write_jsonl(root / name / "samples.jsonl", with_trained(episode.samples(), **metadata))
         made[name] = root / name
     damaged = root / "damaged"
     damaged.mkdir()

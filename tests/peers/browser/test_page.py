@@ -17,21 +17,24 @@ from envsdk.viewer.reporting import as_html, report
 VIEWS = {
     "list": ("#/run/0", ".tr[aria-rowindex='2'] .reward"),
     "groups": ("#/run/0?group=1", ".group-cell"),
+    "wrong filter": ("#/run/0?q=rewrd%3C1", ".problem code"),
     "found": ("#/run/1?q=text:%22founded%20in%22", ".tr.hit mark"),
     "conversation": ("#/run/2/1?step=14", ".break-mark.rewrite"),
+    "branches": ("#/run/6/1?step=2", ".about-call"),
     "sub-agents": ("#/run/1/1?context=main/researcher-1", ".origin"),
     "tokens": ("#/run/0/1?view=tokens&at=40", ".tk.selected"),
     "table": ("#/run/0/1?view=tokens&as=table&at=40", ".token-row.selected"),
     "log-probabilities": ("#/run/3/1?view=tokens&color=logprob", ".tk.heat"),
     "differences": ("#/run/3/1?view=tokens&color=difference", ".tk.down"),
     "advantages": ("#/run/3/1?view=tokens&color=advantage&as=table&at=300", ".tk.up"),
+    "history gap": ("#/run/7/1?view=tokens&color=gap", ".tk.up"),
     "prompt": ("#/run/2/1?view=prompt&step=14", ".token-line .tk"),
     "about": ("#/run/0/1?view=about", ".about table"),
     "side by side": ("#/compare?e=0.1,4.1", ".diverge-mark"),
     "runs": ("#/runs", ".tr[aria-rowindex='2']"),
     "hostile": ("#/run/5/1?step=2", ".hidden-character"),
 }
-RUNS = ("strip", "delegate", "notes", "long", "random", "hostile")
+RUNS = ("strip", "delegate", "notes", "long", "random", "hostile", "errand", "taught")
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def test_every_view_opens_by_its_link_without_a_message_in_the_console(watched, 
 def test_axe_finds_nothing(browser, url, theme):
     from axe_playwright_python.sync_playwright import Axe
 
-    for width in (1360, 390):
+    for width in (1280, 400):
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme, bypass_csp=True)
         page = context.new_page()
         for name, (place, element) in VIEWS.items():
@@ -58,10 +61,17 @@ def test_axe_finds_nothing(browser, url, theme):
             page.wait_for_selector(element, state="attached")
             found = Axe().run(page)
             assert found.violations_count == 0, (name, width, found.generate_report())
-        page.keyboard.press("?")
-        page.wait_for_selector("dialog[open]")
-        found = Axe().run(page)
-        assert found.violations_count == 0, found.generate_report()
+        for dialog in (
+            lambda page: page.keyboard.press("?"),
+            lambda page: page.get_by_text("Share", exact=True).click(),
+        ):
+            page.goto(url + "#/run/0/1")
+            page.wait_for_selector(".conversation")
+            dialog(page)
+            page.wait_for_selector("dialog[open]")
+            found = Axe().run(page)
+            assert found.violations_count == 0, found.generate_report()
+            page.keyboard.press("Escape")
         context.close()
 
 
@@ -82,7 +92,97 @@ def test_the_list_is_filtered_and_sorted(watched, url):
     assert "sort=sampled" in page.url and "seed%3D1" in page.url
     page.fill("input[type=search]", "seed=1 rewrd<1")
     page.wait_for_selector("input[aria-invalid=true]")
-    assert "at 7: 'rewrd' is unknown" in page.inner_text(".problem")
+    assert "at 7: 'rewrd' is unknown; did you mean reward?" in page.inner_text(".problem")
+
+
+def test_the_worst_episodes_come_first_at_a_click(watched, url):
+    page = watched.open(url + "#/run/1", ".tr .status")
+    page.click("text=Worst first")
+    page.wait_for_selector("[aria-sort=ascending] >> text=Reward")
+    rewards = [float(text) for text in page.locator(".table .reward b").all_inner_texts()]
+    assert rewards == sorted(rewards)
+
+
+def test_after_a_click_on_a_run_the_keys_are_for_its_list(watched, url):
+    page = watched.open(url + "#/run/0", ".tr .status")
+    page.click(".runs a >> nth=1")
+    page.wait_for_selector(".table:focus")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".conversation")
+    assert "#/run/1/2" in page.url
+
+
+def test_in_a_narrow_window_the_list_keeps_the_task_and_the_result(watched, url):
+    watched.page.set_viewport_size({"width": 400, "height": 800})
+    page = watched.open(url + "#/run/1", ".tr .reward")
+    heads = page.locator("[role=columnheader]").all_inner_texts()
+    assert [head.strip("↑↓ \n") for head in heads] == ["Episode", "Task", "Reward"]
+
+
+def test_contexts_are_a_column_only_where_an_episode_has_several(watched, url):
+    page = watched.open(url + "#/run/1", ".tr .status")
+    assert page.locator("[role=columnheader] >> text=Contexts").count() == 1
+    page = watched.open(url + "#/run/0", ".tr .status")
+    assert page.locator("[role=columnheader] >> text=Contexts").count() == 0
+
+
+def test_two_runs_are_chosen_and_compared_task_by_task(watched, url):
+    page = watched.open(url + "#/runs", ".tr[aria-rowindex='2']")
+    assert page.locator("select").evaluate_all("all => all.map((one) => one.selectedOptions[0].text)") == [
+        "strip",
+        "random",
+    ]
+    assert page.inner_text(".figures").startswith("2 tasks in both")
+    assert page.inner_text("[aria-rowindex='2'] [role=gridcell] >> nth=4") == "−1.000"
+    page.select_option("select >> nth=1", label="delegate")
+    page.wait_for_selector("text=0 tasks in both")
+    assert "second=1" in page.url
+
+
+def test_folds_branches_notes_and_recalls_are_explained_where_they_are(watched, url):
+    page = watched.open(url + "#/run/6/1", ".conversation")
+    legend = page.inner_text(".lane-legend").split("\n")
+    assert legend[:5] == ["kept", "observed", "sampled", "trained", "dropped"]
+    assert {"break", "opens a context", "returns"} <= set(legend)
+    for tool in ("fold", "branch", "note", "recall"):
+        call = page.locator(".call", has=page.locator(".name", has_text=re.compile(f"^{tool}$"))).first
+        assert call.locator(".about-call").count() == 1, tool
+    assert page.locator(".cut text").first.text_content().startswith("fold −")
+    page.locator(".call .opened").first.click()
+    page.wait_for_selector("text=Opened by main in step 3")
+    page.click(".origin >> text=step 3")
+    page.wait_for_selector(".panel >> text=Step 3")
+    mark = page.locator("#step-3 .dropped-mark")
+    assert re.fullmatch(r"dropped at step \d+ \(fold\)", mark.inner_text().strip())
+    mark.click()
+    page.wait_for_selector(".panel >> text=fold: ")
+
+
+def test_a_link_to_a_step_of_another_context_shows_that_context(watched, url):
+    page = watched.open(url + "#/run/6/1?step=4", ".origin")
+    assert page.inner_text(".lane-names [aria-pressed=true] .lane-name") == "branch-1"
+
+
+def test_a_prompt_has_kept_tokens_in_gray(watched, url):
+    page = watched.open(url + "#/run/2/1?view=prompt&step=15&at=0", ".tk.selected")
+    assert page.locator(".tk").first.get_attribute("class").split()[1] == "of-kept"
+    page.keyboard.press("End")
+    page.wait_for_selector(".tk.of-observed.selected")
+
+
+def test_one_episode_is_shared_as_a_file_that_opens_it(watched, url, runs, tmp_path):
+    page = watched.open(url + "#/run/1/2", ".conversation")
+    page.get_by_text("Share", exact=True).click()
+    command, link = page.locator(".copied code").all_inner_texts()
+    assert command == f"envsdk view {runs['delegate']} --html episode-2.html --filter line=2"
+    assert link == page.url
+    page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="detached")
+    file = tmp_path / "episode-2.html"
+    assert write_page(file, Resources([Source(runs["delegate"])]), parse_filter("line=2")) == 1
+    page = watched.open(file.as_uri(), ".conversation")
+    assert page.inner_text("h1").startswith("Episode 2 ")
 
 
 def test_everything_is_reached_with_the_keyboard(watched, url):
@@ -122,7 +222,7 @@ def test_everything_is_reached_with_the_keyboard(watched, url):
 
 
 def test_an_episode_leads_to_the_next_one_of_the_list_and_back_to_its_filter(watched, url):
-    page = watched.open(url + "#/run/0?q=seed%3D1&sort=id&desc=1", ".table[aria-rowcount='3']")
+    page = watched.open(url + "#/run/0?q=seed%3D1&sort=line&desc=1", ".table[aria-rowcount='3']")
     first, second = (re.search(r"/run/0/\d+", link.get_attribute("href"))[0] for link in page.locator(".tr a").all())
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
@@ -153,7 +253,7 @@ def test_new_episodes_of_a_run_appear(watched, serve, running):
     page.wait_for_selector(".live")
     for number in (1, 2):
         run(folder.append(episodes[number]))
-        page.wait_for_selector(f"text=episode {number}")
+        page.wait_for_selector(f"[title='episode {number}']")
     assert "of 4 planned" in page.inner_text(".figures")
 
 
@@ -193,12 +293,12 @@ def test_a_damaged_line_is_shown_as_damaged_and_the_rest_works(watched, serve, r
 def test_a_file_works_without_a_server(watched, runs, tmp_path):
     file = tmp_path / "run.html"
     count = write_page(file, Resources([Source(runs[name]) for name in RUNS if name != "long"]), parse_filter(""))
-    assert count == 17
+    assert count == 20
     watched.page.context.set_offline(True)
     for name, (place, element) in VIEWS.items():
         if place.startswith("#/run/3"):  # the long one
             continue
-        place = place.replace("run/5", "run/4").replace("0.1,4.1", "0.1,3.1")
+        place = re.sub(r"run/([4-9])", lambda found: f"run/{int(found[1]) - 1}", place).replace("0.1,4.1", "0.1,3.1")
         page = watched.open(f"file://{file}{place}", element)
         assert page.evaluate("window.hacked") is None, name
     assert {url.split(":")[0] for url in watched.requests} <= {"file", "about", "data", "blob"}
@@ -269,7 +369,7 @@ def test_axe_finds_nothing_in_a_report(browser, runs, tmp_path, theme):
     for names in (("strip", "random", "notes"), ("strip",), ("hostile", "damaged")):
         file = tmp_path / "report.html"
         file.write_text(as_html(report(*(runs[name] for name in names))), encoding="utf-8")
-        for width in (1360, 390):
+        for width in (1280, 400):
             context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=theme, bypass_csp=True)
             page = context.new_page()
             problems = []
