@@ -14,6 +14,7 @@ import typer
 from .._registry import list_envs
 from .._specifications import as_option
 from .._visible import on_one_line
+from ..authoring._driver import seeds_of
 from ..authoring._event_loops import run
 from ..authoring._making import describe
 from ..errors import ConfigError
@@ -224,7 +225,7 @@ def demo(
             samples += row_samples
     print_text("No model plays here: a script that knows the answers earned the rewards, by the policy 'reference'.")
     print_text("So the table shows what each history policy costs (compact rewrites the past every 2 steps).\n")
-    print_table(table(f"{episodes} episodes in each row", rows, ("environment", "history")))
+    print_table(table(f"{len(seeds_of(seeds))} episodes in each row", rows, ("environment", "history")))
     print_failures(trajectories)
     write(folder, trajectories, samples)
     program = "envsdk" if shutil.which("envsdk") else sys.argv[0]

@@ -265,7 +265,7 @@ def test_a_suite_in_yaml_is_the_same(tmp_path: Path) -> None:
     toml, yaml = tmp_path / "suite.toml", tmp_path / "suite.yaml"
     toml.write_text(SUITE)
     yaml.write_text(
-        "name: small\nseeds: 4\nsamples: 2\n"
+        "name: small\nseeds: 4\ngroup_size: 2\n"
         "models: {reference: {policy: reference}, 'null': {policy: 'null'}}\n"
         "environments:\n- {id: envsdk/MathChat-v0, name: math, options: {history: strip}}\n"
         "- {id: envsdk/GuessNumber-v1, seeds: 2}\n"
