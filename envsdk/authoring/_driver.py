@@ -429,8 +429,8 @@ def seeds_of(seeds: object) -> Sequence[Any]:
     if hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__") and not isinstance(seeds, (str, bytes, Mapping)):
         return cast("Sequence[Any]", seeds)
     raise ConfigError(
-        f"seeds is {seeds!r:.80}; expected their number, such as 16; or a sequence, such as range(100, 116), which is "
-        "100:116 on the command line and in files"
+        f"seeds is {seeds!r:.80}; expected their number, such as 16; or a sequence, such as list(seeds) or range(100, "
+        "116), which is 100:116 on the command line and in files"
     )
 
 

@@ -231,7 +231,7 @@ class StoredRun:
         file, number, stop = self.path / self.description.trajectories, 0, 0
         try:
             if check and self.manifest is not None and (difference := difference_from_manifest(file, self.manifest)):
-                left = sum(len(batch.lines) for batch in read_batches(file, inside=self.path)) if file.exists() else 0
+                left = sum(1 for _ in StoredRun(self.path).trajectories(check=False)) if file.exists() else 0
                 raise RunFolderError(
                     f"{difference}, or read the {left} of {self.manifest.episodes} episodes that it has: "
                     "trajectories(check=False)"
