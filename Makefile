@@ -90,7 +90,7 @@ hooks: $(LINT)
 	$(BIN)/pre-commit install
 
 # Side by side with other projects, each in an environment of its own; writes docs/benchmarks.md. Some rows, or quickly,
-# into .cache/benchmarks: make bench-peers BENCH="tool-turns --quick"
+# into .cache/benchmarks: make bench-peers BENCH="tool-turns --quick". One row of the page again: BENCH="gateway --out docs".
 bench-peers: $(TEST)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c tests/constraints.txt -e '.[test,report]'
 	$(BIN)/python -m benchmarks $(BENCH)

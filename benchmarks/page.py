@@ -33,13 +33,13 @@ def page(results: Results, rows: Sequence[Row]) -> str:
     return "\n".join([HEAD, _summary(pairs), METHOD, _versions(results), *sections])
 
 
-def _origin(result: RowResult) -> str:
+def _origin(row: Row, result: RowResult) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in result.machine.items())
-    is_busy = result.machine.get(LOAD, 0) > 0.5 * result.machine.get("cores", 1)
+    is_slowed = row.unit == "s" and result.machine.get(LOAD, 0) > 0.5 * result.machine.get("cores", 1)
     note = " Other programs ran on the machine at the same time, so times are too high; ratios are less affected."
     return (
         f"Measured on {result.date} at commit `{result.commit}` with {result.repetitions} repetitions (fewer of what "
-        f"takes long; without ±: one): {machine}.{note * is_busy}\n"
+        f"takes long; without ±: one): {machine}.{note * is_slowed}\n"
     )
 
 
@@ -70,7 +70,7 @@ def _versions(results: Results) -> str:
 
 def _section(row: Row, result: RowResult) -> str:
     parts = [f"## {row.title}\n", f"{row.measures}\n", *_table(row, result), ""]
-    parts += [*_targets(verdicts(row, result)), *_notes(result), _origin(result)]
+    parts += [*_targets(verdicts(row, result)), *_notes(result), _origin(row, result)]
     if has_plot(result):
         parts += [f"![{row.title}](benchmarks/{row.id}.svg)\n"]
     return "\n".join(parts)
