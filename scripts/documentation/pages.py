@@ -3,7 +3,10 @@
 import posixpath
 import re
 import shutil
+import subprocess
 from pathlib import Path, PurePosixPath
+
+from envsdk import __version__
 
 from .commands import commands_page
 from .formats import formats_page
@@ -13,11 +16,13 @@ from .reference import page_of, reference_pages
 OUTPUT = CHECKOUT / ".cache" / "docs"
 OUTSIDE = {
     "README.md": "index.md",
+    "docs/home.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "examples/README.md": "examples.md",
 }
-"""The pages that are not in `docs/`, and their paths in the site."""
+"""The pages that have other paths in the site. Its front page is `home.md`, with a part of the README."""
+FIRST_SCREEN = "<!-- the version, and the first screen of README.md -->"
 MAX_EXAMPLE_LINES = 99
 """Longer programs are not shown in the site."""
 LINK = re.compile(r"(\]\()([^)\s:#]+\.\w+)(?=[)#])")
@@ -48,8 +53,12 @@ def write_pages(output: Path = OUTPUT, *, has_versions: bool = False) -> None:
 
 
 def configuration() -> str:
-    """Return the configuration, with the pages of the modules in the navigation."""
+    """Return the configuration, with the pages of the modules in the navigation, and a link to the clone's origin."""
     text = (CHECKOUT / "docs" / "zensical.toml").read_text(encoding="utf-8")
+    git = ("git", "-C", str(CHECKOUT), "remote", "get-url", "origin")
+    address = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip().removesuffix(".git")
+    if address.startswith("https://") and "@" not in address:
+        text = text.replace("[project]\n", f'[project]\nrepo_url = "{address}"\n', 1)
     entries = (f'    {{ "{public.module}" = "{page_of(public.module)}" }},\n' for public in public_names())
     return text.replace("    # the pages of the modules\n", "".join(entries))
 
@@ -63,9 +72,15 @@ def write(path: Path, text: str) -> None:
 def site_pages() -> dict[str, str]:
     """Return all pages by their path in the site."""
     made = {**reference_pages(), "reference/commands.md": commands_page(), "reference/formats.md": formats_page()}
-    sources = [CHECKOUT / name for name in OUTSIDE] + sorted((CHECKOUT / "docs").rglob("*.md"))
+    sources = [CHECKOUT / name for name in OUTSIDE if name != "docs/home.md"] + sorted(
+        (CHECKOUT / "docs").rglob("*.md")
+    )
     names = [source.relative_to(CHECKOUT).as_posix() for source in sources]
-    pages = {path_of(name): relinked(name, (CHECKOUT / name).read_text(encoding="utf-8")) for name in names}
+    texts = {name: relinked(name, (CHECKOUT / name).read_text(encoding="utf-8")) for name in names}
+    pages = {path_of(name): text for name, text in texts.items()}
+    first_screen = texts["README.md"].partition("\n\n")[2].partition("\n![")[0]
+    version = f"Version {__version__} · [what changed](changelog.md) · Apache-2.0"
+    pages["index.md"] = texts["docs/home.md"].replace(FIRST_SCREEN, f"{version}\n\n{first_screen}")
     pages[path_of("examples/README.md")] += example_code()
     return pages | made
 

@@ -74,7 +74,7 @@ def test_the_charts_of_several_runs_have_the_same_scales(tmp_path: Path):
     ]
     assert first.scales["reward"] == max(ends)
     drawn = re.findall(
-        r'<rect class="bar" x="([0-9.]+)" y="([0-9.]+)" width="[0-9.]+" height="([0-9.]+)"', as_html(found)
+        r'<rect class="bar[^"]*" x="([0-9.]+)" y="([0-9.]+)" width="[0-9.]+" height="([0-9.]+)"', as_html(found)
     )
     assert max(float(height) for _, _, height in drawn) == 120
 

@@ -67,6 +67,7 @@ function Columns({ given, query }: { given: Omit<Column, "context">[]; query: Re
   }));
   const diverges = useMemo(() => divergence(columns), [given, name]);
   const longest = Math.max(...columns.map((column) => column.context?.messages.length ?? 0));
+  const scale = scaleOf(columns.map((column) => column.episode.reward).filter((reward) => reward !== null));
   const [showsEqual, setShowsEqual] = useState(false);
   const equal = diverges ?? longest;
   const hidden = showsEqual || equal <= 2 ? 0 : equal - 1;
@@ -104,7 +105,7 @@ function Columns({ given, query }: { given: Omit<Column, "context">[]; query: Re
       <div class="compare-box" ref={box} tabIndex={0} role="region" aria-label="Episodes side by side">
         <div class="compare-row heads" style={{ gridTemplateColumns: template }}>
           {columns.map((column) => (
-            <Head column={column} first={columns[0]!} />
+            <Head column={column} first={columns[0]!} scale={scale} />
           ))}
         </div>
         {hidden > 0 && (
@@ -125,7 +126,10 @@ function Columns({ given, query }: { given: Omit<Column, "context">[]; query: Re
   );
 }
 
-function Head({ column, first }: { column: Column; first: Column }) {
+/** The ends of the bars of rewards: of all that are shown, with zero. */
+const scaleOf = (rewards: number[]) => ({ low: rewards.reduce((a, b) => Math.min(a, b), 0), high: rewards.reduce((a, b) => Math.max(a, b), 0) || 1 });
+
+function Head({ column, first, scale }: { column: Column; first: Column; scale: { low: number; high: number } }) {
   const { episode, run, line } = column;
   const breaks: Record<string, number> = {};
   for (const step of episode.steps) if (step.break) breaks[step.break.reason] = (breaks[step.break.reason] ?? 0) + 1;
@@ -138,7 +142,7 @@ function Head({ column, first }: { column: Column; first: Column }) {
       </h2>
       {store.runs.length > 1 && <p class="faint">{visible(store.runs[run]?.info.name ?? "")}</p>}
       <p>
-        <Status row={episode} /> <Reward value={episode.reward} because={episode.not_scored} /> {than(episode.reward, first.episode.reward)}
+        <Status row={episode} /> <Reward value={episode.reward} {...scale} because={episode.not_scored} /> {than(episode.reward, first.episode.reward)}
       </p>
       <p>
         {plural(episode.steps.length, "step")}
@@ -291,6 +295,7 @@ export function Runs({ runs, query }: { runs: RunRows[]; query: Record<string, s
   const shown = differences.slice(0, isWide ? 3 : 1);
   const template = isWide ? `minmax(150px, 1fr) minmax(120px, 1.6fr) repeat(2, 140px) repeat(3, 84px)` : `minmax(80px, 1fr) repeat(2, 64px) 74px`;
   const both = pairs.filter(isInBoth);
+  const scale = useMemo(() => scaleOf(pairs.flatMap((pair) => pair.rows.map(rewardsOf).filter((own) => own.length).map(mean))), [pairs]);
   const names = runs.map((state) => visible(state.info.name));
   return (
     <div class="list">
@@ -347,7 +352,7 @@ export function Runs({ runs, query }: { runs: RunRows[]; query: Record<string, s
                   const value = rewards.length ? mean(rewards) : null;
                   return (
                     <div role="gridcell" class="num">
-                      {value === null || isWide ? <Reward value={value} /> : <b class={outcomeOf(value)}>{decimal(value)}</b>}
+                      {value === null || isWide ? <Reward value={value} {...scale} /> : <b class={outcomeOf(value)}>{decimal(value)}</b>}
                     </div>
                   );
                 })}

@@ -518,7 +518,7 @@ function Legend({ mode, sequence, scale }: { mode: Mode; sequence: Sequence; sca
     ),
     gap: (
       <span class="scale up-scale" title="The log-probability with the past that the reply saw, less that with the other past">
-        −{most}, likelier under {visible(teacherOf(sequence) ?? "")} … +{most}, as played
+        −{most}, likelier under {visible(teacherOf(sequence) ?? "")} … +{most}, likelier as played
       </span>
     ),
     advantage: (

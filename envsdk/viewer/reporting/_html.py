@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from html import escape
 
+from ..._palette import BAD, GOOD, SAMPLED
 from ..._visible import on_one_line, visible
 from ._figures import QuantityDifference, RunReport
 from ._sections import (
@@ -23,15 +24,24 @@ from ._sections import (
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _LONG = 40
 """Cells with more characters than this may have several lines."""
+_KINDS = {"steps": "", "sampled tokens": "sampled"}
+"""The colors of the quantities that are not rewards, whose bars are green above zero and purple elsewhere."""
 _WIDTH, _HEIGHT = 320, 120
 _LABELS, _ROW = 130, 26
 _MAX_LABELED = 10
 """Up to this number of bins, each whole number has a label."""
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d8dee4; --back: #fff; --card: #f6f8fa;
-  --bar: #0072b2; --link: #0550ae; --warn: #b54708; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9aa4af; --line: #30363d; --back: #0d1117;
-  --card: #161b22; --bar: #56b4e9; --link: #79c0ff; --warn: #e3a56b; } }
+_COLORS = {"sampled": SAMPLED, "good": GOOD, "bad": BAD}
+_LIGHT, _DARK = (
+    "".join(f" --{name}: {getattr(one, theme)};" for name, one in _COLORS.items()) for theme in ("light", "dark")
+)
+_STYLE = (
+    f"""
+:root {{ color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d8dee4; --back: #fff; --card: #f6f8fa;
+  --link: #0550ae;{_LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: #e6edf3; --soft: #9aa4af; --line: #30363d; --back: #0d1117;
+  --card: #161b22; --link: #79c0ff;{_DARK} }} }}
+"""
+    """
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 82rem; padding: 2rem 1.25rem 4rem; color: var(--ink); background: var(--back);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
@@ -50,9 +60,11 @@ code { font: .85em/1.4 ui-monospace, SFMono-Regular, Menlo, monospace; backgroun
   background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
 figcaption { font-size: .85rem; color: var(--soft); margin-bottom: .4rem; overflow-wrap: anywhere; max-width: 24rem; }
 svg { display: block; max-width: 100%; height: auto; } svg text { fill: var(--soft); font-size: 11px; }
-.bar { fill: var(--bar); } .axis { stroke: var(--line); } .range { stroke: var(--bar); stroke-width: 2; }
+.bar { fill: var(--soft); } .bar.sampled { fill: var(--sampled); } .bar.good { fill: var(--good); }
+.bar.bad { fill: var(--bad); } .axis { stroke: var(--line); } .range { stroke: var(--soft); stroke-width: 2; }
 @media print { body { max-width: none; padding: 0; } nav { display: none; } }
 """
+)
 
 
 def as_html(report: RunReport) -> str:
@@ -156,7 +168,10 @@ def _histogram(chart: Histogram) -> str:
             x, y, height = (index + 0.5) * step - width / 2, 16 + _HEIGHT * (1 - count / most), _HEIGHT * count / most
             title = f"{number(own.edges[index])} to {number(own.edges[index + 1])}: {count:,}"
             size = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-            bars.append(f'<rect class="bar" {size}><title>{title}</title></rect>')
+            kind = _KINDS.get(
+                chart.quantity, "good" if own.edges[index] > 0 or (index and own.edges[index] == 0) else "bad"
+            )
+            bars.append(f'<rect class="bar {kind}" {size}><title>{title}</title></rect>')
     if bins <= _MAX_LABELED and chart.high - chart.low == bins - 1:  # the bins are a few whole numbers
         labels = [((index + 0.5) * step, chart.low + index, "middle") for index in range(bins)]
     else:

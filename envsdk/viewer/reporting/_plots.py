@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from ..._packages import load
+from ..._palette import OBSERVED, SAMPLED
 from ..._visible import on_one_line
 from ...diagnostics._history_gap import draw_gap
 from ...trajectories.records import storing
 from ._figures import RunComparison, RunFigures, RunReport
 from ._sections import clipped, interval_of, interval_scales, short_history, signed
 
-_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
-"""Colors that most color-blind people can tell apart (Okabe and Ito)."""
+_COLORS = ("#3d4955", "#0f8b8d", "#cc79a7", "#9c8b00", "#7b52ab", "#8c959f")
+"""The colors of runs: none of those of tokens."""
+_OF_TOKENS = {"observed_tokens": OBSERVED.light, "sampled_tokens": SAMPLED.light}
+_OF_COSTS = (OBSERVED.light, SAMPLED.light, SAMPLED.light_text)
+"""The colors of prompts, of what is trained as samples, and as trees."""
 _FORMATS = ("png", "svg")
 _SETTINGS = {"svg.hashsalt": "envsdk", "axes.spines.top": False, "axes.spines.right": False, "font.size": 10}
 
@@ -95,7 +99,8 @@ def _histograms(figure: Any, runs: Sequence[RunFigures], fields: Mapping[str, st
             if own is None:
                 continue
             shares = [count / own.count for count in own.counts]
-            color = _COLORS[index % len(_COLORS)]
+            color = _OF_TOKENS.get(field) if len(runs) == 1 else None
+            color = color or _COLORS[index % len(_COLORS)]
             axis.stairs(shares, own.edges, color=color, fill=True, alpha=0.35)
             axis.stairs(shares, own.edges, color=color, label=f"{index + 1}. {_plain(clipped(run.name, 40))}")
             axis.axvline(own.mean, color=color, linestyle="--", linewidth=1)
@@ -139,7 +144,7 @@ def _costs(figure: Any, runs: Sequence[RunFigures]) -> None:
     for number, (field, label) in enumerate(parts.items()):
         places = [place + 0.27 * (number - 1) for place in range(len(rows))]
         tokens = [getattr(cost, field) / max(1, cost.episodes) for *_, cost in rows]
-        axis.barh(places, tokens, 0.25, color=_COLORS[number], label=label)
+        axis.barh(places, tokens, 0.25, color=_OF_COSTS[number], label=label)
     labels = [f"{index + 1}. {clipped(run.name, 24)}\n{short_history(history)}" for index, run, history, _ in rows]
     axis.set_yticks(range(len(rows)), [_plain(label, lines=True) for label in labels])
     axis.invert_yaxis()

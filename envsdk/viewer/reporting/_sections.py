@@ -65,6 +65,7 @@ class Histogram:
 
     Attributes:
         title: The caption.
+        quantity: What the values are: `steps`, `sampled tokens`, or the name of a reward.
         distribution: The values of the run.
         low: The smallest value of all runs.
         high: The largest value of all runs.
@@ -72,6 +73,7 @@ class Histogram:
     """
 
     title: str
+    quantity: str
     distribution: Distribution
     low: float
     high: float
@@ -200,7 +202,7 @@ def _run_notes(run: RunFigures) -> Iterator[str]:
         if mean.low is not None and mean.tasks < FEW_TASKS:
             yield f"with fewer than {FEW_TASKS} tasks, the interval is too narrow."
     if run.changes:
-        yield f"its figures mix episodes from before and after these changes: {run.changes}."
+        yield f"it began with this change: {run.changes}."
     if run.damaged:
         yield f"{_counted(len(run.damaged), 'line')} could not be read; the figures are for the others."
     if run.unread_bytes:
@@ -291,7 +293,7 @@ def _histograms(
     if low < high:
         share = max(max(own.counts) / own.count for _, own in found)
         for run, own in found:
-            yield Histogram(_of(runs, run, title), own, low, high, share)
+            yield Histogram(_of(runs, run, title), title, own, low, high, share)
 
 
 def _endings(runs: Sequence[RunFigures]) -> Iterator[Block]:

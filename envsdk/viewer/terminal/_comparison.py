@@ -10,6 +10,7 @@ from rich.text import Text
 from textual import work
 from textual.binding import Binding, BindingType
 
+from ..._palette import TROUBLE
 from ..._visible import on_one_line
 from ...errors import EnvsdkError
 from .._json import EpisodeJSON, MessageJSON
@@ -124,7 +125,7 @@ class ComparisonLines(LineSource):
             if equal := index - begin:
                 yield _Row(StyledLine("1 equal message" if equal == 1 else f"{equal} equal messages", "dim"), None)
             if index == first:
-                yield _Row(StyledLine("── they diverge here ──", "bold red"), None)
+                yield _Row(StyledLine("── they diverge here ──", "bold"), None)
             if index in pair.different:
                 entries = [messages.get((pair.name, index)) for messages in self._messages]
                 cells = [_NO_MESSAGE if entry is None else entry_lines(entry, False) for entry in entries]
@@ -164,7 +165,7 @@ class ComparisonScreen(ViewerScreen[ComparisonLines]):
             shown = [await asyncio.to_thread(self._resources.episode, run, row.line) for run, row in self._pair]
             entries = [list(transcript(*one)) for one in zip(own, shown, strict=True)]
         except (EnvsdkError, OSError) as error:
-            self.write("title", str(error), "red")
+            self.write("title", str(error), TROUBLE.text)
             return
         self.source = ComparisonLines(shown, entries, self.lines.size.width or 80)
         self.write("title", f"{own[0].id}  │  {own[1].id}", "bold")

@@ -13,6 +13,7 @@ from rich.text import Text
 from textual import work
 from textual.binding import Binding, BindingType
 
+from ..._palette import OBSERVED, SAMPLED, TROUBLE
 from ..._visible import on_one_line
 from ...errors import EnvsdkError
 from ...trajectories._scoring import ending
@@ -26,9 +27,19 @@ from .._transcript import TranscriptEntry, transcript
 from ._lines import LineSource, Question, ViewerScreen
 from ._tokens import TokensScreen
 
-_ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow", "inherited": "dim"}
-_PART_STYLES = {"reasoning": "dim italic", "call": "blue", "error": "bold red", "note": "dim", "image": "magenta"}
-_DRAWING_STYLES = {"rewrite": "red", "handoff": "cyan", "return": "cyan", "switch": "cyan", "end": "dim"}
+_ROLE_STYLES = {
+    **dict.fromkeys(("system", "user", "tool"), OBSERVED.text),
+    "assistant": SAMPLED.text,
+    "inherited": "dim",
+}
+_PART_STYLES = {
+    "reasoning": "dim italic",
+    "call": SAMPLED.text,
+    "error": f"bold {TROUBLE.text}",
+    "note": "dim",
+    "image": OBSERVED.text,
+}
+_DRAWING_STYLES = {"rewrite": "bold", "handoff": "cyan", "return": "cyan", "switch": "cyan", "end": "dim"}
 
 NO_EPISODE = cast("EpisodeJSON", {"contexts": [], "steps": []})
 """The episode that is shown until one is read."""
@@ -120,8 +131,8 @@ class ConversationLines(LineSource):
 def entry_lines(entry: TranscriptEntry, is_open: bool) -> Iterator[StyledLine]:
     """Yield the lines of an entry, without wrapping."""
     for break_ in entry.breaks:
-        yield StyledLine(f"──✂── {break_}", "red")
-    style = "red" if entry.kind == "break" else f"bold {_ROLE_STYLES.get(entry.kind, '')}"
+        yield StyledLine(f"──✂── {break_}", "bold")
+    style = "bold" if entry.kind == "break" else f"bold {_ROLE_STYLES.get(entry.kind, '')}"
     mark = ("▾ " if is_open else "▸ ") if entry.kind == "inherited" else ""
     for heading in entry.headings:
         yield StyledLine(mark + heading, style)
@@ -206,7 +217,7 @@ class EpisodeScreen(ViewerScreen[ConversationLines]):
             entries = [*transcript(trajectory, self._shown)]
         except (EnvsdkError, OSError) as error:
             self._shown, entries = NO_EPISODE, list[TranscriptEntry]()
-            self.write("title", str(error), "red")
+            self.write("title", str(error), TROUBLE.text)
         else:
             facts = (
                 ending(self._shown["status"], self._shown["stop_reason"]),
@@ -352,7 +363,7 @@ class DrawingLines(LineSource):
         """Return a line."""
         row = self.rows[index]
         style = f"not bold {_DRAWING_STYLES.get(row.kind, 'default')}"
-        return Text(f"{row.lanes}  ", "bold green").append(row.text, style)
+        return Text(f"{row.lanes}  ", "bold").append(row.text, style)
 
 
 class DrawingScreen(ViewerScreen[DrawingLines]):

@@ -16,11 +16,20 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Footer, Input, Static
 
+from ..._palette import KEPT, LEGEND, OBSERVED, SAMPLED, TROUBLE
 from ..._visible import on_one_line
 from ...errors import EnvsdkError
 
 _CONSOLE = Console()
 """Resolves the names of styles; nothing is printed on it."""
+TOKEN_STYLES = {
+    "kept": KEPT.text,
+    "observed": OBSERVED.text,
+    "sampled": SAMPLED.text,
+    "trained": f"underline {SAMPLED.text}",
+    "dropped": "strike",
+}
+"""The styles of the kinds of tokens."""
 _KEYS = {"question_mark": "?", "slash": "/", "left_square_bracket": "[", "right_square_bracket": "]"}
 
 
@@ -194,7 +203,7 @@ class Question(ModalScreen[str | None]):
         try:
             self._check(event.value)
         except EnvsdkError as error:
-            self.query_one("#question", Static).update(Text(on_one_line(str(error)), "red"))
+            self.query_one("#question", Static).update(Text(on_one_line(str(error)), TROUBLE.text))
         else:
             self.dismiss(event.value)
 
@@ -216,7 +225,10 @@ class KeyList(ModalScreen[None]):
 
     def __init__(self, bindings: Iterable[BindingType]) -> None:
         super().__init__()
-        self._text = Text("Keys\n", "bold")
+        self._text = Text("Tokens  ", "bold")
+        for kind in LEGEND:
+            self._text.append(kind, f"not bold {TOKEN_STYLES[kind]}").append("  ")
+        self._text.append("\n\nKeys\n", "bold")
         for binding in bindings:
             if isinstance(binding, Binding):
                 keys = " ".join(_KEYS.get(key, key) for key in binding.key.split(","))

@@ -11,6 +11,7 @@ from rich.text import Text
 from textual import work
 from textual.binding import Binding, BindingType
 
+from ..._palette import BAD, GOOD, TROUBLE
 from ..._visible import on_one_line
 from .._contents import Match
 from .._filters import parse_filter
@@ -21,7 +22,6 @@ from ._comparison import ComparisonScreen
 from ._episode import EpisodeScreen, ListedEpisode
 from ._lines import LineSource, Question, ViewerScreen
 
-_STATUS_STYLES = {"terminated": "green", "truncated": "yellow", "error": "red", "damaged": "bold red"}
 _REDRAW_S = 0.3
 _RUN_WIDTH = 10
 
@@ -129,7 +129,9 @@ class EpisodeLines(LineSource):
         run, row = item
         line = Text(_cell(self._names[run], _RUN_WIDTH) if len(self._names) > 1 else "")
         for column, column_width in self._columns(width):
-            style = _STATUS_STYLES.get(row.status, "") if column.title == "ended" else ""
+            style = TROUBLE.text if column.title == "ended" and row.status in ("error", "damaged") else ""
+            if column.title == "reward" and row.is_scored:
+                style = GOOD.text if row.reward > 0 else BAD.text
             line.append(_cell(column.text(row), column_width, is_right=column.is_right), style)
         return line
 
@@ -365,10 +367,10 @@ def _is_same(one: ListedEpisode | str, other: ListedEpisode) -> bool:
 def _details(row: EpisodeRow, match: Match | None) -> Text:
     """Return two lines with facts of a row that the columns do not show, and with the match of a search."""
     if row.is_damaged:
-        return Text(on_one_line(row.damage), "red")
+        return Text(on_one_line(row.damage), TROUBLE.text)
     named = ", ".join(f"{name} {value:g}" for name, value in (*row.rewards.items(), *row.metrics.items()))
     facts = [row.id, f"group {row.group_id}" if row.group_id else "", row.status, named]
     head = Text(on_one_line(" · ".join(filter(None, facts))) + "\n")
     if match is not None and match.hits:
         return head.append(hit_text(match.hits[0]), "yellow")
-    return head.append(on_one_line(row.error), "red") if row.error else head.append(on_one_line(row.task), "dim")
+    return head.append(on_one_line(row.error), TROUBLE.text) if row.error else head.append(on_one_line(row.task), "dim")

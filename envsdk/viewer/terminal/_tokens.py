@@ -13,13 +13,20 @@ from rich.text import Text
 from textual import work
 from textual.binding import Binding, BindingType
 
+from ..._palette import SAMPLED, TROUBLE
 from ..._visible import on_one_line
 from ...errors import EnvsdkError, InvalidFilter
 from .._episodes import image_name
 from .._ranges import Range
-from ._lines import LineSource, Question, ViewerScreen
+from ._lines import TOKEN_STYLES, LineSource, Question, ViewerScreen
 
-_SHADES = [Style(bgcolor=Color.from_rgb(40 + 24 * n, 40 + 8 * n, 40), color="white") for n in range(9)]
+_SHADES = [
+    Style(
+        bgcolor=Color.from_rgb(*(40 + (end - 40) * n // 8 for end in bytes.fromhex(SAMPLED.light_text[1:]))),
+        color="white",
+    )
+    for n in range(9)
+]
 """The background of a sampled token, from a probability of 1 to one of e**-4 or less."""
 _HEADING = f"{'position':>8} {'id':>6} {'step':>5} {'mask':4} {'role':18} {'logprob':>8}  text"
 
@@ -54,11 +61,11 @@ class TokenColumns:
             return Text("(the tokenizer is not stored)", "dim")
         partial = self._columns["bytes"].get(str(token))
         if partial is not None:
-            return Text("".join(f"\\x{byte:02x}" for byte in bytes.fromhex(partial)), "magenta")
+            return Text("".join(f"\\x{byte:02x}" for byte in bytes.fromhex(partial)), "italic")
         text = self._columns["texts"].get(str(token))
         if text is None:
-            return Text("(not in the vocabulary)", "red")
-        return Text(on_one_line(text).replace(" ", "·"), "bold magenta" if token in self._controls else "")
+            return Text("(not in the vocabulary)", TROUBLE.text)
+        return Text(on_one_line(text).replace(" ", "·"), "bold" if token in self._controls else "")
 
     def details(self, position: int) -> str:
         """Return the facts of a token that its line does not show."""
@@ -149,19 +156,22 @@ class TokenLines(LineSource):
         names = ("ids", "steps", "trained", "sampled", "roles", "logprobs", "dropped")
         token, step, trained, is_sampled, role, logprob, dropped = (columns.at(name, position) for name in names)
         line = Text(f"{position:>8} {token:>6} {'' if step is None else step + 1:>5} ")
-        line.append(f"{0 if trained is None else 1:<4} ", "bold green")
-        line.append(f"{on_one_line(role or ('sampled' if is_sampled else 'observed'))[:18]:18} ", "cyan")
+        source = "sampled" if is_sampled else "observed"
+        line.append(f"{0 if trained is None else 1:<4} ", "bold")
+        line.append(f"{on_one_line(role or source)[:18]:18} ", TOKEN_STYLES[source])
         line.append(f"{'' if logprob is None else f'{logprob:.3f}':>8}  ")
         if run.sha256:
             facts = {**self._images[run.sha256], "tokens": run.stop - run.start}  # those in this range
-            text = Text(f"[{on_one_line(image_name(run.sha256, facts))}]", "magenta")
+            text = Text(f"[{on_one_line(image_name(run.sha256, facts))}]", TOKEN_STYLES["observed"])
         else:
             text = columns.text(position)
         if logprob is not None:
             text.stylize(shade(logprob))
+        if trained is not None:
+            text.stylize("underline")
         if dropped is not None:
             text.stylize("strike")
-        return line.append_text(text).append("" if dropped is None else "  dropped", "dim red")
+        return line.append_text(text).append("" if dropped is None else "  dropped", "dim")
 
 
 def shade(logprob: float) -> Style:
@@ -212,7 +222,7 @@ class TokensScreen(ViewerScreen[TokenLines]):
             for context in dict.fromkeys(own.context for own in self._ranges):
                 self._columns[context] = TokenColumns(await asyncio.to_thread(self._read, context))
         except (EnvsdkError, OSError) as error:
-            self.write("title", str(error), "red")
+            self.write("title", str(error), TROUBLE.text)
             return
         self.source = TokenLines(self._ranges, self._columns, self._images)
         line = self.source.line_of(self._start)

@@ -8,6 +8,7 @@ from . import charts, episodes, results, sequence, tokens
 
 FOLDER = CHECKOUT / "docs" / "drawings"
 DRAWINGS: Mapping[str, Callable[[], str]] = {
+    "episode.svg": episodes.moving,
     "deltas.svg": episodes.deltas,
     "breaks.svg": episodes.breaks,
     "handoffs.svg": episodes.handoffs,

@@ -71,6 +71,40 @@ def history(name: str) -> str:
     return drawing.svg()
 
 
+def moving() -> str:
+    """Draw an episode as it grows: each step appears after the one before it, and the whole stays for some seconds.
+
+    Readers who prefer reduced motion get the whole at once.
+    """
+    trajectory = episode("envsdk/MathChat-v0", POLICIES["compact"], questions=7)
+    prompts, row, left, every_s, pause_s = list(trajectory.prompts()), 42, 178, 1.2, 5.0
+    whole_s = every_s * len(prompts) + pause_s
+    drawing = Drawing(600, 96 + row * len(prompts), "An episode of seven questions: what the model sees at each step")
+    scale = (drawing.width - left - 20) / max(len(prompt.prompt) + len(prompt.action) for prompt in prompts)
+    messages = [message for message in trajectory.contexts["main"].messages if message.role != "system"]
+    drawing.text(20, 30, 'envsdk/MathChat-v0, history="compact:every=3"', size=16)
+    _legend(drawing, "kept observed sampled trained dropped")
+    style = ["g { animation: 0s infinite }"]
+    for index, prompt in enumerate(prompts):
+        step, y = prompt.step, 82 + row * index
+        start = 100 * every_s * index / whole_s
+        frames = f"0%, {start:.1f}% {{ opacity: 0 }} {start + 3:.1f}%, 97% {{ opacity: 1 }} 100% {{ opacity: 0 }}"
+        style.append(f"@keyframes step{index} {{ {frames} }}")
+        drawing.parts.append(f'<g style="animation-name: step{index}; animation-duration: {whole_s:.1f}s">')
+        question, answer = (message.content for message in messages[2 * index : 2 * index + 2])
+        drawing.text(20, y + 6, question.removeprefix("Right. "), size=14)
+        drawing.text(20, y + 23, f"{answer} · reward {sum(step.rewards.values()):.2f}", size=13, color=SOFT)
+        _bar(drawing, prompt, left, y, scale)
+        if step.break_ is not None:
+            dropped = step.break_.dropped * scale
+            drawing.box(left + step.keep * scale, y - 10, dropped, 8, DROPPED)
+            _label(drawing, left + step.keep * scale, dropped, y - 2, step.break_.reason)
+        drawing.parts.append("</g>")
+    style.append("@media (prefers-reduced-motion: reduce) { g { animation: none !important } }")
+    drawing.parts.insert(0, f"<style>{' '.join(style)}</style>")
+    return drawing.svg()
+
+
 def folds(*, as_played: bool) -> str:
     """Draw an episode in which the model folds, or the same replies with everything that it folded."""
     trajectory = episode("envsdk/LongErrand-v0", size="tiny")
@@ -165,7 +199,7 @@ def _rows(drawing: Drawing, trajectory: Trajectory, top: int) -> None:
 
 def _label(drawing: Drawing, x: float, width: float, y: float, text: str) -> None:
     """Write the label of a bar to its right, or to its left where it would be cut off."""
-    fits = x + width + 6 + 6 * len(text) < WIDTH
+    fits = x + width + 6 + 6 * len(text) < drawing.width
     drawing.text(x + width + 6 if fits else x - 6, y, text, size=10, color=INK, anchor="start" if fits else "end")
 
 
