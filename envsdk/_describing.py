@@ -6,6 +6,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+RENAMED = {
+    "compare": "against",
+    "concurrency": "max_concurrency",
+    "env": "ENV",
+    "episodes": "seeds",
+    "first_seed": "seeds",
+    "idle_timeout": "idle_timeout_s",
+    "limit": "max_context_tokens",
+    "make_env": "env",
+    "max_body": "max_body_mib",
+    "max_message": "max_message_mib",
+    "method_timeout": "method_timeout_s",
+    "num_generations": "group_size",
+    "retries": "max_retries",
+    "samples": "group_size",
+    "seed": "seeds",
+    "size": "group_size",
+    "timeout": "policy_timeout_s",
+    "workers": "n_workers",
+}
+"""Earlier names of arguments and options, and other libraries' names for them."""
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Any, Self
 
-from ._describing import around_difference
+from ._describing import RENAMED, around_difference
 
 
 class EnvsdkError(Exception):
@@ -39,7 +39,9 @@ class UnknownName(EnvsdkError, LookupError):
     def of(cls, kind: str, name: object, known: Iterable[str], hint: str = "") -> Self:
         """Return the error, which suggests similar names or else lists all known ones."""
         names = sorted(known)
-        near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+        renamed = RENAMED.get(str(name).strip("-").replace("-", "_"))
+        near = [one for one in names if one.strip("-").replace("-", "_") == renamed]
+        near = near or difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
         if near:
             advice = "Did you mean " + " or ".join(repr(n) for n in near) + "?"
         else:

@@ -109,6 +109,14 @@ def test_every_page_of_the_documentation_is_in_the_navigation():
         assert f'"{path}"' in navigation, f"docs/zensical.toml lacks {path}"
 
 
+def test_the_front_page_has_the_first_screen_of_the_readme_and_the_version():
+    front = site_pages()["index.md"]
+    assert all(code in front for code in code_of(CHECKOUT / "README.md")[:1])
+    assert (
+        f"Version {envsdk.__version__}" in front and "drawings/episode.svg" in front and "<!-- the version" not in front
+    )
+
+
 def test_a_link_that_leaves_the_documentation_leads_to_a_page_of_the_site():
     text = relinked(
         "docs/trainers/a.md", "[one](../../README.md#two) [three](../b.md) `[f](../c.md)`\n```\n[](../d.md)\n```\n"

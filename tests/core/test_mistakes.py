@@ -310,7 +310,6 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "rollout(unknown id)": (lambda: rollout("envsdk/MathCat-v0"), errors.UnknownName, "Did you mean 'envsdk/MathChat"),
     "make(a class without its module)": (lambda: envsdk.make("Spell"), errors.UnknownName, "call it, or register it"),
     "rollout_many(env)": (lambda: rollout_many(Says(), seeds=[0]), CONFIG, "expected a way to make an environment"),
-    "rollout_many(seeds=2)": (lambda: rollout_many(Says, seeds=2), CONFIG, "such as range(2)"),
     "rollout_many(seeds=generator)": (lambda: rollout_many(Says, seeds=(i for i in range(2))), CONFIG, "list(seeds)"),
     "rollout_many(function of a class)": (lambda: rollout_many(lambda: Says, seeds=[0]), CONFIG, "the class Says;"),
     "a policy without **_": (lambda: rollout(Says(), needs_keywords), POLICY, "write needs_keywords(prompt, *,"),
