@@ -9,6 +9,27 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+RENAMED = {
+    "compare": "against",
+    "concurrency": "max_concurrency",
+    "env": "ENV",
+    "episodes": "seeds",
+    "first_seed": "seeds",
+    "idle_timeout": "idle_timeout_s",
+    "limit": "max_context_tokens",
+    "make_env": "env",
+    "max_body": "max_body_mib",
+    "max_message": "max_message_mib",
+    "method_timeout": "method_timeout_s",
+    "num_generations": "group_size",
+    "retries": "max_retries",
+    "samples": "group_size",
+    "seed": "seeds",
+    "size": "group_size",
+    "timeout": "policy_timeout_s",
+    "workers": "n_workers",
+}
+"""Earlier names of arguments and options, and other libraries' names for them."""
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
 _MEANT = {
@@ -43,7 +64,7 @@ def likely(name: object, known: Collection[str]) -> list[str]:
     """
     names = {_without_version(one): one for one in sorted(known, reverse=True)}
     given = _without_version(str(name))
-    near = [one for one in names if given in _MEANT.get(one, "").split()]
+    near = [one for one in names if one == RENAMED.get(given) or given in _MEANT.get(one, "").split()]
     if not near:
         near = difflib.get_close_matches(given, names, n=3, cutoff=0.65)
         near += [one for one in names if set(given.split("_")) < set(one.split("_"))]
@@ -51,7 +72,7 @@ def likely(name: object, known: Collection[str]) -> list[str]:
 
 
 def _without_version(name: str) -> str:
-    return re.sub(r"^.*/|-v\d+$", "", name.lower())
+    return re.sub(r"^.*/|-v\d+$", "", name.lower()).strip("-").replace("-", "_")
 
 
 def what_is_invalid(error: "ValidationError", known: Collection[str] = ()) -> str:

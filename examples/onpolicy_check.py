@@ -417,7 +417,7 @@ def fitted_model(kind: str, renderer: Renderer, *, seed: int = 0, steps: int = 1
 
 
 def check(
-    model: Any, renderer: Renderer, *, loss: float = 0.0, episodes: int = 8, seed: int = 0, retokenize: bool = False
+    model: Any, renderer: Renderer, *, loss: float = 0.0, seeds: int = 8, seed: int = 0, retokenize: bool = False
 ) -> Report:
     """Play episodes, and compare the sampled tokens with the trained ones."""
     clock = Clock()
@@ -429,7 +429,7 @@ def check(
         played: list[Trajectory] = []
         for number, (name, make) in enumerate(scenes(renderer).items()):
             start = 1000 * (10 * seed + number)  # different seeds for each kind, so that ids differ
-            played += play(make, recorder, range(start, start + (episodes if name != LONG else -(-episodes // 4))))
+            played += play(make, recorder, range(start, start + (seeds if name != LONG else -(-seeds // 4))))
     trajectories = [trajectory for trajectory in played if len(trajectory.steps) >= MIN_STEPS]
     samples = [sample for trajectory in trajectories for sample in trajectory.samples()]
     sampled, trained = recorder.log, trained_log(samples)
@@ -474,13 +474,13 @@ def main() -> int:
     parser.add_argument("--ladder", action="store_true", help="from plain text to what naive loops do, and back")
     parser.add_argument("--tokenizer", help="a folder with gpt-oss's tokenizer.json")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--episodes", type=int, default=8, help="of each kind")
+    parser.add_argument("--seeds", type=int, default=8, help="of each kind")
     parser.add_argument("--retokenize", action="store_true", help="also do what naive loops do")
     options = parser.parse_args()
     torch.set_num_threads(1)  # the computations are too small for several threads
     if options.ladder:
         ladder = importlib.import_module("onpolicy_ladder")  # it imports this module
-        return ladder.run(options.tokenizer, episodes=options.episodes, seed=options.seed)
+        return ladder.run(options.tokenizer, seeds=options.seeds, seed=options.seed)
     kinds = ["qwen3", "gpt_oss"] if options.model == "both" else [options.model]
     if "gpt_oss" in kinds and options.tokenizer is None:
         parser.error("gpt-oss needs its own vocabulary: --tokenizer FOLDER, a folder with its tokenizer.json")
@@ -489,7 +489,7 @@ def main() -> int:
         renderer = renderer_of(kind, options.tokenizer)
         model, loss = fitted_model(kind, renderer, seed=options.seed)
         report = check(
-            model, renderer, loss=loss, episodes=options.episodes, seed=options.seed, retokenize=options.retokenize
+            model, renderer, loss=loss, seeds=options.seeds, seed=options.seed, retokenize=options.retokenize
         )
         print(f"{kind}\n{report}\n", flush=True)
         problems += [f"{kind}: {problem}" for problem in report.problems()]

@@ -176,14 +176,14 @@ def as_others(name: str, model: Any, played: Sequence[Played], others: Sequence[
     return Case.of(name, match, others, forward_logprobs(model, others))
 
 
-def ladder(model: Any, renderer: Renderer, *, episodes: int = 16, seed: int = 0) -> list[Case]:
+def ladder(model: Any, renderer: Renderer, *, seeds: int = 16, seed: int = 0) -> list[Case]:
     """Play the episodes, and compare sampler and trainer in each case."""
     options: dict[str, Any] = {"temperature": TEMPERATURE, "max_tokens": MAX_REPLY_TOKENS}
     recorder = Recorder(TransformersPolicy(model, renderer.tokenizer, seed=seed, **options))
     played: dict[str, list[Played]] = {}
     for number, (name, make) in enumerate(scenes(renderer).items()):
         start = 1000 * (3 * seed + number)  # different seeds for each case, so that ids differ
-        played[name] = [play(make, recorder, start + episode) for episode in range(episodes)]
+        played[name] = [play(make, recorder, start + episode) for episode in range(seeds)]
     several = played[SEVERAL]
     naive = [s for each in several for s in retokenized(each.trajectory, each.trajectory.samples(), renderer)]
     return [
@@ -203,12 +203,12 @@ def problems(cases: Sequence[Case]) -> list[str]:
     return wrong + [f"{n}: {e}" for n in (SEVERAL, NAIVE) if (e := found[n].kl.all).verdict != "critical"]
 
 
-def run(tokenizer: str | None, *, episodes: int = 16, seed: int = 0) -> int:
+def run(tokenizer: str | None, *, seeds: int = 16, seed: int = 0) -> int:
     """Print the table; return 0 if all expectations hold."""
     renderer = envsdk.get_renderer("harmony", gpt_oss_tokenizer(tokenizer or "o200k_harmony"))
     model, loss = fitted_model(renderer, seed=seed)
     print(f"fitted to {loss:.3f} nats per token", flush=True)
-    cases = ladder(model, renderer, episodes=episodes, seed=seed)
+    cases = ladder(model, renderer, seeds=seeds, seed=seed)
     print(table(cases))
     wrong = problems(cases)
     print("\n".join(f"FAILED: {problem}" for problem in wrong) or "All holds.")

@@ -59,7 +59,7 @@ def main() -> int:
     """Play and compare, under each history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the model's folder, as save_pretrained writes it")
-    parser.add_argument("--episodes", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--max-steps", type=int, default=6, help="of an episode")
     parser.add_argument("--max-tokens", type=int, default=256, help="of a reply")
     parser.add_argument("--temperature", type=float, default=0.7)
@@ -72,7 +72,7 @@ def main() -> int:
         # The policy has the tokenizer of the folder that the model was loaded from.
         policy = TransformersPolicy(model, temperature=options.temperature, max_tokens=options.max_tokens)
         recorder = Recorder(policy)
-        trajectories = play(recorder, options.folder, history, options.episodes, options.max_steps)
+        trajectories = play(recorder, options.folder, history, options.seeds, options.max_steps)
         match, found = compare(model, recorder, trajectories)
         steps = [len(trajectory.steps) for trajectory in trajectories]
         ends = Counter(trajectory.stop_reason for trajectory in trajectories)

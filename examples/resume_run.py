@@ -16,7 +16,7 @@ def run(folder: Path, *, resume: bool) -> Rollouts:
     """Return the same run, new or continued."""
     seeds = range(EPISODES)
     env, policy = "envsdk/MathChat-v0", "reference"
-    return Rollouts(env, policy, seeds=seeds, group_size=1, max_concurrency=2, out=folder, resume=resume)
+    return Rollouts(env, policy, seeds=seeds, max_concurrency=2, out=folder, resume=resume)
 
 
 async def begin(folder: Path, episodes: int) -> None:

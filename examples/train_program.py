@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--warm-up-rate", type=float, default=REAL["warm_up_rate"])
     parser.add_argument("--updates", type=int, default=4)
     parser.add_argument("--tasks", type=int, default=4, help="how many tasks an update has")
-    parser.add_argument("--group", type=int, default=4, help="how many episodes a task has")
+    parser.add_argument("--group-size", type=int, default=4, help="how many episodes a task has")
     parser.add_argument("--max-tokens", type=int, default=64, help="of a reply")
     parser.add_argument("--learning-rate", type=float, default=1e-5)
     parser.add_argument("--out", type=Path, default=Path("runs/trained"))
@@ -70,7 +70,7 @@ def main() -> None:
             make_env,
             policy,
             seeds=range(number * options.tasks, (number + 1) * options.tasks),
-            group_size=options.group,
+            group_size=options.group_size,
             policy_timeout_s=None,  # this machine samples as fast as it can
             out=options.out / f"update-{number}",
         )

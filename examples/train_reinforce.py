@@ -40,7 +40,7 @@ REAL: dict[str, Any] = {
     "warm_up_steps": 16,
     "warm_up_rate": 2e-5,
     "learning_rate": 1e-5,
-    "group": 4,
+    "group_size": 4,
 }
 MAX_K1 = 1e-3  # nats per token
 MAX_LOG_RATIO = 2.0  # nats; the most that a token counts in the KL penalty
@@ -79,7 +79,7 @@ class Task(NamedTuple):
     """Makes the environment; its reference policy plays the games of the warm-up."""
     seeds: Sequence[int] = range(HIGH)
     """The seeds that are played before each update, each by a group."""
-    group: int = GROUP
+    group_size: int = GROUP
     max_reply_tokens: int = MAX_REPLY_TOKENS
     warm_up_games: int = WARM_UP_GAMES
     warm_up_steps: int = WARM_UP_STEPS
@@ -236,7 +236,7 @@ def train(
     policy = TransformersPolicy(model, tokenizer, seed=seed, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=task.learning_rate, betas=BETAS)
     progress = Progress([], [], [])
-    seeds = [seed for seed in task.seeds for _ in range(task.group)]
+    seeds = [seed for seed in task.seeds for _ in range(task.group_size)]
     for number in range(updates + 1):
         trajectories = play(policy, seeds, task)
         rewards = [one.scored_reward for one in trajectories if one.scored_reward is not None]
@@ -281,12 +281,12 @@ def main() -> None:
     parser.add_argument("--kl-coef", type=float, default=0.0, help="of the KL penalty, in units of advantage per nat")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="train this model instead of a small one")
     parser.add_argument("--template", type=Path, metavar="FILE", help="the model's chat template, if not its own")
-    parser.add_argument("--group", type=int, help="how often each number is played before an update")
+    parser.add_argument("--group-size", type=int, help="how often each number is played before an update")
     parser.add_argument("--warm-up-steps", type=int)
     parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="where to save a plot, a PNG")
     options = parser.parse_args()
-    names = ("group", "warm_up_steps", "learning_rate")
+    names = ("group_size", "warm_up_steps", "learning_rate")
     chosen = {name: value for name in names if (value := getattr(options, name)) is not None}
     task = task_of(options.model, options.template, **chosen) if options.model else Task(**chosen)
     figure = find_figure()(figsize=(8, 6), layout="constrained") if options.plot else None  # fails before the work

@@ -54,7 +54,7 @@ def works(wheel: Path, python: str) -> bool:
         offline = (
             OFFLINE if subprocess.run([*OFFLINE, "true"], capture_output=True, check=False).returncode == 0 else ()
         )
-        for command in (("envsdk", "demo", "--episodes", "2"), ("python", "-c", program)):
+        for command in (("envsdk", "demo", "--seeds", "2"), ("python", "-c", program)):
             ended = subprocess.run(
                 [*offline, *command], cwd=empty, env=variables, capture_output=True, text=True, check=False
             )

@@ -5,9 +5,10 @@ The state machine of an episode does no I/O. Everything that waits, runs in a th
 
 import copy
 import inspect
+import re
 import time
 import types
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -459,6 +460,24 @@ def check_seed(seed: object) -> int | None:
     if plain is not None and (type(plain) is not int or plain < 0):
         raise ConfigError(f"seed is {seed!r:.80}; expected None or an integer of at least 0")
     return plain
+
+
+def seeds_of(seeds: object) -> Sequence[Any]:
+    """Return the seeds that an argument specifies: their number, which begins at 0; a sequence; or `FIRST:END`.
+
+    Raises:
+        ConfigError: If it is none of these.
+    """
+    text = re.fullmatch(r"(?:(\d+):)?(\d+)", seeds) if isinstance(seeds, str) else None
+    first, end = (int(text[1] or 0), int(text[2])) if text is not None else (0, plain_integer(seeds))
+    if type(end) is int and end > first:
+        return range(first, end)
+    if hasattr(seeds, "__len__") and hasattr(seeds, "__getitem__") and not isinstance(seeds, (str, bytes, Mapping)):
+        return cast("Sequence[Any]", seeds)
+    raise ConfigError(
+        f"seeds is {seeds!r:.80}; expected their number, such as 16; or a sequence, such as list(seeds) or range(100, "
+        "116), which is 100:116 on the command line and in files"
+    )
 
 
 def _check_options(options: object) -> dict[str, Any]:

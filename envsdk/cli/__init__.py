@@ -4,10 +4,13 @@ import logging
 import signal
 import sys
 import traceback
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
-from ..errors import EnvsdkError
+from .._describing import RENAMED
+from ..errors import EnvsdkError, UnknownName
 from ._card import card
 from ._check import check, doctor
 from ._containers import containers
@@ -34,33 +37,52 @@ from ._view import view
 
 __all__ = ["app", "main", "specification"]
 
+
+class Command(TyperCommand):
+    """A command that names the new name of an option that was renamed."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words after the command's name.
+
+        Raises:
+            UnknownName: If an option was renamed.
+        """
+        known = [name if name.startswith("-") else name.upper() for one in self.params for name in one.opts]
+        new = {name.strip("-").replace("-", "_") for name in known}
+        for word in args:
+            name = word.partition("=")[0]
+            if name[:2] == "--" and name not in known and RENAMED.get(name[2:].replace("-", "_")) in new:
+                raise UnknownName.of("option", name, known)
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
-app.command("list")(list_)
-app.command("eval")(eval_)
-app.command("export")(export)
-app.command("export-template")(export_template_)
-app.command("import")(import_)
-app.command("plan")(plan_)
-app.command("report")(report_)
-for command in (
-    card,
-    play,
-    rollout,
-    show,
-    view,
-    replay,
-    cost,
-    onpolicy,
-    gateway,
-    serve,
-    containers,
-    init,
-    check,
-    doctor,
-    explain,
-    demo,
-):
-    app.command()(command)
+for name, command in {
+    "list": list_,
+    "card": card,
+    "play": play,
+    "rollout": rollout,
+    "eval": eval_,
+    "show": show,
+    "view": view,
+    "report": report_,
+    "plan": plan_,
+    "replay": replay,
+    "cost": cost,
+    "onpolicy": onpolicy,
+    "export": export,
+    "export-template": export_template_,
+    "import": import_,
+    "gateway": gateway,
+    "serve": serve,
+    "containers": containers,
+    "init": init,
+    "check": check,
+    "doctor": doctor,
+    "explain": explain,
+    "demo": demo,
+}.items():
+    app.command(name, cls=Command)(command)
 
 
 def main() -> None:

@@ -8,12 +8,26 @@ from typing import Annotated, Any
 import typer
 
 from .._registry import find_creator
+from ..authoring._driver import seeds_of
 from ..authoring._env import Env
 from ..authoring._making import CatalogEntry, describe, splits_of
 from ..errors import PluginError
 from ..rollouts import rollout_many
 from ..trajectories._trajectory import Trajectory
-from ._options import ENVIRONMENT, NAMED, OPTION, TOKENIZER, environment, maker, options_of
+from ._options import (
+    SPECIFICATION,
+    AsJson,
+    EnvName,
+    EnvOptions,
+    RendererOption,
+    SeedsOption,
+    TasksOption,
+    TokenizerOption,
+    env_options,
+    environment,
+    maker,
+    specification,
+)
 from ._output import print_json, print_text
 
 
@@ -73,16 +87,16 @@ class Card:
             for policy, scores in self.scores.items()
         )
         head = "| policy | score | steps | observed tokens | sampled tokens |\n|---|---|---|---|---|\n"
-        note = f"Averages of {self.measured} episodes, seeds 0 to {self.measured - 1}."
+        note = f"Averages of {self.measured} episodes, one for each seed."
         return f"# {of.id}\n\n{of.summary}\n\n| | |\n|---|---|\n{rows}\n{head}{played}\n{note}\n"
 
 
-def card_of(name: str, *, seeds: int = 8, histories: Sequence[Any] = ("strip",), **options: Any) -> Card:
+def card_of(name: str, *, seeds: int | str = 16, histories: Sequence[Any] = ("strip",), **options: Any) -> Card:
     """Measure an environment and return its card. A policy that the environment lacks is left out.
 
     Args:
         name: Its id, or its class as `module:Class`.
-        seeds: The number of seeds to play.
+        seeds: The seeds to play; see `Rollouts`.
         histories: History policies besides `keep`, for which breaks are found, with the first policy.
         **options: Options of the environment.
 
@@ -96,9 +110,11 @@ def card_of(name: str, *, seeds: int = 8, histories: Sequence[Any] = ("strip",),
     if entry.problem is not None:
         raise PluginError(f"{name} cannot be made on this machine: {entry.problem}")
 
+    played_seeds = seeds_of(seeds)
+
     def played(policy: str, history: Any) -> list[Trajectory]:
         made = maker(name, {**options, "history": history})
-        found = rollout_many(made, policy, seeds=range(seeds))
+        found = rollout_many(made, policy, seeds=played_seeds)
         if failed := [one.error for one in found if one.error is not None]:
             raise PluginError(f"an episode of {name} with the {policy} policy failed: {failed[0]}")
         return found
@@ -115,7 +131,7 @@ def card_of(name: str, *, seeds: int = 8, histories: Sequence[Any] = ("strip",),
 
     return Card(
         entry,
-        seeds,
+        len(played_seeds),
         features=_features(env, best),
         rewards=tuple(dict.fromkeys(name for one in best for step in one.steps for name in step.rewards)),
         splits=tuple(splits_of(type(env))),
@@ -148,14 +164,19 @@ def _name(history: Any) -> str:
 
 
 def card(
-    env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
-    seeds: Annotated[int, typer.Option(min=1, help="The number of seeds to play.")] = 8,
-    tokenizer: Annotated[str | None, typer.Option(help=TOKENIZER)] = None,
-    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
+    env: EnvName,
+    seeds: SeedsOption = "16",
+    history: Annotated[
+        list[str] | None, typer.Option(help=SPECIFICATION + " Find its breaks, too; by default those of strip.")
+    ] = None,
+    renderer: RendererOption = None,
+    tokenizer: TokenizerOption = None,
+    option: EnvOptions = None,
+    tasks: TasksOption = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print an environment's card: what it exercises, and what its reference and null policy score, measured."""
     _ = environment(env)  # raises now if its module cannot be imported
-    options = options_of(option or (), NAMED) | ({} if tokenizer is None else {"tokenizer": tokenizer})
-    found = card_of(env, seeds=seeds, **options)
+    options = env_options(option, renderer, tokenizer, None, tasks)
+    found = card_of(env, seeds=seeds, histories=[*map(specification, history or ["strip"])], **options)
     print_json(asdict(found)) if as_json else print_text(found.markdown().rstrip())

@@ -15,7 +15,21 @@ from ..testing import Check, check_env, check_renderer
 from ..testing._environments import EnvCheck
 from ..testing._renderers import summary
 from ..testing._reports import CheckReport
-from ._options import ENVIRONMENT, OPTION, SPECIFICATION, TOKENIZER, maker, options_of, renderer_from
+from ._options import (
+    SPECIFICATION,
+    TOKENIZER,
+    AsJson,
+    EnvName,
+    EnvOptions,
+    HistoryOption,
+    RendererOption,
+    SeedsOption,
+    TasksOption,
+    TokenizerOption,
+    env_options,
+    maker,
+    renderer_from,
+)
 from ._output import errors, print_json, print_text
 
 _STYLES = {"PASS": "green", "FAIL": "red"}
@@ -26,7 +40,7 @@ def doctor(
     tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
     random_replies: Annotated[int, typer.Option(min=0, help="The number of random token sequences to parse.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="The seed of the random token sequences.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Summarize what environments can rely on, and run the conformance checks of a renderer with a tokenizer.
 
@@ -42,23 +56,27 @@ def doctor(
 
 
 def check(
-    env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
-    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="The number of consecutive seeds.")] = 16,
+    env: EnvName,
+    seeds: SeedsOption = "16",
     only: Annotated[str | None, typer.Option(help="The name of a single check to run.")] = None,
-    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as one line of JSON.")] = False,
+    renderer: RendererOption = None,
+    tokenizer: TokenizerOption = None,
+    history: HistoryOption = None,
+    option: EnvOptions = None,
+    tasks: TasksOption = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run the conformance checks of an environment. The exit status is 1 if a check fails."""
-    options = options_of(option or ())
+    options = env_options(option, renderer, tokenizer, history, tasks)
     subject: Any = maker(env, options)
     if ":" not in env:
         subject = subject() if options else env
-    command_line = shlex.join(["envsdk", "check", env, *(word for one in option or () for word in ("--option", one))])
+    named = {"--renderer": renderer, "--tokenizer": tokenizer, "--history": history, "--tasks": tasks}
+    words = [(name, str(value)) for name, value in named.items() if value is not None]
+    words += [("--option", one) for one in option or ()]
+    command_line = shlex.join(["envsdk", "check", env, *(word for pair in words for word in pair)])
     with printed_checks(as_json=as_json) as on_progress:
-        report = check_env(
-            subject, seeds=seeds, first_seed=seed, only=only, on_progress=on_progress, command_line=command_line
-        )
+        report = check_env(subject, seeds=seeds, only=only, on_progress=on_progress, command_line=command_line)
     if isinstance(subject, Env):
         subject.close()
     print_end("environment", report, as_json=as_json)

@@ -10,15 +10,17 @@ from ..diagnostics._estimates import Prices, Sizes, estimate
 from ..errors import ConfigError
 from ._options import (
     ENVIRONMENT,
-    NAMED,
-    OPTION,
     PRICE,
-    RENDERER,
     SPECIFICATION,
-    TOKENIZER,
+    AsJson,
+    EnvOptions,
+    RendererOption,
+    SeedsOption,
+    TasksOption,
+    TokenizerOption,
+    env_options,
     maker,
     numbers_of,
-    options_of,
     specification,
 )
 from ._output import print_json, print_text
@@ -34,14 +36,15 @@ def cost(
     sizes: Annotated[str | None, typer.Option(help=SIZES)] = None,
     history: Annotated[list[str] | None, typer.Option(help=SPECIFICATION + " You may repeat it.")] = None,
     price: Annotated[str | None, typer.Option(help=PRICE)] = None,
-    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
-    tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
-    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="The number of reference episodes that are measured.")] = 4,
+    renderer: RendererOption = None,
+    tokenizer: TokenizerOption = None,
+    option: EnvOptions = None,
+    tasks: TasksOption = None,
+    seeds: SeedsOption = "16",
     plot: Annotated[
         Path | None, typer.Option(help="Draw the costs by the number of steps: a .png or .svg file.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Estimate what an episode costs under each history policy, in tokens and money.
 
@@ -57,10 +60,9 @@ def cost(
         of = Sizes(**numbers_of("--sizes", sizes or "", Sizes))
     else:
         family = {}
-        options = {"renderer": renderer and specification(renderer), "tokenizer": tokenizer}
-        of = maker(env, {**options_of(option or (), NAMED), **options})()
+        of = maker(env, env_options(option, renderer, tokenizer, None, tasks))()
     try:
-        found = estimate(of, history=history, steps=steps, prices=prices, episodes=episodes, **family)
+        found = estimate(of, history=history, steps=steps, prices=prices, seeds=seeds, **family)
     finally:
         if isinstance(of, Env):
             of.close()

@@ -9,18 +9,25 @@ from ..errors import ConfigError
 from ..rollouts import Rollouts
 from ..rollouts.evaluation import Evaluation, Model, Suite, SuiteEnvironment, compared, evaluate, runs_of, scored
 from ._options import (
-    ALLOW_CHANGED,
     ENVIRONMENT,
-    OPTION,
-    POLICY,
-    POLICY_OPTION,
-    RENDERER,
-    TOKENIZER,
+    AllowChanged,
+    AsJson,
+    EnvOptions,
+    Extend,
+    GroupSize,
+    HistoryOption,
+    MaxConcurrency,
+    ModelOption,
+    PolicyOption,
+    PolicyOptions,
+    RendererOption,
+    SeedsOption,
+    TasksOption,
+    TokenizerOption,
+    env_options,
     function_from,
     import_from_here,
-    options_of,
     policy_options,
-    specification,
 )
 from ._output import print_error, print_table, print_text
 
@@ -31,23 +38,28 @@ NOT_SCORED = "The reward of an episode that was not scored, such as 0 for a lead
 
 def eval_(
     what: Annotated[str, typer.Argument(metavar="SUITE", help=SUITE)],
-    policy: Annotated[str, typer.Option(help=POLICY)] = "reference",
-    model: Annotated[str | None, typer.Option(help="The name of the model on the server.")] = None,
-    policy_option: Annotated[list[str] | None, typer.Option(help=POLICY_OPTION)] = None,
-    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
-    tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
-    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="The number of tasks.")] = 32,
-    samples: Annotated[int, typer.Option(min=1, help="The number of episodes of each task.")] = 1,
-    concurrency: Annotated[int, typer.Option(min=1, help="The maximum number of episodes at the same time.")] = 64,
+    policy: PolicyOption = "reference",
+    model: ModelOption = None,
+    policy_option: PolicyOptions = None,
+    renderer: RendererOption = None,
+    tokenizer: TokenizerOption = None,
+    history: HistoryOption = None,
+    option: EnvOptions = None,
+    tasks: TasksOption = None,
+    seeds: SeedsOption = "16",
+    group_size: GroupSize = 1,
+    max_concurrency: MaxConcurrency = 64,
     success: Annotated[float | None, typer.Option(help="The reward of a success.")] = None,
     not_scored: Annotated[float | None, typer.Option(help=NOT_SCORED)] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the evaluation; by default runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the evaluation in the folder.")] = False,
-    allow_changed: Annotated[bool, typer.Option("--allow-changed", help=ALLOW_CHANGED)] = False,
-    compare: Annotated[Path | None, typer.Option(help="The folder of another evaluation, or of a run.")] = None,
+    extend: Extend = False,
+    allow_changed: AllowChanged = False,
+    against: Annotated[
+        Path | None, typer.Option(help="Compare with the evaluation, or the run, in this folder.")
+    ] = None,
     reward: Annotated[str | None, typer.Option(help="Score a stored run with this module:function.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate models in environments: mean reward with its error, pass@k, pass^k, rewards, breaks, tokens, time.
 
@@ -59,9 +71,9 @@ def eval_(
     if stored.is_dir():
         function = None if reward is None else function_from(reward)
         evaluation = scored(stored, function, success=success, not_scored=not_scored)
-        if compare is not None:
+        if against is not None:
             runs = dict(runs_of(stored))
-            evaluation = compared(evaluation, runs, compare, reward=function, not_scored=not_scored)
+            evaluation = compared(evaluation, runs, against, reward=function, not_scored=not_scored)
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             evaluation.write(out)
@@ -74,32 +86,25 @@ def eval_(
         if not_scored is not None:
             suite = suite.model_copy(update={"not_scored": not_scored})
     else:
-        options = policy_options(model, policy_option or ())
-        environment = SuiteEnvironment(
-            id=what, options=options_of(option or (), ("renderer", "tokenizer")), success=success
-        )
-        family = renderer and specification(renderer)
-        one = Model(policy=policy, options=options, renderer=family, tokenizer=tokenizer)
-        name = model or policy
-        rollouts = {"max_concurrency": concurrency}
+        options = env_options(option, renderer, tokenizer, history, tasks)
         suite = Suite(
             name=what,
-            environments=[environment],
-            models={name: one},
+            environments=[SuiteEnvironment(id=what, options=options, success=success)],
+            models={model or policy: Model(policy=policy, options=policy_options(model, policy_option))},
             seeds=seeds,
-            samples=samples,
+            group_size=group_size,
             not_scored=not_scored,
-            rollouts=rollouts,
+            rollouts={"max_concurrency": max_concurrency},
         )
-    if allow_changed:
-        suite = suite.model_copy(update={"rollouts": {**suite.rollouts, "allow_changed": True}})
+    continues = {"extend": extend, "allow_changed": allow_changed}
+    suite = suite.model_copy(update={"rollouts": {**suite.rollouts, **{k: v for k, v in continues.items() if v}}})
 
     def announce(env: str, model: str, rollouts: Rollouts) -> None:
         print_error(f"{env}, {model}: {rollouts.statistics.total - rollouts.statistics.resumed} episodes")
 
     folder = Path("runs") / (stored.stem if stored.suffix else "evaluation") if out is None else out
     try:
-        evaluation = evaluate(suite, folder, resume=resume, against=compare, on_begin=None if as_json else announce)
+        evaluation = evaluate(suite, folder, resume=resume, against=against, on_begin=None if as_json else announce)
     except KeyboardInterrupt:
         print_error(f"interrupted; completed episodes are stored in {folder}; the same command with --resume continues")
         raise typer.Exit(130) from None

@@ -7,28 +7,29 @@ import typer
 
 from .._packages import load
 from ..errors import ConfigError
-from ..policies import policy_of
 from ._options import (
-    POLICY,
-    POLICY_OPTION,
     SPECIFICATION,
-    TOKENIZER,
+    HistoryOption,
+    ModelOption,
+    PolicyOption,
+    PolicyOptions,
+    PolicyTimeout,
+    TokenizerOption,
+    env_options,
     function_from,
-    import_from_here,
     options_of,
-    policy_options,
-    specification,
+    policy_from,
 )
 from ._output import print_text
 
 
 def gateway(
-    policy: Annotated[str, typer.Option(help=POLICY)],
-    model: Annotated[str | None, typer.Option(help="The name of the model on the server.")] = None,
-    policy_option: Annotated[list[str] | None, typer.Option(help=POLICY_OPTION)] = None,
+    policy: PolicyOption,
+    model: ModelOption = None,
+    policy_option: PolicyOptions = None,
     renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "qwen3",
-    tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
-    history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
+    tokenizer: TokenizerOption = None,
+    history: HistoryOption = None,
     limit: Annotated[list[str] | None, typer.Option(help="A limit of each session: max_steps=50.")] = None,
     trainable_role: Annotated[list[str] | None, typer.Option(help="A role that gives samples; by default all.")] = None,
     role_of: Annotated[
@@ -58,13 +59,13 @@ def gateway(
         str | None,
         typer.Option(envvar="ENVSDK_GATEWAY_TOKEN", help="The bearer token that managing sessions requires."),
     ] = None,
-    timeout: Annotated[float, typer.Option(help="The maximum time of a call of the policy, in seconds.")] = 600,
+    policy_timeout_s: PolicyTimeout = 600,
     max_sessions: Annotated[int, typer.Option(min=1, help="The maximum number of open sessions.")] = 1000,
-    idle_timeout: Annotated[
+    idle_timeout_s: Annotated[
         float, typer.Option(help="A session ends after this many seconds without a request.")
     ] = 3600,
     rate: Annotated[float | None, typer.Option(help="The maximum requests per second of a session.")] = None,
-    max_body: Annotated[int, typer.Option(min=1, help="The largest request, in megabytes.")] = 64,
+    max_body_mib: Annotated[int, typer.Option(min=1, help="The largest request, in MiB.")] = 64,
 ) -> None:
     """Serve the protocols of OpenAI, Anthropic and Google in front of a policy; each session is an episode.
 
@@ -81,8 +82,7 @@ def gateway(
     from ..gateway._outside import PlayedSessions
     from ..gateway._standalone import SessionLimits
 
-    import_from_here()
-    found: Any = policy_of(policy, **policy_options(model, policy_option or ()))
+    found: Any = policy_from(policy, model, policy_option)
     declared: dict[str, Any] = {
         "trainable_roles": None if trainable_role is None else frozenset(trainable_role),
         "roles": {name: rule for name, _, rule in (each.partition("=") for each in role or ())},
@@ -93,24 +93,19 @@ def gateway(
         declared["role_of"] = staticmethod(function_from(role_of, "a list of messages"))
     sessions = PlayedSessions(
         found,
-        {
-            "renderer": specification(renderer),
-            "tokenizer": tokenizer,
-            "history": specification(history),
-            "limits": options_of(limit or ()),
-        },
+        {**env_options((), renderer, tokenizer, history), "limits": options_of(limit or ())},
         declared=declared,
         out=out,
         resume=resume,
         compress=compress,
-        policy_timeout_s=timeout,
+        policy_timeout_s=policy_timeout_s,
         log_to=log_to,
     )
     server = Gateway(
         sessions,
         token=token,
-        limits=ServerLimits(max_body_bytes=max_body * 2**20),
-        session_limits=SessionLimits(max_sessions, rate, None, idle_timeout),
+        limits=ServerLimits(max_body_bytes=max_body_mib * 2**20),
+        session_limits=SessionLimits(max_sessions, rate, None, idle_timeout_s),
         model=model or policy,
     )
     serve(server, host, port, on_start=lambda url: print_text(f"envsdk gateway: {url}/sessions opens a session"))

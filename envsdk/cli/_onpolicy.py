@@ -7,50 +7,64 @@ import typer
 
 from ..authoring._event_loops import run
 from ..diagnostics._stack import check_is_comparable, check_stack
-from ..policies import load_model, policy_of
-from ._options import ENVIRONMENT, NAMED, OPTION, POLICY_OPTION, SPECIFICATION, environment, options_of, specification
+from ..policies import load_model
+from ._options import (
+    SPECIFICATION,
+    AsJson,
+    EnvName,
+    EnvOptions,
+    HistoryOption,
+    MaxConcurrency,
+    PolicyOptions,
+    SeedsOption,
+    TasksOption,
+    env_options,
+    environment,
+    policy_from,
+)
 from ._output import print_json, print_text
 
 
 def onpolicy(
-    policy: Annotated[str, typer.Option(help="The sampler: vllm:URL, sglang:URL or transformers:FOLDER.")],
+    policy: Annotated[
+        str, typer.Option(help="The sampler: vllm:URL, sglang:URL, transformers:FOLDER, or your own: module:function.")
+    ],
     model: Annotated[Path, typer.Option(help="The folder of the same weights, which transformers reads.")],
-    env: Annotated[str, typer.Option(help=ENVIRONMENT)] = "envsdk/GuessNumber-v1",
-    history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "strip",
+    env: EnvName = "envsdk/GuessNumber-v1",
+    history: HistoryOption = None,
     renderer: Annotated[str, typer.Option(help=SPECIFICATION)] = "auto",
     tokenizer: Annotated[str | None, typer.Option(help="The tokenizer; by default that of the folder.")] = None,
-    policy_option: Annotated[list[str] | None, typer.Option(help=POLICY_OPTION)] = None,
-    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="The number of episodes.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the first episode. Each further one adds 1.")] = 0,
-    concurrency: Annotated[int, typer.Option(min=1, help="The maximum number of episodes at the same time.")] = 16,
+    policy_option: PolicyOptions = None,
+    option: EnvOptions = None,
+    tasks: TasksOption = None,
+    seeds: SeedsOption = "16",
+    max_concurrency: MaxConcurrency = 64,
     dtype: Annotated[str, typer.Option(help="The type of the trainer's weights: float32 or bfloat16.")] = "float32",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check whether a stack is on-policy: play episodes on a sampler, and compute a trainer's log-probabilities.
 
     It prints the share of tokens that are the same, k1, k2 and k3 between sampler and trainer in nats per token, and
     where they differ most. The exit status is 0 if the verdict is healthy, and 1 if it is a warning or critical.
     """
-    sampler: Any = policy_of(policy, **options_of(policy_option or ()))
+    sampler: Any = policy_from(policy, None, policy_option)
     check_is_comparable(sampler)
-    options = options_of(option or (), NAMED)
-    options |= {"renderer": specification(renderer), "history": specification(history)}
+    options = env_options(option, renderer, str(model) if tokenizer is None else tokenizer, history, tasks)
     trainer = load_model(model, dtype=dtype)
     try:
         report = check_stack(
             environment(env),
             sampler,
             trainer,
-            seeds=range(seed, seed + episodes),
-            env_options=options | {"tokenizer": str(model) if tokenizer is None else tokenizer},
-            max_concurrency=concurrency,
+            seeds=seeds,
+            env_options=options,
+            max_concurrency=max_concurrency,
         )
     finally:
         if hasattr(sampler, "aclose"):
             run(sampler.aclose())
     if as_json:
-        print_json({"environment": env, "history": history, "policy": policy, **report.to_dict()})
+        print_json({"environment": env, "history": history or "keep", "policy": policy, **report.to_dict()})
     else:
         print_text(str(report))
     if report.verdict != "healthy":

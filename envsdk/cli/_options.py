@@ -1,11 +1,13 @@
-"""Option values of the command line: names with options, `key=value` pairs, and environments."""
+"""The options that commands share, each declared once; and their values: `key=value` pairs, and environments."""
 
 import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+import typer
 
 from .._registry import get_renderer
 from .._specifications import specification as specification
@@ -14,22 +16,58 @@ from ..authoring._env import Env
 from ..authoring._making import find_class, imported, make
 from ..diagnostics._estimates import Prices, Sizes
 from ..errors import ConfigError, PluginError
+from ..policies._find import policy_of
+from ..policies._policy import PolicyLike
 from ..rendering.renderer import Renderer
 
 SPECIFICATION = "A name, optionally with options: name:key=value,key=value, or JSON."
-RENDERER = SPECIFICATION + " By default, the environment's renderer: usually qwen3."
 TOKENIZER = "'embedded', a folder, a file, or a Hugging Face id."
 ENVIRONMENT = "An environment's id, such as envsdk/GuessNumber-v1, or a class as module:Class."
-ALLOW_CHANGED = "Continue although the environment's code, options or tasks have changed; the folder records it."
 PRICE = "Prices per million tokens, such as input=0.5,cached=0.05,output=2,training=1."
 NAMED = ("renderer", "tokenizer", "history", "tasks")
 """Options of every environment that have their own option on the command line."""
-POLICY = (
-    "reference, null or random; a model on servers: vllm:URL, sglang:URL or openai:URL; or one on this machine: "
-    "transformers:FOLDER."
-)
-POLICY_OPTION = "An argument of the policy, such as temperature=0.7. You may repeat it."
-OPTION = "An option of the environment, as key=value. You may repeat it."
+
+# An option has the name of the argument in Python, with dashes.
+EnvName: TypeAlias = Annotated[str, typer.Argument(help=ENVIRONMENT)]
+RendererOption: TypeAlias = Annotated[
+    str | None, typer.Option(help=SPECIFICATION + " By default, the environment's renderer: usually qwen3.")
+]
+TokenizerOption: TypeAlias = Annotated[str | None, typer.Option(help=TOKENIZER + " By default, the environment's.")]
+HistoryOption: TypeAlias = Annotated[
+    str | None, typer.Option(help=SPECIFICATION + " Example: compact:every=10. By default, the environment's: keep.")
+]
+EnvOptions: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="An option of the environment, as key=value. You may repeat it.")
+]
+TasksOption: TypeAlias = Annotated[Path | None, typer.Option(help="A JSONL file with one task per line.")]
+PolicyOption: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="reference, null or random; a model on servers: vllm:URL, sglang:URL or openai:URL; one on this machine: "
+        "transformers:FOLDER; or your own function or class: module:function."
+    ),
+]
+ModelOption: TypeAlias = Annotated[str | None, typer.Option(help="The name of the model on the server.")]
+PolicyOptions: TypeAlias = Annotated[
+    list[str] | None, typer.Option(help="An argument of the policy, such as temperature=0.7. You may repeat it.")
+]
+SeedsOption: TypeAlias = Annotated[
+    str, typer.Option(metavar="N|FIRST:END", help="The seeds, one for each task: their number, or FIRST:END.")
+]
+GroupSize: TypeAlias = Annotated[int, typer.Option(min=1, help="The number of episodes of each task.")]
+MaxConcurrency: TypeAlias = Annotated[int, typer.Option(min=1, help="The maximum number of episodes at the same time.")]
+PolicyTimeout: TypeAlias = Annotated[float, typer.Option(help="The maximum time of a call of the policy, in seconds.")]
+Extend: TypeAlias = Annotated[
+    bool, typer.Option("--extend", help="Continue the run in the folder, with more seeds than it has.")
+]
+AllowChanged: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--allow-changed",
+        help="Continue although the environment's code, options or tasks have changed, in a new segment of the run.",
+    ),
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print all figures as one line of JSON.")]
 
 
 def options_of(pairs: Sequence[str], reserved: Sequence[str] = ()) -> dict[str, Any]:
@@ -70,16 +108,24 @@ def numbers_of(name: str, text: str, kind: type[Prices] | type[Sizes]) -> dict[s
 
 
 def env_options(
-    pairs: Sequence[str] | None, renderer: str | None, tokenizer: str, history: str, tasks: Path | None
+    pairs: Sequence[str] | None,
+    renderer: str | None = None,
+    tokenizer: str | None = None,
+    history: str | None = None,
+    tasks: Path | None = None,
 ) -> dict[str, Any]:
-    """Return the options of an environment that the command line specifies.
+    """Return the options of an environment that the command line specifies; the environment decides about others.
 
     Raises:
         ConfigError: If a string is not a pair, a key appears twice, or it has its own option.
     """
-    options = options_of(pairs or (), NAMED) | ({} if tasks is None else {"tasks": str(tasks)})
-    family = {"renderer": renderer and specification(renderer), "tokenizer": tokenizer}
-    return {**options, **family, "history": specification(history)}
+    named: dict[str, Any] = {
+        "renderer": renderer and specification(renderer),
+        "tokenizer": tokenizer,
+        "history": history and specification(history),
+        "tasks": tasks and str(tasks),
+    }
+    return options_of(pairs or (), NAMED) | {name: value for name, value in named.items() if value is not None}
 
 
 def maker(env: str, options: dict[str, Any]) -> Callable[[], Env]:
@@ -120,13 +166,24 @@ def renderer_from(text: str, tokenizer: str) -> Renderer:
     return get_renderer(options.pop("name", ""), tokenizer, **options)
 
 
-def policy_options(model: str | None, pairs: Sequence[str]) -> dict[str, Any]:
+def policy_from(text: str, model: str | None, pairs: Sequence[str] | None, **more: Any) -> PolicyLike:
+    """Return the policy that the command line specifies. Modules in the current folder are found.
+
+    Raises:
+        UnknownName, PluginError: If there is no such policy, or it cannot be imported.
+        ConfigError: If an option is missing or not valid.
+    """
+    import_from_here()
+    return policy_of(text, **more, **policy_options(model, pairs))
+
+
+def policy_options(model: str | None, pairs: Sequence[str] | None) -> dict[str, Any]:
     """Return the arguments of the policy that the command line specifies.
 
     Raises:
         ConfigError: If a string is not a pair, or a key appears twice.
     """
-    return options_of(pairs, ("model",)) | ({} if model is None else {"model": model})
+    return options_of(pairs or (), ("model",)) | ({} if model is None else {"model": model})
 
 
 def function_from(path: str, argument: str = "a trajectory") -> Callable[[Any], Any]:

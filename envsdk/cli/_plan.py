@@ -8,7 +8,7 @@ import typer
 from ..diagnostics._estimates import Prices
 from ..diagnostics._plans import plan
 from ..rollouts._stored_run import StoredRun
-from ._options import PRICE, numbers_of
+from ._options import PRICE, AsJson, numbers_of
 from ._output import print_json, print_text
 
 DROPS = (
@@ -19,11 +19,11 @@ DROPS = (
 
 def plan_(
     run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
-    limit: Annotated[int | None, typer.Option(min=1, help="The longest prompt, in tokens.")] = None,
+    max_context_tokens: Annotated[int | None, typer.Option(min=1, help="The longest prompt, in tokens.")] = None,
     price: Annotated[str | None, typer.Option(help=PRICE + " By default input=1,cached=0.1.")] = None,
     drops: Annotated[str | None, typer.Option(help=DROPS)] = None,
     keep_last: Annotated[int, typer.Option(min=1, help="The number of last replies that a break leaves whole.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find where the episodes of a run should have dropped the past, so that they cost least under a context limit.
 
@@ -35,7 +35,8 @@ def plan_(
     options: dict[str, Any] = {} if price is None else {"prices": Prices(**numbers_of("--price", price, Prices))}
     if drops is not None:
         options["drops"] = drops.split(",")
-    found = plan(stored.trajectories(), stored.renderers, limit=limit, keep_last=keep_last, **options)
+    options |= {"max_context_tokens": max_context_tokens, "keep_last": keep_last}
+    found = plan(stored.trajectories(), stored.renderers, **options)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -17,7 +17,16 @@ from ..messages import ImagePart, Message, ToolSchema
 from ..policies import ReplyPolicy
 from ..trajectories._trajectory import Trajectory
 from ..viewer._episodes import image_name
-from ._options import ENVIRONMENT, OPTION, RENDERER, SPECIFICATION, TOKENIZER, env_options, maker
+from ._options import (
+    EnvName,
+    EnvOptions,
+    HistoryOption,
+    RendererOption,
+    TasksOption,
+    TokenizerOption,
+    env_options,
+    maker,
+)
 from ._output import print_text, writable, write
 from ._typed_reply import HELP, TypingError, read_reply, signatures
 
@@ -27,13 +36,13 @@ class Quit(Exception):
 
 
 def play(
-    env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
+    env: EnvName,
     seed: Annotated[int, typer.Option(min=0, help="The seed of the episode.")] = 0,
-    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
-    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
-    tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
-    history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
-    tasks: Annotated[Path | None, typer.Option(help="A JSONL file with one task per line.")] = None,
+    option: EnvOptions = None,
+    renderer: RendererOption = None,
+    tokenizer: TokenizerOption = None,
+    history: HistoryOption = None,
+    tasks: TasksOption = None,
     out: Annotated[Path | None, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = None,
 ) -> None:
     """Play an episode yourself: you see what the model sees, and you type its replies.

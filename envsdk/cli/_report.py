@@ -15,6 +15,7 @@ from ..viewer.reporting import as_html, as_markdown, report, write_plots
 from ..viewer.reporting._plots import check_matplotlib
 from ..viewer.reporting._report import VIEWER
 from ..viewer.reporting._sections import FORGETTING, Section, Table, sections_of
+from ._options import AsJson
 from ._output import print_json, print_table, print_text
 
 _VIEWER = "The target of links to episodes: the address of envsdk view, or a file of envsdk view --html."
@@ -31,7 +32,7 @@ def report_(
         Path | None,
         typer.Option(help="The folder of the model that sampled the runs: measure what forgetting cost."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Report what happened in runs: rewards, lengths, endings, breaks, cost, failures, the best and worst episodes.
 

@@ -12,29 +12,41 @@ from typing import Annotated, Any, cast
 import typer
 
 from .._registry import list_envs
+from .._specifications import as_option
 from .._visible import on_one_line
+from ..authoring._driver import seeds_of
 from ..authoring._event_loops import run
 from ..authoring._making import describe
 from ..errors import ConfigError
-from ..policies._find import SERVED, policy_of
+from ..policies._find import SERVED
 from ..rollouts import Rollouts
+from ..rollouts._run_description import Segment
 from ..rollouts._stored_run import StoredRun
 from ..rollouts._workers import Executor
 from ..trajectories._samples import Sample
 from ..trajectories._trajectory import Trajectory
 from ..trajectories.records import write_jsonl
 from ._options import (
-    ALLOW_CHANGED,
-    ENVIRONMENT,
-    OPTION,
-    POLICY,
-    POLICY_OPTION,
-    RENDERER,
-    SPECIFICATION,
-    TOKENIZER,
+    AllowChanged,
+    AsJson,
+    EnvName,
+    EnvOptions,
+    Extend,
+    GroupSize,
+    HistoryOption,
+    MaxConcurrency,
+    ModelOption,
+    PolicyOption,
+    PolicyOptions,
+    PolicyTimeout,
+    RendererOption,
+    SeedsOption,
+    TasksOption,
+    TokenizerOption,
     env_options,
     environment,
-    policy_options,
+    options_of,
+    policy_from,
     specification,
 )
 from ._output import errors, print_error, print_failures, print_json, print_table, print_text, writable, write
@@ -49,83 +61,96 @@ _DEMO_HISTORIES: Mapping[str, tuple[str, ...]] = {
 
 
 def rollout(
-    env: Annotated[str, typer.Argument(help=ENVIRONMENT)],
-    policy: Annotated[str, typer.Option(help=POLICY)] = "reference",
-    model: Annotated[str | None, typer.Option(help="The name of the model on the server.")] = None,
-    policy_option: Annotated[list[str] | None, typer.Option(help=POLICY_OPTION)] = None,
-    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
-    tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
-    history: Annotated[str, typer.Option(help=SPECIFICATION + " Example: compact:every=10.")] = "keep",
-    option: Annotated[list[str] | None, typer.Option(help=OPTION)] = None,
-    tasks: Annotated[Path | None, typer.Option(help="A JSONL file with one task per line.")] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="The number of tasks: of seeds.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the first task. Each further one adds 1.")] = 0,
-    group_size: Annotated[int, typer.Option(min=1, help="The number of episodes of each task.")] = 1,
-    concurrency: Annotated[int, typer.Option(min=1, help="The maximum number of episodes at the same time.")] = 16,
-    timeout: Annotated[float, typer.Option(help="The maximum time of a call of the policy, in seconds.")] = 600,
-    method_timeout: Annotated[float, typer.Option(help="The maximum time of a method of the environment.")] = 60,
-    retries: Annotated[
-        int, typer.Option(min=0, help="How often an episode restarts if the server fails; 0: requests are not retried.")
-    ] = 2,
+    env: EnvName,
+    policy: PolicyOption = "reference",
+    model: ModelOption = None,
+    policy_option: PolicyOptions = None,
+    renderer: RendererOption = None,
+    tokenizer: TokenizerOption = None,
+    history: HistoryOption = None,
+    option: EnvOptions = None,
+    tasks: TasksOption = None,
+    seeds: SeedsOption = "16",
+    group_size: GroupSize = 1,
+    max_concurrency: MaxConcurrency = 64,
+    policy_timeout_s: PolicyTimeout = 600,
+    method_timeout_s: Annotated[float, typer.Option(help="The maximum time of a method of the environment.")] = 60,
+    max_retries: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How often an episode restarts if the server fails, and a request is sent again; by default 2 and 10.",
+        ),
+    ] = None,
     fail_fast: Annotated[int | None, typer.Option(min=1, help="End after this many failures in a row.")] = None,
     executor: Annotated[str | None, typer.Option(help="Play in worker processes: processes or ray.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="The number of worker processes.")] = None,
+    n_workers: Annotated[int | None, typer.Option(min=1, help="The number of worker processes.")] = None,
     out: Annotated[Path | None, typer.Option(help="A run folder. Samples are written into it at the end.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the folder.")] = False,
-    allow_changed: Annotated[bool, typer.Option("--allow-changed", help=ALLOW_CHANGED)] = False,
+    extend: Extend = False,
+    allow_changed: AllowChanged = False,
     compress: Annotated[bool, typer.Option("--compress", help="Compress the trajectories in the folder.")] = False,
     log_to: Annotated[
         str | None, typer.Option(help="Log to trackio, wandb, tensorboard or otel; see the docs.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one line of JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Roll out episodes of an environment, print a report, and store the run in a folder.
 
     A run that is interrupted, or killed, continues with --resume.
     """
-    if resume and out is None:
-        raise ConfigError("--resume continues the run in a folder: name it with --out")
-    given = policy_options(model, policy_option or ())
-    if not retries and policy.partition(":")[0] in SERVED:
-        given.setdefault("max_retries", 0)
-    found: Any = policy_of(policy, **given)
+    if (resume or extend) and out is None:
+        raise ConfigError("--resume and --extend continue the run in a folder: name it with --out")
+    retries: dict[str, Any] = {} if max_retries is None else {"max_retries": max_retries}
+    is_served = policy.partition(":")[0] in SERVED
+    has_own = not is_served or "max_retries" in options_of(policy_option or ())
+    found = policy_from(policy, model, policy_option, **({} if has_own else retries))
+    name = policy if is_served else getattr(getattr(found, "func", found), "name", policy)
     rollouts = Rollouts(
         environment(env),
         found,
-        seeds=range(seed, seed + episodes),
+        seeds=seeds,
         group_size=group_size,
         env_options=env_options(option, renderer, tokenizer, history, tasks),
-        max_concurrency=concurrency,
-        policy_timeout_s=timeout,
-        method_timeout_s=method_timeout,
-        max_retries=retries,
+        max_concurrency=max_concurrency,
+        policy_timeout_s=policy_timeout_s,
+        method_timeout_s=method_timeout_s,
         fail_fast=fail_fast,
         executor=cast("Executor | None", executor),
-        n_workers=workers,
+        n_workers=n_workers,
         out=out,
         resume=resume,
+        extend=extend,
         allow_changed=allow_changed,
         compress=compress,
         progress=errors if errors.is_terminal else not as_json,
         log_to=log_to,
+        **retries,
     )
     trajectories = played(rollouts)
     is_whole = rollouts.statistics.episodes + rollouts.statistics.resumed == rollouts.statistics.total
+    stored, segments = trajectories, list[Segment]()
     if out is not None:
-        trajectories = list(StoredRun(out).trajectories())
+        run_folder = StoredRun(out)
+        stored, segments = list(run_folder.trajectories()), run_folder.description.segments
+        trajectories = stored[segments[-1].episodes if segments else 0 :]
     samples = [sample for one in trajectories if one.is_trainable for sample in one.samples()]
     report = TrajectoryReport.of(trajectories, samples)
+    shown = history or (as_option(trajectories[0].history) if trajectories else "keep")
     if as_json:
-        print_json({"environment": env, "history": history, "policy": policy, **report.to_dict()})
+        print_json({"environment": env, "history": shown, "policy": policy, **report.to_dict()})
     else:
-        print_table(table(f"{policy} policy", [((_short(env), history), report)], ("environment", "history")))
+        print_table(table(f"{name} policy", [((_short(env), shown), report)], ("environment", "history")))
         for line in (*summary(report), *statistics(rollouts)):
             print_text(on_one_line(line))
     print_failures(trajectories)
+    if segments:
+        print_error(f"these are the figures of segment {len(segments) + 1}; `envsdk report {out}` has all segments")
     if out is not None and is_whole:
+        samples = [sample for one in stored if one.is_trainable for sample in one.samples()]
         write_jsonl(out / "samples.jsonl", samples)
         if not as_json:
-            print_text(f"wrote {len(trajectories)} trajectories and {len(samples)} samples to {out}/")
+            print_text(f"wrote {len(stored)} trajectories and {len(samples)} samples to {out}/")
     if not is_whole:
         raise typer.Exit(130)  # interrupted
     if report.tally.failed == report.tally.episodes:
@@ -158,15 +183,15 @@ def statistics(rollouts: Rollouts) -> Iterator[str]:
     yield f"speed: {tally.steps / seconds:,.0f} steps and {tally.sampled_tokens / seconds:,.0f} sampled tokens a second"
     if done.resumed:
         yield f"resumed: {done.resumed} episodes were stored already"
-    for name, counts in (("failed", tally.failures), ("errors", tally.errors), ("began again", done.play.retries)):
+    counted = {"failed": tally.failures, "errors": tally.errors, "began again": done.play.retries}
+    for name, counts in (counted | {"requests sent again": done.play.request_retries}).items():
         if counts:
             yield f"{name}: " + ", ".join(f"{count} {kind}" for kind, count in Counter(counts).most_common())
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="A folder for trajectories.jsonl and samples.jsonl.")] = Path("runs/demo"),
-    episodes: Annotated[int, typer.Option(min=1, help="The number of episodes per row.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the first episode of each row.")] = 0,
+    seeds: SeedsOption = "16",
 ) -> None:
     """Let scripted players play every built-in environment, some under several history policies. Nothing is downloaded.
 
@@ -186,10 +211,8 @@ def demo(
             rollouts = Rollouts(
                 env,
                 "reference",
-                seeds=range(seed, seed + episodes),
-                group_size=1,
+                seeds=seeds,
                 env_options={"history": specification(history)},
-                max_concurrency=16,
                 progress="auto",
             )
             row = played(rollouts)
@@ -202,7 +225,7 @@ def demo(
             samples += row_samples
     print_text("No model plays here: a script that knows the answers earned the rewards, by the policy 'reference'.")
     print_text("So the table shows what each history policy costs (compact rewrites the past every 2 steps).\n")
-    print_table(table(f"{episodes} episodes in each row", rows, ("environment", "history")))
+    print_table(table(f"{len(seeds_of(seeds))} episodes in each row", rows, ("environment", "history")))
     print_failures(trajectories)
     write(folder, trajectories, samples)
     program = "envsdk" if shutil.which("envsdk") else sys.argv[0]

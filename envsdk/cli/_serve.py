@@ -10,17 +10,26 @@ from .._packages import load
 from .._untrusted import is_loopback
 from ..adapters import openenv_app
 from ..errors import ConfigError
-from ._options import ENVIRONMENT, OPTION, RENDERER, SPECIFICATION, TOKENIZER, env_options, environment
+from ._options import (
+    ENVIRONMENT,
+    EnvOptions,
+    HistoryOption,
+    RendererOption,
+    TasksOption,
+    TokenizerOption,
+    env_options,
+    environment,
+)
 from ._output import print_text
 
 
 def serve(
     envs: Annotated[list[str], typer.Argument(help=ENVIRONMENT, metavar="ENV...")],
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", help=OPTION)] = None,
-    renderer: Annotated[str | None, typer.Option(help=RENDERER)] = None,
-    tokenizer: Annotated[str, typer.Option(help=TOKENIZER)] = "embedded",
-    history: Annotated[str, typer.Option(help=SPECIFICATION)] = "keep",
-    tasks: Annotated[Path | None, typer.Option(help="A JSONL file with tasks.")] = None,
+    option: EnvOptions = None,
+    renderer: RendererOption = None,
+    tokenizer: TokenizerOption = None,
+    history: HistoryOption = None,
+    tasks: TasksOption = None,
     host: Annotated[str, typer.Option(help="The address. If other machines can reach it, set a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any free one.")] = 8000,
     token_file: Annotated[
@@ -29,10 +38,10 @@ def serve(
     ] = None,
     token: Annotated[str | None, typer.Option(envvar="ENVSDK_SERVE_TOKEN", hidden=True)] = None,
     max_sessions: Annotated[int, typer.Option(min=1, help="The maximum number of sessions of an environment.")] = 256,
-    idle_timeout: Annotated[
+    idle_timeout_s: Annotated[
         float, typer.Option(min=1, help="A session ends after this many seconds without a message.")
     ] = 600,
-    max_message: Annotated[int, typer.Option(min=1, help="The largest message, in megabytes.")] = 64,
+    max_message_mib: Annotated[int, typer.Option(min=1, help="The largest message, in MiB.")] = 64,
 ) -> None:
     """Serve environments by OpenEnv's protocol, for its clients and for RemoteEnv. SIGINT or SIGTERM ends it.
 
@@ -50,8 +59,8 @@ def serve(
         [environment(env) for env in envs],
         token=token,
         max_sessions=max_sessions,
-        idle_timeout_s=idle_timeout,
-        max_message_bytes=max_message * 2**20,
+        idle_timeout_s=idle_timeout_s,
+        max_message_bytes=max_message_mib * 2**20,
         **env_options(option, renderer, tokenizer, history, tasks),
     )
     config = uvicorn.Config(
@@ -60,7 +69,7 @@ def serve(
         lifespan="on",
         server_header=False,
         proxy_headers=False,
-        ws_max_size=max_message * 2**20,
+        ws_max_size=max_message_mib * 2**20,
         ws_per_message_deflate=False,
         limit_concurrency=4 * max_sessions * len(envs) + 100,
         timeout_graceful_shutdown=5,

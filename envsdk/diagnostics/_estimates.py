@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 
 from .._packages import load
 from .._registry import find_renderer
+from ..authoring._driver import seeds_of
 from ..authoring._env import Env
 from ..authoring._making import make
 from ..contexts._history import HistoryPolicy, get_history
@@ -259,7 +260,7 @@ def estimate(
     prices: Prices | None = None,
     renderer: "str | Mapping[str, Any] | Renderer | None" = None,
     tokenizer: Any = None,
-    episodes: int = 4,
+    seeds: int | str | Sequence[int] = 16,
 ) -> CostEstimate:
     """Estimate what an episode costs under history policies, before anything is trained.
 
@@ -275,7 +276,7 @@ def estimate(
         prices: What tokens cost.
         renderer: The renderer, for sizes; an environment has its own.
         tokenizer: The tokenizer, for sizes.
-        episodes: How many reference episodes are played.
+        seeds: The seeds of the reference episodes that are played; see `Rollouts`.
 
     Raises:
         ConfigError: If an argument is not one of these, or the environment has no reference policy.
@@ -292,7 +293,7 @@ def estimate(
         made = make(env) if isinstance(env, str) else env
         check_is_env(made, "estimate() got")
         try:
-            played = [rollout(made, "reference", seed=seed) for seed in range(episodes)]
+            played = [rollout(made, "reference", seed=seed) for seed in seeds_of(seeds)]
         except NotImplementedError as error:
             raise ConfigError(f"{error}: write one, or give the sizes of its messages, Sizes(...)") from error
         sizes, found = Sizes.of(played, made.renderer), made.renderer

@@ -242,7 +242,7 @@ class HistoryPlan:
         drawn: The id of the episode that is drawn: the longest one.
         online: The online policy with these prices and this limit.
         prices: What tokens cost.
-        limit: The longest prompt, in tokens; None for no limit.
+        max_context_tokens: The longest prompt, in tokens; None for no limit.
         left_out: By a reason, how many episodes are left out.
         notes: What else there is to know of the rows.
     """
@@ -252,7 +252,7 @@ class HistoryPlan:
     drawn: str
     online: Planned
     prices: Prices
-    limit: int | None
+    max_context_tokens: int | None
     left_out: dict[str, int]
     notes: tuple[str, ...]
 
@@ -261,7 +261,11 @@ class HistoryPlan:
         rows = [
             {"name": row.name, "price": row.price, "longest": row.longest, **row.cost.to_dict()} for row in self.rows
         ]
-        limits = {"limit": self.limit, "prices": asdict(self.prices), "online": self.online.specification()}
+        limits = {
+            "max_context_tokens": self.max_context_tokens,
+            "prices": asdict(self.prices),
+            "online": self.online.specification(),
+        }
         return {"rows": rows, "schedules": self.schedules, **limits, "left_out": self.left_out, "notes": self.notes}
 
     def table(self) -> list[list[str]]:
@@ -304,7 +308,7 @@ def plan(
     trajectories: Iterable[Trajectory],
     renderer: Renderer | Mapping[str, Renderer] | None = None,
     *,
-    limit: int | None = None,
+    max_context_tokens: int | None = None,
     prices: Prices = PRICES,
     drops: Sequence[Stage] | None = None,
     keep_last: int = 1,
@@ -316,7 +320,7 @@ def plan(
     Args:
         trajectories: The episodes. Schedules are of the agent that was reset; sub-agents keep their policies.
         renderer: Their renderer, or the renderers by role; see `Trajectory.under`.
-        limit: The longest prompt, in tokens; None for no limit.
+        max_context_tokens: The longest prompt, in tokens; None for no limit.
         prices: What tokens cost. If they include training, an episode whose policy exchanges text has none.
         drops: What a break drops; see `Planned`. By default reasoning and the results of tools; or the oldest rounds,
             if that shortens nothing or leaves prompts that are too long.
@@ -334,10 +338,11 @@ def plan(
     try:
         sets = _DROPS if drops is None else (Planned.model_validate({"drops": tuple(drops)}).drops,)
         cached = prices.cached / read if read else 0
-        form = Planned.model_validate({"keep_last": keep_last, "max_tokens": limit, "cached": cached})
+        form = Planned.model_validate({"keep_last": keep_last, "max_tokens": max_context_tokens, "cached": cached})
     except ValidationError as error:
         raise ConfigError(f"the options of a plan: {what_is_invalid(error)}") from error
-    left_out, episodes, most = Counter[str](), list[_Episode](), math.inf if limit is None else limit
+    left_out, episodes = Counter[str](), list[_Episode]()
+    most = math.inf if max_context_tokens is None else max_context_tokens
     for trajectory in trajectories:
         try:
             episodes.append(_Episode.of(trajectory, renderer, prices, (_THINKING, *sets), keep_last))
@@ -350,7 +355,8 @@ def plan(
             break
     planned = {one: at for one, at in zip(episodes, found, strict=True) if at is not None}
     if None in found:
-        why = f"a prompt has more than {limit:,} tokens even without {'+'.join(chosen)}: allow more, or drop more"
+        dropped = "+".join(chosen)
+        why = f"a prompt has more than {max_context_tokens:,} tokens even without {dropped}: allow more, or drop more"
         left_out[why] = found.count(None)
     if not planned:
         why = "; ".join(f"{count:,} ({why})" for why, count in left_out.items())
@@ -392,9 +398,10 @@ def plan(
             often = "every step" if every == 1 else f"every {every} steps"
             rows.append(row(f"{often}: {'+'.join(stages)}", replayed(form.model_copy(update={"at": at}))))
     budgets = list[PlanRow]()
-    for share in _SHARES if limit is None else (1,):
+    for share in _SHARES if max_context_tokens is None else (1,):
         for target in _TARGETS:
-            policy = Budget(max_tokens=limit or max(1, int(share * rows[0].longest)), target=target, order=chosen)
+            longest = max_context_tokens or max(1, int(share * rows[0].longest))
+            policy = Budget(max_tokens=longest, target=target, order=chosen)
             played = replayed(policy)
             if all(len(own.steps) == len(one.kept.steps) for one, own in played.items()):  # else a prompt is too long
                 budgets.append(row(_option(policy), played))
@@ -410,7 +417,9 @@ def plan(
             "only estimates them, or the model has notes or branches), so another schedule may be cheaper"
         )
     schedules = {one.trajectory.id: at for one, at in planned.items()}
-    return HistoryPlan(tuple(rows), schedules, drawn.trajectory.id, form, prices, limit, dict(left_out), tuple(notes))
+    return HistoryPlan(
+        tuple(rows), schedules, drawn.trajectory.id, form, prices, max_context_tokens, dict(left_out), tuple(notes)
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

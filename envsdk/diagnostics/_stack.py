@@ -73,9 +73,9 @@ def check_stack(
     policy: Any,
     model: Any,
     *,
-    seeds: Sequence[int] = range(8),
+    seeds: int | str | Sequence[int] = 16,
     env_options: Mapping[str, Any] | None = None,
-    max_concurrency: int = 16,
+    max_concurrency: int = 64,
 ) -> StackReport:
     """Play episodes, and compare the sampled tokens and log-probabilities with a trainer's.
 
@@ -84,7 +84,7 @@ def check_stack(
         policy: A policy that returns the tokens that it samples, with log-probabilities: `VLLM`, `SGLang`,
             `TransformersPolicy` or your own.
         model: The same weights: a causal language model of transformers, in evaluation mode.
-        seeds: The seed of each episode.
+        seeds: The seed of each episode; see `Rollouts`.
         env_options: The options of the environment.
         max_concurrency: The maximum number of episodes at the same time.
 
@@ -102,7 +102,7 @@ def check_stack(
         raise ConfigError("the model is in training mode, where dropout changes its output: call model.eval()")
     recorder = _SamplingLog()
     # An episode that begins again would be in the log twice.
-    options: dict[str, Any] = {"env_options": dict(env_options or {}), "max_retries": 0, "group_size": 1}
+    options: dict[str, Any] = {"env_options": dict(env_options or {}), "max_retries": 0}
     rollouts = Rollouts(
         env, PolicyWrapper(recorder, policy), seeds=seeds, max_concurrency=max_concurrency, progress=False, **options
     )

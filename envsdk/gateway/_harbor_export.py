@@ -4,10 +4,11 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..authoring._driver import seeds_of
 from ..authoring._env import Env
 from ..errors import ConfigError
 from ..policies._built_in import ReplyPolicy
@@ -84,7 +85,7 @@ _TOOLS = "\nThe tools, as JSON schemas:\n\n```json\n{tools}\n```\n"
 
 
 def export_tasks(
-    env: str, options: Mapping[str, Any], seeds: Iterable[int], out: Path, *, image: str, package: str
+    env: str, options: Mapping[str, Any], seeds: int | str | Sequence[int], out: Path, *, image: str, package: str
 ) -> list[Path]:
     """Write a task folder for each seed, and return the folders.
 
@@ -95,7 +96,7 @@ def export_tasks(
     Args:
         env: The environment's id, or its class as `module:Class`.
         options: Its options, which are JSON.
-        seeds: The seeds.
+        seeds: The seeds; see `Rollouts`.
         out: The folder to write into. It is created.
         image: An image with Python 3.11 or newer, which tasks start from.
         package: What pip installs in it: envsdk, and the package of the environment; empty if the image has it.
@@ -104,7 +105,7 @@ def export_tasks(
         ConfigError: If an episode has several contexts or images, is a program's, or its options are not JSON.
     """
     written: list[Path] = []
-    for seed in seeds:
+    for seed in seeds_of(seeds):
         episode: dict[str, Any] = {"env": env, "options": dict(options), "seed": seed}
         session = Session(episode)
         if isinstance(session.env, ProgramEnv) or session.env.shows_images:

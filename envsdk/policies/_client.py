@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import email.utils
 import json
+import logging
 import random
 import threading
 import time
@@ -23,6 +24,7 @@ import orjson
 from .._packages import load
 from ..errors import ConfigError, EngineDead, PolicyUnavailable, RequestRefused, ServerReplyError, ServerUnreachable
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 _MAX_RETRY_AFTER_S = 120.0
 _FIRST_WAIT_S, _MAX_WAIT_S = 0.5, 30.0
@@ -112,6 +114,8 @@ class ModelServer:
     """The name of the policy's model if that is a LoRA adapter of the server's model."""
     is_dead: bool = False
     """Whether it reported that its engine has died, and has not answered since."""
+    is_lost: bool = False
+    """Whether no connection could be opened the last time, which was logged."""
 
 
 def base_urls(url: str | Sequence[str]) -> list[str]:
@@ -281,7 +285,9 @@ class ServerClient:
             try:
                 async with self.here().gate:
                     result = await attempt(server)
-                server.has_answered, server.is_dead = True, False
+                if server.is_lost:
+                    _log.warning("%s answers again", server.url)
+                server.has_answered, server.is_dead, server.is_lost = True, False, False
                 return result
             except AttemptFailure as error:
                 failure = error
@@ -297,6 +303,10 @@ class ServerClient:
                     "timeout_s"
                 ) from failure
             self._usage.retries[failure.cause] += 1
+            if failure.is_unreachable and not server.is_lost:
+                server.is_lost = True
+                goes_on = "go to another server" if is_moving else f"are sent again, up to {self._max_retries} times"
+                _log.warning("no connection to %s can be opened: %s. Its requests %s", server.url, failure, goes_on)
             if not is_moving:
                 await asyncio.sleep(_wait_s(failure, attempts))
 

@@ -3,9 +3,11 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from ..authoring._env import Env
+from ..authoring._making import imported
 from ..errors import ConfigError, PolicyError, UnknownName
 from ._built_in import RandomPolicy, ReplyPolicy
 from ._openai_chat import OpenAIChat
@@ -134,13 +136,14 @@ def policy_of(text: str, **options: Any) -> PolicyLike:
     """Return the policy that a string specifies.
 
     Args:
-        text: `random`, `reference` or `null`; `vllm:URL`, `sglang:URL` or `openai:URL`; or `transformers:FOLDER`. The
-            URLs of several servers are separated by commas.
-        options: The arguments of `VLLM`, `SGLang` or `OpenAIChat`, such as `model`; or those of `TransformersPolicy`
-            and the `dtype` of the weights.
+        text: `random`, `reference` or `null`; `vllm:URL`, `sglang:URL` or `openai:URL`, with commas between the URLs of
+            several servers; `transformers:FOLDER`; or `module:name` of a policy, or of a class whose object is one.
+        options: The arguments of `VLLM`, `SGLang` or `OpenAIChat`, such as `model`; those of `TransformersPolicy` and
+            the `dtype` of the weights; or those of the class, or further ones of the function.
 
     Raises:
         UnknownName: If there is no such policy.
+        PluginError: If `module:name` cannot be imported.
         ConfigError: If an option is missing or not valid, a built-in policy has one, or a folder has no model.
         MissingPackage: If the policy needs a package that is not installed.
     """
@@ -150,19 +153,26 @@ def policy_of(text: str, **options: Any) -> PolicyLike:
             raise ConfigError(f"the policy {text!r} has no options, but {sorted(options)} were given")
         return text
     kinds = [*SERVED, "transformers"]
-    if kind not in kinds and separator and not urls.startswith("http"):
-        raise ConfigError(
-            f"the policy {text!r} is neither a built-in one nor one of {', '.join(f'{name}:...' for name in kinds)}; a "
-            "function or class of your own is passed in Python: Rollouts(env, policy, seeds=range(8)).run()"
-        )
-    if kind not in kinds:
+    is_own = kind not in kinds and separator and not urls.startswith("http")
+    if kind not in kinds and not is_own:
         forms = [*BUILT_IN, *(f"{name}:URL" for name in kinds[:-1]), "transformers:FOLDER"]
-        raise UnknownName.of("policy", f"{kind}:URL" if separator else kind, forms)
+        raise UnknownName.of("policy", f"{kind}:URL" if separator else kind, forms, "Your own is module:function.")
     if not urls:
         what = "folder; expected transformers:FOLDER" if kind == "transformers" else f"URL; expected {kind}:URL"
         example = "./my-model" if kind == "transformers" else "http://localhost:8000"
         raise ConfigError(f"the policy {text!r} has no {what}, such as {kind}:{example}")
     try:
+        if is_own:
+            found = imported(
+                text, f"your own policy, as module:function, or {', '.join(f'{name}:...' for name in kinds)}"
+            )
+            if isinstance(found, type):
+                return found(**options)
+            _, *own = inspect.signature(found).parameters.values() if options else (None,)
+            known = [one.name for one in own if one.kind is one.KEYWORD_ONLY and one.name not in _REQUEST_FIELDS]
+            for name in options.keys() - known:
+                raise UnknownName.of(f"option of the policy {text!r}", name, known)
+            return partial(found, **options) if options else found
         if kind == "transformers":
             model = load_model(urls, dtype=options.pop("dtype", "float32"))
             return TransformersPolicy(model, **options)

@@ -20,6 +20,7 @@ class Policy(Protocol):
 
     A policy may also have:
 
+    - `name`: what reports call it; by default, the name of the function or the class.
     - `trainable`: False if it exchanges text, so that the tokens of its actions are not the sampled ones. Its contexts
       give no samples.
     - `for_episode(env, seed)`: returns the policy that plays one episode of `env`. A rollout calls it once for each

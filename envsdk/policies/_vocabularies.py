@@ -79,8 +79,8 @@ def check_tokenizer(policy: object, renderer: Renderer) -> None:
             raise TokenizerMismatch(
                 f"the policy {name} would get token ids of the embedded tokenizer. It is the default only for the "
                 "policies 'random', 'reference' and 'null', because no model was trained with it. Set the tokenizer of "
-                "the policy's model in the environment or its renderer: tokenizer='<folder or Hugging Face id>'. If "
-                "the policy was made for the embedded tokenizer, set tokenizer='embedded'"
+                "the policy's model in the environment or its renderer: tokenizer='<folder or Hugging Face id>' "
+                "(--tokenizer). If the policy was made for the embedded tokenizer, set tokenizer='embedded'"
             )
         return
     known = _load(declared, name)

@@ -21,7 +21,7 @@ from ._jobs import EpisodeJob, Group, jobs_of
 from ._player import EpisodeResult, Player, PlaySettings, check_count, check_seconds
 from ._progress import Progress, find_progress
 from ._reporting import Reporting
-from ._run_description import configuration_of
+from ._run_description import RunDescription, configuration_of
 from ._run_folder import RunFolder
 from ._statistics import Statistics
 from ._trackers import LogTo, find_tracker
@@ -47,7 +47,8 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
         env: The id of a registered environment; or a function that makes an environment, such as its class. It is
             called for each episode that runs at the same time, with `env_options`.
         policy: A policy, the name of a built-in one, or a mapping from roles to either; see `arollout`.
-        seeds: The seeds of the tasks. Give either these or `tasks`.
+        seeds: The seeds, one for each task: a number N, for 0 to N - 1; or a sequence, such as `range(100, 116)`. Give
+            either these or `tasks`.
         tasks: The tasks: the number of the environment's own tasks, from the first; or a sequence of tasks.
         group_size: The number of episodes of each task, such as 8 for a trainer that compares them. They form a
             group, with one `group_id`.
@@ -76,8 +77,9 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
         out: A folder for the run (see `RunFolder`). Each trajectory is on disk before it is reported. One that failed
             because of the infrastructure is not stored: resuming the run plays it again.
         resume: Whether to continue the run in that folder: the episodes that it has are not played again.
+        extend: Whether to continue it with further seeds or tasks, after those that it has.
         allow_changed: Whether to continue although the environment's code, options, limits or task data have changed
-            since the run began. The folder then records what changed.
+            since the run began. A new segment of the run then begins, which reports keep apart.
         compress: Whether to compress the trajectories in the folder (`envsdk[zstd]`).
         progress: True: show the progress on standard error, live on a terminal and otherwise as a line every 30 s.
             `auto`: only on a terminal. A rich console: live there.
@@ -100,11 +102,11 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
         env: str | Callable[..., Env],
         policy: PolicyLike = "random",
         *,
-        seeds: Sequence[int | None] | None = None,
+        seeds: int | str | Sequence[int | None] | None = None,
         tasks: int | Sequence[Any] | None = None,
         group_size: int = 1,
         env_options: Mapping[str, Any] | None = None,
-        max_concurrency: int = 256,
+        max_concurrency: int = 64,
         policy_timeout_s: float | None = 600.0,
         method_timeout_s: float | None = 60.0,
         episode_timeout_s: float | None = None,
@@ -119,6 +121,7 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
         on_trajectory: Callable[[Trajectory], Any] | None = None,
         out: str | Path | None = None,
         resume: bool = False,
+        extend: bool = False,
         allow_changed: bool = False,
         compress: bool = False,
         progress: Progress = False,
@@ -185,12 +188,18 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
         self.folder: RunFolder | None = None
         """The run folder, which is open until the run ends."""
         if out is not None:
-            configuration = configuration_of(self._settings, self._first, self._jobs, group_size)
+            stored = RunDescription.read(Path(out)) if extend else None
+            most = None if stored is None else stored.configuration.get("episodes")
+            configuration, extends = (
+                configuration_of(self._settings, self._first, jobs, group_size)
+                for jobs in (self._jobs, self._jobs[:most])
+            )
             self.folder = RunFolder.create(
                 out,
                 configuration,
                 {"main": self._first.renderer},
-                resume=resume,
+                resume=resume or extend,
+                extends=extends if extend else None,
                 allow_changed=allow_changed,
                 compress=compress,
             )
@@ -416,21 +425,21 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
 
 
 async def arollout_many(
-    make_env: Callable[[], Env] | str,
+    env: Callable[[], Env] | str,
     policy: PolicyLike = "random",
     *,
-    seeds: Sequence[int | None],
-    max_concurrency: int = 16,
+    seeds: int | Sequence[int | None],
+    max_concurrency: int = 64,
     on_end: Callable[[Trajectory], Any] | None = None,
 ) -> list[Trajectory]:
     """Roll out one episode for each seed, inside an event loop. There are no retries and no deadlines.
 
     Args:
-        make_env: A function that creates an environment, such as its class; or the id of a registered environment. It
-            is called once for each episode that runs at the same time.
+        env: A function that creates an environment, such as its class; or the id of a registered environment. It is
+            called once for each episode that runs at the same time.
         policy: A policy, or the name of a built-in one; see `arollout`.
-        seeds: The seed of each episode. Episodes with the same seed have the same task and form a group: their
-            `group_id` is `name/seed`, and their ids are `name/seed`, `name/seed#1`, ...
+        seeds: The seed of each episode; see `Rollouts`. Episodes with the same seed have the same task and form a
+            group: their `group_id` is `name/seed`, and their ids are `name/seed`, `name/seed#1`, ...
         max_concurrency: The maximum number of episodes that run at the same time.
         on_end: A function that is called with each trajectory when its episode ends. If it raises, `arollout_many`
             cancels the other episodes and raises the same error.
@@ -445,10 +454,9 @@ async def arollout_many(
         TokenizerMismatch: See `arollout`.
     """
     rollouts = Rollouts(
-        make_env,
+        env,
         policy,
         seeds=seeds,
-        group_size=1,
         max_concurrency=max_concurrency,
         policy_timeout_s=None,
         method_timeout_s=None,
@@ -459,12 +467,12 @@ async def arollout_many(
 
 
 def rollout_many(
-    make_env: Callable[[], Env] | str,
+    env: Callable[[], Env] | str,
     policy: PolicyLike = "random",
     *,
-    seeds: Sequence[int | None],
-    max_concurrency: int = 16,
+    seeds: int | Sequence[int | None],
+    max_concurrency: int = 64,
     on_end: Callable[[Trajectory], Any] | None = None,
 ) -> list[Trajectory]:
     """Roll out one episode for each seed; see `arollout_many`. It runs in the same event loop as `rollout`."""
-    return run(arollout_many(make_env, policy, seeds=seeds, max_concurrency=max_concurrency, on_end=on_end))
+    return run(arollout_many(env, policy, seeds=seeds, max_concurrency=max_concurrency, on_end=on_end))

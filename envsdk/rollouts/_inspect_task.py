@@ -2,11 +2,12 @@
 
 import json
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, cast
 
 from .._packages import load
+from ..authoring._driver import seeds_of
 from ..authoring._env import Env
 from ..authoring._making import maker_of
 from ..errors import ConfigError
@@ -18,7 +19,7 @@ from ._runner import arollout
 _SAMPLING = frozenset({"temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "reasoning_effort"})
 
 
-def to_inspect(env: Env | str | Callable[[], Env], seeds: Iterable[int]) -> Any:
+def to_inspect(env: Env | str | Callable[[], Env], seeds: int | Sequence[int]) -> Any:
     """Make a task of inspect_ai in which each sample is an episode: `inspect_ai.eval(to_inspect(...), model="...")`.
 
     The task's solver plays the episode with the model of the evaluation: it receives the messages and the tools that
@@ -42,7 +43,7 @@ def to_inspect(env: Env | str | Callable[[], Env], seeds: Iterable[int]) -> Any:
         load(module, "to_inspect needs", "pip install inspect_ai")
         for module in ("inspect_ai", "inspect_ai.scorer", "inspect_ai.solver", "inspect_ai.model")
     )
-    numbers = [operator.index(seed) for seed in seeds]
+    numbers = [operator.index(seed) for seed in seeds_of(seeds)]
     if not numbers or len({*numbers}) < len(numbers):
         raise ConfigError(f"seeds is {numbers!r:.80}; expected different seeds, at least one")
     make_env = maker_of(env)

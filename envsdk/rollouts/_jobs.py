@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ..authoring._driver import check_seed
+from ..authoring._driver import check_seed, seeds_of
 from ..authoring._env import Env
 from ..errors import ConfigError
 from ..trajectories._trajectory import Trajectory
@@ -68,14 +68,14 @@ def jobs_of(env: Env, seeds: object, tasks: object, group_size: int) -> list[Epi
 
     Args:
         env: The environment.
-        seeds: The seeds; None if there are tasks.
+        seeds: The seeds; see `Rollouts`. None if there are tasks.
         tasks: The number of tasks, which are the first ones of `env.tasks`; or the tasks themselves.
         group_size: The number of episodes of each seed or task.
 
     Raises:
         ConfigError: If the environment has fewer tasks, or an argument is not a sequence of seeds or tasks.
     """
-    given: Any = seeds if tasks is None else tasks
+    given: Any = seeds_of(seeds) if tasks is None else tasks
     if tasks is not None and isinstance(given, int) and not isinstance(given, bool):
         if env.tasks is None:
             raise ConfigError(
@@ -85,10 +85,7 @@ def jobs_of(env: Env, seeds: object, tasks: object, group_size: int) -> list[Epi
             raise ConfigError(f"tasks is {given}, but {env.name} has {len(env.tasks)} tasks; expected 1 to that")
         given = range(given)
     if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")) or isinstance(given, (str, bytes, Mapping)):
-        if tasks is not None:
-            raise ConfigError(f"tasks is {tasks!r:.80}; expected the number of tasks, or a sequence of tasks")
-        instead = f"range({seeds})" if isinstance(seeds, int) else "list(seeds)"
-        raise ConfigError(f"seeds is {seeds!r:.80}; expected a sequence of seeds, such as {instead}")
+        raise ConfigError(f"tasks is {tasks!r:.80}; expected the number of tasks, or a sequence of tasks")
     jobs: list[EpisodeJob] = []
     sizes = Counter[str]()
     for index, one in enumerate(cast("Sequence[Any]", given)):

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,7 @@ from ..errors import (
 )
 from ..limits import StopReason
 from ..policies._built_in import ReplyPolicy
+from ..policies._client import Usage
 from ..policies._find import find_policy, of_role, why_not_sampled
 from ..policies._policy import PolicyLike
 from ..trajectories._trajectory import ErrorKind, Trajectory
@@ -241,6 +243,9 @@ class Player:
         self._may_sample.set()
         self._no_call.set()
         self._in_flight = 0
+        policy: Any = settings.policy
+        self._policies: list[Any] = list(policy.values()) if isinstance(policy, Mapping) else [policy]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        self._retries_before = self._request_retries()
         self._starter = ThreadPoolExecutor(1, "envsdk-starter")  # starting a thread waits until it runs
         self._housekeeping = asyncio.create_task(self._keep_house())
 
@@ -312,9 +317,12 @@ class Player:
 
     def _methods_of_policies(self, name: str) -> list[Callable[..., Any]]:
         """Return a method of the policy, or of the policy of each role, if it exists."""
-        policy: Any = self.settings.policy
-        policies: list[Any] = list(policy.values()) if isinstance(policy, Mapping) else [policy]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        return [method for one in policies if (method := getattr(one, name, None)) is not None]
+        return [method for one in self._policies if (method := getattr(one, name, None)) is not None]
+
+    def _request_retries(self) -> Counter[str]:
+        """Return the number of requests that the policies have sent again, by cause."""
+        usages = (getattr(one, "usage", None) for one in self._policies)
+        return sum((usage.retries for usage in usages if isinstance(usage, Usage)), Counter[str]())
 
     async def aclose(self) -> None:
         """End the running episodes, and close the environments."""
@@ -322,6 +330,7 @@ class Player:
         try:
             await until_ended(closing)
         finally:
+            self.statistics.request_retries = self._request_retries() - self._retries_before
             self._starter.shutdown(wait=False)
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
@@ -562,6 +571,7 @@ class Player:
             now = time.monotonic()
             self.statistics.lag.add(max(0.0, now - self.ticked_at - _TICK_S))
             self.ticked_at = now
+            self.statistics.request_retries = self._request_retries() - self._retries_before
             for call in [call for call in self._computing if not call.computes()]:
                 self._free_place(call)
 

@@ -142,6 +142,7 @@ def facts_of(values: Mapping[str, float]) -> dict[str, str]:
         "waiting": _listed(values, "rollouts/waiting/", "{} {:.0%}"),
         "failures": _listed(values, "rollouts/failures/", "{} {:,.0f}"),
         "retries": _listed(values, "rollouts/retries/", "{} {:,.0f}"),
+        "requests sent again": _listed(values, "rollouts/request_retries/", "{} {:,.0f}"),
         "stale": f"{values['rollouts/stale']:,.0f}" if values["rollouts/stale"] else "",
         "abandoned": f"{values['rollouts/abandoned']:,.0f}" if values["rollouts/abandoned"] else "",
         "event loop": f"{1000 * values['rollouts/lag_p99_s']:.3g} ms late (p99)",

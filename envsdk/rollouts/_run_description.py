@@ -35,10 +35,12 @@ from ._jobs import EpisodeJob
 from ._player import PlaySettings
 from ._unequal import MISSING, Unequal, unequal
 
-CHANGES = "changes"
-"""The key of a configuration with the list of the allowed changes during the run, in order."""
 CHANGEABLE = ("made_by", "config", "options", "code", "limits", "rows")
 """The keys that may be allowed to change, because the stored episodes are still read in the same way."""
+EXTENDABLE = ("groups", "episodes", "tasks", "rows")
+"""The keys that differ if a run is to have more episodes."""
+_DIGESTS = {"tasks": "the seeds or tasks", "rows": "the data of the tasks"}
+"""What the digests of a configuration are of, besides source."""
 _ADDED = ("options", "code", "rows")
 """The keys that earlier versions did not record."""
 _HARMONY = ("openai-harmony", "oss-harmony")
@@ -116,11 +118,28 @@ class StoredRenderer(BaseModel):
     chosen_because: str = ""
 
 
-class RunDescription(_DescriptionFile):
-    """The configuration of a run; it never changes.
+class Segment(BaseModel):
+    """The part of a run from where it continued although something had changed (`allow_changed`).
 
     Attributes:
-        configuration: The arguments that the caller of the run gave.
+        at: When it began: ISO 8601, in UTC.
+        episodes: The number of episodes before it.
+        changed: What changed: the place in the configuration, and both values.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    at: str
+    episodes: int = Field(ge=0)
+    changed: list[str]
+
+
+class RunDescription(_DescriptionFile):
+    """The configuration of a run.
+
+    Attributes:
+        configuration: The arguments that the caller of the run gave; those of the last segment.
+        segments: The segments after the first one, in order.
         renderers: The renderer of each role; the first is the environment's.
         trajectories: The name of the file of trajectories.
         versions: The versions of Python, envsdk, and the packages that tokens and tasks depend on.
@@ -132,6 +151,7 @@ class RunDescription(_DescriptionFile):
     kind: Literal["run"] = "run"
     schema_version: Literal[1] = 1
     configuration: dict[str, Any]
+    segments: list[Segment] = Field(default_factory=list[Segment])
     renderers: dict[str, StoredRenderer] = Field(min_length=1)
     trajectories: Literal["trajectories.jsonl", "trajectories.jsonl.zst"]
     versions: dict[str, str]
@@ -173,7 +193,6 @@ class RunDescription(_DescriptionFile):
         pair: list[dict[str, Any]] = []
         for one in (self, given):
             described = one.model_dump(include={"configuration", "renderers", "trajectories"})
-            described["configuration"].pop(CHANGES, None)
             for renderer in described["renderers"].values():
                 del renderer["chosen_because"]  # another version may word it differently
             pair.append(described)
@@ -215,7 +234,12 @@ def now() -> str:
 
 
 def described(difference: Unequal) -> str:
-    """Describe a difference between the folder and the given configuration: its place, and both values."""
+    """Describe a difference between the folder and the given configuration: its place, and both values if readable."""
+    place = difference.path.removeprefix("configuration.")
+    if place.startswith("code.modules."):
+        return f"the source of {place.removeprefix('code.modules.')}"
+    if place in _DIGESTS:
+        return _DIGESTS[place]
     return f"{difference.path}: {difference.stored} in the folder, {difference.given} now"
 
 
@@ -343,8 +367,12 @@ def _policy(policy: PolicyLike) -> Any:
     specification: Any = getattr(policy, "specification", None)
     if specification is not None:
         return specification()
-    model: Any = getattr(policy, "model", None)
-    return {"class": _path(policy), "model": model} if isinstance(model, str) else _path(policy)
+    function: Any = getattr(policy, "func", policy)  # for a functools.partial
+    facts = {key: getattr(function, key, None) for key in ("name", "model")}
+    found: dict[str, Any] = {key: value for key, value in facts.items() if isinstance(value, str)}
+    if function is not policy:
+        found["options"] = json.loads(_text(cast("Any", policy).keywords))
+    return {"class": _path(function), **found} if found else _path(function)
 
 
 def _path(value: Any) -> str:

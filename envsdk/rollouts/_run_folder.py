@@ -34,7 +34,7 @@ from ..rendering.renderer import Renderer
 from ..trajectories._media import MEDIA, write_images
 from ..trajectories._trajectory import Trajectory
 from ..trajectories.records import storing
-from ._run_description import CHANGEABLE, CHANGES, Manifest, RunDescription, described, now
+from ._run_description import CHANGEABLE, EXTENDABLE, Manifest, RunDescription, Segment, described, now
 from ._stored_run import (
     COMPRESSED,
     PLAIN,
@@ -165,6 +165,7 @@ class RunFolder(AbstractContextManager["RunFolder", None]):
         renderers: Mapping[str, Renderer],
         *,
         resume: bool = False,
+        extends: Mapping[str, Any] | None = None,
         allow_changed: bool = False,
         compress: bool = False,
     ) -> Self:
@@ -176,8 +177,10 @@ class RunFolder(AbstractContextManager["RunFolder", None]):
                 seeds, and so on. A run that continues has to have the same one.
             renderers: The renderer of each role; the first is the environment's.
             resume: Whether to continue a run. A folder without a trajectory begins a new run in any case.
+            extends: The configuration that the folder has to have, if `configuration` is the same with more episodes.
             allow_changed: Whether a run continues although the environment's code, options, limits or task data have
-                changed. `run.json` then records the changes, and after how many episodes they were made.
+                changed. A new segment of the run then begins: `run.json` has the changes, and after how many episodes
+                they were made.
             compress: Whether the trajectories are compressed, which requires the package zstandard.
 
         Raises:
@@ -205,7 +208,8 @@ class RunFolder(AbstractContextManager["RunFolder", None]):
                     "another folder"
                 ) from None
             try:
-                found = _continued(folder, given, resume, allow_changed)
+                before = given if extends is None else RunDescription.of(extends, renderers, given.trajectories)
+                found = _continued(folder, given, before, resume, allow_changed)
                 if found is None:
                     for name in (PLAIN, COMPRESSED, Manifest.file_name, TIMES):
                         (folder / name).unlink(missing_ok=True)
@@ -376,8 +380,13 @@ class RunFolder(AbstractContextManager["RunFolder", None]):
 # Opening a folder.
 
 
-def _continued(folder: Path, given: RunDescription, resume: bool, allow_changed: bool) -> StoredEpisodes | None:
-    """Return the episodes of the run that continues in a folder; None if the folder has no run."""
+def _continued(
+    folder: Path, given: RunDescription, before: RunDescription, resume: bool, allow_changed: bool
+) -> StoredEpisodes | None:
+    """Return the episodes of the run that continues in a folder; None if the folder has no run.
+
+    The folder has to have the description `before`; from now on, it has `given`.
+    """
     stored, manifest = RunDescription.read(folder), Manifest.read(folder)
     files = (folder / name for name in (PLAIN, COMPRESSED))
     file = next((file for file in files if file.is_file() and file.stat().st_size), None)
@@ -388,17 +397,21 @@ def _continued(folder: Path, given: RunDescription, resume: bool, allow_changed:
         )
     if stored is None or (file is None and (manifest is None or not manifest.episodes)):
         return None
-    differences = stored.differences_to(given)
+    differences = stored.differences_to(before)
     changed = list(map(described, differences))
-    may_change = all(one.path.partition("configuration.")[2].partition(".")[0] in CHANGEABLE for one in differences)
-    if changed and not (allow_changed and may_change):
+    keys = {one.path.partition("configuration.")[2].partition(".")[0] for one in differences}
+    if changed and not (allow_changed and keys <= {*CHANGEABLE}):
         instead = "choose another folder, or give the same"
-        if may_change:
+        if keys <= {*CHANGEABLE}:
             instead += (
-                ". To mix episodes from before and after these changes, add --allow-changed, or allow_changed=True"
+                ". To continue it in a new segment, which reports keep apart, add --allow-changed, or "
+                "allow_changed=True"
             )
+        elif keys <= {*EXTENDABLE} and before is given:
+            instead += ". To play further seeds after those that it has, add --extend, or extend=True"
         raise RunFolderError(
-            f"{str(folder)!r} holds a run of another configuration: {'; '.join(changed)}. Go back, {instead}"
+            f"{str(folder)!r} holds a run of another configuration. What changed: {'; '.join(changed)}. Go back, "
+            f"{instead}"
         )
     if not resume:
         raise RunFolderError(
@@ -409,12 +422,12 @@ def _continued(folder: Path, given: RunDescription, resume: bool, allow_changed:
     if versions:
         _log.warning("%s: the run continues with other versions: %s", folder, versions)
     found = recover(folder / given.trajectories, manifest)
-    if changed:  # from now on, `run.json` has the configuration that the run continues with
+    segments = stored.segments
+    if changed:
         count = len(found.episodes)
-        _log.warning("%s: the run continues after %d episodes, although this changed: %s", folder, count, changed)
-        entry = {"at": now(), "episodes": count, "changed": changed}
-        changes = [*stored.configuration.get(CHANGES, ()), entry]
-        stored.model_copy(update={"configuration": {**given.configuration, CHANGES: changes}}).write(folder)
+        _log.warning("%s: a new segment begins after %d episodes, because this changed: %s", folder, count, changed)
+        segments = [*segments, Segment(at=now(), episodes=count, changed=changed)]
+    stored.model_copy(update={"configuration": given.configuration, "segments": segments}).write(folder)
     return found
 
 

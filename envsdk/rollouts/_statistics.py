@@ -57,6 +57,8 @@ class PlayStatistics:
 
     Attributes:
         retries: The number of episodes that began again after an infrastructure error, by the error's type.
+        request_retries: The number of requests that policies on servers sent again, by cause; see
+            `envsdk.policies.Usage`.
         abandoned: The number of methods that did not return in time, so that their environment and its worker were
             replaced.
         waiting_s: Time that episodes waited, in seconds, by cause: `policy`; `method`;
@@ -67,6 +69,7 @@ class PlayStatistics:
     """
 
     retries: Counter[str] = field(default_factory=Counter[str])
+    request_retries: Counter[str] = field(default_factory=Counter[str])
     abandoned: int = 0
     waiting_s: dict[str, float] = field(default_factory=dict[str, float])
     steps: int = 0
@@ -80,6 +83,7 @@ class PlayStatistics:
     def merge(self, other: "PlayStatistics") -> None:
         """Add the statistics of another process."""
         self.retries.update(other.retries)
+        self.request_retries.update(other.request_retries)
         self.abandoned += other.abandoned
         self.waiting_s = sum_by_name((self.waiting_s, other.waiting_s))
         self.steps += other.steps
@@ -195,6 +199,7 @@ def scalars(statistics: Statistics) -> dict[str, float]:
         "rollouts/failures": (facts.failures, 1),
         "rollouts/errors": (facts.errors, 1),
         "rollouts/retries": (play.retries, 1),
+        "rollouts/request_retries": (play.request_retries, 1),
         "rollouts/waiting": (play.waiting_s, sum(play.waiting_s.values())),
         "rewards": (facts.rewards, facts.scored),
         "metrics": (facts.metrics, facts.episodes - facts.failed),

@@ -6,10 +6,12 @@ recognized there, too.
 
 import hashlib
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
@@ -178,12 +180,15 @@ class StoredRun:
 
     Args:
         path: The folder.
+        segment: The number of the segment to read, from 1, or -1 for the last one; None for the whole run. A run has
+            several if it was continued with `allow_changed`.
 
     Raises:
-        RunFolderError: If it is not a run folder, or its `run.json` or `manifest.json` is damaged.
+        RunFolderError: If it is not a run folder, its `run.json` or `manifest.json` is damaged, or it has no such
+            segment.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, segment: int | None = None) -> None:
         self.path = Path(path)
         try:
             description = RunDescription.read(self.path)
@@ -199,6 +204,10 @@ class StoredRun:
         """The configuration of the run, and the versions that it ran with."""
         self.manifest = manifest
         """The manifest as it was last written; None if it is missing."""
+        segments = [*pairwise([0, *(one.episodes for one in description.segments), sys.maxsize])]
+        if segment not in (None, -1, *range(1, len(segments) + 1)):
+            raise RunFolderError(f"{str(self.path)!r} has {len(segments)} segments, and no segment {segment!r:.20}")
+        self._lines = (0, sys.maxsize) if segment is None else segments[min(segment, segment - 1)]
         if manifest is None:
             _log.warning("%s has no %s, so its trajectories are not verified", self.path, Manifest.file_name)
 
@@ -210,6 +219,8 @@ class StoredRun:
     def trajectories(self, *, check: bool = True) -> Iterator[Trajectory]:
         """Read the trajectories, in the order in which the episodes ended.
 
+        If lines are missing that `manifest.json` counts, or the last one was cut off, a warning states how many.
+
         Args:
             check: Whether to compare the file with the length and the checksum in `manifest.json` before it is read.
                 False reads as much as possible of a file that was cut or changed.
@@ -220,18 +231,23 @@ class StoredRun:
         file, number, stop = self.path / self.description.trajectories, 0, 0
         try:
             if check and self.manifest is not None and (difference := difference_from_manifest(file, self.manifest)):
-                left = sum(1 for _ in self.trajectories(check=False)) if file.exists() else 0
+                left = sum(1 for _ in StoredRun(self.path).trajectories(check=False)) if file.exists() else 0
                 raise RunFolderError(
-                    f"{difference}, or read the {left} episodes that it has: trajectories(check=False)"
+                    f"{difference}, or read the {left} of {self.manifest.episodes} episodes that it has: "
+                    "trajectories(check=False)"
                 )
             for batch in read_batches(file, inside=self.path):
                 for line in batch.lines:
                     number += 1
-                    yield Trajectory.from_json(line, media=self.path / MEDIA)
+                    if self._lines[0] < number <= self._lines[1]:
+                        yield Trajectory.from_json(line, media=self.path / MEDIA)
                 stop = batch.stop
-            is_running = self.manifest is not None and not self.manifest.is_complete
-            if not is_running and file.stat().st_size > stop:
-                _log.warning("%s ends with %d bytes of a line that was cut off", file, file.stat().st_size - stop)
+            cut = file.stat().st_size - stop
+            left_out = max(0 if self.manifest is None else self.manifest.episodes - number, int(cut > 0))
+            if left_out:
+                what = "1 line is left out" if left_out == 1 else f"{left_out} lines are left out"
+                why = f"{cut} bytes of a line that was cut off, or is being written" if cut else "the end is missing"
+                _log.warning("%s: after %d lines, %s: %s", file, number, what, why)
         except InvalidRecord as error:
             raise RunFolderError(f"{file}, line {number}: {error}") from error
         except OSError as error:

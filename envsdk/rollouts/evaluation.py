@@ -5,9 +5,9 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .._arguments import explain_arguments
 from .._describing import what_is_invalid
@@ -15,7 +15,7 @@ from .._packages import load
 from .._untrusted import MAX_DESCRIPTION_BYTES, parse_json, read_file
 from .._visible import on_one_line
 from ..authoring._making import find_class
-from ..errors import ConfigError, InvalidRecord, RunFolderError
+from ..errors import ConfigError, InvalidRecord, RunFolderError, UnknownName
 from ..policies._find import policy_of
 from ..trajectories._trajectory import Trajectory
 from ._engine import Rollouts
@@ -33,6 +33,14 @@ _MARKDOWN = "evaluation.md"
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_names(cls, given: Any) -> Any:
+        for name in cast("dict[str, Any]", given) if isinstance(given, dict) else ():
+            if name not in cls.model_fields:
+                raise UnknownName.of(f"field of {cls.__name__}", name, cls.model_fields)
+        return cast("Any", given)
 
 
 class Model(_Part):
@@ -59,16 +67,14 @@ class SuiteEnvironment(_Part):
         id: Its id, or `module:Class`.
         name: Its name in reports; by default the id.
         options: Its options, and `history`, `limits` and `tasks`.
-        seeds: How many seeds, from 0; by default the suite's.
-        first_seed: The first of them.
+        seeds: Its seeds, by default the suite's: a number N, for 0 to N - 1; or `FIRST:END`.
         success: The reward of a success; by default the largest reward that the environment declares, else 1.
     """
 
     id: str
     name: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
-    seeds: int | None = Field(default=None, ge=1)
-    first_seed: int = Field(default=0, ge=0)
+    seeds: int | str | None = None
     success: float | None = None
 
 
@@ -79,8 +85,8 @@ class Suite(_Part):
         name: The suite's name.
         environments: The environments.
         models: The models by name.
-        seeds: How many tasks of each environment.
-        samples: How many episodes of each task.
+        seeds: The seeds, one for each task of each environment: a number N, for 0 to N - 1; or `FIRST:END`.
+        group_size: The number of episodes of each task.
         not_scored: The reward that an episode counts with if it was not scored, such as 0.0 for a leaderboard. By
             default, it is left out.
         rollouts: Further arguments of `Rollouts`, such as `max_concurrency` and `policy_timeout_s`.
@@ -89,8 +95,8 @@ class Suite(_Part):
     name: str = "evaluation"
     environments: list[SuiteEnvironment] = Field(min_length=1)
     models: dict[str, Model] = Field(min_length=1)
-    seeds: int = Field(default=32, ge=1)
-    samples: int = Field(default=1, ge=1)
+    seeds: int | str = 16
+    group_size: int = Field(default=1, ge=1)
     not_scored: float | None = Field(default=None, allow_inf_nan=False)
     rollouts: dict[str, Any] = Field(default_factory=dict)
 
@@ -118,6 +124,8 @@ class Suite(_Part):
             raise ConfigError(f"the suite {file} cannot be read: {error}") from error
         except RecursionError as error:
             raise ConfigError(f"the suite {file} cannot be read: its lists and tables are nested too deeply") from error
+        except UnknownName as error:
+            raise ConfigError(f"the suite {file} is not valid: {error}") from error
         except ValidationError as error:
             raise ConfigError(f"the suite {file} is not valid: {what_is_invalid(error)}") from error
 
@@ -275,13 +283,12 @@ def evaluate(
                 options["tokenizer"] = model.tokenizer
             policy = policy_of(model.policy, **model.options)
             label = environment.name or environment.id
-            first = environment.first_seed
             rollouts = Rollouts(
                 find_class(environment.id) if ":" in environment.id else environment.id,
                 policy,
                 env_options=options,
-                seeds=range(first, first + (environment.seeds or suite.seeds)),
-                group_size=suite.samples,
+                seeds=suite.seeds if environment.seeds is None else environment.seeds,
+                group_size=suite.group_size,
                 out=out / _folder_name(label) / _folder_name(name),
                 resume=resume,
                 **suite.rollouts,
@@ -294,15 +301,27 @@ def evaluate(
                 success = highest if highest < float("inf") else 1.0
             rollouts.run()
             assert rollouts.folder is not None
-            run = runs[label, name] = StoredRun(rollouts.folder.path)
-            score = Score.of(run.trajectories(), success_reward=success, not_scored=suite.not_scored)
             price = getattr(getattr(policy, "usage", None), "price", 0.0)
-            results.append(EvaluationResult(label, name, score, rollouts.statistics.elapsed_s, price or None))
+            *before, last = segments_of(rollouts.folder.path, name)
+            for named, run in (*before, last):
+                runs[label, named] = run
+                score = Score.of(run.trajectories(), success_reward=success, not_scored=suite.not_scored)
+                spent = (rollouts.statistics.elapsed_s, price or None) if (named, run) == last else (None, None)
+                results.append(EvaluationResult(label, named, score, *spent))
     evaluation = Evaluation(suite.name, tuple(results))
     if against is not None:
         evaluation = compared(evaluation, runs, against, not_scored=suite.not_scored)
     evaluation.write(out)
     return evaluation
+
+
+def segments_of(path: Path, name: str) -> list[tuple[str, StoredRun]]:
+    """Return the segments of a run, which reports keep apart, each with its name; or the run, if it has only one."""
+    run = StoredRun(path)
+    count = len(run.description.segments) + 1
+    if count == 1:
+        return [(name, run)]
+    return [(f"{name}, segment {number}", StoredRun(path, segment=number)) for number in range(1, count + 1)]
 
 
 def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:
@@ -312,8 +331,8 @@ def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:
         RunFolderError: If there is none.
     """
     if (folder / "run.json").is_file():
-        run = StoredRun(folder)
-        yield (str(run.configuration.get("env", "")), folder.name), run
+        for name, run in segments_of(folder, folder.name):
+            yield (str(run.configuration.get("env", "")), name), run
         return
     report = folder / REPORT
     labels: dict[tuple[str, str], tuple[str, str]] = {}
@@ -329,7 +348,9 @@ def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:
         raise RunFolderError(f"{str(folder)!r} has no run: expected the folder of a run or of an evaluation")
     for path in found:
         key = path.parent.name, path.name
-        yield labels.get(key, key), StoredRun(path)
+        env, model = labels.get(key, key)
+        for name, run in segments_of(path, model):
+            yield (env, name), run
 
 
 def scored(

@@ -111,14 +111,14 @@ class Subject:
                 "level of a module"
             ) from error
 
-    def command(self, check: str, first_seed: int, seeds: int) -> str:
+    def command(self, check: str, seeds: range) -> str:
         """Return a command for the shell that repeats a check; empty if only this process knows the environment."""
         if self.is_id or self.command_line:
             command = self.command_line or f"envsdk check {self.name}"
-            return f'{command} --seed {first_seed} --seeds {seeds} --only "{check}"'
+            return f'{command} --seeds {seeds.start}:{seeds.stop} --only "{check}"'
         if not self.expression:
             return ""
-        arguments = f"{self.expression}, first_seed={first_seed}, seeds={seeds}, only={json.dumps(check)}"
+        arguments = f"{self.expression}, seeds={seeds}, only={json.dumps(check)}"
         imports = f"import {self.module}; from envsdk.testing import check_env"
         command = f"python -c {shlex.quote(f'{imports}; check_env({arguments}).raise_if_failed()')}"
         file = Path(getattr(sys.modules.get(self.module), "__file__", None) or "")

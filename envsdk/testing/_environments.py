@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from .._visible import visible
+from ..authoring._driver import seeds_of
 from ..authoring._loop_tasks import in_event_loop
 from ..errors import ConfigError, UnknownName
 from . import _env_attacks as env_attacks
@@ -101,8 +102,7 @@ _CREATION = "it can be created"
 def check_env(
     env: EnvLike,
     *,
-    seeds: int = 16,
-    first_seed: int = 0,
+    seeds: int | str | range = 16,
     only: str | None = None,
     on_progress: OnProgress | None = None,
     command_line: str = "",
@@ -112,8 +112,8 @@ def check_env(
     Args:
         env: An id, a class, a function that creates an environment, or an environment, which is copied. Prefer an id
             or a class, because some checks are not possible for an object.
-        seeds: The number of seeds. Checks that run additional episodes use only the first of them.
-        first_seed: The first seed; the others follow consecutively.
+        seeds: The seeds: a number N, for 0 to N - 1; or a range. Checks that run additional episodes use only the
+            first of them.
         only: The name of a single check to run; see `CHECKS`.
         on_progress: A function that is called when each check starts, with its name and None, and when it ends, with
             its name and its result.
@@ -129,14 +129,15 @@ def check_env(
         UnknownName: If no environment has that id, or no check has that name.
         ConfigError: If `env` has another type, or there are no seeds.
     """
-    if seeds < 1 or first_seed < 0:
-        raise ConfigError(f"seeds is {seeds} and first_seed is {first_seed}; expected at least 1 and at least 0")
+    chosen_seeds = seeds_of(seeds)
+    if not (isinstance(chosen_seeds, range) and chosen_seeds.step == 1 and chosen_seeds and chosen_seeds[0] >= 0):
+        raise ConfigError(f"seeds is {seeds!r:.80}; expected their number, such as 16, or a range, such as range(5, 8)")
     if only is not None and only not in CHECKS:
         raise UnknownName.of("check", only, CHECKS)
     subject = replace(Subject.of(env), command_line=command_line)
     chosen = CHECKS if only is None else {only: CHECKS[only]}
     progress: OnProgress = on_progress or (lambda name, check: None)
-    arguments = subject, range(first_seed, first_seed + seeds), chosen, progress
+    arguments = subject, chosen_seeds, chosen, progress
     if in_event_loop():  # as in a notebook: a second event loop needs its own thread
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(_check_all, *arguments).result()
@@ -200,5 +201,5 @@ def _check(episodes: Episodes, name: str, kind: _EnvCheckKind, reported: dict[st
         return EnvCheck(name, verdict, detail, seconds=seconds)
     if cause:
         reported[cause] = name
-    first, count = (episodes.seeds[0], len(episodes.seeds)) if kind.compares_seeds or seed is None else (seed, 1)
-    return EnvCheck(name, verdict, detail, seed, episodes.subject.command(name, first, count), seconds)
+    seeds = episodes.seeds if kind.compares_seeds or seed is None else range(seed, seed + 1)
+    return EnvCheck(name, verdict, detail, seed, episodes.subject.command(name, seeds), seconds)

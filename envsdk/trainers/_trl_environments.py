@@ -3,9 +3,10 @@
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Union, cast
 
+from ..authoring._driver import seeds_of
 from ..authoring._env import Env
 from ..authoring._making import maker_of
 from ..authoring._tool_env import ToolEnv
@@ -41,14 +42,14 @@ class EnvironmentFactory:
         """Return an environment for TRL."""
         return self._class(self._made())
 
-    def dataset(self, seeds: Iterable[int]) -> Any:
+    def dataset(self, seeds: int | Sequence[int]) -> Any:
         """Make a `datasets.Dataset`: for each seed, the messages that begin its episode, and the seed.
 
         Raises:
             MissingPackage: If datasets is not installed.
             ConfigError: If an episode begins with what TRL's loop cannot show.
         """
-        env, numbers = self._made(), [operator.index(seed) for seed in seeds]
+        env, numbers = self._made(), [operator.index(seed) for seed in seeds_of(seeds)]
         prompts: list[Any] = []
         for seed in numbers:
             env.reset(seed=seed)

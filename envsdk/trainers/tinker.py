@@ -297,7 +297,7 @@ class CookbookEnvGroupBuilder(_GroupBase):
         options: The options of the environment, such as `{"renderer": "qwen3", "tokenizer": "Qwen/Qwen3-8B",
             "history": "strip"}`.
         seed: The seed of all episodes of the group.
-        size: The number of episodes of the group.
+        group_size: The number of episodes of the group.
         task: The index of the task, if the environment has tasks; by default, the seed selects it.
         group_rewards: A function that returns, for the trajectories of the group, a reward that is added to the
             reward of each. A trajectory that a limit of the cookbook stopped has the status `error`.
@@ -306,14 +306,14 @@ class CookbookEnvGroupBuilder(_GroupBase):
     env: str | Callable[..., Env]
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     seed: int = 0
-    size: int = 8
+    group_size: int = 1
     task: int | None = None
     group_rewards: Callable[[list[Trajectory]], Sequence[float]] | None = None
     _made: list[Env] = field(default_factory=list[Env], init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"size is {self.size}; expected at least 1, the number of episodes of the group")
+        if self.group_size < 1:
+            raise ConfigError(f"group_size is {self.group_size}; expected at least 1")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": []}
@@ -321,7 +321,7 @@ class CookbookEnvGroupBuilder(_GroupBase):
     async def make_envs(self) -> list[CookbookEnv]:
         """Make one environment for each episode."""
         envs: list[CookbookEnv] = []
-        for index in range(self.size):
+        for index in range(self.group_size):
             env = make(self.env, **self.options) if isinstance(self.env, str) else self.env(**self.options)
             self._made.append(env)
             task = {} if self.task is None else {"task": self.task}

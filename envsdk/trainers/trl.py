@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, cast
 import numpy as np
 
 from .._arguments import explain_arguments
+from ..authoring._driver import seeds_of
 from ..authoring._env import Env
 from ..errors import ConfigError, EpisodeError
 from ..policies._policy import PolicyLike
@@ -110,7 +111,7 @@ def read_prompt(prompt: Any) -> tuple[str, int]:
             )
 
 
-def dataset(env_id: str, seeds: Iterable[int]) -> Any:
+def dataset(env_id: str, seeds: int | Sequence[int]) -> Any:
     """Make a `datasets.Dataset` in which each prompt names one episode.
 
     `datasets.concatenate_datasets` joins the datasets of several environments. For an environment with n tasks, the
@@ -118,13 +119,13 @@ def dataset(env_id: str, seeds: Iterable[int]) -> Any:
 
     Args:
         env_id: The id that is passed to `make_env`.
-        seeds: The seeds of the episodes, one for each row.
+        seeds: The seeds of the episodes, one for each row; see `Rollouts`.
 
     Raises:
         MissingPackage: If datasets is not installed.
     """
     datasets: Any = load("datasets", "trl")
-    return datasets.Dataset.from_dict({"prompt": [prompt_of(env_id, operator.index(seed)) for seed in seeds]})
+    return datasets.Dataset.from_dict({"prompt": [prompt_of(env_id, operator.index(seed)) for seed in seeds_of(seeds)]})
 
 
 # Rows.
@@ -307,7 +308,7 @@ class RolloutFunc:
         *,
         on_break: _RowChoice | None = None,
         credit: _Credit | None = None,
-        max_concurrency: int = 16,
+        max_concurrency: int = 64,
         max_failed_batches: int = 4,
         **deadlines: Unpack[Deadlines],
     ) -> None:
@@ -410,7 +411,6 @@ class RolloutFunc:
                 partial(self.make_env, env_id),
                 guard_policy(policy, temperature, tokenizer),
                 seeds=[seed for name, seed in episodes if name == env_id],
-                group_size=1,
                 max_concurrency=self.max_concurrency,
                 **deadlines_for(policy, self._deadlines),
             )

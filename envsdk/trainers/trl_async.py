@@ -93,7 +93,7 @@ class RolloutWorker:
         rows: The dataset; see `envsdk.trainers.trl.dataset`. The worker iterates over it repeatedly.
         policy: A function that samples replies; see `envsdk.policies.Policy`. The worker sets the version of the
             weights of a `TransformersPolicy`.
-        num_generations: The number of episodes of a row, which form a group.
+        group_size: The number of episodes of a row, which form a group.
         baseline: How the rewards of a group become advantages, for each role separately; see `group_advantages`.
         temperature: The temperature of `AsyncGRPOConfig`. A reply that was sampled at another one is an error.
         max_groups: The number of groups that run concurrently.
@@ -118,7 +118,7 @@ class RolloutWorker:
         rows: Iterable[Mapping[str, Any]],
         policy: Callable[..., Any],
         *,
-        num_generations: int = 8,
+        group_size: int = 1,
         baseline: Baseline = "normalized",
         temperature: float = 1.0,
         max_groups: int = 4,
@@ -128,7 +128,7 @@ class RolloutWorker:
     ) -> None:
         check_version()
         for name, value in (
-            ("num_generations", num_generations),
+            ("group_size", group_size),
             ("max_groups", max_groups),
             ("max_failed_groups", max_failed_groups),
             ("queue_maxsize", queue_maxsize),
@@ -136,22 +136,22 @@ class RolloutWorker:
             if value < 1:
                 raise ConfigError(f"{name} is {value!r}; expected an integer of at least 1")
         get_baseline(baseline)  # raises for an unknown name
-        if baseline == "leave_one_out" and num_generations < 2:
-            raise ConfigError(
-                "num_generations is 1, but the baseline 'leave_one_out' compares an episode with the others of its "
-                "group: expected at least 2"
-            )
         self._episodes = [read_prompt(row.get("prompt")) for row in rows]
         if not self._episodes:
             raise ConfigError("the dataset has no rows; expected at least one: dataset(env_id, seeds)")
         if not callable(policy):
             raise ConfigError(f"policy is {policy!r:.80}; expected a function: see envsdk.policies.Policy")
+        if baseline in ("mean", "leave_one_out", "normalized") and group_size < 2:
+            raise ConfigError(
+                f"group_size is 1, but the baseline {baseline!r} compares an episode with the others of its group: "
+                "expected at least 2, such as group_size=8"
+            )
         self.policy = policy
         self.rollout_buffer: queue.Queue[Any] = queue.Queue(queue_maxsize)
         self.metrics_queue: queue.Queue[dict[str, Any]] = queue.Queue()
         self._baseline: Baseline = baseline
         self._make_env, self._temperature = make_env, temperature
-        self._num_generations, self._max_groups = num_generations, max_groups
+        self._group_size, self._max_groups = group_size, max_groups
         self._max_failed_groups, self._failed_groups = max_failed_groups, 0
         self._deadlines = check_deadlines(deadlines)
         self._group_ids = itertools.count()
@@ -279,8 +279,8 @@ class RolloutWorker:
             partial(self._make_env, env_id),
             PolicyWrapper(partial(self._sample, group_id), guard_policy(self.policy, self._temperature)),
             seeds=[seed],
-            group_size=self._num_generations,
-            max_concurrency=self._num_generations,
+            group_size=self._group_size,
+            max_concurrency=self._group_size,
             **deadlines_for(self.policy, self._deadlines),
         )
         self._running.add(rollouts)

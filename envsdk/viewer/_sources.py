@@ -1,7 +1,7 @@
 """Reads runs for a front end: rows as their lines appear, one checked episode at a time, and tokenizers."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from .._untrusted import open_file, read_lines
 from ..errors import ConfigError, EnvsdkError, InvalidRecord
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer
-from ..rollouts._run_description import RunDescription
+from ..rollouts._run_description import RunDescription, Segment
 from ..rollouts._stored_run import (
     COMPRESSED,
     PLAIN,
@@ -59,6 +59,7 @@ class RunInfo:
         is_complete: Whether the run is complete; None if that is unknown.
         versions: The versions of the packages that it ran with.
         configuration: The arguments that the caller of the run gave.
+        segments: The segments after the first one; see `Rollouts(allow_changed=...)`.
     """
 
     name: str
@@ -73,6 +74,7 @@ class RunInfo:
     is_complete: bool | None = None
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    segments: Sequence[Segment] = ()
 
 
 class Source:
@@ -137,6 +139,7 @@ class Source:
             is_complete=None if stored.manifest is None else stored.manifest.is_complete,
             versions=stored.description.versions,
             configuration=configuration,
+            segments=stored.description.segments,
         )
 
     def refresh(self, *, most: int | None = None) -> int:
@@ -345,10 +348,9 @@ def _policy_and_model(policy: Any) -> tuple[str, str]:
     match policy:
         case str():
             return policy, ""
-        case {"class": str(name), "model": str(model)} | {"name": str(name), "model": str(model)}:
-            return name.rpartition(":")[2], model
         case {"name": str(name)} | {"class": str(name)}:
-            return name.rpartition(":")[2], ""
+            model = policy.get("model")
+            return name.rpartition(":")[2], model if isinstance(model, str) else ""
         case dict():
             named = {role: _policy_and_model(one) for role, one in cast("dict[str, Any]", policy).items()}
             names = ", ".join(f"{role}: {name}" for role, (name, _) in named.items())

@@ -114,7 +114,7 @@ def test_what_is_broken_fails_its_check_and_no_other(
     for check in report.failed:
         assert expected[check.name] in check.detail
         assert " python -c " in check.command
-        assert f"check_env(broken_environments.{env.__name__}, first_seed=" in check.command
+        assert f"check_env(broken_environments.{env.__name__}, seeds=" in check.command
         assert f'only="{check.name}").raise_if_failed()' in check.command
 
 
@@ -142,8 +142,8 @@ def test_episodes_without_an_end_are_reported_first_and_nothing_else_is_played(m
 def test_a_failure_shows_again_with_its_seed_alone(env: type[Env], name: str, seed: int | None) -> None:
     (first,) = check_env(env, seeds=SEEDS, only=name).failed
     assert first.seed is not None and seed in (None, first.seed)
-    assert f"first_seed={first.seed}, seeds=1" in first.command
-    (again,) = check_env(env, first_seed=first.seed, seeds=1, only=name).failed
+    assert f"seeds=range({first.seed}, {first.seed + 1})" in first.command
+    (again,) = check_env(env, seeds=range(first.seed, first.seed + 1), only=name).failed
     assert (again.seed, again.detail) == (first.seed, first.detail)
 
 
@@ -168,13 +168,13 @@ def test_splits_of_data_are_compared_by_all_their_rows(register: Callable[..., s
 
 def test_of_an_id_of_a_plugin_the_command_is_one_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(envsdk.make("envsdk/GuessNumber-v1")), "reward_range", (0.0, 9.0))
-    (check,) = check_env("envsdk/GuessNumber-v1", seeds=2, first_seed=3, only="reference policy").failed
-    assert check.command == 'envsdk check envsdk/GuessNumber-v1 --seed 3 --seeds 1 --only "reference policy"'
+    (check,) = check_env("envsdk/GuessNumber-v1", seeds=range(3, 5), only="reference policy").failed
+    assert check.command == 'envsdk check envsdk/GuessNumber-v1 --seeds 3:4 --only "reference policy"'
 
 
 def test_of_an_id_that_only_this_process_knows_the_command_names_the_class(register: Callable[..., str]) -> None:
-    (check,) = check_env(register(broken.SameTask), seeds=4, first_seed=3, only="distinct tasks").failed
-    assert "check_env(broken_environments.SameTask, first_seed=3, seeds=4, only=" in check.command
+    (check,) = check_env(register(broken.SameTask), seeds=range(3, 7), only="distinct tasks").failed
+    assert "check_env(broken_environments.SameTask, seeds=range(3, 7), only=" in check.command
 
 
 @pytest.mark.parametrize("given", [lambda: broken.SameTask(), broken.SameTask()], ids=["function", "object"])
@@ -190,7 +190,7 @@ def test_of_an_object_with_options_the_command_has_them() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(env), "reward_range", (0.0, 9.0))
         (check,) = check_env(env, seeds=2, only="reference policy").failed
-    assert "check_env(envsdk.make('envsdk/GuessNumber-v1', high=10), first_seed=0, seeds=1," in check.command.replace(
+    assert "check_env(envsdk.make('envsdk/GuessNumber-v1', high=10), seeds=range(0, 1)," in check.command.replace(
         "'\"'\"'", "'"
     )
     assert env.trajectory is None  # it was a copy that played
@@ -386,8 +386,8 @@ def test_the_global_random_states_are_as_before() -> None:
     [
         ({"env": "envsdk/GuesNumber-v0"}, errors.UnknownName, "Did you mean 'envsdk/GuessNumber-v1'"),
         ({"env": broken.Sound, "only": "same byte"}, errors.UnknownName, "Did you mean 'same bytes'"),
-        ({"env": broken.Sound, "seeds": 0}, errors.ConfigError, "expected at least 1"),
-        ({"env": broken.Sound, "first_seed": -1}, errors.ConfigError, "at least 0"),
+        ({"env": broken.Sound, "seeds": 0}, errors.ConfigError, "expected their number, such as 16"),
+        ({"env": broken.Sound, "seeds": range(-1, 2)}, errors.ConfigError, "such as range(5, 8)"),
         ({"env": 7}, errors.ConfigError, "env is 7; expected an environment, its id, its class, or a function"),
         ({"env": dict}, errors.ConfigError, "env is <class 'dict'>"),
     ],

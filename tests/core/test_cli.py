@@ -24,7 +24,7 @@ def run(*arguments: object) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    options = ("--history", "compact:every=2", "--episodes", 3, "--seed", 5, "--concurrency", 1, "--out", tmp_path)
+    options = ("--history", "compact:every=2", "--seeds", "5:8", "--max-concurrency", 1, "--out", tmp_path)
     run("rollout", "envsdk/MathChat-v0", *options)
     return tmp_path
 
@@ -41,22 +41,20 @@ def test_a_rollout_writes_trajectories_and_samples(folder: Path) -> None:
 
 
 def test_a_rollout_prints_its_figures_for_machines() -> None:
-    figures = json.loads(run("rollout", "envsdk/MathChat-v0", "--history", "strip", "--episodes", 2, "--json"))
+    figures = json.loads(run("rollout", "envsdk/MathChat-v0", "--history", "strip", "--seeds", 2, "--json"))
     assert figures["mean_reward"] == 1.0
     assert figures["breaks"] == {"thinking_stripped": 10}
     assert figures["stop_reasons"] == {"terminated": 2}
 
 
 def test_a_rollout_counts_its_breaks_by_their_reasons() -> None:
-    assert "breaks: 10 thinking_stripped\n" in run(
-        "rollout", "envsdk/MathChat-v0", "--history", "strip", "--episodes", 2
-    )
+    assert "breaks: 10 thinking_stripped\n" in run("rollout", "envsdk/MathChat-v0", "--history", "strip", "--seeds", 2)
 
 
 def test_a_rollout_takes_its_tasks_from_a_file(tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"secret": 7}\n{"secret": 9}\n')
-    run("rollout", "envsdk/GuessNumber-v1", "--tasks", tasks, "--episodes", 2, "--out", tmp_path)
+    run("rollout", "envsdk/GuessNumber-v1", "--tasks", tasks, "--seeds", 2, "--out", tmp_path)
     found = {trajectory.task["secret"] for trajectory in read_jsonl(tmp_path / "trajectories.jsonl", Trajectory)}
     assert found == {7, 9}
 
@@ -78,7 +76,7 @@ def test_show_refuses_what_is_not_there(folder: Path, file: str, number: int) ->
 
 
 def test_the_demo_shows_every_environment_and_the_policies_that_matter_there(tmp_path: Path) -> None:
-    printed = run("demo", "--episodes", 1, "--out", tmp_path)
+    printed = run("demo", "--seeds", 1, "--out", tmp_path)
     names = [name for name in envsdk.list_envs() if name.startswith("envsdk/")]
     played = [name for name in names if not gymnasium.spec(name).nondeterministic]
     rows = {name.removeprefix("envsdk/").rpartition("-")[0]: 1 for name in played}
@@ -92,21 +90,21 @@ def test_the_demo_shows_every_environment_and_the_policies_that_matter_there(tmp
 
 
 def test_rollout_says_how_episodes_ended_and_how_many_calls_failed() -> None:
-    printed = run("rollout", "envsdk/Calculator-v1", "--episodes", 2)
+    printed = run("rollout", "envsdk/Calculator-v1", "--seeds", 2)
     assert "ended: 2 terminated" in printed
     assert "tool errors: 0 of 8 calls" in printed
-    figures = json.loads(run("rollout", "envsdk/SearchInline-v1", "--episodes", 2, "--json"))
+    figures = json.loads(run("rollout", "envsdk/SearchInline-v1", "--seeds", 2, "--json"))
     assert figures["metrics"] == {"searches": 4.0}
 
 
 def test_show_heads_a_reply_that_went_on_with_each_of_its_steps(tmp_path: Path) -> None:
-    run("rollout", "envsdk/SearchInline-v1", "--episodes", 1, "--out", tmp_path)
+    run("rollout", "envsdk/SearchInline-v1", "--seeds", 1, "--out", tmp_path)
     shown = run("show", tmp_path / "trajectories.jsonl")
     assert [f"main · assistant · step {n}" in shown for n in (1, 2, 3)] == [True] * 3
 
 
 def test_show_leaves_out_the_named_rewards_and_the_reasoning_that_a_reply_has_not(tmp_path: Path) -> None:
-    run("rollout", "envsdk/GuessNumber-v1", "--episodes", 1, "--out", tmp_path)
+    run("rollout", "envsdk/GuessNumber-v1", "--seeds", 1, "--out", tmp_path)
     shown = run("show", tmp_path / "trajectories.jsonl")
     assert "assistant · step 1 · " in shown
     assert "()" not in shown

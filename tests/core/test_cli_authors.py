@@ -362,7 +362,7 @@ def test_options_of_an_environment_are_pairs() -> None:
 
 
 def test_a_rollout_takes_options_of_the_environment(tmp_path: Path) -> None:
-    run("rollout", "envsdk/MathChat-v0", "--option", "questions=2", "--episodes", 1, "--out", tmp_path)
+    run("rollout", "envsdk/MathChat-v0", "--option", "questions=2", "--seeds", 1, "--out", tmp_path)
     [trajectory] = read_jsonl(tmp_path / "trajectories.jsonl", Trajectory)
     assert trajectory.config["questions"] == 2
 
@@ -401,7 +401,7 @@ def test_check_prints_each_check_as_it_ends() -> None:
 
 
 def test_rollout_takes_a_class_as_check_and_play_do(tmp_path: Path) -> None:
-    printed = run("rollout", "broken_environments:Sound", "--episodes", 2, "--history", "strip", "--out", tmp_path)
+    printed = run("rollout", "broken_environments:Sound", "--seeds", 2, "--history", "strip", "--out", tmp_path)
     assert "Sound" in printed
     assert len(list(read_jsonl(tmp_path / "trajectories.jsonl", Trajectory))) == 2
 
@@ -422,7 +422,7 @@ def test_check_takes_options_and_prints_for_machines() -> None:
 
 
 def test_check_prints_a_command_that_repeats_it_with_the_same_name_and_options() -> None:
-    options = ["--option", "history=strip", "--only", "no global random state"]
+    options = ["--history", "strip", "--only", "no global random state"]
     given = ["check", "broken_environments:GlobalRandom", *options]
     result = CliRunner().invoke(app, [*given, "--seeds", "1"])
     (line,) = [line.strip() for line in result.output.splitlines() if line.strip().startswith("envsdk check")]
@@ -458,7 +458,7 @@ def test_the_demo_names_and_leaves_out_what_this_machine_cannot_run(
 ) -> None:
     names = ["envsdk/Broken-v0", "envsdk/GuessNumber-v1", "envsdk/Random-v0"]
     monkeypatch.setattr(rollout, "list_envs", lambda: names)
-    printed = run("demo", "--episodes", 1, "--out", tmp_path)
+    printed = run("demo", "--seeds", 1, "--out", tmp_path)
     assert "skipped: envsdk/Broken-v0: this machine has no such thing\n" in printed
     assert "skipped: envsdk/Random-v0: it is nondeterministic\n" in printed
     assert "GuessNumber" in printed

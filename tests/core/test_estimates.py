@@ -57,7 +57,7 @@ def test_costs_grow_with_the_steps_or_with_their_square():
 
 
 def test_the_images_of_an_environment_are_counted_and_named():
-    found = estimate("envsdk/GridScreen-v1", episodes=2, history="keep")
+    found = estimate("envsdk/GridScreen-v1", seeds=2, history="keep")
     played = [envsdk.rollout("envsdk/GridScreen-v1", "reference", seed=seed) for seed in range(2)]
     sizes = [placed.stop - placed.start for one in played for placed in one.contexts["main"].media]
     assert found.sizes.first_images == found.sizes.observation_images == round(sum(sizes) / len(sizes))

@@ -101,9 +101,9 @@ def test_no_schedule_is_cheaper_than_the_plan(
     trajectory = played(script, night=night)
     if best == math.inf:
         with pytest.raises(ConfigError, match="even without"):
-            plan([trajectory], limit=limit, prices=prices, drops=drops, keep_last=keep_last)
+            plan([trajectory], max_context_tokens=limit, prices=prices, drops=drops, keep_last=keep_last)
         return
-    found = plan([trajectory], limit=limit, prices=prices, drops=drops, keep_last=keep_last)
+    found = plan([trajectory], max_context_tokens=limit, prices=prices, drops=drops, keep_last=keep_last)
     assert found.rows[-1].price == pytest.approx(best, rel=1e-9)
     assert not any("differently" in note for note in found.notes)
     (at,) = found.schedules.values()
@@ -135,7 +135,7 @@ def excess(trajectory: Trajectory, drops: Any, cached: float) -> float:
 def test_the_online_rule_stays_within_its_bound(seed: int, cached: float, limit: int | None):
     script = random_script(seed, 10)
     prices, drops = Prices(input=1, cached=cached), ("oldest",)
-    best = plan([played(script)], prices=prices, drops=drops, limit=limit)
+    best = plan([played(script)], prices=prices, drops=drops, max_context_tokens=limit)
     (at,) = best.schedules.values()
     online = played(script, Planned(drops=drops, cached=cached, max_tokens=limit))
     offline = played(script, Planned(drops=drops, at=at))
@@ -293,7 +293,7 @@ def printed(*arguments: str) -> str:
 
 
 def test_the_command_prints_a_table_a_drawing_and_the_option_to_copy(run: str):
-    lines = printed(run, "--limit", "1500").splitlines()
+    lines = printed(run, "--max-context-tokens", "1500").splitlines()
     heads = ["history", "now: keep", "every", "budget:max_tokens=1500", "planned:max_tokens=1500", "the plan: oldest"]
     assert all(line.startswith(head) for line, head in zip(lines, heads, strict=False))
     assert any("more than the limit" in line for line in lines)
@@ -313,7 +313,10 @@ def test_the_command_prints_json(run: str):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["--limit", "50"], "no episode can be planned. Left out: 2 .a prompt has more than 50 tokens even without"),
+        (
+            ["--max-context-tokens", "50"],
+            "no episode can be planned. Left out: 2 .a prompt has more than 50 tokens even without",
+        ),
         (["--price", "input=-1"], "the price input is -1"),
         (["--price", "input=NaN"], "the price input is nan"),
         (["--price", "prefill=1"], "--price is 'prefill=1'; expected some of input, cached, output, training"),

@@ -43,7 +43,7 @@ def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) 
     with ModelServer(stop_logit=9.0) as server:
         printed = run_program(
             *("rollout", MATH, "--policy", f"vllm:{server.url}", "--model", "toy", "--policy-option", "seed=1"),
-            *("--episodes", 3, "--group-size", 2, "--out", tmp_path / "run"),
+            *("--tokenizer", "embedded", "--seeds", 3, "--group-size", 2, "--out", tmp_path / "run"),
         )
     assert "sampled tokens a second" in printed.stdout
     stored = list(RunFolder.open(tmp_path / "run").trajectories())
@@ -52,7 +52,7 @@ def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) 
     assert len(samples) >= 6
     run("replay", tmp_path / "run")
     with pytest.raises(EnvsdkError, match="policy"):  # `main` prints it in one line
-        run("rollout", MATH, "--episodes", 3, "--out", tmp_path / "run", "--resume")
+        run("rollout", MATH, "--seeds", 3, "--out", tmp_path / "run", "--resume")
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,13 @@ def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) 
     [
         (["--policy", "vllm:"], "has no URL"),
         (["--policy", "vlm:http://x"], "vllm"),
-        (["--policy", "mine:policy"], "'mine:policy' is neither a built-in one nor one of vllm:..."),
-        (["--policy", "mine:policy"], "passed in Python: Rollouts(env, policy, seeds=range(8)).run()"),
+        (["--policy", "mine:policy"], "Expected your own policy, as module:function, or vllm:..."),
+        (["--policy", "math:sqrt", "--policy-option", "heat=1"], "the options ['heat'] do not fit"),
+        (["--seeds", "5-8"], "seeds is '5-8'; expected their number, such as 16; or a sequence"),
         (["--policy", "vllm:http://x", "--policy-option", "temprature=1"], "do not fit"),
         (["--executor", "threads"], "'processes' or 'ray'"),
         (["--resume"], "--out"),
-        (["--timeout", "0"], "policy_timeout_s is 0"),
+        (["--policy-timeout-s", "0"], "policy_timeout_s is 0"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_runs(arguments: list[str], message: str) -> None:
@@ -81,7 +82,7 @@ def test_episodes_run_in_worker_processes(tmp_path: Path) -> None:
         "    def respond(self, reply): return Turn('Done.', reward=1.0, terminated=True)\n"
         "    def reference_reply(self): return 'ok'\n"
     )
-    options = ("--executor", "processes", "--workers", 1, "--episodes", 3, "--out", "run", "--json")
+    options = ("--executor", "processes", "--n-workers", 1, "--seeds", 3, "--out", "run", "--json")
     printed = run_program("rollout", "mine:Mine", *options, cwd=tmp_path)
     assert json.loads(printed.stdout)["mean_reward"] == 1.0
 
@@ -91,7 +92,7 @@ def test_without_retries_no_request_is_sent_again() -> None:
         server.faults += [Fault(503), Fault(503)]
         run_program(
             *("rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "check=false"),
-            *("--episodes", 2, "--retries", 0),
+            *("--tokenizer", "embedded", "--seeds", 2, "--max-retries", 0),
             code=1,
         )
         assert len(server.bodies("/inference/v1/generate")) == 2
@@ -101,7 +102,7 @@ def test_a_wrong_port_ends_a_run_at_once() -> None:
     with ModelServer() as server:
         url = server.url
     with pytest.raises(EnvsdkError, match=f"no connection to {url} can be opened"):
-        run("rollout", MATH, "--policy", f"vllm:{url}")
+        run("rollout", MATH, "--policy", f"vllm:{url}", "--tokenizer", "embedded")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
@@ -109,7 +110,18 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
     out = tmp_path / "run"
     with ModelServer(stop_logit=9.0, token_s=0.2) as server:
         command = ["rollout", MATH, "--policy", f"vllm:{server.url}", "--policy-option", "seed=1"]
-        command += ["--episodes", "3", "--group-size", "4", "--concurrency", "4", "--out", str(out)]
+        command += [
+            "--tokenizer",
+            "embedded",
+            "--seeds",
+            "3",
+            "--group-size",
+            "4",
+            "--max-concurrency",
+            "4",
+            "--out",
+            str(out),
+        ]
         with subprocess.Popen(
             [*ENVSDK, *command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
@@ -136,9 +148,9 @@ def test_an_interrupted_run_says_how_to_resume_it(tmp_path: Path, number: signal
 @pytest.mark.parametrize(
     ("number", "ignores_ctrl_c", "name", "shown"),
     [
-        pytest.param(signal.SIGINT, False, "rollout", "after 0 of 8 episodes", marks=pytest.mark.full),
+        pytest.param(signal.SIGINT, False, "rollout", "after 0 of 16 episodes", marks=pytest.mark.full),
         pytest.param(signal.SIGTERM, False, "eval", "completed episodes are stored in run", marks=pytest.mark.full),
-        (signal.SIGTERM, True, "rollout", "after 0 of 8 episodes"),
+        (signal.SIGTERM, True, "rollout", "after 0 of 16 episodes"),
     ],
 )
 def test_an_interrupt_ends_a_run_whose_methods_hang(
@@ -170,13 +182,13 @@ def test_an_interrupt_ends_a_run_whose_methods_hang(
 
 
 def test_eval_prints_a_table_and_writes_a_model_card(tmp_path: Path) -> None:
-    options = ("--seeds", 4, "--samples", 2)
+    options = ("--seeds", 4, "--group-size", 2)
     good = run("eval", MATH, *options, "--out", tmp_path / "good")
     assert "pass@2" in good
     assert "1.000 ± 0.000" in (tmp_path / "good" / "evaluation.md").read_text()
     bad = run(
         *("eval", MATH, *options, "--policy", "null", "--out", tmp_path / "bad"),
-        *("--compare", tmp_path / "good", "--json"),
+        *("--against", tmp_path / "good", "--json"),
     )
     (result,) = json.loads(bad)["results"]
     assert result["comparison"]["difference"] == -1.0
@@ -192,7 +204,7 @@ def test_eval_of_an_environment_with_images_uses_its_own_renderer(tmp_path: Path
 
 
 def test_eval_scores_a_stored_run_with_another_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("rollout", MATH, "--episodes", 3, "--out", tmp_path / "run")
+    run("rollout", MATH, "--seeds", 3, "--out", tmp_path / "run")
     (tmp_path / "my_rewards.py").write_text("def steps(trajectory):\n    return {'steps': len(trajectory.steps)}\n")
     monkeypatch.syspath_prepend(tmp_path)
     (result,) = json.loads(run("eval", tmp_path / "run", "--reward", "my_rewards:steps", "--json"))["results"]

@@ -217,7 +217,7 @@ def test_a_stored_episode_is_scored_again_without_sampling() -> None:
 SUITE = """
 name = "small"
 seeds = 4
-samples = 2
+group_size = 2
 
 [models.reference]
 policy = "reference"
@@ -265,7 +265,7 @@ def test_a_suite_in_yaml_is_the_same(tmp_path: Path) -> None:
     toml, yaml = tmp_path / "suite.toml", tmp_path / "suite.yaml"
     toml.write_text(SUITE)
     yaml.write_text(
-        "name: small\nseeds: 4\nsamples: 2\n"
+        "name: small\nseeds: 4\ngroup_size: 2\n"
         "models: {reference: {policy: reference}, 'null': {policy: 'null'}}\n"
         "environments:\n- {id: envsdk/MathChat-v0, name: math, options: {history: strip}}\n"
         "- {id: envsdk/GuessNumber-v1, seeds: 2}\n"
@@ -291,7 +291,7 @@ def test_a_suite_that_is_wrong_is_refused(tmp_path: Path, name: str, text: str, 
 
 def test_an_evaluation_is_compared_with_a_run(tmp_path: Path) -> None:
     file = tmp_path / "suite.toml"
-    file.write_text(SUITE.replace("samples = 2", "samples = 1"))
+    file.write_text(SUITE.replace("group_size = 2", "group_size = 1"))
     out, run = tmp_path / "out", tmp_path / "run"
     Rollouts("envsdk/MathChat-v0", "null", seeds=range(4), group_size=1, out=run).run()
     evaluate(Suite.read(file), out)

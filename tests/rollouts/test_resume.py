@@ -15,9 +15,11 @@ import pytest
 from killed_runs import PROGRAM, play, stored
 
 from envsdk import Action, Env, Message, Turn, errors
-from envsdk.rollouts import Rollouts
+from envsdk.policies import policy_of
+from envsdk.rollouts import Rollouts, StoredRun
 from envsdk.rollouts._run_folder import RunFolder
-from envsdk.viewer.reporting import as_markdown, report
+from envsdk.rollouts.evaluation import scored
+from envsdk.viewer.reporting import report
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_a_folder_of_another_run_is_refused_with_the_differences(tmp_path: Path)
         Rollouts(
             Counts, "null", seeds=range(3), group_size=4, out=tmp_path, resume=True, env_options={"history": "strip"}
         )
-    for difference in ("policy", "history.name", "episodes: 6 in the folder, 12 now", "tasks"):
+    for difference in ("policy", "history.name", "episodes: 6 in the folder, 12 now", "the seeds or tasks"):
         assert difference in str(raised.value)
 
 
@@ -110,10 +112,10 @@ def changing(folder: Path, *, doc: str = "", reward: float = 1.0) -> type[Env]:
 @pytest.mark.parametrize(
     ("code", "options", "where"),
     [
-        ({"doc": "# better"}, {}, "configuration.code.modules.changing_environment: "),
-        ({"reward": 2.0}, {}, "configuration.code.modules.scoring_of_it: "),
+        ({"doc": "# better"}, {}, "the source of changing_environment"),
+        ({"reward": 2.0}, {}, "the source of scoring_of_it"),
         ({}, {"bonus": 0.5}, "configuration.options.bonus: nothing in the folder, 0.5 now"),
-        ({}, {"tasks": [{"n": 1}, {"n": 3}]}, "configuration.rows: "),
+        ({}, {"tasks": [{"n": 1}, {"n": 3}]}, "the data of the tasks"),
         ({}, {"limits": {"max_steps": 7}}, "configuration.limits.max_steps: nothing in the folder, 7 now"),
     ],
 )
@@ -136,10 +138,16 @@ def test_a_run_whose_environment_has_changed_continues_only_if_that_is_allowed(
     assert "--allow-changed" not in str(raised.value)
     run(new, env_options=tasks | options, resume=True, allow_changed=True).run()
     assert len(stored(out)) == 4
-    (change,) = RunFolder.open(out).configuration["changes"]
-    assert change["episodes"] == before
-    assert where in change["changed"][0]
-    assert "mix episodes" in as_markdown(report(out))
+    (segment,) = RunFolder.open(out).description.segments
+    assert segment.episodes == before
+    assert where in segment.changed[0]
+    first, second = report(out).runs  # each segment is reported as a run of its own
+    assert (first.name, first.episodes, first.changes) == ("run, segment 1", before, "")
+    assert (second.name, second.episodes) == ("run, segment 2", 4 - before)
+    assert where in second.changes
+    assert [result.score.episodes for result in scored(out).results] == [before, 4 - before]
+    with pytest.raises(errors.RunFolderError, match="has 2 segments, and no segment 3"):
+        StoredRun(out, segment=3)
     assert run(new, env_options=tasks | options, resume=True).run() == []  # that is now what the folder expects
 
 
@@ -231,3 +239,60 @@ def test_a_full_disk_ends_the_run_which_resumes_where_it_was(tmp_path: Path) -> 
     again = Rollouts("envsdk/Calculator-v1", "reference", seeds=range(20), group_size=4, out=tmp_path, resume=True)
     assert len(again.run()) == 80 - len(kept)
     assert len(stored(tmp_path)) == 80
+
+
+def test_a_run_is_extended_by_further_seeds(tmp_path: Path) -> None:
+    Rollouts(Counts, "random", seeds=3, group_size=2, out=tmp_path).run()
+    with pytest.raises(errors.RunFolderError, match=r"the seeds or tasks.*add --extend, or extend=True"):
+        Rollouts(Counts, "random", seeds=5, group_size=2, out=tmp_path, resume=True)
+    for seeds, group_size in ((range(2, 9), 2), (5, 3), (2, 2)):  # not the run's own seeds first
+        with pytest.raises(errors.RunFolderError, match="another configuration"):
+            Rollouts(Counts, "random", seeds=seeds, group_size=group_size, out=tmp_path, extend=True)
+    more = Rollouts(Counts, "random", seeds=5, group_size=2, out=tmp_path, extend=True)
+    assert {one.seed for one in more.run()} == {3, 4}
+    assert len(stored(tmp_path)) == 10
+    assert Rollouts(Counts, "random", seeds=5, group_size=2, out=tmp_path, resume=True).run() == []
+    assert not StoredRun(tmp_path).description.segments
+
+
+def test_a_file_that_was_cut_says_how_many_lines_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Rollouts(Counts, "random", seeds=4, out=tmp_path).run()
+    file = tmp_path / "trajectories.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0] + lines[1][:5])
+    with pytest.raises(errors.RunFolderError, match="read the 1 of 4 episodes that it has"):
+        list(StoredRun(tmp_path).trajectories())
+    assert len(list(StoredRun(tmp_path).trajectories(check=False))) == 1
+    assert "after 1 lines, 3 lines are left out: 5 bytes of a line that was cut off" in caplog.text
+
+
+class Named:
+    tokenizer = "any"
+
+    def __init__(self, token: int = 5) -> None:
+        self.token, self.name = token, f"always {token}"
+
+    def __call__(self, prompt: Any, **_: Any) -> Action:
+        return Action([self.token], [0.0], "length")
+
+
+def named_function(prompt: Any, *, token: int = 5, **_: Any) -> Action:
+    return Action([token], [0.0], "length")
+
+
+named_function.name = "one token"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "name"),
+    [("Named", {}, "always 5"), ("Named", {"token": 7}, "always 7"), ("named_function", {"token": 7}, "one token")],
+)
+def test_a_policy_of_ones_own_is_named_by_its_module_and_reported_by_its_name(
+    policy: str, options: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    made = policy_of(f"{__name__}:{policy}", **options)
+    (one,) = Rollouts(Counts, made, seeds=1, env_options={"tokenizer": "embedded"}, out=tmp_path).run()
+    assert [step.action.tolist() for step in one.prompts()] == [[options.get("token", 5)]]
+    assert report(tmp_path).runs[0].policy == name
+    with pytest.raises(errors.EnvsdkError, match="tokne"):
+        policy_of(f"{__name__}:{policy}", tokne=7)

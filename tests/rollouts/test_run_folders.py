@@ -286,7 +286,7 @@ def test_another_configuration_is_refused_with_each_difference(
     changed = {"env": "envsdk/GuessNumber-v1", "seeds": [0, 9, 2], "group_size": 2, "env_options": {}, "policy": "null"}
     with pytest.raises(RunFolderError) as raised:
         create(changed, resume=True)
-    listed = str(raised.value).partition("another configuration: ")[2].partition(". Go back")[0].split("; ")
+    listed = str(raised.value).partition("What changed: ")[2].partition(". Go back")[0].split("; ")
     assert listed == [
         "configuration.seeds[1]: 1 in the folder, 9 now",
         "configuration.env_options.history: 'keep' in the folder, nothing now",
@@ -425,13 +425,13 @@ def test_what_the_manifest_counts_may_not_be_missing(
     stored = StoredRun(folder.path)
     whole = len(list(stored.trajectories(check=False)))
     assert whole < len(episodes) if compress else whole == len(episodes) - 1
-    with pytest.raises(RunFolderError, match=rf"its end is missing.*read the {whole} episodes"):
+    with pytest.raises(RunFolderError, match=rf"its end is missing.*read the {whole} of 6 episodes"):
         list(stored.trajectories())
     with pytest.raises(RunFolderError, match="its end is missing"):
         create(resume=True, compress=compress)
     assert "its end is missing" in damage_of(folder.path)
     file.unlink()
-    with pytest.raises(RunFolderError, match=r"its end is missing.*read the 0 episodes"):
+    with pytest.raises(RunFolderError, match=r"its end is missing.*read the 0 of 6 episodes"):
         list(stored.trajectories())
     with pytest.raises(RunFolderError, match="its end is missing"):
         create(resume=True, compress=compress)

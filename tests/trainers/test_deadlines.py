@@ -96,7 +96,7 @@ def play_trl_async(model: Model, seeds: Sequence[int], monkeypatch: pytest.Monke
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     sys.modules[home].RolloutSample = SimpleNamespace  # type: ignore[attr-defined]
     rows = [{"prompt": prompt_of("any", seed)} for seed in seeds]
-    options = {"num_generations": 1, "baseline": "none", "max_groups": len(seeds), "max_failed_groups": 1000}
+    options = {"group_size": 1, "baseline": "none", "max_groups": len(seeds), "max_failed_groups": 1000}
     worker = RolloutWorker(make_env, rows, model.policy(), queue_maxsize=len(seeds), **options, **deadlines)
     found: Outcomes = {}
     worker.start()

@@ -60,7 +60,7 @@ def test_a_document_with_other_ranges_than_of_sampled_tokens_is_refused(ranges: 
 
 def test_the_cookbook_which_trains_every_sampled_token_is_refused_such_an_episode() -> None:
     async def play(kind: type[Env]) -> Any:
-        builder = CookbookEnvGroupBuilder(kind, {"renderer": "qwen3", "tokenizer": "embedded"}, size=1)
+        builder = CookbookEnvGroupBuilder(kind, {"renderer": "qwen3", "tokenizer": "embedded"}, group_size=1)
         (env,) = await builder.make_envs()
         rollout(env.env, "reference", seed=0)
         env._is_used = True  # the loop of the cookbook needs its package

@@ -347,16 +347,16 @@ def test_a_worker_refuses_what_it_cannot_play() -> None:
     with pytest.raises(ConfigError, match="does not name an episode"):
         RolloutWorker(make_env, [{"prompt": "What is 2 + 2?"}], policy)
     with pytest.raises(ConfigError, match="at least 1"):
-        RolloutWorker(make_env, rows, policy, num_generations=0)
+        RolloutWorker(make_env, rows, policy, group_size=0)
     with pytest.raises(ConfigError, match="baseline is 'leave'"):
         RolloutWorker(make_env, rows, policy, baseline="leave")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="num_generations is 1"):
-        RolloutWorker(make_env, rows, policy, baseline="leave_one_out", num_generations=1)
+    with pytest.raises(ConfigError, match="group_size is 1"):
+        RolloutWorker(make_env, rows, policy, baseline="leave_one_out", group_size=1)
     with pytest.raises(ConfigError, match="does not name an episode"):
         RolloutWorker(make_env, [{"question": "What is 2 + 2?"}], policy)
     with pytest.raises(ConfigError, match="policy is 'reference'; expected a function"):
         RolloutWorker(make_env, rows, "reference")
-    worker = RolloutWorker(make_env, rows, policy)
+    worker = RolloutWorker(make_env, rows, policy, group_size=2)
     with pytest.raises(ConfigError, match="expected a TransformersPolicy"):
         LocalWeights(worker)
     with pytest.raises(EpisodeError, match="the rollouts are not running"):
@@ -386,7 +386,9 @@ def a_row_of(worker: RolloutWorker) -> Any:
 
 
 def new_worker() -> RolloutWorker:
-    return RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v1", 0)}], lambda *_, **__: Action([1]))
+    return RolloutWorker(
+        make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v1", 0)}], lambda *_, **__: Action([1]), group_size=2
+    )
 
 
 @pytest.mark.parametrize("version", ["1.16.0", "1.16.3", "1.17.0.dev0"])
@@ -450,7 +452,7 @@ def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.Monkey
     install_trl(monkeypatch)
     policy = Pausable()
     rows = [{"prompt": prompt_of("envsdk/GuessNumber-v1", seed)} for seed in range(10_000)]
-    worker = RolloutWorker(make_env, rows, policy, num_generations=2, max_groups=2, queue_maxsize=10_000)
+    worker = RolloutWorker(make_env, rows, policy, group_size=2, max_groups=2, queue_maxsize=10_000)
     worker.start()
     try:
         wait_until(lambda: 0 in versions_of(worker))
@@ -471,7 +473,7 @@ def test_no_reply_is_sampled_while_a_worker_is_paused(monkeypatch: pytest.Monkey
 def test_the_rows_of_a_group_are_neighbors_in_a_queue_that_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     install_trl(monkeypatch)
     rows = [{"prompt": prompt_of("envsdk/GuessNumber-v1", seed)} for seed in range(100)]
-    worker = RolloutWorker(make_env, rows, Pausable(), num_generations=4, max_groups=3, queue_maxsize=1)
+    worker = RolloutWorker(make_env, rows, Pausable(), group_size=4, max_groups=3, queue_maxsize=1)
     worker.start()
     try:
         groups = [worker.rollout_buffer.get(timeout=600).group_id for _ in range(24)]
@@ -483,7 +485,7 @@ def test_the_rows_of_a_group_are_neighbors_in_a_queue_that_is_full(monkeypatch: 
 def test_a_worker_that_is_paused_before_it_starts_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     install_trl(monkeypatch)
     policy = Pausable()
-    worker = RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v1", 0)}], policy)
+    worker = RolloutWorker(make_env, [{"prompt": prompt_of("envsdk/GuessNumber-v1", 0)}], policy, group_size=2)
     worker.pause()
     worker.start()
     try:

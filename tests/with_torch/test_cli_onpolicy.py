@@ -49,7 +49,7 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*arguments: object, family: tuple[str, ...] = FAMILY) -> tuple[int, str]:
     options = [str(argument) for argument in (*arguments, *family)]
-    result = CliRunner().invoke(app, ["onpolicy", "--episodes", "3", *options])
+    result = CliRunner().invoke(app, ["onpolicy", "--seeds", "3", *options])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout
@@ -58,7 +58,7 @@ def run(*arguments: object, family: tuple[str, ...] = FAMILY) -> tuple[int, str]
 @pytest.mark.parametrize(("history", "reasons"), [("keep", set()), ("budget:max_tokens=130,target=0.6", {"budget"})])
 def test_the_same_weights_are_healthy(folder: Path, history: str, reasons: set[str]) -> None:
     env = "envsdk/MathChat-v0"
-    played = ("--env", env, "--history", history, "--option", LIMITS, "--json")
+    played = (env, "--history", history, "--option", LIMITS, "--json")
     code, printed = run("--policy", f"transformers:{folder}", "--model", folder, *played)
     assert code == 0, printed
     report = json.loads(printed)

@@ -43,7 +43,7 @@ def fitted(kind: str) -> Any:
 def report_of(kind: str) -> Any:
     renderer = renderer_of(kind)
     model, loss = fitted(kind)
-    return example("onpolicy_check").check(model, renderer, loss=loss, episodes=EPISODES, retokenize=True)
+    return example("onpolicy_check").check(model, renderer, loss=loss, seeds=EPISODES, retokenize=True)
 
 
 @pytest.mark.parametrize("kind", FIT_STEPS)

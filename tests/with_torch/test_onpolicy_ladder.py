@@ -32,7 +32,7 @@ def ladder() -> Any:
 def cases() -> list[Any]:
     renderer = envsdk.get_renderer("harmony", real_models.gpt_oss_tokenizer())
     model, _ = ladder().fitted_model(renderer, steps=FIT_STEPS)
-    return ladder().ladder(model, renderer, episodes=EPISODES)
+    return ladder().ladder(model, renderer, seeds=EPISODES)
 
 
 def ranks_file(folder: Path, tokenizer: Tokenizer) -> Path:

@@ -24,7 +24,7 @@ def test_the_command_of_the_page_trains_the_agent_of_the_page(tmp_path: Path):
     played.make_model(tokenizer.vocab_size).save_pretrained(tmp_path / "model")
     tokenizer.save(tmp_path / "model")
     options = ["--template", EXAMPLES / "tools.jinja", "--warm-up-steps", "20", "--warm-up-rate", "5e-3"]
-    small = ["--updates", "2", "--tasks", "2", "--group", "4", "--max-tokens", "16", "--out", tmp_path / "out"]
+    small = ["--updates", "2", "--tasks", "2", "--group-size", "4", "--max-tokens", "16", "--out", tmp_path / "out"]
     command = [sys.executable, EXAMPLES / "train_program.py", "orders:Orders", "--model", tmp_path / "model"]
     run = subprocess.run([*command, *options, *small], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr

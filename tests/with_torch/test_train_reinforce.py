@@ -105,7 +105,7 @@ def test_a_model_of_ones_own_is_trained_with_its_template(tmp_path: Path):
     tokenizer = played.make_env().renderer.tokenizer
     played.make_model(tokenizer.vocab_size).save_pretrained(tmp_path)
     tokenizer.save(tmp_path)
-    options = ["--group", "2", "--warm-up-steps", "1", "--updates", "1", "--epochs", "2", "--kl-coef", "0.1"]
+    options = ["--group-size", "2", "--warm-up-steps", "1", "--updates", "1", "--epochs", "2", "--kl-coef", "0.1"]
     command = [sys.executable, EXAMPLE, "--model", tmp_path, "--template", EXAMPLES / "thinking.jinja", *options]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

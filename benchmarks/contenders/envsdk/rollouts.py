@@ -64,7 +64,7 @@ class Scripted:
 async def rolled(policy: Scripted, episodes: int, before: int = 0) -> list[Trajectory]:
     """Return the finished episodes."""
     options = {**OPTIONS, "tokenizer": real_models.qwen3_folder(), "limits": Limits(max_steps=STEPS - before)}
-    rollouts = Rollouts(User, policy, seeds=range(episodes), group_size=1, env_options=options)
+    rollouts = Rollouts(User, policy, seeds=episodes, max_concurrency=256, env_options=options)
     return [trajectory async for trajectory in rollouts]
 
 

@@ -232,7 +232,7 @@ class RunFigures:
         worst: Those with the lowest rewards, if they are lower than the highest one and not in `best`.
         damaged: The lines that could not be read.
         unread_bytes: The number of bytes after the last whole line: a line that is being written, or was cut off.
-        changes: What changed whenever the run was continued with `allow_changed`, as JSON; empty if nothing did.
+        changes: What had changed when this segment of the run began (`allow_changed`); empty for the first segment.
         history_gap: What forgetting cost in nats; None if no model was given.
     """
 

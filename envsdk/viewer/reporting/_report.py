@@ -1,14 +1,14 @@
 """Report on runs: read each once, one trajectory at a time, and compare each further one with the first."""
 
-import json
+import math
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -19,7 +19,6 @@ from ...diagnostics._costs import Cost, cost
 from ...diagnostics._divergence import Estimate
 from ...diagnostics._history_gap import history_gap
 from ...errors import ConfigError, InvalidRecord
-from ...rollouts._run_description import CHANGES
 from ...rollouts.scores import task_of
 from ...trajectories._samples import Sample
 from ...trajectories._tally import Tally
@@ -49,6 +48,8 @@ _LENGTHS = ("steps", "observed_tokens", "sampled_tokens", "duration_s")
 def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3, model: Any = None) -> RunReport:
     """Report what happened in runs, and how each further run differs from the first.
 
+    A segment of a run, which begins where its environment changed (`allow_changed`), is reported as a run of its own.
+
     Neither the environment nor its renderer is needed. A damaged line is counted and named, and the rest is reported.
 
     Args:
@@ -71,30 +72,27 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3, model: Any = 
     if not viewer or address.scheme not in _SCHEMES or address.fragment or on_one_line(viewer) != viewer:
         raise ConfigError(f"viewer is {viewer!r:.80}; expected an address such as {VIEWER}, or an HTML file")
     sources = [Source(run) for run in runs]
-    collectors = [Collector(str(run), f"{viewer}#/run/{number}") for number, run in enumerate(runs)]
-    for collector, source in zip(collectors, sources, strict=True):
-        for row, trajectory in source.episodes():
+    names = [source.info.name for source in sources]
+    counts = Counter(names)
+    names = [str(source.path) if counts[name] > 1 else name for source, name in zip(sources, names, strict=True)]
+    counts = Counter(names)
+    names = [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names, start=1)]
+    parts = [part for source, name in zip(sources, names, strict=True) for part in _parts(source, name)]
+    collectors = [Collector(str(part.source.path), f"{viewer}#/run/{sources.index(part.source)}") for part in parts]
+    for collector, part in zip(collectors, parts, strict=True):
+        for row, trajectory in part.episodes():
             collector.add(row, trajectory)
     quantities = [collector.quantities for collector in collectors]
     edges: dict[str, tuple[float, ...]] = {}  # of the histogram of each quantity, the same for all runs
     for name in dict.fromkeys(name for own in quantities for name in own):
         if values := [value for own in quantities for value in own.get(name, ())]:
             edges[name] = tuple(histogram_edges(np.asarray(values)).tolist())
-    names = [source.info.name for source in sources]
-    counts = Counter(names)
-    names = [str(source.path) if counts[name] > 1 else name for source, name in zip(sources, names, strict=True)]
-    counts = Counter(names)
-    named = zip(
-        collectors,
-        sources,
-        [f"{name} ({index})" if counts[name] > 1 else name for index, name in enumerate(names, start=1)],
-        strict=True,
-    )
-    figures = [collector.figures(source, name, most, edges) for collector, source, name in named]
+    figures = [collector.figures(part, most, edges) for collector, part in zip(collectors, parts, strict=True)]
     if model is not None:
-        for index, source in enumerate(sources):
-            played = [one for _, one in source.episodes() if one is not None and one.status != "error"]
-            figures[index] = replace(figures[index], history_gap=history_gap(played, model, renderer=source.renderers))
+        for index, part in enumerate(parts):
+            played = [one for _, one in part.episodes() if one is not None and one.status != "error"]
+            gap = history_gap(played, model, renderer=part.source.renderers)
+            figures[index] = replace(figures[index], history_gap=gap)
     comparisons = [
         compare_runs(figures[0], collectors[0].values, own, collector.values)
         for own, collector in islice(zip(figures, collectors, strict=True), 1, None)
@@ -104,8 +102,40 @@ def report(*runs: Path | str, viewer: str = VIEWER, most: int = 3, model: Any = 
     return RunReport(tuple(figures), tuple(comparisons), command)
 
 
+class _Part(NamedTuple):
+    """A run, or one of its segments: its name in the report, its lines, and what had changed when it began."""
+
+    source: Source
+    name: str
+    first: int = 1
+    last: float = math.inf
+    changed: str = ""
+
+    @property
+    def is_segment(self) -> bool:
+        """Whether the run has further segments."""
+        return self.first > 1 or self.last < math.inf
+
+    def episodes(self) -> Iterator[tuple[EpisodeRow, Trajectory | None]]:
+        """Read its episodes; see `Source.episodes`."""
+        return (pair for pair in self.source.episodes() if self.first <= pair[0].line <= self.last)
+
+
+def _parts(source: Source, name: str) -> list[_Part]:
+    """Return the segments of a run; the run, if it has only one."""
+    segments = source.info.segments
+    if not segments:
+        return [_Part(source, name)]
+    ends = [0, *(one.episodes for one in segments), math.inf]
+    changed = ["", *("; ".join(one.changed) for one in segments)]
+    return [
+        _Part(source, f"{name}, segment {number}", int(ends[number - 1]) + 1, ends[number], changed[number - 1])
+        for number in range(1, len(ends))
+    ]
+
+
 class Collector:
-    """Adds up the figures of one run, episode by episode.
+    """Adds up the figures of one run, or of one of its segments, episode by episode.
 
     Args:
         path: The run, as commands name it.
@@ -124,12 +154,14 @@ class Collector:
         self._failures: dict[tuple[str, str], list[EpisodeRow]] = {}
         self._costs: dict[str, Cost] = {}
         self._damaged: list[tuple[int, str]] = []
+        self._ids = set[str]()
 
     def add(self, row: EpisodeRow, trajectory: Trajectory | None) -> None:
         """Add an episode; or a damaged line, which is only counted."""
         if trajectory is None:
             self._damaged.append((row.line, row.damage))
             return
+        self._ids.add(trajectory.id)
         self._tally += Tally.of(trajectory)
         self._envs[trajectory.env] += 1
         self._break_episodes.update(row.breaks.keys())
@@ -164,17 +196,17 @@ class Collector:
         named = {f"reward.{name}": values for name, values in self._rewards.items()}
         return {"reward": [row.reward for row in self._scored], **named, **self._lengths}
 
-    def figures(self, source: Source, name: str, most: int, edges: Mapping[str, Sequence[float]]) -> RunFigures:
+    def figures(self, part: _Part, most: int, edges: Mapping[str, Sequence[float]]) -> RunFigures:
         """Return the figures.
 
         Args:
-            source: The run.
-            name: Its name in the report.
+            part: The run, or the segment.
             most: The maximum number of best and of worst episodes.
             edges: The edges of the histogram of each quantity.
         """
-        info, facts = source.info, self._tally
-        divergence, why_none, damaged_samples = stored_divergence(source.file.parent)
+        source, info, facts = part.source, part.source.info, self._tally
+        ids = self._ids if part.is_segment else None
+        divergence, why_none, damaged_samples = stored_divergence(source.file.parent, ids)
         spread = {name: Distribution.of(own, edges.get(name, ())) for name, own in self.quantities.items()}
         ranked = sorted(self._scored, key=lambda row: (-row.reward, row.line))
         best, rest = ranked[:most], [row for row in ranked[most:] if row.reward < ranked[0].reward]
@@ -182,9 +214,8 @@ class Collector:
         total = sum(islice(self._costs.values(), 1, None), next(iter(self._costs.values()))) if self._costs else None
         breaks = sorted(total.breaks.items(), key=lambda item: (-item[1].breaks, item[0])) if total else ()
         failures = sorted(self._failures.items(), key=lambda item: (-len(item[1]), item[0]))
-        changes = info.configuration.get(CHANGES)
         return RunFigures(
-            name=name,
+            name=part.name,
             path=info.path,
             envs=_by_count(self._envs),
             policy=info.policy,
@@ -192,7 +223,7 @@ class Collector:
             renderer=info.renderer,
             created=info.created,
             is_complete=info.is_complete,
-            planned=info.episodes,
+            planned=0 if part.is_segment else info.episodes,
             policy_versions=tuple(sorted(facts.policy_versions)),
             episodes=facts.episodes,
             failed=facts.failed,
@@ -220,8 +251,8 @@ class Collector:
             best=tuple(self._link(row, row.reward) for row in best),
             worst=tuple(self._link(row, row.reward) for row in worst),
             damaged=(*(Damage(source.file.name, line, why) for line, why in self._damaged), *damaged_samples),
-            unread_bytes=source.unread_bytes,
-            changes=json.dumps(changes) if changes else "",
+            unread_bytes=source.unread_bytes if part.last == math.inf else 0,
+            changes=part.changed,
             history_gap=None,
         )
 
@@ -240,11 +271,12 @@ class Collector:
         )
 
 
-def stored_divergence(folder: Path) -> tuple[Divergence | None, str, list[Damage]]:
+def stored_divergence(folder: Path, ids: Container[str] | None = None) -> tuple[Divergence | None, str, list[Damage]]:
     """Estimate the divergence of the sampler from its trainer or reference, from the samples stored with a run.
 
     Args:
         folder: The folder of the file of trajectories.
+        ids: The ids of the episodes whose samples count; None for all.
 
     Returns:
         The estimates, or None; the reason if they are None; and the lines that could not be read.
@@ -265,6 +297,8 @@ def stored_divergence(folder: Path) -> tuple[Divergence | None, str, list[Damage
                     sample = Sample.from_json(line).validate()
                 except ValueError as error:
                     damaged.append(Damage(file.name, number, str(error)))
+                    continue
+                if ids is not None and sample.trajectory_id not in ids:
                     continue
                 if sample.logprobs is not None and sample.reference_logprobs is not None and sample.mask.any():
                     difference = (sample.reference_logprobs.astype(np.float64) - sample.logprobs)[sample.mask]

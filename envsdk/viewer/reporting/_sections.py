@@ -202,7 +202,7 @@ def _run_notes(run: RunFigures) -> Iterator[str]:
         if mean.low is not None and mean.tasks < FEW_TASKS:
             yield f"with fewer than {FEW_TASKS} tasks, the interval is too narrow."
     if run.changes:
-        yield f"its figures mix episodes from before and after these changes: {run.changes}."
+        yield f"it began with this change: {run.changes}."
     if run.damaged:
         yield f"{_counted(len(run.damaged), 'line')} could not be read; the figures are for the others."
     if run.unread_bytes:

@@ -354,8 +354,13 @@ def test_the_themes_are_remembered(watched, url):
     assert page.get_attribute("html", "data-theme") != theme
 
 
-def test_two_episodes_of_a_task_show_where_they_diverge(watched, url):
-    page = watched.open(url + "#/compare?e=0.1,4.1", ".diverge-mark")
+def test_two_episodes_of_a_task_show_where_they_diverge(watched, url, runs):
+    chosen = []
+    for run_ in (0, 4):  # episodes are in the order in which they ended
+        source = Source(runs[RUNS[run_]])
+        source.refresh()
+        chosen.append(f"{run_}.{next(row.line for row in source.rows if row.id == 'envsdk/MathChat-v0/0')}")
+    page = watched.open(url + f"#/compare?e={','.join(chosen)}", ".diverge-mark")
     assert "2 equal messages first" in page.inner_text(".episode-head")
     page.wait_for_selector("text=first different token")
     page.click(".episode-head .faint a >> nth=0")

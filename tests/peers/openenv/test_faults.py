@@ -33,7 +33,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server with a token, small messages and 20 sessions."""
     file: Path = tmp_path_factory.mktemp("token") / "token.txt"
     file.write_text(f"{TOKEN}\n")
-    options = ("--token-file", str(file), "--max-message", "1", "--max-sessions", "20", "--idle-timeout", "30")
+    options = ("--token-file", str(file), "--max-message-mib", "1", "--max-sessions", "20", "--idle-timeout-s", "30")
     with served("envsdk/GuessNumber-v1", "--port", "0", *options) as (url, _):
         yield url
 
@@ -244,7 +244,7 @@ def test_a_server_that_is_killed_is_a_typed_error():
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
 def test_clients_that_vanish_leave_nothing():
-    with served("envsdk/GuessNumber-v1", "--port", "0", "--idle-timeout", "5") as (url, process):
+    with served("envsdk/GuessNumber-v1", "--port", "0", "--idle-timeout-s", "5") as (url, process):
 
         def left() -> tuple[int, int]:
             folder = Path(f"/proc/{process.pid}")

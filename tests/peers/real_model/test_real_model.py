@@ -85,7 +85,7 @@ def test_ids_of_another_vocabulary_do_not_reach_it(policy: TransformersPolicy, o
 def test_it_plays_and_ends_its_replies_and_a_trainer_computes_what_was_sampled(
     model_folder: Path, compared: Counter[str]
 ) -> None:
-    command = [sys.executable, EXAMPLE, model_folder, "--episodes", "2", "--max-steps", "3"]
+    command = [sys.executable, EXAMPLE, model_folder, "--seeds", "2", "--max-steps", "3"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     print(run.stdout)
     assert run.returncode == 0, run.stdout + run.stderr

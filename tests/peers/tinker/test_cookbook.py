@@ -241,7 +241,7 @@ def ranks(episodes: list[Trajectory]) -> list[float]:
 
 
 BUILDER = CookbookEnvGroupBuilder(
-    "envsdk/GuessNumber-v1", {"tokenizer": "embedded", "history": "strip"}, seed=3, size=4, group_rewards=ranks
+    "envsdk/GuessNumber-v1", {"tokenizer": "embedded", "history": "strip"}, seed=3, group_size=4, group_rewards=ranks
 )
 
 
@@ -356,7 +356,7 @@ class Closing(Talk):
 
 
 def test_cleanup_closes_all_and_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    builder = CookbookEnvGroupBuilder(Closing, size=3)
+    builder = CookbookEnvGroupBuilder(Closing, group_size=3)
     policy = Completer(None, RandomPolicy(envsdk.load_tokenizer("embedded").vocab_size))
     asyncio.run(do_group_rollout(builder, policy))
     assert Closing.closed == 3

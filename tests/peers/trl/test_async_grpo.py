@@ -88,7 +88,7 @@ def worker_of(make_scene: Any, policy: Any) -> Any:
 
     def make(names: list[str], seeds: Any = range(2), kind: Any = Remembering, **options: Any) -> Remembering:
         rows = concatenate_datasets([dataset(name, [seed]) for seed in seeds for name in names])
-        options = {"num_generations": GENERATIONS, "temperature": TEMPERATURE, **options}
+        options = {"group_size": GENERATIONS, "temperature": TEMPERATURE, **options}
         workers.append(kind(options.pop("make_env", make_scene), rows, policy, **options))
         return workers[-1]
 
@@ -265,7 +265,7 @@ def test_every_sampled_token_is_in_one_row_and_roles_have_baselines_of_their_own
 def test_each_part_of_a_reply_has_the_probabilities_of_its_version_while_weights_are_sent(
     worker_of: Any, trainer_of: Any, model: Any, compared: Counter[str]
 ) -> None:
-    worker = worker_of(["guess"], range(100, 110), num_generations=2, max_groups=2, queue_maxsize=2)
+    worker = worker_of(["guess"], range(100, 110), group_size=2, max_groups=2, queue_maxsize=2)
     trainer = trainer_of(worker, 4, max_steps=3, learning_rate=1e-3)
     trainer.train()
     assert worker.policy.policy_version == trainer.model_version == 4

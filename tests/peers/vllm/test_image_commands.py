@@ -65,7 +65,7 @@ def ask(session: dict[str, Any]) -> None:
 
 def test_a_run_with_images_is_repeated(served: Served, tmp_path: Path, compared: Counter[str]) -> None:
     limits = ("--option", 'limits={"end_on_cut": false}')
-    called("rollout", "envsdk/ChartReader-v0", *options(served), *limits, "--episodes", "4", "--out", tmp_path / "run")
+    called("rollout", "envsdk/ChartReader-v0", *options(served), *limits, "--seeds", "4", "--out", tmp_path / "run")
     assert "4 of 4 episodes are the same, 0 differ" in called("replay", tmp_path / "run")
     samples = [sample for one in StoredRun(tmp_path / "run").trajectories() for sample in one.samples()]
     assert [len(sample.media) for sample in samples] == [1] * 4

@@ -301,7 +301,7 @@ def model_options(vllm_server: VLLMServer, model_folder: Path) -> list[str]:
     return [
         *("--policy", f"vllm:{vllm_server.url}", "--model", MODEL_NAME, "--renderer", "auto"),
         *("--tokenizer", str(model_folder), "--option", f"limits={limits}"),
-        *("--policy-option", "max_tokens=16", "--policy-option", "seed=0", "--concurrency", "16"),
+        *("--policy-option", "max_tokens=16", "--policy-option", "seed=0", "--max-concurrency", "16"),
     ]
 
 
@@ -309,7 +309,7 @@ def test_a_run_is_interrupted_resumed_and_replayed(
     tmp_path: Path, model_options: list[str], transformers_model: Any, compared: Counter[str]
 ) -> None:
     out = tmp_path / "run"
-    arguments = ("rollout", "envsdk/GuessNumber-v1", *model_options, "--episodes", "16", "--group-size", "4")
+    arguments = ("rollout", "envsdk/GuessNumber-v1", *model_options, "--seeds", "16", "--group-size", "4")
     with subprocess.Popen(
         command(*arguments, "--out", out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -339,7 +339,7 @@ def lines_of(out: Path) -> int:
 
 def test_a_model_is_evaluated_and_its_run_is_scored_again(tmp_path: Path, model_options: list[str]) -> None:
     out = tmp_path / "evaluation"
-    sizes = ("--seeds", "4", "--samples", "2")
+    sizes = ("--seeds", "4", "--group-size", "2")
     printed = called("eval", "envsdk/GuessNumber-v1", *model_options, *sizes, "--out", out, "--json")
     (result,) = json.loads(printed)["results"]
     assert (result["episodes"], result["failed"]) == (8, {})
