@@ -3,7 +3,7 @@ function nameParts() {
   for (const nav of document.querySelectorAll(".md-path")) nav.setAttribute("aria-label", "Path to this page");
   for (const nav of document.querySelectorAll(".md-code__nav")) nav.setAttribute("role", "none");
   for (const nav of document.querySelectorAll(".md-nav .md-nav[aria-labelledby]")) {
-    nav.setAttribute("aria-label", nav.parentElement.querySelector(".md-ellipsis")?.textContent.trim() ?? "");
+    nav.setAttribute("aria-label", `Pages: ${nav.parentElement.querySelector(".md-ellipsis")?.textContent.trim()}`);
     nav.removeAttribute("aria-labelledby");
   }
   for (const table of document.querySelectorAll(".md-typeset__scrollwrap")) {

@@ -10,7 +10,7 @@ PAGES = sorted([*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md"), CHEC
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```$", flags=re.DOTALL | re.MULTILINE
 )
-FILE = re.compile(r"# (\w+\.py)\n")
+FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
 """The first line of a block that is a file. The reader saves it, and the blocks that follow use it."""
 NOT_RUN = re.compile(r"<!-- not run: (.*?) -->\n\n?\Z", flags=re.DOTALL)
 

@@ -100,8 +100,11 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_commands_of_a_page_print_what_it_shows_when_they_are_entered_in_order(
     name: str, clone: Path, tmp_path: Path
 ) -> None:
-    script, shown = ["set -e", f"source {shlex.quote(str(clone))}/.venv/bin/activate"], dict[int, str]()
-    commands = 0
+    script = ["set -e", f"source {shlex.quote(str(clone))}/.venv/bin/activate"]
+    installs = re.findall(r"`(pip install -e [^`]+)` in the clone", prose_of(CHECKOUT / name))
+    script += [f"(cd {shlex.quote(str(clone))} && {install}) >&2" for install in installs]
+    shown: dict[int, str] = {}
+    commands, before = 0, ""
     for block in blocks_of(CHECKOUT / name):
         if block.reason:
             continue
@@ -111,13 +114,14 @@ def test_the_commands_of_a_page_print_what_it_shows_when_they_are_entered_in_ord
             code = block.code.replace("<this repository>", str(clone)).replace("CLONE", str(clone))
             script += [code, r"printf '\0'"]
             commands += 1
-        elif block.language == "text" and name not in FIGURES:
+        elif block.language == "text" and before == "bash" and name not in FIGURES:
             shown[commands - 1] = block.code
+        before = block.language
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("VIRTUAL_ENV", "PYTHON"))}
     environment |= {"COLUMNS": "120", "PIP_CONSTRAINT": str(CHECKOUT / "tests" / "constraints.txt")}
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
-        cwd=clone if "examples/" in "".join(script) or "pip install -e" in "".join(script) else tmp_path,
+        cwd=clone if any(code.startswith("pip install -e '.[") for code in script) else tmp_path,
         env=environment,
         capture_output=True,
         text=True,

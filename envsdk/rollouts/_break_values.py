@@ -20,6 +20,7 @@ from ..contexts._history import is_summary_of
 from ..contexts._protocol import Break
 from ..episodes._episode import FORK
 from ..errors import CannotReplay, ConfigError, EpisodeError
+from ..policies._find import find_policy
 from ..policies._policy import PolicyLike
 from ..trajectories._steps import Origin
 from ..trajectories._trajectory import Trajectory
@@ -120,6 +121,7 @@ def break_values(
 
     Raises:
         ConfigError: If an argument has the wrong type or value.
+        UnknownName: If no environment or policy has that name.
         EpisodeError: If the environment cannot be forked, as one that a program plays.
         CannotReplay: If an episode cannot be repeated: it has no seed, the environment is not deterministic, or its
             options are not those of the episode.
@@ -223,6 +225,8 @@ async def _values(
         for index, (trajectory, steps) in left:
             thread, what = MethodThread(), f"repeating {trajectory.id}"
             env: Env = await player.call(None, thread, "making the environment", settings.make_env)
+            if not index:  # else an unknown policy would fail in each play
+                find_policy(settings.policy, env, None)
             own = None if env.blocking is False else thread
             try:
                 replay = _Replay(trajectory, env)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from toy_policies import ANY_TOKENIZER, in_any_vocabulary
 
 from envsdk import Action, Env, Handoff, HandoffResult, Message, ToolEnv, Trajectory, Turn, tool, tree_batch
-from envsdk.errors import CannotReplay, ConfigError, EpisodeError, PolicyUnavailable
+from envsdk.errors import CannotReplay, ConfigError, EpisodeError, PolicyUnavailable, UnknownName
 from envsdk.gateway import ProgramEnv
 from envsdk.policies import RandomPolicy
 from envsdk.rollouts import BreakValue, break_values, rollout_many
@@ -320,3 +320,5 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         break_values(Talk, thinks, "abc")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="trajectories is a Trajectory; expected a list"):
         break_values(Talk, thinks, episodes[0])  # type: ignore[arg-type]
+    with pytest.raises(UnknownName, match="No policy is named 'thinsk'"):
+        break_values(partial(Talk, history="strip"), "thinsk", episodes)
