@@ -425,7 +425,8 @@ def _continued(
     segments = stored.segments
     if changed:
         count = len(found.episodes)
-        _log.warning("%s: a new segment begins after %d episodes, because this changed: %s", folder, count, changed)
+        what = "; ".join(changed)
+        _log.warning("%s: a new segment begins after %d episodes, because this changed: %s", folder, count, what)
         segments = [*segments, Segment(at=now(), episodes=count, changed=changed)]
     stored.model_copy(update={"configuration": given.configuration, "segments": segments}).write(folder)
     return found

@@ -339,7 +339,7 @@ def runs_of(folder: Path) -> Iterator[tuple[tuple[str, str], StoredRun]]:
     if report.is_file():
         try:
             for one in parse_json(read_file(report, inside=folder))["results"]:
-                env, model = str(one["env"]), str(one["model"])
+                env, model = str(one["env"]), str(one["model"]).partition(", segment ")[0]
                 labels[_folder_name(env), _folder_name(model)] = env, model
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise RunFolderError(f"{report} is not the report of an evaluation: {error!r:.200}") from error

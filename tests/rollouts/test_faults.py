@@ -212,3 +212,29 @@ def test_a_method_that_a_deadline_cancels_before_it_ran_leaves_no_coroutine() ->
             ).run()
         gc.collect()
     assert [str(warning.message) for warning in caught] == []
+
+
+def test_a_server_that_is_lost_is_reported_at_once_and_its_requests_are_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client, "_FIRST_WAIT_S", 0.01)
+    asyncio.run(_lose_a_server(caplog))
+
+
+async def _lose_a_server(caplog: pytest.LogCaptureFixture) -> None:
+    options: dict[str, Any] = {"seeds": [0], "env_options": {"tokenizer": "embedded"}, "max_retries": 0}
+    with ModelServer(stop_logit=9.0) as server:
+        policy = VLLM(server.url, max_retries=2, check=False)
+        await Rollouts(Misbehaves, policy, **options).arun()
+    rollouts = Rollouts(Misbehaves, policy, **options)
+    (trajectory,) = await rollouts.arun()
+    assert trajectory.error_kind == "infrastructure"
+    assert rollouts.statistics.play.request_retries["connection"] == 2
+    (lost,) = [text for text in caplog.messages if text.startswith(f"no connection to {server.url} can be opened")]
+    assert lost.endswith("Its requests are sent again, up to 2 times")
+    with ModelServer(stop_logit=9.0, port=int(server.url.rpartition(":")[2])):
+        again = Rollouts(Misbehaves, policy, **options)
+        assert [one.error for one in await again.arun()] == [None]
+    assert caplog.messages[-1] == f"{server.url} answers again"
+    assert not again.statistics.play.request_retries
+    await policy.aclose()
