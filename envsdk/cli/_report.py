@@ -66,8 +66,11 @@ def _print(section: Section) -> None:
         if isinstance(block, Table):
             drawn = RichTable(box=None, padding=(0, 1))
             for index, head in enumerate(block.heads):
-                name = Text(on_one_line(head))
-                drawn.add_column(name, justify="left" if index < block.texts else "right", overflow="fold")
+                name, is_text = on_one_line(head), index < block.texts
+                if is_text:
+                    drawn.add_column(Text(name), overflow="fold", min_width=max(map(len, name.split()), default=0))
+                else:
+                    drawn.add_column(Text("\n".join(name.rsplit(maxsplit=1))), justify="right", no_wrap=True)
             for row in block.rows:
                 drawn.add_row(*(Text(on_one_line(cell if isinstance(cell, str) else cell.text)) for cell in row))
             print_table(drawn)

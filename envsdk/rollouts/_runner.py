@@ -164,7 +164,10 @@ class EpisodeRunner:
                 action = Action((), (), "stop")  # no token was sampled
                 break
         if not isinstance(action, Action):
-            raise PolicyError(f"the policy returned a {type(action).__name__}, {action!r:.80}; expected an Action")
+            raise PolicyError(
+                f"the policy returned a {type(action).__name__}, {action!r:.80}; expected an Action: return "
+                "envsdk.Action(tokens, logprobs), or envsdk.Action(tokens)"
+            )
         return action
 
     def _taken(self, prompt: "NDArray[np.int32]", context: str) -> "asyncio.Task[Any] | None":
