@@ -91,3 +91,18 @@ def test_an_old_name_in_a_suite_is_an_error_that_names_the_new_one() -> None:
 @pytest.mark.parametrize("seeds", [3, "3", "0:3", range(3), [0, 1, 2]])
 def test_seeds_are_a_number_or_a_sequence(seeds: Any) -> None:
     assert [one.seed for one in rollout_many("envsdk/GuessNumber-v1", "null", seeds=seeds)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new"),
+    [
+        (Rollouts, "concurrency", "max_concurrency"),
+        (Rollouts, "samples", "group_size"),
+        (rollout_many, "make_env", "env"),
+        (check_env, "first_seed", "seeds"),
+        (estimate, "episodes", "seeds"),
+    ],
+)
+def test_an_old_name_in_python_is_an_error_that_names_the_new_one(function: Any, old: str, new: str) -> None:
+    with pytest.raises(errors.ConfigError, match=rf"has no argument '{old}'\. Did you mean {new}\?"):
+        function("envsdk/GuessNumber-v1", **{old: 4})
