@@ -61,7 +61,7 @@ def test_a_model_on_a_server_is_rolled_out_in_groups_and_stored(tmp_path: Path) 
         (["--policy", "vllm:"], "has no URL"),
         (["--policy", "vlm:http://x"], "vllm"),
         (["--policy", "mine:policy"], "Expected your own policy, as module:function, or vllm:..."),
-        (["--policy", "math:sqrt", "--policy-option", "heat=1"], "the options ['heat'] do not fit"),
+        (["--policy", "math:sqrt", "--policy-option", "heat=1"], "No option of the policy 'math:sqrt' is named 'heat'"),
         (["--seeds", "5-8"], "seeds is '5-8'; expected their number, such as 16; or a sequence"),
         (["--policy", "vllm:http://x", "--policy-option", "temprature=1"], "has no argument 'temprature'"),
         (["--executor", "threads"], "'processes' or 'ray'"),
