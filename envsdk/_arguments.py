@@ -166,7 +166,9 @@ def _what_is_wrong(function: Any, cls: Any, args: Sequence[Any], kwargs: Mapping
         if one in hints and not _fits(hints[one], value):
             nth = f" (argument {place})" if place <= len(args) else ""
             expected = re.sub(r"\b[a-z_]\w*\.", "", inspect.formatannotation(hints[one]))
-            return f"{name}(): {one}{nth} is {value!r:.80}, of the type {type(value).__name__}; expected {expected}"
+            what = f"{value!r:.80}, of the type {type(value).__name__}"
+            what = f"the class {value.__name__}" if isinstance(value, type) else what
+            return f"{name}(): {one}{nth} is {what}; expected {expected}"
     return ""
 
 

@@ -32,7 +32,11 @@ def make(id: str, **kwargs: Any) -> Env:
     Raises:
         UnknownName: If no environment has that id; similar ids are suggested.
         PluginError: If its module cannot be imported, or it is not an `envsdk.Env`.
+        ConfigError: If it is given as a class.
     """
+    if isinstance(id, type):  # pyright: ignore[reportUnnecessaryIsInstance]
+        name = id.__name__
+        raise ConfigError(f"make() takes the id of an environment, and got the class {name}: call it, as in {name}()")
     env = make_registered(id, **kwargs)
     if not isinstance(env, Env):
         raise PluginError(f"the environment {id!r} is a {type(env).__name__}, not an envsdk.Env")
