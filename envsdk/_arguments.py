@@ -27,7 +27,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     def explaining(name: str) -> Any:
         if name not in public:
             _refuse(package, public, name)
-        found = vars(sys.modules[package])[name] = _explaining(load(name))
+        found = vars(sys.modules[package])[name] = _explaining(load(name), methods=True)
         return found
 
     return explaining, names, public
@@ -43,16 +43,18 @@ def _refuse(module: str, public: Collection[str], name: str) -> NoReturn:
 def explain_arguments(module: dict[str, Any]) -> None:
     """Let the public classes and functions of a module explain wrong arguments, at the end of the module.
 
+    The methods of its classes do not: some are called several times in each step.
+
     Args:
         module: The module's `globals()`.
     """
     names = module.get("__all__") or [name for name in module if not name.startswith("_")]
     for name in names:
-        module[name] = _explaining(module[name])
+        module[name] = _explaining(module[name], methods=False)
     module.setdefault("__getattr__", functools.partial(_refuse, module["__name__"], names))
 
 
-def _explaining(public: Any) -> Any:
+def _explaining(public: Any, *, methods: bool) -> Any:
     """Return a function that explains wrong arguments, or the same class, whose constructor and methods then do."""
     if not str(getattr(public, "__module__", "")).startswith("envsdk") or hasattr(public, "__explains__"):
         return public
@@ -64,9 +66,10 @@ def _explaining(public: Any) -> Any:
     if not bases or BaseException in bases or Enum in bases or _is_protocol(public):
         return public
     maker = "__new__" if tuple in bases else "__init__"
-    methods = [name for name in vars(cast("type", public)) if name == "__call__" or not name.startswith("_")]
-    methods += ["__setattr__"] if "model_fields" in dir(public) else []  # a model may be immutable
-    for name in (maker, *methods):
+    own = vars(cast("type", public))
+    called = [name for name in own if name == "__call__" or (methods and not name.startswith(("_", "model_")))]
+    immutable = ["__setattr__"] if "model_fields" in dir(public) else []
+    for name in (maker, *immutable, *called):
         function: Any = getattr(public, name) if name == "__new__" else inspect.getattr_static(public, name)
         if inspect.isfunction(function) and not hasattr(function, "__explains__"):
             owner = next(base for base in bases if name in vars(base))
