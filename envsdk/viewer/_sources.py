@@ -1,7 +1,7 @@
 """Reads runs for a front end: rows as their lines appear, one checked episode at a time, and tokenizers."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from .._untrusted import open_file, read_lines
 from ..errors import ConfigError, EnvsdkError, InvalidRecord
 from ..rendering.renderer import Renderer
 from ..rendering.tokenizers import Tokenizer
-from ..rollouts._run_description import RunDescription, Segment
+from ..rollouts._run_description import RunDescription
 from ..rollouts._stored_run import (
     COMPRESSED,
     PLAIN,
@@ -59,7 +59,8 @@ class RunInfo:
         is_complete: Whether the run is complete; None if that is unknown.
         versions: The versions of the packages that it ran with.
         configuration: The arguments that the caller of the run gave.
-        segments: The segments after the first one; see `Rollouts(allow_changed=...)`.
+        segments: The segments after the first one: when each began (`at`), the number of `episodes` before it, and what
+            had `changed`; see `Rollouts(allow_changed=...)`.
     """
 
     name: str
@@ -74,7 +75,7 @@ class RunInfo:
     is_complete: bool | None = None
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     configuration: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    segments: Sequence[Segment] = ()
+    segments: tuple[Mapping[str, Any], ...] = ()
 
 
 class Source:
@@ -139,7 +140,7 @@ class Source:
             is_complete=None if stored.manifest is None else stored.manifest.is_complete,
             versions=stored.description.versions,
             configuration=configuration,
-            segments=stored.description.segments,
+            segments=tuple([segment.model_dump() for segment in stored.description.segments]),
         )
 
     def refresh(self, *, most: int | None = None) -> int:

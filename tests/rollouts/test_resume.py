@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from killed_runs import PROGRAM, play, stored
+from typer.testing import CliRunner
 
 from envsdk import Action, Env, Message, Turn, errors
+from envsdk.cli import app
 from envsdk.policies import policy_of
 from envsdk.rollouts import Rollouts, StoredRun
 from envsdk.rollouts._run_folder import RunFolder
@@ -145,6 +147,7 @@ def test_a_run_whose_environment_has_changed_continues_only_if_that_is_allowed(
     assert (first.name, first.episodes, first.changes) == ("run, segment 1", before, "")
     assert (second.name, second.episodes) == ("run, segment 2", 4 - before)
     assert where in second.changes
+    assert CliRunner().invoke(app, ["view", str(out), "--html", str(tmp_path / "page.html")]).exit_code == 0
     assert [result.score.episodes for result in scored(out).results] == [before, 4 - before]
     with pytest.raises(errors.RunFolderError, match="has 2 segments, and no segment 3"):
         StoredRun(out, segment=3)

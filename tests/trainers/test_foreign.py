@@ -184,8 +184,8 @@ def test_a_log_without_logprobs_gives_samples_without():
         (([1], [1], None, True), "the reward is True; expected a finite number"),
         (([1], [1], [-(10**400)]), "too large"),
         (None, "must be an iterable"),
-        ({"prompt": [1], "action_tokens": [1]}, "unexpected keyword argument 'prompt'"),
-        ({"prompt_tokens": [1]}, "missing 1 required"),
+        ({"prompt": [1], "action_tokens": [1]}, r"LoggedStep\(\) has no argument 'prompt'"),
+        ({"prompt_tokens": [1]}, "needs action_tokens"),
         (([1], [1], None, 0.0, -1.0), "temperature is -1.0"),
     ],
 )

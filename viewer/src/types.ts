@@ -65,6 +65,7 @@ export interface RunInfo {
   is_complete: boolean | null;
   versions: Record<string, string>;
   configuration: Record<string, unknown>;
+  segments: Record<string, unknown>[];
 }
 
 export interface RunsAnswer {

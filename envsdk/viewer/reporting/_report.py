@@ -126,8 +126,8 @@ def _parts(source: Source, name: str) -> list[_Part]:
     segments = source.info.segments
     if not segments:
         return [_Part(source, name)]
-    ends = [0, *(one.episodes for one in segments), math.inf]
-    changed = ["", *("; ".join(one.changed) for one in segments)]
+    ends = [0, *(one["episodes"] for one in segments), math.inf]
+    changed = ["", *("; ".join(one["changed"]) for one in segments)]
     return [
         _Part(source, f"{name}, segment {number}", int(ends[number - 1]) + 1, ends[number], changed[number - 1])
         for number in range(1, len(ends))
