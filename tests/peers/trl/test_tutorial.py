@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trl import GRPOConfig
 
 import envsdk
 
@@ -35,12 +36,11 @@ def test_the_small_model_of_the_tutorial_learns_with_stripped_thinking(tmp_path:
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("page", ["README.md", "docs/trainers/trl.md"])
 @pytest.mark.parametrize("env_id", ["envsdk/MathChat-v0", "envsdk/Delegate-v1"])
 def test_the_first_example_trains_stripped_rollouts_and_sub_agents_without_options(
-    model_folder: Path, tokenizer: Any, env_options: dict[str, dict[str, Any]], tmp_path: Path, page: str, env_id: str
+    model_folder: Path, tokenizer: Any, env_options: dict[str, dict[str, Any]], tmp_path: Path, env_id: str
 ):
-    blocks = BLOCK.findall((CHECKOUT / page).read_text(encoding="utf-8"))
+    blocks = BLOCK.findall((CHECKOUT / "docs/trainers/trl.md").read_text(encoding="utf-8"))
     code = next(code for language, code in blocks if language == "python" and "tree_trainer" in code)
     tokenizer.save_pretrained(model_folder)
     small = 'num_generations=2, per_device_train_batch_size=2, max_steps=1, use_cpu=True, bf16=False, report_to="none"'
@@ -61,3 +61,26 @@ def test_the_first_example_trains_stripped_rollouts_and_sub_agents_without_optio
     assert np.isfinite(logged["loss"])
     assert logged["envsdk/dropped_share"] == 0.0
     assert any(len(trajectory.samples()) > 1 for trajectory in names["trainer"].rollout_func.trajectories)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_class_of_the_readme_is_trained_by_the_lines_after_it(model_folder: Path, tokenizer: Any, tmp_path: Path):
+    blocks = [code for language, code in BLOCK.findall((CHECKOUT / "README.md").read_text()) if language == "python"]
+    define, train = blocks[:2]
+    tokenizer.save_pretrained(model_folder)
+    small: dict[str, Any] = {"num_generations": 2, "per_device_train_batch_size": 2, "max_completion_length": 100}
+    names: dict[str, Any] = {
+        "args": GRPOConfig(
+            str(tmp_path), max_steps=1, logging_steps=1, use_cpu=True, bf16=False, report_to="none", **small
+        )
+    }
+    for written, here in {
+        '"Qwen/Qwen3-0.6B"': repr(str(model_folder)),
+        "(model, reward_func, ": "(model, reward_func, args, ",
+    }.items():
+        assert train.count(written) == 1
+        train = train.replace(written, here)
+    exec(define, names)
+    exec(train, names)
+    (logged, *_) = names["trainer"].state.log_history
+    assert np.isfinite(logged["loss"]) and len(names["trainer"].rollout_func.trajectories) == 2
