@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import json
+import time
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -240,6 +241,10 @@ def test_many_episodes_end_with_the_error_and_close_their_environments() -> None
     with pytest.raises(TokenizerMismatch):
         asyncio.run(arollout_many(Counts, plain_function, seeds=range(8), max_concurrency=4))
     assert Counts.made
+    for _ in range(1000):  # one that is being made when the run ends is closed in its thread
+        if Counts.made == Counts.closed:
+            break
+        time.sleep(0.01)
     assert Counts.made == Counts.closed
 
 
