@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from trl.experimental.async_grpo.packing import TreeRow
 
 from benchmarks.contender import NotMeasured, Repetition, contender
 from benchmarks.workloads import prose
@@ -196,6 +195,8 @@ def sample_tokens(steps: int) -> Repetition:
 )
 def row_tokens(steps: int) -> Repetition:
     """The tokens of TRL's tree."""
+    from trl.experimental.async_grpo.packing import TreeRow  # the tests with torch import this file without accelerate
+
     row = TreeRow()
     for sample in episode(steps, "strip").samples():
         tokens, mask = torch.as_tensor(sample.tokens), torch.as_tensor(sample.mask)
