@@ -322,16 +322,24 @@ class Driver:
         """Call an author's method; return its turn, or an awaitable of it."""
         if callable(request.method):
             return request.method(request.argument)
-        method, began = getattr(self.env, request.method), time.perf_counter()
-        answer = method() if request.method == "start" else method(request.argument)
+        method = getattr(self.env, request.method)
+        call: Callable[[], Any] = method if request.method == "start" else partial(method, request.argument)
         if not in_event_loop():
-            return answer
+            return call()
+        if inspect.iscoroutinefunction(method):
+            return self._watched(call, request.method)
+        began = time.perf_counter()
+        answer = call()
         self._warn_of_block(request.method, time.perf_counter() - began)
-        return self._watched(answer, request.method) if inspect.iscoroutine(answer) else answer
+        return answer
 
     @types.coroutine
-    def _watched(self, coroutine: Any, method: str) -> Generator[Any, Any, Any]:
-        """Run a coroutine, and warn if it does not return to the event loop for long."""
+    def _watched(self, call: Callable[[], Any], method: str) -> Generator[Any, Any, Any]:
+        """Run an async method, and warn if it does not return to the event loop for long.
+
+        Its coroutine is made here, so that none is left if the task is canceled before it runs.
+        """
+        coroutine = call()
         advance: Callable[[], Any] = partial(coroutine.send, None)
         while True:
             began = time.perf_counter()
