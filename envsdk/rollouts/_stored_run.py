@@ -207,7 +207,7 @@ class StoredRun:
         segments = [*pairwise([0, *(one.episodes for one in description.segments), sys.maxsize])]
         if segment not in (None, -1, *range(1, len(segments) + 1)):
             raise RunFolderError(f"{str(self.path)!r} has {len(segments)} segments, and no segment {segment!r:.20}")
-        self._lines = (0, sys.maxsize) if segment is None else segments[min(segment, segment - 1)]
+        self._lines = (0, sys.maxsize) if segment is None else segments[max(segment - 1, -1)]
         if manifest is None:
             _log.warning("%s has no %s, so its trajectories are not verified", self.path, Manifest.file_name)
 

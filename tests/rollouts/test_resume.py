@@ -149,6 +149,9 @@ def test_a_run_whose_environment_has_changed_continues_only_if_that_is_allowed(
     assert where in second.changes
     assert CliRunner().invoke(app, ["view", str(out), "--html", str(tmp_path / "page.html")]).exit_code == 0
     assert [result.score.episodes for result in scored(out).results] == [before, 4 - before]
+    assert [len(list(StoredRun(out, segment=number).trajectories())) for number in (1, 2, -1)] == [
+        *(before, 4 - before, 4 - before)
+    ]
     with pytest.raises(errors.RunFolderError, match="has 2 segments, and no segment 3"):
         StoredRun(out, segment=3)
     assert run(new, env_options=tasks | options, resume=True).run() == []  # that is now what the folder expects
