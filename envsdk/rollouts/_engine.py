@@ -188,18 +188,16 @@ class Rollouts(AbstractAsyncContextManager["Rollouts", None]):
         self.folder: RunFolder | None = None
         """The run folder, which is open until the run ends."""
         if out is not None:
-            stored = RunDescription.read(Path(out)) if extend else None
-            most = None if stored is None else stored.configuration.get("episodes")
-            configuration, extends = (
-                configuration_of(self._settings, self._first, jobs, group_size)
-                for jobs in (self._jobs, self._jobs[:most])
-            )
+            extends: dict[str, Any] | None = None
+            if extend and (stored := RunDescription.read(Path(out))) is not None:
+                before = self._jobs[: stored.configuration.get("episodes")]
+                extends = configuration_of(self._settings, self._first, before, group_size)
             self.folder = RunFolder.create(
                 out,
-                configuration,
+                configuration_of(self._settings, self._first, self._jobs, group_size),
                 {"main": self._first.renderer},
                 resume=resume or extend,
-                extends=extends if extend else None,
+                extends=extends,
                 allow_changed=allow_changed,
                 compress=compress,
             )
